@@ -1,0 +1,43 @@
+"""Tensor -> payload -> tensor: pure and stateless. `build` turns a spec (or its dict) into the compressor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from experiments.compressors.base import Compressor, Payload
+from experiments.compressors.dense import Cast, Dense
+from experiments.compressors.quantize import FixedBatch, FixedPoint, Uniform
+from experiments.compressors.sparse import ForwardMask, RandomK, Sparsifier, TopK, TopKStrict
+from experiments.config import explain
+from experiments.errors import UserError
+from experiments.specs import CompressorSpec, Spec
+
+KINDS: dict[str, type[Compressor]] = {
+    "none": Dense,
+    "cast": Cast,
+    "topk": TopK,
+    "topk_strict": TopKStrict,
+    "randomk": RandomK,
+    "forward_mask": ForwardMask,
+    "uniform": Uniform,
+    "fixed": FixedPoint,
+    "fixed_batch": FixedBatch,
+}
+
+__all__ = ["KINDS", "Compressor", "Payload", "Sparsifier", "build"]
+
+
+def build(spec: Spec | dict[str, Any]) -> Compressor:
+    """The compressor of a spec such as {"kind": "topk", "ratio": 0.1}.
+
+    The result has `encode(x)`, `decode(payload)`, `roundtrip(x)`; `payload.nbytes` is what would travel.
+    Raises UserError when the kind or a parameter is unknown or out of range.
+    """
+    if isinstance(spec, dict):
+        try:
+            spec = TypeAdapter(CompressorSpec).validate_python(spec)
+        except ValidationError as error:
+            raise UserError(explain(error, "compressor")) from None
+    return KINDS[spec.kind](spec)

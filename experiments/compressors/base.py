@@ -1,0 +1,121 @@
+"""What every compressor is: a pure function of a tensor (and a seed), with an exact byte count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from experiments.errors import UserError
+from experiments.specs import Spec
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Exactly what would travel for one message, plus what both ends know beforehand.
+
+    `parts` are the tensors on the wire (values, packed indices, packed codes, scales). Shape, dtype and
+    layout are fixed by the model and the Run, so they cost nothing.
+    """
+
+    parts: dict[str, Tensor]
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    channels_last: bool = field(default=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire: the sizes of the parts, nothing else."""
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
+
+
+class Compressor:
+    """Base of all compressors; subclasses implement `_encode`, `_decode`, `formula_bytes`, maybe `apply`.
+
+    Stateless: what is random is a function of `seed`, so a message can be repeated bit for bit.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    def encode(self, x: Tensor, seed: int = 0) -> Payload:
+        """What would travel for `x` (any shape, floating point). Raises UserError if x is not finite."""
+        _check(x)
+        return self._encode(x, seed)
+
+    def decode(self, payload: Payload) -> Tensor:
+        """The tensor the receiver sees: shape, dtype and device of the one encoded."""
+        return self._decode(payload)
+
+    def roundtrip(self, x: Tensor, seed: int = 0) -> Tensor:
+        """decode(encode(x)) bit for bit, without building the payload. Raises UserError if x is not finite."""
+        _check(x)
+        return self.apply(x, seed)
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        """`roundtrip` without the finiteness check: the hot path. Non-finite input stays visible in the output."""
+        return self._decode(self._encode(x, seed))
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        """Bytes of a payload by formula. Raises NotImplementedError where they depend on the data."""
+        raise NotImplementedError
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        """Bytes of the message whose receiver saw `y`; a 0-dim tensor on y's device where they depend on data."""
+        return self.formula_bytes(y.shape, y.dtype)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        raise NotImplementedError
+
+    def _decode(self, payload: Payload) -> Tensor:
+        raise NotImplementedError
+
+
+def payload(x: Tensor, **parts: Tensor) -> Payload:
+    """A Payload of `parts` for the message `x`."""
+    return Payload(parts, x.shape, x.dtype, x.device, channels_last(x))
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether x lies in memory as batch, height, width, channel (and not also in plain order)."""
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def rows(x: Tensor) -> Tensor:
+    """x as [samples, elements of a sample], in memory order: a view wherever x is dense in memory.
+
+    A channels-last image keeps its order in memory, so nothing is copied; `unrows` undoes it. A tensor
+    with fewer than two dimensions is one sample.
+    """
+    if x.dim() < 2:
+        return x.reshape(1, -1)
+    if channels_last(x):
+        x = x.permute(0, 2, 3, 1)
+    return x.reshape(x.shape[0], -1)
+
+
+def unrows(flat: Tensor, like: Tensor | Payload) -> Tensor:
+    """Inverse of `rows`: the tensor of `like`'s shape and memory layout."""
+    last = like.channels_last if isinstance(like, Payload) else channels_last(like)
+    if not last:
+        return flat.reshape(like.shape)
+    n, c, h, w = like.shape
+    return flat.reshape(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def row_shape(shape: torch.Size) -> tuple[int, int]:
+    """(samples, elements of a sample) of a tensor of this shape."""
+    numel = shape.numel()
+    return (shape[0], numel // shape[0]) if len(shape) > 1 and shape[0] else (1, numel)
+
+
+def _check(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise UserError(f"cannot compress a tensor of {x.dtype}; pass a floating-point tensor")
+    if not x.numel():
+        raise UserError(f"cannot compress an empty tensor of shape {tuple(x.shape)}")
+    if not torch.isfinite(x).all():
+        bad = int((~torch.isfinite(x)).sum())
+        raise UserError(f"cannot compress non-finite values: {bad} of {x.numel()} entries are NaN or infinite")

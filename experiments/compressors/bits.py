@@ -1,0 +1,66 @@
+"""Packing integers of b bits, and masks, into bytes (little endian: the first code fills the low bits)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes that `count` codes of `bits` bits take: ceil(count * bits / 8)."""
+    return -(-count * bits // 8)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Non-negative integer codes [n] below 2**bits -> uint8 [ceil(n * bits / 8)]."""
+    shifts = torch.arange(bits, device=codes.device)
+    stream = ((codes.reshape(-1, 1).long() >> shifts) & 1).to(torch.uint8).reshape(-1)
+    stream = torch.nn.functional.pad(stream, (0, -stream.numel() % 8)).reshape(-1, 8)
+    return (stream << torch.arange(8, device=codes.device, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Inverse of `pack`: int64 codes [count]."""
+    stream = (packed.reshape(-1, 1) >> torch.arange(8, device=packed.device, dtype=torch.uint8)) & 1
+    stream = stream.reshape(-1)[: count * bits].reshape(count, bits).long()
+    return (stream << torch.arange(bits, device=packed.device)).sum(1)
+
+
+def index_bits(size: int) -> int:
+    """Bits of one index into `size` places: ceil(log2(size))."""
+    return max(size - 1, 0).bit_length()
+
+
+def mask_bytes(n_rows: int, row: int, kept: int) -> int:
+    """Bytes that name `kept` places in each of `n_rows` rows of `row` places.
+
+    The smaller of packed indices (kept * ceil(log2 row) bits a row) and a bitmask (row bits a row);
+    zero when every place is kept, because there is nothing to say.
+    """
+    if kept == row:
+        return 0
+    return min(packed_bytes(n_rows * kept, index_bits(row)), packed_bytes(n_rows * row, 1))
+
+
+def pack_mask(mask: Tensor, kept: int) -> Tensor:
+    """A boolean mask [rows, row] with `kept` places true in every row -> its smaller coding, as uint8."""
+    n_rows, row = mask.shape
+    if kept == row:
+        return torch.empty(0, dtype=torch.uint8, device=mask.device)
+    if _indices_win(n_rows, row, kept):
+        return pack(mask.nonzero()[:, 1], index_bits(row))
+    return pack(mask, 1)
+
+
+def unpack_mask(packed: Tensor, n_rows: int, row: int, kept: int) -> Tensor:
+    """Inverse of `pack_mask`."""
+    if kept == row:
+        return torch.ones(n_rows, row, dtype=torch.bool, device=packed.device)
+    if not _indices_win(n_rows, row, kept):
+        return unpack(packed, 1, n_rows * row).bool().reshape(n_rows, row)
+    columns = unpack(packed, index_bits(row), n_rows * kept).reshape(n_rows, kept)
+    return torch.zeros(n_rows, row, dtype=torch.bool, device=packed.device).scatter_(1, columns, True)
+
+
+def _indices_win(n_rows: int, row: int, kept: int) -> bool:
+    return packed_bytes(n_rows * kept, index_bits(row)) <= packed_bytes(n_rows * row, 1)

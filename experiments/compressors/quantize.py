@@ -1,0 +1,206 @@
+"""Quantizers: b-bit codes and the scales they are relative to. All arithmetic is float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from experiments.compressors import kernels
+from experiments.compressors.base import Compressor, Payload, payload, row_shape, rows, unrows
+from experiments.compressors.bits import pack, packed_bytes, unpack
+
+
+class Quantizer(Compressor):
+    """Codes per group of elements; a group shares its scale numbers (`per_group` float32 each).
+
+    The group is the tensor, a sample, a channel (axis 1 of images, else the last axis; over the whole
+    batch), or `group` consecutive elements of a sample. nbytes = ceil(elements * bits / 8)
+    + 4 * per_group * groups.
+    """
+
+    per_group = 1
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return packed_bytes(shape.numel(), self.spec.bits) + 4 * self.per_group * self._groups(shape)
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        groups = self._split(x)
+        return self._join(self._nearby(groups, self._scales(groups), seed), x)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        groups = self._split(x)
+        scales = self._scales(groups)
+        codes = self._join(self._codes(groups, scales, seed).long() - self._lowest, x)
+        return payload(x, codes=pack(codes.contiguous().flatten(), self.spec.bits), scales=torch.stack(scales))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        codes = unpack(payload.parts["codes"], self.spec.bits, payload.shape.numel()).reshape(payload.shape)
+        values = self._values((self._split(codes) + self._lowest).float(), tuple(payload.parts["scales"]))
+        y = self._join(values, payload)
+        return y.contiguous(memory_format=torch.channels_last) if payload.channels_last else y
+
+    @property
+    def _lowest(self) -> int:
+        return 0
+
+    def _nearby(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
+        return self._values(self._codes(groups, scales, seed), scales)
+
+    def _scales(self, groups: Tensor) -> tuple[Tensor, ...]:
+        """Scale numbers of groups [G, n] float32: `per_group` tensors [G]."""
+        raise NotImplementedError
+
+    def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
+        """Codes [G, n] as whole float32 numbers."""
+        raise NotImplementedError
+
+    def _values(self, codes: Tensor, scales: tuple[Tensor, ...]) -> Tensor:
+        """Decoded values [G, n] of codes [G, n]."""
+        raise NotImplementedError
+
+    def _round(self, x: Tensor, seed: int) -> Tensor:
+        """To the nearest code, or up with the probability that makes the expectation exact."""
+        if self.spec.rounding == "nearest":
+            return x.round_()
+        generator = torch.Generator(x.device).manual_seed(seed)
+        return x.add_(torch.rand(x.shape, generator=generator, device=x.device)).floor_()
+
+    # Between a message and its [groups, elements] matrix.
+
+    def _groups(self, shape: torch.Size) -> int:
+        n_rows, row = row_shape(shape)
+        scale = self.spec.scale
+        by_scope = {"tensor": 1, "sample": n_rows, "group": n_rows * -(-row // self.spec.group)}
+        return by_scope[scale] if scale in by_scope else (shape[_channel_axis(shape)] if shape else 1)
+
+    def _split(self, x: Tensor) -> Tensor:
+        x = x.float() if x.is_floating_point() else x
+        scale = self.spec.scale
+        if scale == "channel":
+            return x.movedim(_channel_axis(x.shape), 0).flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
+        if scale == "group":  # consecutive elements in logical order, whatever the memory layout
+            flat = x.reshape(row_shape(x.shape))
+            short = -flat.shape[1] % self.spec.group
+            if short:  # the last element fills up the last group: it changes neither its range nor its bytes
+                flat = torch.cat([flat, flat[:, -1:].expand(-1, short)], dim=1)
+            return flat.reshape(-1, self.spec.group)
+        return rows(x).reshape(self._groups(x.shape), -1)
+
+    def _join(self, groups: Tensor, like: Tensor | Payload) -> Tensor:
+        if groups.is_floating_point():
+            groups = groups.to(like.dtype)
+        shape, scale = like.shape, self.spec.scale
+        if scale == "channel":
+            axis = _channel_axis(shape)
+            moved = [shape[axis], *(size for i, size in enumerate(shape) if i != axis)] if shape else [1]
+            return groups.reshape(moved).movedim(0, axis).reshape(shape)
+        if scale == "group":
+            n_rows, row = row_shape(shape)
+            return groups.reshape(n_rows, -1)[:, :row].reshape(shape)
+        return groups.reshape(shape) if isinstance(like, Payload) else unrows(groups.reshape(row_shape(shape)), like)
+
+
+class Uniform(Quantizer):
+    """Min-max codes: q = round((x - lo) / (hi - lo) * (2^b - 1)), decoded lo + q (hi - lo) / (2^b - 1).
+
+    A constant group decodes exactly. With scale "tensor" this is the authors' `quantize_custom`: one range
+    for the whole batch (theirs is undefined on constant tensors).
+    """
+
+    per_group = 2
+
+    def _nearby(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
+        if self.spec.rounding == "nearest" and kernels.usable(groups):
+            return kernels.uniform_rows(groups, *self._affine(scales))
+        return super()._nearby(groups, scales, seed)
+
+    @property
+    def _levels(self) -> int:
+        return 2**self.spec.bits - 1
+
+    def _scales(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        if groups.shape[0] == 1:  # the reduction over everything is several times faster than over one axis
+            lo, hi = torch.aminmax(groups)
+            return lo.reshape(1), hi.reshape(1)
+        return groups.amin(1), groups.amax(1)
+
+    def _affine(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """(lo, codes per unit, units per code), each [G]; a constant group gets code 0 for every element."""
+        lo, hi = scales
+        spread = hi - lo
+        gain = self._levels / spread
+        # Also where the spread is so small (subnormal) that its reciprocal overflows.
+        return lo, gain.masked_fill(gain.isinf() & (spread < 1), 0), spread / self._levels
+
+    def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
+        lo, gain, _ = (scale[:, None] for scale in self._affine(scales))
+        return self._round((groups - lo).mul_(gain), seed).clamp_(max=self._levels)
+
+    def _values(self, codes: Tensor, scales: tuple[Tensor, ...]) -> Tensor:
+        lo, _, step = (scale[:, None] for scale in self._affine(scales))
+        return codes.mul_(step).add_(lo)
+
+
+class FixedPoint(Quantizer):
+    """Symmetric codes: s = max|x|, q = clip(round(x / s * 2^(b-1)), -2^(b-1), 2^(b-1) - 1), decoded q / 2^(b-1) * s.
+
+    Zero has a code of its own; the largest positive value decodes one step low. Source: AC-SGD's
+    quantizer, with float32 scales and no epsilon.
+    """
+
+    @property
+    def _lowest(self) -> int:
+        return -(2 ** (self.spec.bits - 1))
+
+    def _scales(self, groups: Tensor) -> tuple[Tensor]:
+        return (torch.maximum(groups.amax(1), -groups.amin(1)),)
+
+    def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
+        s = scales[0][:, None]
+        safe = s.where(s != 0, s.new_ones(()))
+        half = -self._lowest
+        return self._round((groups / safe).mul_(half), seed).clamp_(-half, half - 1)
+
+    def _values(self, codes: Tensor, scales: tuple[Tensor, ...]) -> Tensor:
+        return codes.div_(-self._lowest).mul_(scales[0][:, None])
+
+
+class FixedBatch(Compressor):
+    """The authors' fixed point: s_j = max over the batch of |x_ij|, travelling as float16.
+
+    q = clip(round(2^(b-1) x / (s + 1e-6)), -2^(b-1), 2^(b-1) - 1), decoded q / 2^(b-1) * float16(s).
+    nbytes = ceil(elements * bits / 8) + 2 * (elements of a sample). Kept as it is: gradients below 1e-6
+    vanish, and |x| > 65504 overflows the scale. Source: authors' ResNet notebook, after AC-SGD; that the
+    codes use the scale before its rounding is our reading.
+    """
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return packed_bytes(shape.numel(), self.spec.bits) + 2 * row_shape(shape)[1]
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        codes, scale = self._codes(x)
+        return unrows(self._values(codes, scale).to(x.dtype), x)
+
+    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = rows(x).float()
+        s = flat.abs().amax(0)
+        half = 2 ** (self.spec.bits - 1)
+        return (flat * half / (s + 1e-6)).round_().clamp_(-half, half - 1), s.half()
+
+    def _values(self, codes: Tensor, scale: Tensor) -> Tensor:
+        return codes / 2 ** (self.spec.bits - 1) * scale.float()
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        codes, scale = self._codes(x)
+        codes = codes.flatten().long() + 2 ** (self.spec.bits - 1)
+        return payload(x, codes=pack(codes, self.spec.bits), scales=scale)
+
+    def _decode(self, payload: Payload) -> Tensor:
+        codes = unpack(payload.parts["codes"], self.spec.bits, payload.shape.numel())
+        codes = (codes - 2 ** (self.spec.bits - 1)).float().reshape(row_shape(payload.shape))
+        return unrows(self._values(codes, payload.parts["scales"]).to(payload.dtype), payload)
+
+
+def _channel_axis(shape: torch.Size) -> int:
+    """Images [B, C, H, W] have their channels on axis 1, sequences and vectors on the last."""
+    return 1 if len(shape) == 4 else len(shape) - 1

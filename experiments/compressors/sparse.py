@@ -1,0 +1,222 @@
+"""Sparsifiers: most entries become zero, the kept ones travel with the places they belong to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from experiments.compressors import kernels
+from experiments.compressors.base import Compressor, Payload, payload, row_shape, rows, unrows
+from experiments.compressors.bits import index_bits, mask_bytes, pack, pack_mask, packed_bytes, unpack, unpack_mask
+
+
+class Sparsifier(Compressor):
+    """A compressor that keeps some entries; `masked` also says which."""
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        """(what the receiver sees, boolean mask of the kept entries or None), both of x's shape and layout."""
+        raise NotImplementedError
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        return self.masked(x, seed, want_mask=False)[0]
+
+    def halved(self) -> Sparsifier:
+        """The same sparsifier with half the ratio (EF-mixed spends the budget twice)."""
+        return type(self)(self.spec.model_copy(update={"ratio": self.spec.ratio / 2}))
+
+
+def kept(ratio: float, row: int) -> int:
+    """Entries kept of `row`: the nearest whole number to ratio * row, at least one."""
+    return max(1, round(ratio * row))
+
+
+def keep_largest(flat: Tensor, k: int, strict: bool = False, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Per row of flat [rows, n]: the k largest magnitudes, ties going to the lowest index.
+
+    strict: only entries above the k-th largest magnitude, so that every tie with it is dropped.
+    """
+    if kernels.usable(flat):
+        return kernels.topk_rows(flat, k, strict, want_mask)
+    if flat.dtype in (torch.bfloat16, torch.float16) and kernels.usable(flat[:0].float()):
+        out, mask = kernels.topk_rows(flat.float(), k, strict, want_mask)  # exact: float32 holds them all
+        return out.to(flat.dtype), mask
+    size = flat.abs()
+    size = torch.where(size.isnan(), torch.inf, size)
+    threshold = size.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    mask = size > threshold
+    if not strict:
+        tied = size == threshold
+        free = k - mask.sum(1, keepdim=True)
+        mask |= tied & (tied.cumsum(1) <= free)
+    return flat.where(mask, flat.new_zeros(())), mask
+
+
+class TopK(Sparsifier):
+    """The k = ratio * d largest magnitudes of each sample, of the tensor, or of each last-dimension row.
+
+    nbytes = rows * k * itemsize + min(ceil(rows * k * ceil(log2 d) / 8), ceil(rows * d / 8)); without the
+    second term when k = d.
+    """
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        flat = self._rows(x)
+        k = kept(self.spec.ratio, flat.shape[1])
+        if k == flat.shape[1]:
+            return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
+        y, mask = keep_largest(flat, k, want_mask=want_mask)
+        return self._unrows(y, x), self._unrows(mask, x) if want_mask else None
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        n_rows, row = self._row_shape(shape)
+        k = kept(self.spec.ratio, row)
+        return n_rows * k * dtype.itemsize + mask_bytes(n_rows, row, k)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        flat = self._rows(x)
+        mask = self._rows(self.masked(x, seed)[1])
+        k = kept(self.spec.ratio, flat.shape[1])
+        return payload(x, values=flat[mask], places=pack_mask(mask, k))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        n_rows, row = self._row_shape(payload.shape)
+        mask = unpack_mask(payload.parts["places"], n_rows, row, kept(self.spec.ratio, row))
+        return self._unrows(scatter(payload.parts["values"], mask), payload)
+
+    def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
+        if self.spec.scope == "tensor" or not shape:
+            return 1, shape.numel()
+        return (shape[:-1].numel(), shape[-1]) if self.spec.scope == "last" else row_shape(shape)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return (x if self.spec.scope == "last" else rows(x)).reshape(self._row_shape(x.shape))
+
+    def _unrows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
+        return flat.reshape(like.shape) if self.spec.scope == "last" else unrows(flat, like)
+
+
+class TopKStrict(Sparsifier):
+    """The authors' operator: per sample, t = the int(d * (1 - ratio))-th smallest |x|, keep |x| > t.
+
+    Ties with t all drop, so sparse maps keep fewer than ratio * d. nbytes = 1 (which coding) +
+    m * itemsize + min(ceil(m * ceil(log2 d) / 8) + 4 * rows, ceil(rows * d / 8)) with m entries kept.
+    Source: authors' notebooks; their crash at ratio = 1 is replaced by keeping everything.
+    """
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        flat = rows(x)
+        dropped = self._dropped(flat.shape[1])
+        if dropped == 0:
+            return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
+        y, mask = keep_largest(flat, flat.shape[1] - dropped + 1, strict=True, want_mask=want_mask)
+        return unrows(y, x), unrows(mask, x) if want_mask else None
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        n_rows, row = row_shape(y.shape)
+        if self._dropped(row) == 0:
+            return y.numel() * y.element_size() + 1
+        m = torch.count_nonzero(y)  # kept entries exceed a threshold >= 0, so none of them is zero
+        indices = (m * index_bits(row) + 7) // 8 + 4 * n_rows
+        return m * y.element_size() + indices.clamp(max=packed_bytes(n_rows * row, 1)) + 1
+
+    def _dropped(self, row: int) -> int:
+        return int(row * (1 - self.spec.ratio))
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        flat, mask = rows(x), rows(self.masked(x, seed)[1])
+        n_rows, row = flat.shape
+        if self._dropped(row) == 0:
+            return payload(x, values=flat.flatten(), coding=_byte(x, 0))
+        bits = index_bits(row)
+        if packed_bytes(int(mask.sum()), bits) + 4 * n_rows <= packed_bytes(n_rows * row, 1):
+            counts = mask.sum(1, dtype=torch.int32)
+            places = pack(mask.nonzero()[:, 1], bits)
+            return payload(x, values=flat[mask], coding=_byte(x, 1), counts=counts, places=places)
+        return payload(x, values=flat[mask], coding=_byte(x, 2), places=pack(mask, 1))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        n_rows, row = row_shape(payload.shape)
+        parts = payload.parts
+        coding = int(parts["coding"])
+        if coding == 0:
+            return unrows(parts["values"], payload)
+        if coding == 1:
+            columns = unpack(parts["places"], index_bits(row), parts["values"].numel())
+            starts = torch.arange(n_rows, device=columns.device).repeat_interleave(parts["counts"].long()) * row
+            mask = torch.zeros(n_rows * row, dtype=torch.bool, device=columns.device)
+            mask = mask.scatter_(0, starts + columns, True).reshape(n_rows, row)
+        else:
+            mask = unpack(parts["places"], 1, n_rows * row).bool().reshape(n_rows, row)
+        return unrows(scatter(parts["values"], mask), payload)
+
+
+class RandomK(Sparsifier):
+    """k = ratio * d random positions, the same in every sample of a message and new in the next one.
+
+    The positions follow from a 64-bit seed that travels: nbytes = rows * k * itemsize + 8. `scaled`
+    multiplies what arrives by d / k, which makes the message unbiased. Sender and receiver must draw on
+    the same type of device.
+    """
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        flat = rows(x)
+        mask = self._columns(flat.shape[1], seed, x.device)
+        y = (flat * self._gain(flat.shape[1])).where(mask, flat.new_zeros(()))
+        return unrows(y, x), unrows(mask.expand_as(flat), x) if want_mask else None
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        n_rows, row = row_shape(shape)
+        return n_rows * kept(self.spec.ratio, row) * dtype.itemsize + 8
+
+    def _columns(self, row: int, seed: int, device: torch.device) -> Tensor:
+        order = torch.randperm(row, generator=torch.Generator(device).manual_seed(seed), device=device)
+        return order < kept(self.spec.ratio, row)
+
+    def _gain(self, row: int) -> float:
+        return row / kept(self.spec.ratio, row) if self.spec.scaled else 1.0
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        flat = rows(x)
+        values = flat[:, self._columns(flat.shape[1], seed, x.device)]
+        return payload(x, values=values, seed=torch.tensor([seed], dtype=torch.int64))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        n_rows, row = row_shape(payload.shape)
+        values = payload.parts["values"] * self._gain(row)
+        mask = self._columns(row, int(payload.parts["seed"]), values.device)
+        return unrows(scatter(values.flatten(), mask.expand(n_rows, row)), payload)
+
+
+class ForwardMask(Compressor):
+    """The gradient where the forward message kept the activation; both ends know the mask, values travel alone.
+
+    nbytes = kept entries * itemsize. `given` binds the forward mask of the step.
+    """
+
+    mask: Tensor | None = None
+
+    def given(self, mask: Tensor) -> ForwardMask:
+        """This compressor for messages whose forward twin kept `mask` (boolean, the message's shape)."""
+        bound = ForwardMask(self.spec)
+        bound.mask = mask
+        return bound
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        return x.where(self.mask, x.new_zeros(()))
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        return self.mask.sum() * y.element_size()
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        return payload(x, values=rows(x)[rows(self.mask)])
+
+    def _decode(self, payload: Payload) -> Tensor:
+        return unrows(scatter(payload.parts["values"], rows(self.mask)), payload)
+
+
+def scatter(values: Tensor, mask: Tensor) -> Tensor:
+    """Zeros of mask's shape with `values` at its true entries, in row-major order."""
+    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter_(mask, values)
+
+
+def _byte(x: Tensor, value: int) -> Tensor:
+    return torch.tensor([value], dtype=torch.uint8, device=x.device)

@@ -1,0 +1,152 @@
+"""What a Link may be told to do: the compressors and feedbacks a Run can name, with their parameters.
+
+These are plain frozen records without torch, so that plans, stores and analysis can read them. The
+arithmetic lives in `experiments/compressors/` and `experiments/feedback.py`; each class there carries
+the spec it was built from, which is how a finished row is read back from what really ran.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Ratio = Annotated[float, Field(gt=0, le=1, description="share of the entries that is kept, 0 < ratio <= 1")]
+Bits = Annotated[int, Field(ge=1, le=8, description="bits per code, 1 to 8")]
+ScaleScope = Literal["tensor", "sample", "channel", "group"]
+Rounding = Literal["nearest", "stochastic"]
+
+
+class Spec(BaseModel):
+    """A frozen record that refuses fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NoCompressor(Spec):
+    """The dense message: every value as it is."""
+
+    kind: Literal["none"] = "none"
+
+
+class Cast(Spec):
+    """Send the values in a 16-bit floating-point type."""
+
+    kind: Literal["cast"] = "cast"
+    to: Literal["float16", "bfloat16"] = "bfloat16"
+
+
+class TopK(Spec):
+    """Keep the `ratio` largest magnitudes of every sample, of the tensor, or of every last-dimension row."""
+
+    kind: Literal["topk"] = "topk"
+    ratio: Ratio = 0.1
+    scope: Literal["sample", "tensor", "last"] = "sample"
+
+
+class TopKStrict(Spec):
+    """The authors' TopK: drop the int(d*(1-ratio)) smallest and every entry equal to that threshold."""
+
+    kind: Literal["topk_strict"] = "topk_strict"
+    ratio: Ratio = 0.1
+
+
+class RandomK(Spec):
+    """Keep `ratio` of the positions, drawn anew for every message; `scaled` multiplies by d/k (unbiased)."""
+
+    kind: Literal["randomk"] = "randomk"
+    ratio: Ratio = 0.1
+    scaled: bool = False
+
+
+class ForwardMask(Spec):
+    """Backward only: keep the gradient where the forward sparsifier kept the activation; values travel alone."""
+
+    kind: Literal["forward_mask"] = "forward_mask"
+
+
+class Quantizer(Spec):
+    """What the two b-bit quantizers have in common."""
+
+    bits: Bits = 4
+    scale: ScaleScope = "tensor"
+    group: Annotated[int, Field(ge=2, description="elements per scale when scale is 'group'")] = 128
+    rounding: Rounding = "nearest"
+
+
+class Uniform(Quantizer):
+    """Min-max b-bit codes: q = round((x - min) / (max - min) * (2^b - 1))."""
+
+    kind: Literal["uniform"] = "uniform"
+
+
+class FixedPoint(Quantizer):
+    """Symmetric b-bit codes around zero: q = clip(round(x / absmax * 2^(b-1)), -2^(b-1), 2^(b-1) - 1)."""
+
+    kind: Literal["fixed"] = "fixed"
+
+
+class FixedBatch(Spec):
+    """The authors' fixed point (from AC-SGD): one float16 absmax per feature, taken over the batch axis."""
+
+    kind: Literal["fixed_batch"] = "fixed_batch"
+    bits: Bits = 4
+
+
+CompressorSpec = Annotated[
+    NoCompressor | Cast | TopK | TopKStrict | RandomK | ForwardMask | Uniform | FixedPoint | FixedBatch,
+    Field(discriminator="kind"),
+]
+
+Key = Literal["slot", "sample"]
+
+
+class NoFeedback(Spec):
+    """Nothing is remembered: every message is compressed on its own."""
+
+    kind: Literal["none"] = "none"
+
+
+class EF(Spec):
+    """Error feedback: send C(x + e), keep e = x + e - C(x + e)."""
+
+    kind: Literal["ef"] = "ef"
+    key: Key = "slot"
+
+
+class EFMixed(Spec):
+    """Half the sparsifier's budget to the signal, half to the residue.
+
+    The paper names this method without a public definition; this reading is ours: send
+    C_half(x) + C_half(e) as two payloads and keep e = x + e - sent.
+    """
+
+    kind: Literal["ef_mixed"] = "ef_mixed"
+    key: Key = "slot"
+
+
+class EF21(Spec):
+    """Send m = C(x - A); both ends keep A = A + m and use A."""
+
+    kind: Literal["ef21"] = "ef21"
+    key: Key = "slot"
+
+
+class AQSGD(Spec):
+    """Per sample: the first visit travels dense, later visits send C(x - m); both ends keep m = m + C(x - m)."""
+
+    kind: Literal["aqsgd"] = "aqsgd"
+    buffer: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+FeedbackSpec = Annotated[NoFeedback | EF | EFMixed | EF21 | AQSGD, Field(discriminator="kind")]
+
+SPARSIFIERS = ("topk", "topk_strict", "randomk")
+
+
+class Link(Spec):
+    """One direction of a boundary: how its messages are compressed, remembered, and from which epoch on."""
+
+    compressor: CompressorSpec = NoCompressor()
+    feedback: FeedbackSpec = NoFeedback()
+    start_epoch: Annotated[int, Field(ge=0, description="first compressed epoch; earlier ones travel dense")] = 0
