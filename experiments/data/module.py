@@ -1,0 +1,119 @@
+"""Batches straight from tensors on the device, with augmentation per sample and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from experiments.config import Data
+from experiments.data.images import Images
+from experiments.errors import UserError
+
+Batch = tuple[Tensor, Tensor, Tensor]  # images [b, c, h, w], labels [b], sample indices [b] (host)
+
+
+class Batches:
+    """An iterable of batches, reshuffled each epoch from (seed, epoch) alone, so a resume needs no state.
+
+    Lightning calls `sampler.set_epoch` before each epoch, which is all the state there is. Only shuffled
+    batches have a `sampler`: Lightning takes one on an evaluation loader for a DataLoader's.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, batch_size: int, *, shuffle: bool = False, drop_last: bool = False,
+                 augment: str = "none", fixed_augment: bool = False, seed: int = 0) -> None:
+        self.x, self.y, self.batch_size = x, y, batch_size
+        self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
+        self.augment, self.fixed_augment = augment, fixed_augment
+        if shuffle:
+            self.sampler = self
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order and augmentation the next iteration uses."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        n = len(self.y)
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = self._order()
+        moves = _moves(self.augment, len(self.y), self._generator(1, 0 if self.fixed_augment else self.epoch))
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            samples = order[start : start + self.batch_size]
+            where = samples.to(self.x.device, non_blocking=True)
+            x = self.x[where]
+            if moves is not None:
+                x = _moved(x, moves[samples].to(x.device, non_blocking=True))
+            yield x, self.y[where], samples
+
+    def _order(self) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(len(self.y))
+        return torch.randperm(len(self.y), generator=self._generator(0, self.epoch))
+
+    def _generator(self, purpose: int, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(((self.seed * 2 + purpose) << 20) + epoch)
+
+
+def _moves(augment: str, n: int, generator: torch.Generator) -> Tensor | None:
+    """Row and column shift and mirror flag of every sample, int64 [n, 3]; None without augmentation."""
+    if augment == "none":
+        return None
+    reach = {"shift": 1, "crop_flip": 4}[augment]
+    shifts = torch.randint(-reach, reach + 1, (n, 2), generator=generator)
+    flips = torch.randint(0, 2, (n, 1), generator=generator) * (augment == "crop_flip")
+    return torch.cat([shifts, flips], dim=1)
+
+
+def _moved(x: Tensor, moves: Tensor) -> Tensor:
+    """Each image shifted (zeros come in at the edge: a padded random crop) and maybe mirrored.
+
+    x: [b, c, h, w]; moves: [b, 3]. One gather for the whole batch.
+    """
+    b, c, h, w = x.shape
+    rows = torch.arange(h, device=x.device) + moves[:, :1]
+    columns = torch.arange(w, device=x.device).expand(b, w)
+    columns = columns.where(moves[:, 2:] == 0, w - 1 - columns) + moves[:, 1:2]
+    inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
+    place = rows.clamp(0, h - 1)[:, :, None] * w + columns.clamp(0, w - 1)[:, None, :]
+    picked = x.flatten(2).gather(2, place.flatten(1)[:, None].expand(b, c, h * w)).view(b, c, h, w)
+    return picked * inside[:, None]
+
+
+class ImageData(pl.LightningDataModule):
+    """Train, validation and test batches of a set; the validation samples are a fixed draw from training."""
+
+    def __init__(self, spec: Data, images: Images, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self.spec, self.images = spec, images
+        n = len(images.train_y)
+        if spec.val_size >= n:
+            raise UserError(f"data.val_size={spec.val_size}: {spec.name} has {n} training samples; choose fewer")
+        if spec.batch_size > n - spec.val_size:
+            raise UserError(f"data.batch_size={spec.batch_size}: only {n - spec.val_size} training samples remain")
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))  # the split never depends on the seed
+        val, train = order[: spec.val_size], order[spec.val_size :]
+        size = spec.batch_size
+        self.train = Batches(
+            images.train_x[train].to(device), images.train_y[train].to(device), size, shuffle=True, seed=seed,
+            drop_last=spec.drop_last, augment=spec.augment, fixed_augment=spec.fixed_augment)
+        self.val = Batches(images.train_x[val].to(device), images.train_y[val].to(device), 4 * size)
+        self.test = Batches(images.test_x.to(device), images.test_y.to(device), 4 * size)
+
+    def train_dataloader(self) -> Batches:
+        return self.train
+
+    def val_dataloader(self) -> list[Batches]:
+        """Validation and test set, both scored at every evaluation; only validation selects."""
+        return [self.val, self.test] if len(self.val) else [self.test]
+
+    @property
+    def installed(self) -> Data:
+        """The data settings as installed, read back from the loaders."""
+        train = self.train
+        return Data(name=self.images.name, batch_size=train.batch_size, augment=train.augment,
+                    fixed_augment=train.fixed_augment, val_size=len(self.val.y), drop_last=train.drop_last)

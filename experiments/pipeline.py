@@ -1,0 +1,110 @@
+"""Boundaries put into a model: its forward is not edited, a hook on each stage's last module does the crossing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments import feedback
+from experiments.boundary import Boundary, Channel, Step
+from experiments.config import Run
+from experiments.errors import UserError
+
+
+class Boundaries(nn.ModuleDict):
+    """The boundaries of one model by cut name, with the step they share."""
+
+    def __init__(self, run: Run, modules: dict[str, nn.Module], shapes: dict[str, torch.Size], n_samples: int,
+                 folder: Path | None = None) -> None:
+        super().__init__()
+        self.step = Step()
+        for place, (cut, module) in enumerate(modules.items()):
+            fwd, bwd = (self._channel(run, side, 2 * place + (side == "bwd"), shapes[cut], n_samples,
+                                      folder and folder / f"{cut}.{side}.buffer") for side in ("fwd", "bwd"))
+            boundary = Boundary(cut, fwd, bwd)
+            self[cut.replace(".", "_")] = boundary
+            # The closure, not the module, is hooked: the boundary must not become a child of the model.
+            module.register_forward_hook(lambda _module, _input, output, cross=boundary.forward: cross(output))
+
+    def _channel(self, run: Run, side: str, stream: int, shape: torch.Size, n_samples: int,
+                 file: Path | None) -> Channel:
+        link = getattr(run, side)
+        memory = feedback.build(link.feedback, shape, run.data.batch_size, n_samples, run.channels_last, file)
+        return Channel(link, memory, self.step, (run.seed << 8) + stream)
+
+    def links(self) -> dict[str, dict[str, Any]]:
+        """Every boundary's installed links, read back from the objects."""
+        return {b.name: {"fwd": b.fwd.link, "bwd": b.bwd.link} for b in self.values()}
+
+    def check_calls(self, steps: int) -> None:
+        """Each boundary is crossed once per direction and step; anything else is a fault of the harness."""
+        for boundary in self.values():
+            for side in ("fwd", "bwd"):
+                calls = getattr(boundary, side).counts.calls
+                if calls != steps:
+                    raise RuntimeError(f"boundary {boundary.name}: {calls} {side} calls in {steps} training steps")
+
+    def non_finite(self) -> str | None:
+        """The first boundary that saw a non-finite message, forward before backward; None if none did."""
+        for side, what in (("fwd", "activation"), ("bwd", "gradient")):
+            for boundary in self.values():
+                finite = getattr(boundary, side).counts.finite
+                if finite is not None and not bool(finite):
+                    return f"non-finite {what} at boundary {boundary.name}"
+        return None
+
+    def ledger(self) -> dict[str, dict[str, int]]:
+        """Bytes and calls over training: {boundary: {fwd, bwd, fwd_dense, bwd_dense, calls}}."""
+        return {b.name: {"fwd": b.fwd.counts.total(), "bwd": b.bwd.counts.total(),
+                         "fwd_dense": b.fwd.counts.dense_bytes, "bwd_dense": b.bwd.counts.dense_bytes,
+                         "calls": b.fwd.counts.calls} for b in self.values()}
+
+
+def message_shapes(model: nn.Module, modules: dict[str, nn.Module], sample: Tensor) -> dict[str, torch.Size]:
+    """Shape of one sample's message at every cut, found by passing `sample` [1, ...] through the model."""
+    shapes: dict[str, torch.Size] = {}
+    hooks = [module.register_forward_hook(lambda _m, _i, out, cut=cut: shapes.update({cut: out.shape[1:]}))
+             for cut, module in modules.items()]
+    training = model.training
+    with torch.no_grad():
+        model.eval()(sample)
+    model.train(training)
+    for hook in hooks:
+        hook.remove()
+    return shapes
+
+
+def memory_bytes(run: Run, shapes: dict[str, torch.Size], n_samples: int) -> dict[str, int]:
+    """Bytes of all feedback memories: {"slot": ..., "sample": ...}."""
+    total = {"slot": 0, "sample": 0}
+    for link in (run.fwd, run.bwd):
+        kind = "sample" if feedback.sample_keyed(link.feedback) else "slot"
+        total[kind] += sum(feedback.memory_bytes(link.feedback, shape, run.data.batch_size, n_samples)
+                           for shape in shapes.values())
+    return total
+
+
+def check_room(need: dict[str, int], device: torch.device, folder: Path | None) -> None:
+    """Raise UserError when the feedback memories cannot fit; `folder` holds the memory-mapped ones, if any."""
+    in_memory = need["slot"] + (0 if folder else need["sample"])
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
+    if in_memory > free:
+        raise UserError(f"the feedback memories need {gib(in_memory)} and {gib(free)} are free: "
+                        "use --buffers mmap, a 16-bit feedback.buffer, or fewer samples")
+    if folder and need["sample"] > (disk := shutil.disk_usage(folder).free):
+        raise UserError(f"the memory-mapped feedback buffers need {gib(need['sample'])} and {gib(disk)} are free "
+                        f"in '{folder}': use a 16-bit feedback.buffer or a --store on another disk")
+
+
+def gib(nbytes: int) -> str:
+    """A size for people."""
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**29 else f"{nbytes / 2**20:.1f} MiB"
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

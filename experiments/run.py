@@ -1,0 +1,257 @@
+"""One Run in, one recorded row out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import subprocess
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from experiments import models
+from experiments.config import SCHEMA, Run, flatten, run_id
+from experiments.data import ImageData, load
+from experiments.data.images import CLASSES
+from experiments.errors import Diverged, UserError
+from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
+from experiments.store import DIVERGED, FAILED, FINISHED, Row, RunFolder, Store
+from experiments.tasks import ImageClassification, installed
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how a run executes; nothing here changes a result, so nothing here is hashed."""
+
+    device: str = "auto"  # cpu, cuda, cuda:1, or auto
+    data_root: Path | None = None
+    buffers: str = "memory"  # or mmap: where sample-keyed feedback memories lie
+    checkpoint_every: float = 30.0  # seconds between checkpoints, taken at the end of an epoch
+    progress: bool = False
+
+    def torch_device(self) -> torch.device:
+        """The device meant."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise UserError(f"--device {self.device}: not a device; use cpu, cuda, cuda:1 or auto") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"--device {self.device}: no CUDA device is available here; use --device cpu")
+        return device
+
+
+def execute(run: Run, store: Store, how: Execution | None = None) -> Row:
+    """Train, evaluate and record `run`; a recorded run is returned as it stands, an interrupted one continued.
+
+    Divergence and faults are outcomes and are recorded. Raises UserError (nothing recorded) when the run
+    cannot start, and `store.Busy` when another process executes it.
+    """
+    how = how or Execution()
+    folder = store.folder(run_id(run))
+    with folder.locked():
+        if (row := folder.row()) is not None:
+            return row
+        started = time.perf_counter()
+        parts = build(run, how, folder.path)
+        folder.begin(run, _environment(str(parts.device)))
+        row = _outcome(run, parts, folder, how)
+        row["seconds"]["wall"] = time.perf_counter() - started
+        folder.finish(row)
+        if row["status"] != FAILED:  # a failed run may be continued from its checkpoint
+            (folder.path / "last.ckpt").unlink(missing_ok=True)
+        for buffer in folder.path.glob("*.buffer"):
+            buffer.unlink()
+        return row
+
+
+@dataclass
+class Parts:
+    """The objects of one run."""
+
+    task: ImageClassification
+    data: ImageData
+    device: torch.device
+    memory: dict[str, int]
+
+
+def build(run: Run, how: Execution, folder: Path | None = None) -> Parts:
+    """Model, boundaries and data of a run. Raises UserError when they cannot exist or do not fit."""
+    _quiet()
+    device = how.torch_device()
+    data = ImageData(run.data, _images(run.data.name, how.data_root), run.seed, device)
+    pl.seed_everything(run.seed, verbose=False)
+    model = models.build(run.model, data.images.channels, CLASSES)
+    if run.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    modules = models.cut_points(run.model, model)
+    shapes = message_shapes(model, modules, data.images.train_x[:1].cpu())
+    n = len(data.train.y)
+    need = memory_bytes(run, shapes, n)
+    on_disk = folder if how.buffers == "mmap" else None
+    check_room(need, device, on_disk)
+    boundaries = Boundaries(run, modules, shapes, n, on_disk)
+    return Parts(ImageClassification(run, model, boundaries), data, device, need)
+
+
+def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool) -> pl.Trainer:
+    """A Lightning Trainer with this run's settings and no records of its own: the store is the record."""
+    made = pl.Trainer(
+        accelerator="gpu" if parts.device.type == "cuda" else "cpu",
+        devices=[parts.device.index or 0] if parts.device.type == "cuda" else 1,
+        max_epochs=run.epochs, check_val_every_n_epoch=run.eval_every,
+        precision="bf16-mixed" if run.precision == "bfloat16" else "32-true",
+        deterministic="warn", logger=False, enable_checkpointing=False, enable_model_summary=False,
+        enable_progress_bar=progress, num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks)
+    # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory each.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    return made
+
+
+class Recorder(pl.Callback):
+    """Appends each evaluation to the store and keeps a checkpoint to continue from."""
+
+    def __init__(self, folder: RunFolder, every: float) -> None:
+        self.folder, self.every, self.saved = folder, every, time.monotonic()
+
+    def on_validation_end(self, trainer: pl.Trainer, task: ImageClassification) -> None:
+        record = {"epoch": task.current_epoch + 1, "step": task.global_step, "train_loss": task.train_loss,
+                  **task.scores, "bytes": sum(b["fwd"] + b["bwd"] for b in task.boundaries.ledger().values())}
+        self.folder.append(record)
+        with open(self.folder.path / "log.txt", "a") as log:
+            log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items()) + "\n")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, task: ImageClassification) -> None:
+        if trainer.current_epoch + 1 < trainer.max_epochs and time.monotonic() - self.saved >= self.every:
+            path = self.folder.path / "last.ckpt"
+            trainer.save_checkpoint(path.with_suffix(".part"))
+            os.replace(path.with_suffix(".part"), path)
+            self.saved = time.monotonic()
+
+
+def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution) -> Row:
+    """Fit and describe what came of it; Ctrl-C passes through and leaves the run to be continued."""
+    made = trainer(run, parts, [Recorder(folder, how.checkpoint_every)], how.progress)
+    status, error = FINISHED, None
+    checkpoint = folder.path / "last.ckpt"
+    if sum(parts.memory.values()):
+        print(f"feedback memories: {gib(parts.memory['slot'])} by slot, {gib(parts.memory['sample'])} by sample "
+              f"({how.buffers})", flush=True)
+    try:
+        made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),
+                 ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
+        _nothing_lost(run, installed(run, parts.task, parts.data, made))
+    except Diverged as outcome:
+        status, error = DIVERGED, str(outcome)
+    except SystemExit:  # how Lightning ends after Ctrl-C
+        raise KeyboardInterrupt from None
+    except OSError:
+        raise  # the store cannot be written: nothing could be recorded either
+    except Exception as fault:
+        status, error = FAILED, f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
+        with open(folder.path / "log.txt", "a") as log:
+            log.write(traceback.format_exc())
+    return _row(run, parts, folder, made, status, error)
+
+
+def _row(run: Run, parts: Parts, folder: RunFolder, made: pl.Trainer, status: str, error: str | None) -> Row:
+    ran = run.model_dump(mode="json")
+    if made.optimizers and status != FAILED:
+        ran = Run(**installed(run, parts.task, parts.data, made)).model_dump(mode="json")
+    ledger = parts.task.boundaries.ledger()
+    return {
+        "schema": SCHEMA, "id": run_id(run), "status": status, "error": error, "run": ran,
+        "metrics": summarise(folder.metrics()) if status == FINISHED else {},
+        "steps": made.global_step, "boundaries": ledger, "bytes": traffic(ledger),
+        "memory_bytes": parts.memory, "device": str(parts.device),
+        "seconds": {key: round(value, 4) for key, value in parts.task.seconds.items()},
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def summarise(evaluations: list[dict[str, Any]]) -> dict[str, float]:
+    """The numbers of a finished run.
+
+    Plain names are the last epoch's; `best_val.*` is the test score at the epoch that validation chooses
+    (first of equals), per inference mode; `best_test.*` is the authors' choice, the maximum over all
+    evaluations on the test set itself, kept to show how far it flatters.
+    """
+    last = evaluations[-1]
+    out = {key: value for key, value in last.items() if key not in ("epoch", "step", "bytes")}
+    for mode in ("on", "off"):
+        score = f"test_{mode}_acc"
+        if f"val_{mode}_acc" in last:
+            chosen = max(evaluations, key=lambda e: e[f"val_{mode}_acc"])
+            out |= {f"best_val.{score}": chosen[score], f"best_val.{mode}_epoch": chosen["epoch"]}
+        out[f"best_test.{score}"] = max(e[score] for e in evaluations)
+    return out
+
+
+def traffic(ledger: dict[str, dict[str, int]]) -> dict[str, float]:
+    """Bytes per step over all boundaries, each way, and what share of the dense bytes that is."""
+    out: dict[str, float] = {}
+    for side in ("fwd", "bwd"):
+        sent = sum(boundary[side] for boundary in ledger.values())
+        dense = sum(boundary[f"{side}_dense"] for boundary in ledger.values())
+        steps = max([boundary["calls"] for boundary in ledger.values()], default=0)
+        out |= {f"{side}_per_step": sent / steps if steps else 0.0, f"{side}_ratio": sent / dense if dense else 1.0}
+    dense = sum(b["fwd_dense"] + b["bwd_dense"] for b in ledger.values())
+    out["total"] = sum(b["fwd"] + b["bwd"] for b in ledger.values())
+    out["ratio"] = out["total"] / dense if dense else 1.0
+    return out
+
+
+def _nothing_lost(run: Run, ran: dict[str, Any]) -> None:
+    """Law 1: what is logged is what ran. Raises when a setting did not reach the objects."""
+    asked, got = (flatten(one.model_dump(mode="json")) for one in (run, Run(**ran)))
+    lost = [f"{key}: asked {asked.get(key)}, installed {got.get(key)}"
+            for key in sorted(asked.keys() | got.keys()) if asked.get(key) != got.get(key)]
+    if lost:
+        raise RuntimeError("settings lost on the way to the run: " + "; ".join(lost))
+
+
+@cache
+def _images(name: str, root: Path | None):  # type: ignore[no-untyped-def]
+    """A worker loads each data set once."""
+    return load(name, root)
+
+
+@cache
+def _environment(device: str) -> dict[str, Any]:
+    names = ("torch", "torchvision", "pytorch-lightning", "numpy", "pydantic")
+    here = Path(__file__).resolve().parent
+    git = ["git", "-C", str(here)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    return {
+        "python": platform.python_version(), "machine": platform.machine(), "device": device,
+        "gpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
+        "threads": torch.get_num_threads(), "commit": commit or None, "dirty": bool(dirty.strip()),
+        "versions": {name: version(name) for name in names},
+    }
+
+
+@cache
+def _quiet() -> None:
+    """Lightning's banners and advice for other set-ups say nothing about a run."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    for noise in (".*does not have many workers.*", ".*dataloader.*", ".*isinstance.*LeafSpec.*",
+                  ".*GPU available but not used.*", ".*lr_scheduler.step.*", ".*srun.*"):
+        warnings.filterwarnings("ignore", noise)
+
+
+def finite(value: float | None) -> bool:
+    """Whether value is a number one may average."""
+    return value is not None and math.isfinite(value)

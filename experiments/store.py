@@ -1,0 +1,172 @@
+"""The record: one folder a run, readable with cat, merged with rsync. No torch here.
+
+    <store>/store.json              schema of the store
+    <store>/<run_id>/run.json       the Run, whole, written before the first step
+                     env.json       versions, device, git commit
+                     metrics.jsonl  one line an evaluation, appended
+                     log.txt        what the run printed
+                     last.ckpt      to continue from; removed when the run ends well
+                     done.json      the row, written last by rename: a run counts once this exists
+                     lock           held (flock) by the process that executes the run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from experiments.config import SCHEMA, Run, run_id
+from experiments.errors import UserError
+
+FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
+Row = dict[str, Any]
+
+
+class Busy(Exception):
+    """Another process executes this run right now."""
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, run: Run, env: dict[str, Any]) -> None:
+        """Write what is asked for and where it runs."""
+        write_json(self.path / "run.json", {"schema": SCHEMA, "id": run_id(run), "run": run.model_dump(mode="json")})
+        write_json(self.path / "env.json", env)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the run; the kernel gives the lock back when the process dies, however it dies."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / "lock", "a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(self.path.name) from None
+            yield
+
+    def append(self, metrics: dict[str, Any]) -> None:
+        """Add one evaluation. A line torn by a crash is closed first, so it never swallows this one."""
+        path = self.path / "metrics.jsonl"
+        torn = path.exists() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
+        with open(path, "a") as handle:
+            handle.write("\n" * torn + json.dumps(metrics) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Evaluations by epoch; a resumed run repeats some, and the later line counts."""
+        by_epoch: dict[int, dict[str, Any]] = {}
+        path = self.path / "metrics.jsonl"
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+                by_epoch[record["epoch"]] = record
+            except (ValueError, KeyError, TypeError):  # torn by a crash
+                continue
+        return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+    def finish(self, row: Row) -> None:
+        """Record the outcome; never over another one."""
+        if (self.path / "done.json").exists():
+            raise FileExistsError(f"{self.path / 'done.json'} exists: a recorded outcome is never overwritten")
+        write_json(self.path / "done.json", row)
+
+    def row(self) -> Row | None:
+        """The outcome, or None while there is none. Raises UserError when the file is damaged."""
+        try:
+            return _read(self.path / "done.json")
+        except FileNotFoundError:
+            return None
+
+    def run(self) -> Run:
+        """The Run this folder was made for. Raises UserError when the file is missing or damaged."""
+        from experiments.config import parse
+
+        try:
+            return parse(_read(self.path / "run.json")["run"])
+        except FileNotFoundError:
+            raise UserError(f"'{self.path}' has no run.json: not a run folder") from None
+
+    def set_aside(self) -> None:
+        """Keep a recorded outcome under another name, so that the run can be executed again."""
+        taken = len(list(self.path.glob("done.*.json")))
+        os.replace(self.path / "done.json", self.path / f"done.{taken + 1}.json")
+
+
+class Store:
+    """A folder of run folders. Raises UserError when it was written by a newer commsweep."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        mark = self.root / "store.json"
+        if not mark.exists():
+            write_json(mark, {"schema": SCHEMA})
+        schema = _read(mark).get("schema", 0)
+        if schema > SCHEMA:
+            raise UserError(f"store '{self.root}' has schema {schema}; this commsweep reads up to {SCHEMA}: "
+                            "update commsweep, or name another folder with --store")
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of a run id (it need not exist yet)."""
+        return RunFolder(self.root / name)
+
+    def find(self, prefix: str) -> RunFolder:
+        """The one folder whose id begins with `prefix`. Raises UserError when none or several do."""
+        names = [name for name in self.ids() if name.startswith(prefix)]
+        if len(names) != 1:
+            what = f"is ambiguous: {', '.join(names[:5])}" if names else "is in no run folder"
+            raise UserError(f"run id '{prefix}' {what} (store '{self.root}')")
+        return self.folder(names[0])
+
+    def ids(self) -> list[str]:
+        """Ids of all run folders, finished or not."""
+        return sorted(path.parent.name for path in self.root.glob("*/run.json"))
+
+    def rows(self) -> list[Row]:
+        """The outcomes of all runs that have one. Raises UserError naming a damaged file."""
+        return [row for name in self.ids() if (row := self.folder(name).row()) is not None]
+
+    def status(self, name: str) -> str:
+        """missing, running, interrupted, or the recorded outcome."""
+        folder = self.folder(name)
+        if (row := folder.row()) is not None:
+            return str(row["status"])
+        if not (folder.path / "run.json").exists():
+            return "missing"
+        try:
+            with folder.locked():
+                return "interrupted"
+        except Busy:
+            return "running"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write whole or not at all: a temporary file beside it, flushed to disk, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w") as handle:
+            json.dump(content, handle, indent=1)
+            handle.write("\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"'{path}' is damaged ({error}); move its folder away to run it again") from None
