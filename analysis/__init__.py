@@ -1,0 +1,1 @@
+"""What the runs say. Pure functions of files: no torch, no account, no network."""

@@ -1,0 +1,80 @@
+"""Everything the rows of a sweep say, written to a folder: tables, figures, claims, and an HTML page.
+
+The page is notebooks/report.ipynb, executed. All of it can be written again from the store alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis import claims, figures, results, tables
+from experiments.errors import UserError
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "report.ipynb"
+
+
+@dataclass
+class Report:
+    """What was written."""
+
+    folder: Path
+    tables: list[tables.Table]
+    claims: list[claims.Claim]
+    page: Path | None = None
+
+
+def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
+    """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one sweep.
+
+    Raises UserError when the sweep is unknown to the store or none of its runs is finished.
+    """
+    frame = results.load(store, sweep)
+    if not (frame.status == "finished").any():
+        raise UserError(f"no run of sweep '{sweep}' is finished in '{store}': run commsweep sweep launch {sweep}")
+    folder.mkdir(parents=True, exist_ok=True)
+    report = Report(folder, tables.all_tables(frame), claims.all_claims(frame))
+    for table in report.tables:
+        for suffix, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):
+            _text(folder / "tables" / f"{table.name}.{suffix}", text)
+    curves = results.curves(store, list(frame.id[frame.status == "finished"]))
+    for name, draw in figures.FIGURES.items():
+        figures.save(draw(frame, curves), folder / "figures", name)
+    _text(folder / "claims.md", claims.markdown(report.claims))
+    _text(folder / "claims.json", json.dumps([claim.record() for claim in report.claims], indent=1))
+    frame.to_csv(folder / "rows.csv", index=False)
+    if page:
+        report.page = execute(store, sweep, folder / "report.html")
+    return report
+
+
+def execute(store: Path, sweep: str, out: Path) -> Path:
+    """Run the report notebook over a sweep and write it as one HTML file."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbconvert import HTMLExporter
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    # The kernel reads these; a notebook opened by hand falls back to the demo.
+    environment = os.environ | {"COMMSWEEP_STORE": str(store.resolve()), "COMMSWEEP_SWEEP": sweep}
+    NotebookClient(notebook, timeout=300, kernel_name="python3",
+                   resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute(env=environment)
+    exporter = HTMLExporter(template_name="lab", exclude_input=True)
+    exporter.require_js_url = exporter.mathjax_url = ""  # the page opens offline
+    html, _ = exporter.from_notebook_node(notebook)
+    _text(out, html)
+    return out
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier report left in a folder, so that no figure of old rows stays behind."""
+    for name in ("tables", "figures"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

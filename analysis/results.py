@@ -1,0 +1,85 @@
+"""Store -> DataFrame, one row a run; seeds -> mean, spread, n, and the run ids behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.config import flatten
+from experiments.errors import UserError
+from experiments.store import Store
+
+CHANCE = 0.1  # accuracy of guessing among ten classes
+
+
+def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
+    """All recorded runs of a store, or the cells of one sweep, missing ones included (status "missing").
+
+    Columns: id, status, error, the Run's dotted settings, the metrics by name, bytes.*, seconds.*, method.
+    Raises UserError when the store has no such sweep.
+    """
+    opened = Store(store)
+    cells = {row["id"]: row for row in opened.rows()}
+    if sweep is not None:
+        cells = {name: cells.get(name) or {"id": name, "status": opened.status(name), "run": run}
+                 for name, run in _cells(opened, sweep).items()}
+    frame = pd.DataFrame([_flat(row) for row in cells.values()])
+    if not frame.empty:
+        frame["method"] = frame.apply(describe, axis=1)
+    return frame
+
+
+def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
+    """The evaluations of these runs over time: one row an evaluation, with the run's id."""
+    opened = Store(store)
+    return pd.DataFrame([record | {"id": name} for name in ids for record in opened.folder(name).metrics()])
+
+
+def describe(row: Any) -> str:
+    """A run's compression in a few words: "EF21 + TopK 10 %", "min-max 4 / 8 bits"."""
+    fwd, bwd = _link(row, "fwd"), _link(row, "bwd")
+    if fwd == bwd:
+        return fwd
+    if fwd == "dense":
+        return f"gradients: {bwd}"
+    if bwd == "dense":
+        return f"activations: {fwd}"
+    return f"{fwd} / {bwd}"
+
+
+def _link(row: Any, side: str) -> str:
+    kind = row[f"{side}.compressor.kind"]
+    names = {"none": "dense", "topk": "TopK", "topk_strict": "TopK", "randomk": "RandomK",
+             "forward_mask": "forward's mask", "uniform": "min-max", "fixed": "fixed-point",
+             "fixed_batch": "batch fixed-point", "cast": "cast"}
+    text = names.get(kind, kind)
+    if (ratio := row.get(f"{side}.compressor.ratio")) is not None and not pd.isna(ratio):
+        text += f" {100 * ratio:g} %"
+    if (bits := row.get(f"{side}.compressor.bits")) is not None and not pd.isna(bits):
+        scale = row.get(f"{side}.compressor.scale")
+        text += f" {bits:g} bit" + (f", {scale} scale" if scale in ("group", "sample", "channel") else "")
+    feedback = {"none": "", "ef": "EF + ", "ef_mixed": "EF-mixed + ", "ef21": "EF21 + ", "aqsgd": "AQ-SGD + "}
+    return feedback.get(row[f"{side}.feedback.kind"], row[f"{side}.feedback.kind"] + " + ") + text
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    out = {"id": row["id"], "status": row["status"], "error": row.get("error"), "steps": row.get("steps")}
+    out |= flatten(row["run"])
+    out["model.cuts"] = ",".join(out["model.cuts"])
+    out |= row.get("metrics", {})
+    for part in ("bytes", "seconds"):
+        out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
+    return out
+
+
+def _cells(store: Store, sweep: str) -> dict[str, dict[str, Any]]:
+    path = store.root / "sweeps" / f"{sweep}.json"
+    try:
+        return json.loads(path.read_text())["runs"]
+    except FileNotFoundError:
+        known = sorted(file.stem for file in path.parent.glob("*.json"))
+        raise UserError(f"store '{store.root}' knows no sweep '{sweep}' (it knows: {', '.join(known) or 'none'}); "
+                        f"launch it with: commsweep sweep launch {sweep}") from None

@@ -1,0 +1,210 @@
+"""The paper's tables, each a pure function of the rows; Markdown, LaTeX (booktabs) and CSV.
+
+Every number is mean and sample standard deviation over n seeds, and the CSV names the run folders behind
+it. A missing cell says missing, a diverged one diverged, a failed one failed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+ON, OFF = "test_on_acc", "test_off_acc"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table, and what it rests on."""
+
+    values: tuple[float, ...]
+    ids: tuple[str, ...]
+    asked: int  # runs the sweep names for this cell
+    diverged: int = 0
+    failed: int = 0
+    percent: bool = True
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation; None below two values."""
+        return pd.Series(self.values).std() if len(self.values) > 1 else None
+
+    def text(self, spread: str = "±") -> str:
+        """What a table shows."""
+        if not self.values:
+            return "diverged" if self.diverged else "failed" if self.failed else "missing"
+        scale = 100 if self.percent else 1
+        out = f"{scale * self.mean:.1f}" if self.percent else f"{self.mean:.3g}"
+        if self.sd is not None and self.percent:
+            out += f" {spread} {scale * self.sd:.1f}"
+        lost = [f"{count} {what}" for count, what in (
+            (self.diverged, "diverged"), (self.failed, "failed"),
+            (self.asked - len(self.values) - self.diverged - self.failed, "missing")) if count]
+        return out + (f" ({', '.join(lost)})" if lost else "")
+
+
+@dataclass
+class Table:
+    """A titled grid of labels and cells."""
+
+    name: str
+    title: str
+    header: list[str]
+    rows: list[list[Cell | str]] = field(default_factory=list)
+
+    def texts(self, spread: str = "±") -> list[list[str]]:
+        """The rows as shown."""
+        return [[cell.text(spread) if isinstance(cell, Cell) else cell for cell in row] for row in self.rows]
+
+    def markdown(self) -> str:
+        """A Markdown table under its title, columns aligned."""
+        lines = [self.header, *self.texts()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+        def show(line: list[str]) -> str:
+            return "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
+        rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+        return "\n".join([f"**{self.title}**", "", show(lines[0]), rule, *map(show, lines[1:])]) + "\n"
+
+    def latex(self) -> str:
+        """A booktabs table."""
+        def show(line: list[str]) -> str:
+            return " & ".join(text.replace("%", r"\%").replace("_", r"\_") for text in line) + r" \\"
+        body = [show(line) for line in self.texts(spread=r"$\pm$")]
+        return "\n".join([
+            r"\begin{table}", r"\centering", rf"\caption{{{self.title.replace('%', chr(92) + '%')}}}",
+            rf"\begin{{tabular}}{{{'l' * len(self.header)}}}", r"\toprule", show(self.header), r"\midrule",
+            *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+
+    def csv(self) -> str:
+        """One line a number: row labels, column, mean, sd, n, run ids."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["row", "column", "shown", "mean", "sd", "n", "runs"])
+        for row in self.rows:
+            label = " | ".join(cell for cell in row if isinstance(cell, str))
+            for name, cell in zip(self.header, row, strict=True):
+                if isinstance(cell, Cell):
+                    numbers = [cell.mean, cell.sd, len(cell.values)] if cell.values else ["", "", 0]
+                    writer.writerow([label, name, cell.text(), *numbers, " ".join(cell.ids)])
+        return out.getvalue()
+
+
+def cell(rows: pd.DataFrame, metric: str, percent: bool = True) -> Cell:
+    """The cell of these runs (one a seed)."""
+    done = rows[rows.status == "finished"]
+    values = done[metric].dropna() if metric in done else pd.Series(dtype=float)
+    return Cell(tuple(values), tuple(done.id.loc[values.index]), len(rows), int((rows.status == "diverged").sum()),
+                int((rows.status == "failed").sum()), percent)
+
+
+def all_tables(frame: pd.DataFrame) -> list[Table]:
+    """Every table of the paper that the rows name cells for."""
+    made = [topk(frame), *quantization(frame), feedback(frame), aqsgd(frame)]
+    return [table for table in made if len(table.rows)]
+
+
+def topk(frame: pd.DataFrame) -> Table:
+    """TopK at each level, inference with and without compression."""
+    table = _listing("topk", "TopK both ways: test accuracy (%) of the last epoch", ["K"])
+    plain = frame[_feedback(frame, "none", "none")]
+    for label, rows in [("dense", plain[_kinds(plain, "none", "none")]), *_levels(plain)]:
+        if len(rows):
+            table.rows.append([label, *_scores(rows)])
+    return table if len(table.rows) > 1 else _listing("topk", "", [])
+
+
+def feedback(frame: pd.DataFrame) -> Table:
+    """TopK with EF, EF-mixed and EF21 beside plain TopK at the same levels."""
+    table = _listing("feedback", "TopK with error feedback: test accuracy (%) of the last epoch", ["Feedback", "K"])
+    kinds = {"ef": "EF", "ef_mixed": "EF-mixed", "ef21": "EF21"}
+    corrected = {kind: dict(_levels(frame[_feedback(frame, kind, kind)])) for kind in kinds}
+    levels = {label for by_level in corrected.values() for label in by_level}
+    plain = {label: rows for label, rows in _levels(frame[_feedback(frame, "none", "none")]) if label in levels}
+    for name, by_level in [("none", plain), *((kinds[kind], corrected[kind]) for kind in kinds)]:
+        table.rows += [[name, label, *_scores(rows)] for label, rows in by_level.items()]
+    return table if levels else _listing("feedback", "", [])
+
+
+def aqsgd(frame: pd.DataFrame) -> Table:
+    """AQ-SGD with TopK, by augmentation arm."""
+    table = _listing("aqsgd", "AQ-SGD with TopK (activations): test accuracy (%) of the last epoch",
+                     ["Augmentation", "K"])
+    rows = frame[_feedback(frame, "aqsgd", "none")]
+    for (augment, fixed), arm in rows.groupby(["data.augment", "data.fixed_augment"]):
+        name = augment if augment == "none" else f"{augment}, {'fixed per sample' if fixed else 'new each epoch'}"
+        table.rows += [[name, label, *_scores(level)] for label, level in _levels(arm)]
+    return table
+
+
+def quantization(frame: pd.DataFrame) -> list[Table]:
+    """Bit-width grids, one a scale and inference mode: forward bits down, backward bits across."""
+    tables = []
+    sides = [f"{side}.compressor.{what}" for side in ("fwd", "bwd") for what in ("kind", "bits", "scale")]
+    if not set(sides) <= set(frame.columns):
+        return []
+    either = frame[_feedback(frame, "none", "none") & ((frame["fwd.compressor.kind"] == "uniform")
+                                                         | (frame["bwd.compressor.kind"] == "uniform"))]
+    scale = either["fwd.compressor.scale"].fillna(either["bwd.compressor.scale"])
+    for name, rows in either.groupby(scale):
+        for metric, mode in ((ON, "on"), (OFF, "off")):
+            tables.append(_bit_grid(rows, frame, str(name), metric, mode))
+    return tables
+
+
+def _bit_grid(rows: pd.DataFrame, frame: pd.DataFrame, scale: str, metric: str, mode: str) -> Table:
+    fwd, bwd = (sorted(rows[f"{side}.compressor.bits"].dropna().unique(), reverse=True) for side in ("fwd", "bwd"))
+    title = f"Min-max quantization, scale per {scale}, inference with compression {mode}: test accuracy (%)"
+    table = Table(f"quantization_{scale}_{mode}", title,
+                  ["fwd \\ bwd", "dense", *(f"{bits:g} bit" for bits in bwd)])
+    pool = pd.concat([rows, frame[_kinds(frame, "none", "none") & _feedback(frame, "none", "none")]])
+    for down in [None, *fwd]:
+        line = [_pick(_pick(pool, "fwd", down), "bwd", across) for across in [None, *bwd]]
+        table.rows.append(["dense" if down is None else f"{down:g} bit",
+                           *(cell(part, metric) if len(part) else "" for part in line)])
+    return table
+
+
+def _pick(rows: pd.DataFrame, side: str, bits: float | None) -> pd.DataFrame:
+    if bits is None:
+        return rows[rows[f"{side}.compressor.kind"] == "none"]
+    return rows[rows[f"{side}.compressor.bits"] == bits]
+
+
+def _listing(name: str, title: str, labels: list[str]) -> Table:
+    columns = ["compressed inference", "dense inference", "seeds", "fwd bytes/step", "bwd bytes/step", "of dense"]
+    return Table(name, title, [*labels, *columns])
+
+
+def _scores(rows: pd.DataFrame) -> list[Cell | str]:
+    n = int((rows.status == "finished").sum())
+    return [cell(rows, ON), cell(rows, OFF), str(n), *(_bytes(rows, side) for side in ("fwd", "bwd")),
+            cell(rows, "bytes.ratio")]
+
+
+def _bytes(rows: pd.DataFrame, side: str) -> Cell:
+    return cell(rows, f"bytes.{side}_per_step", percent=False)
+
+
+def _feedback(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
+    return (frame["fwd.feedback.kind"] == fwd) & (frame["bwd.feedback.kind"] == bwd)
+
+
+def _kinds(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
+    return (frame["fwd.compressor.kind"] == fwd) & (frame["bwd.compressor.kind"] == bwd)
+
+
+def _levels(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Runs with TopK at the same level both ways, by level, mildest first."""
+    if "fwd.compressor.ratio" not in frame or "bwd.compressor.ratio" not in frame:
+        return []
+    both = frame[frame["fwd.compressor.kind"].isin(["topk", "topk_strict"])
+                 & (frame["fwd.compressor.kind"] == frame["bwd.compressor.kind"])
+                 & (frame["fwd.compressor.ratio"] == frame["bwd.compressor.ratio"])]
+    groups = both.groupby("fwd.compressor.ratio")
+    return [(f"{100 * ratio:g} %", groups.get_group(ratio)) for ratio in sorted(groups.groups, reverse=True)]

@@ -1,0 +1,1 @@
+"""What a user types: the `commsweep` command and its benchmarks."""

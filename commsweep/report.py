@@ -1,0 +1,47 @@
+"""`commsweep report`: tables, figures, verdicts and a page from a store; `commsweep claims` prints the verdicts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommands."""
+    report = commands.add_parser("report", parents=[shared], help="write tables, figures, claims and an HTML page",
+                                 description="Write everything the recorded runs of a sweep say. Needs files only.")
+    report.add_argument("name", help="a sweep that was launched into this store")
+    report.add_argument("--out", type=Path, help="folder to write to (default: out/NAME)")
+    report.add_argument("--no-page", action="store_true", help="skip the HTML page")
+    report.set_defaults(command=_report)
+    claims = commands.add_parser("claims", parents=[shared], help="print the verdict on each claim of the paper")
+    claims.add_argument("name", help="a sweep that was launched into this store")
+    claims.set_defaults(command=_claims)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from analysis import report
+    from analysis.claims import markdown
+
+    made = report.write(args.store, args.name, args.out or Path("out") / args.name, page=not args.no_page)
+    if args.json:
+        print(json.dumps({"folder": str(made.folder), "page": made.page and str(made.page),
+                          "tables": [table.name for table in made.tables],
+                          "claims": {claim.name: claim.verdict for claim in made.claims}}))
+        return 0
+    print("\n".join(table.markdown() for table in made.tables))
+    print(markdown(made.claims))
+    print(f"tables   {made.folder / 'tables'} (md, tex, csv)\nfigures  {made.folder / 'figures'} (png, pdf, svg)\n"
+          f"claims   {made.folder / 'claims.md'}\nrows     {made.folder / 'rows.csv'}"
+          + (f"\npage     {made.page}" if made.page else ""))
+    return 0
+
+
+def _claims(args: argparse.Namespace) -> int:
+    from analysis.claims import all_claims, markdown
+    from analysis.results import load
+
+    verdicts = all_claims(load(args.store, args.name))
+    print(json.dumps([claim.record() for claim in verdicts]) if args.json else markdown(verdicts))
+    return 0

@@ -1,0 +1,152 @@
+"""`commsweep run`, `presets`, `list` and `show`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.config import Run, flatten, override, run_id
+from experiments.errors import UserError
+from experiments.presets import PRESETS, preset
+from experiments.store import DIVERGED, FAILED, Busy, Store
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommands."""
+    run = commands.add_parser("run", parents=[shared, execution_options()], help="execute one run",
+                              description="Execute one run: a preset with some settings changed. A finished run is "
+                                          "shown, not repeated; an interrupted one continues from its checkpoint.")
+    run.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
+    run.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for instance fwd.compressor.ratio=0.05")
+    run.set_defaults(command=_run)
+    presets = commands.add_parser("presets", help="list presets, or the settings of one",
+                                  description="List the presets, or every setting of one by its dotted name.")
+    presets.add_argument("preset", nargs="?")
+    presets.add_argument("--json", action="store_true", help="print JSON for programs")
+    presets.set_defaults(command=_presets)
+    listing = commands.add_parser("list", parents=[shared], help="list the runs of a store")
+    listing.set_defaults(command=_list)
+    show = commands.add_parser("show", parents=[shared], help="show one run: settings, outcome, numbers, bytes")
+    show.add_argument("run_id", help="a run id or the beginning of one")
+    show.set_defaults(command=_show)
+
+
+def execution_options() -> argparse.ArgumentParser:
+    """Options that say where a run executes and change no result."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
+    options.add_argument("--data-root", type=Path, help="folder of CIFAR-10: torchvision's or the hub's Parquet files")
+    options.add_argument("--buffers", choices=("memory", "mmap"), default="memory",
+                         help="where feedback memories with one row a sample lie (default: memory)")
+    options.add_argument("--checkpoint-every", type=float, default=30.0, metavar="SECONDS",
+                         help="least time between checkpoints, taken after an epoch (default: 30)")
+    return options
+
+
+def execution(args: argparse.Namespace, progress: bool = False):  # type: ignore[no-untyped-def]
+    """The Execution these options describe."""
+    from experiments.run import Execution
+
+    if args.data_root is not None and not args.data_root.is_dir():
+        raise UserError(f"--data-root '{args.data_root}': no such folder")
+    return Execution(args.device, args.data_root, args.buffers, args.checkpoint_every, progress)
+
+
+def changes(settings: list[str]) -> dict[str, str]:
+    """KEY=VALUE arguments as a dict. Raises UserError on one without "="."""
+    pairs = [setting.partition("=") for setting in settings]
+    for (key, equals, _), setting in zip(pairs, settings, strict=True):
+        if not equals or not key:
+            raise UserError(f"'{setting}' is not KEY=VALUE; write for instance seed=1")
+    return {key: value for key, _, value in pairs}
+
+
+def _run(args: argparse.Namespace) -> int:
+    run = override(preset(args.preset), changes(args.settings))
+    store = Store(args.store)
+    recorded = store.folder(run_id(run)).row()
+    from experiments.run import execute
+
+    try:
+        row = recorded or execute(run, store, execution(args, progress=not args.json))
+    except Busy:
+        raise UserError(f"run {run_id(run)} is being executed by another process") from None
+    print(json.dumps(row) if args.json else _describe(row, store.folder(row["id"]).path, recorded is not None))
+    return {FAILED: 1, DIVERGED: 3}.get(row["status"], 0)
+
+
+def _presets(args: argparse.Namespace) -> int:
+    named = {args.preset: preset(args.preset)} if args.preset else PRESETS
+    if args.json:
+        print(json.dumps({name: run.model_dump(mode="json") for name, run in named.items()}))
+    elif args.preset:
+        print("\n".join(f"{key}={value}" for key, value in _settings(named[args.preset])))
+    else:
+        print("\n".join(f"{name:25} {run.model.name} on {run.data.name}, {run.epochs} epochs"
+                        for name, run in named.items()))
+    return 0
+
+
+def _settings(run: Run) -> list[tuple[str, Any]]:
+    return [(key, json.dumps(value)) for key, value in flatten(run.model_dump(mode="json")).items()]
+
+
+def _list(args: argparse.Namespace) -> int:
+    store = Store(args.store)
+    entries = []
+    for name in store.ids():
+        row = store.folder(name).row() or {}
+        metrics = row.get("metrics", {})
+        entries.append({"id": name, "status": store.status(name), "on": metrics.get("test_on_acc"),
+                        "off": metrics.get("test_off_acc"), "ratio": row.get("bytes", {}).get("ratio"),
+                        "method": _method(row.get("run") or store.folder(name).run().model_dump(mode="json"))})
+    if args.json:
+        print(json.dumps(entries))
+        return 0
+    print(f"{'run':13} {'status':11} {'on %':>6} {'off %':>6} {'bytes %':>7}  method")
+    for entry in entries:
+        numbers = [f"{100 * entry[key]:.1f}" if entry[key] is not None else "-" for key in ("on", "off", "ratio")]
+        print(f"{entry['id']:13} {entry['status']:11} {numbers[0]:>6} {numbers[1]:>6} {numbers[2]:>7}  "
+              f"{entry['method']}")
+    return 0
+
+
+def _method(run: dict[str, Any]) -> str:
+    from analysis.results import describe
+
+    return f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
+
+
+def _show(args: argparse.Namespace) -> int:
+    store = Store(args.store)
+    folder = store.find(args.run_id)
+    name = folder.path.name
+    row = folder.row() or {"id": name, "status": store.status(name), "error": None,
+                           "run": folder.run().model_dump(mode="json"), "metrics": {}}
+    if args.json:
+        print(json.dumps(row | {"evaluations": folder.metrics()}))
+        return 0
+    print(_describe(row, folder.path, False))
+    print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
+    for record in folder.metrics():
+        print("  " + "  ".join(f"{key} {value:.4g}" for key, value in record.items()))
+    return 0
+
+
+def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
+    lines = [f"run {row['id']}: {row['status']}" + (" (recorded earlier)" if repeated else "")]
+    lines += [f"  {row['error']}"] if row.get("error") else []
+    metrics = row["metrics"]
+    for mode, title in (("on", "compressed inference"), ("off", "dense inference")):
+        if f"test_{mode}_acc" in metrics:
+            lines.append(f"  {title:21} test accuracy {100 * metrics[f'test_{mode}_acc']:.2f} %, "
+                         f"loss {metrics[f'test_{mode}_loss']:.4f}")
+    for boundary, sent in row.get("boundaries", {}).items():
+        steps = max(1, sent["calls"])
+        lines.append(f"  boundary {boundary:10} {sent['fwd'] / steps:,.0f} bytes forward, {sent['bwd'] / steps:,.0f} "
+                     f"backward a step (dense: {sent['fwd_dense'] / steps:,.0f})")
+    if row.get("bytes"):
+        lines.append(f"  traffic               {100 * row['bytes']['ratio']:.2f} % of dense")
+    return "\n".join([*lines, f"  folder {path}"])

@@ -1,0 +1,16 @@
+"""Named Runs. A preset's header says table, hardware, minutes and what to expect."""
+
+from __future__ import annotations
+
+from experiments.config import Run
+from experiments.errors import UserError, nearest
+from experiments.presets import digits, resnet18
+
+PRESETS: dict[str, Run] = digits.PRESETS | resnet18.PRESETS
+
+
+def preset(name: str) -> Run:
+    """The Run of this name. Raises UserError naming the nearest one."""
+    if name not in PRESETS:
+        raise UserError(f"unknown preset '{name}'{nearest(name, PRESETS)} (one of: {', '.join(PRESETS)})")
+    return PRESETS[name]

@@ -1,0 +1,41 @@
+"""How long a run would take here: some real steps, extrapolated."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from experiments.run import Execution, build
+
+STEPS = 4
+
+
+def seconds_per_epoch(run: object, how: Execution) -> float:
+    """Seconds of one epoch with its share of evaluation, from a few measured steps after two of warming up."""
+    parts = build(run, how)
+    task, device = parts.task.to(parts.device), parts.device
+    optimizer = task.configure_optimizers()["optimizer"]
+    batches = iter(parts.data.train)
+    step, clock = task.boundaries.step, []
+    from experiments.feedback import Keys
+
+    for number in range(2 + STEPS):
+        x, y, samples = next(batches)
+        step.training, step.compress, step.number, step.keys = True, True, number, Keys(samples, device)
+        started = _now(device)
+        loss = torch.nn.functional.cross_entropy(task.model(task._laid_out(x)), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        clock.append(_now(device) - started)
+    train = sum(clock[2:]) / STEPS * len(parts.data.train)
+    # An evaluation passes every held-out sample forward twice; a forward is about a third of a step.
+    held_out = len(parts.data.val.y) + len(parts.data.test.y)
+    return train * (1 + 2 / 3 * held_out / len(parts.data.train.y) / run.eval_every)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

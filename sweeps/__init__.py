@@ -1,0 +1,1 @@
+"""Which runs exist, and who executes them."""

@@ -1,0 +1,27 @@
+"""Named sweeps: one function a table or figure, each a list of Runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from experiments.config import Run
+from experiments.errors import UserError, nearest
+from sweeps.papers import rudakov
+
+SWEEPS: dict[str, Callable[[], list[Run]]] = {
+    "demo": rudakov.demo,
+    "smoke": rudakov.smoke,
+    "resnet18_quantization": rudakov.resnet18_quantization,
+    "resnet18_topk": rudakov.resnet18_topk,
+    "resnet18_feedback": rudakov.resnet18_feedback,
+    "resnet18_aqsgd": rudakov.resnet18_aqsgd,
+    "resnet18_paper": rudakov.resnet18_paper,
+    "resnet18_corrected": rudakov.resnet18_corrected,
+}
+
+
+def sweep(name: str) -> list[Run]:
+    """The runs of a named sweep. Raises UserError naming the nearest one."""
+    if name not in SWEEPS:
+        raise UserError(f"unknown sweep '{name}'{nearest(name, SWEEPS)} (one of: {', '.join(SWEEPS)})")
+    return SWEEPS[name]()

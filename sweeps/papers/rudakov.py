@@ -1,0 +1,110 @@
+"""Rudakov et al., arXiv 2401.07788: compression of activations and gradients between stages.
+
+The same grids serve the embedded digits in minutes and ResNet-18 on CIFAR-10 on a GPU; only the base
+Run, the levels and the number of seeds differ.
+"""
+
+from __future__ import annotations
+
+from experiments.config import Run, override
+from experiments.presets import preset
+from sweeps.grid import product, seeds, union
+
+K_LEVELS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
+FWD_KIND, BWD_KIND = "fwd.compressor.kind", "bwd.compressor.kind"
+BOTH_KINDS = f"{FWD_KIND}+{BWD_KIND}"
+BOTH_RATIOS = "fwd.compressor.ratio+bwd.compressor.ratio"
+
+
+def topk(base: Run, levels: tuple[float, ...] = K_LEVELS, kind: str = "topk") -> list[Run]:
+    """TopK both ways at each level; every run scores with compression on and off."""
+    return product(base, {BOTH_KINDS: (kind,), BOTH_RATIOS: levels})
+
+
+def quantization(base: Run, fwd_bits: tuple[int, ...], bwd_bits: tuple[int, ...], scale: str = "tensor") -> list[Run]:
+    """Min-max codes, every pair of forward and backward bits. Scale "tensor" is the authors' batch-wide range."""
+    return product(base, {
+        BOTH_KINDS: ("uniform",), "fwd.compressor.scale+bwd.compressor.scale": (scale,),
+        "fwd.compressor.bits": fwd_bits, "bwd.compressor.bits": bwd_bits})
+
+
+def one_sided(base: Run, bits: tuple[int, ...], scale: str) -> list[Run]:
+    """The same bits on activations only, then on gradients only: which of them bears compression better?"""
+    return [run for side in ("fwd", "bwd") for run in product(base, {
+        f"{side}.compressor.kind": ("uniform",), f"{side}.compressor.scale": (scale,),
+        f"{side}.compressor.bits": bits})]
+
+
+def feedback(base: Run, levels: tuple[float, ...], kinds: tuple[str, ...] = ("ef", "ef_mixed", "ef21"),
+             kind: str = "topk") -> list[Run]:
+    """TopK both ways with an error feedback both ways."""
+    return product(base, {BOTH_KINDS: (kind,), BOTH_RATIOS: levels,
+                          "fwd.feedback.kind+bwd.feedback.kind": kinds})
+
+
+def aqsgd(base: Run, levels: tuple[float, ...], kind: str = "topk") -> list[Run]:
+    """AQ-SGD with TopK on activations, plain TopK on gradients."""
+    return product(base, {BOTH_KINDS: (kind,), BOTH_RATIOS: levels, "fwd.feedback.kind": ("aqsgd",)})
+
+
+def demo() -> list[Run]:
+    """Every method of the paper on the embedded digits, 3 seeds; minutes on two cores (`make demo`)."""
+    base = preset("digits")
+    return seeds(union(
+        [base],
+        topk(base),
+        quantization(base, (2, 4), (2, 4, 8)),
+        one_sided(base, (2, 3), "tensor"),
+        one_sided(base, (2, 3), "group"),
+        feedback(base, (0.1, 0.02)),
+        aqsgd(base, (0.3, 0.1, 0.02)),
+    ), 3)
+
+
+def smoke() -> list[Run]:
+    """The demo's methods on the tests' synthetic twin, one seed, two epochs: seconds."""
+    base = preset("synthetic")
+    return union([base], topk(base, (0.5, 0.1)), quantization(base, (4,), (4, 8)),
+                 one_sided(base, (2,), "tensor"), one_sided(base, (2,), "group"), feedback(base, (0.1,)),
+                 aqsgd(base, (0.1,)))
+
+
+def resnet18_quantization() -> list[Run]:
+    """The bit-width grid, 5 seeds."""
+    return seeds(_quantization(preset("resnet18_paper")), 5)
+
+
+def resnet18_topk() -> list[Run]:
+    """TopK 50 to 2 %, 5 seeds, with the uncompressed baseline."""
+    base = preset("resnet18_paper")
+    return seeds([base, *topk(base, kind="topk_strict")], 5)
+
+
+def resnet18_feedback() -> list[Run]:
+    """TopK with EF, EF-mixed and EF21, 5 seeds."""
+    return seeds(feedback(preset("resnet18_paper"), K_LEVELS[2:], kind="topk_strict"), 5)
+
+
+def resnet18_aqsgd() -> list[Run]:
+    """AQ-SGD with TopK under the authors' augmentation and with each sample's augmentation fixed, 5 seeds."""
+    base = preset("resnet18_paper")
+    fixed = override(base, {"data.fixed_augment": True})
+    return seeds(aqsgd(base, K_LEVELS, "topk_strict") + aqsgd(fixed, K_LEVELS, "topk_strict"), 5)
+
+
+def resnet18_paper() -> list[Run]:
+    """The whole grid of the paper with the authors' choices, 5 seeds."""
+    return union(resnet18_topk(), resnet18_quantization(), resnet18_feedback(), resnet18_aqsgd())
+
+
+def resnet18_corrected() -> list[Run]:
+    """The same questions with the corrected choices, 5 seeds: annealed rate, validation split, exact TopK."""
+    base = preset("resnet18_corrected")
+    fixed = override(base, {"data.fixed_augment": True})
+    return seeds(union([base], topk(base), _quantization(base), feedback(base, K_LEVELS[2:]),
+                       aqsgd(base, K_LEVELS), aqsgd(fixed, K_LEVELS)), 5)
+
+
+def _quantization(base: Run) -> list[Run]:
+    return union(quantization(base, (2, 4, 6, 8), (2, 4, 6, 8)), one_sided(base, (2, 3, 4), "tensor"),
+                 one_sided(base, (2, 3, 4), "group"))
