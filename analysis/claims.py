@@ -96,7 +96,7 @@ def c1(frame: pd.DataFrame, scale: str = "tensor") -> Claim:
     arms = [{f"{side}.compressor.kind": "uniform", f"{side}.compressor.scale": scale,
              f"{other}.compressor.kind": "none"} for side, other in (("fwd", "bwd"), ("bwd", "fwd"))]
     effect = difference(frame, "accuracy, activations only minus gradients only, equal bits",
-                        (arms[0], ON), (arms[1], ON), levels=("bits",), above=0)
+                        (arms[0], ON), (arms[1], ON), levels=("bits",), above=SLIGHT)
     return Claim("C1", "Gradients need milder compression than activations (min-max, batch-wide range).", [effect])
 
 
@@ -129,7 +129,7 @@ def c4(frame: pd.DataFrame) -> Claim:
             for key, value in (("kind", "uniform"), ("scale", "tensor"))}
     two = both | {"fwd.compressor.bits": 2, "bwd.compressor.bits": 8}
     effect = difference(frame, "2-bit activations: accuracy, compression on minus off at inference",
-                        (two, ON), (two, OFF), above=0)
+                        (two, ON), (two, OFF), above=SLIGHT)
     return Claim("C4", "Turning quantization off at inference also lowers quality.", [effect])
 
 

@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,7 +20,7 @@ from analysis.tables import OFF, ON
 
 COLUMN = 3.4  # inches, one column of a two-column page
 INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 STYLE = {
     "font.size": 7.5, "axes.titlesize": 8, "legend.fontsize": 6.5, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5,
@@ -54,27 +55,32 @@ def convergence(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
     return figure
 
 
-def bytes_against_accuracy(frame: pd.DataFrame) -> Figure:
-    """Mean accuracy (compressed inference) against bytes sent; the line joins what nothing dominates."""
+def bytes_against_error(frame: pd.DataFrame) -> Figure:
+    """Mean test error (compressed inference) against bytes sent; the line joins what nothing dominates."""
     points = summary(frame)
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 2.9))
+        figure, axis = plt.subplots(figsize=(COLUMN, 3.1))
         for place, (family, part) in enumerate(points.groupby("family", sort=False)):
-            axis.errorbar(100 * part["bytes.ratio"], 100 * part["mean"], yerr=100 * part["sd"].fillna(0), label=family,
-                          ls="none", marker=MARKS[place % 7], color=INK[place % 7], elinewidth=0.7, zorder=3)
+            error, spread = 100 * (1 - part["mean"]), 100 * part["sd"].fillna(0)
+            # On a logarithmic axis a lower whisker below zero would have no end: stop it at half the error.
+            whiskers = [np.minimum(spread, error / 2), spread]
+            axis.errorbar(100 * part["bytes.ratio"], error, yerr=whiskers, label=family, ls="none",
+                          marker=MARKS[place % 9], color=INK[place % 7], elinewidth=0.7, zorder=3)
         front = pareto(points)
-        axis.plot(100 * front["bytes.ratio"], 100 * front["mean"], color="0.5", lw=1, zorder=1, label="Pareto front")
-        axis.set(xscale="log", xlabel="bytes sent, activations and gradients (% of dense)",
-                 ylabel="test accuracy (%)")
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        figure.legend(loc="outside lower center", ncols=3)
+        axis.plot(100 * front["bytes.ratio"], 100 * (1 - front["mean"]), color="0.5", lw=1, zorder=1,
+                  label="Pareto front")
+        axis.set(xscale="log", yscale="log", xlabel="bytes sent, activations and gradients (% of dense)",
+                 ylabel="test error (%)")
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_formatter(lambda value, _: f"{value:g}")
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
 def on_off(frame: pd.DataFrame) -> Figure:
-    """For every setting, accuracy with compression on and off at inference, joined by a line."""
+    """TopK and its feedbacks: accuracy with compression on and off at inference, joined by a line."""
     both = summary(frame, ON).merge(summary(frame, OFF), on="method", suffixes=("_on", "_off"))
-    both = both[both.family_on != "min-max"].iloc[::-1]
+    both = both[~both.family_on.str.startswith("min-max")].iloc[::-1]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 0.6 + 0.17 * len(both)))
         height = range(len(both))
@@ -125,13 +131,13 @@ def _band(axis: Axes, curves: pd.DataFrame, metric: str, label: str, place: int)
     if curves.empty:
         return
     by_epoch = curves.groupby("epoch")[metric].agg(["mean", "std"]).fillna(0) * 100
-    axis.plot(by_epoch.index, by_epoch["mean"], color=INK[place % 7], marker=MARKS[place % 7], label=label)
+    axis.plot(by_epoch.index, by_epoch["mean"], color=INK[place % 7], marker=MARKS[place % 9], label=label)
     axis.fill_between(by_epoch.index, by_epoch["mean"] - by_epoch["std"], by_epoch["mean"] + by_epoch["std"],
                       color=INK[place % 7], alpha=0.15, lw=0)
 
 
 FIGURES: dict[str, Callable[..., Figure]] = {
     "convergence": convergence,
-    "bytes": lambda frame, curves: bytes_against_accuracy(frame),
+    "bytes": lambda frame, curves: bytes_against_error(frame),
     "on_off": lambda frame, curves: on_off(frame),
 }

@@ -35,7 +35,8 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
     frame = results.load(store, sweep)
     if not (frame.status == "finished").any():
         raise UserError(f"no run of sweep '{sweep}' is finished in '{store}': run commsweep sweep launch {sweep}")
-    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
+        shutil.rmtree(folder / name, ignore_errors=True)
     report = Report(folder, tables.all_tables(frame), claims.all_claims(frame))
     for table in report.tables:
         for suffix, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):
@@ -67,12 +68,6 @@ def execute(store: Path, sweep: str, out: Path) -> Path:
     html, _ = exporter.from_notebook_node(notebook)
     _text(out, html)
     return out
-
-
-def clear(folder: Path) -> None:
-    """Remove what an earlier report left in a folder, so that no figure of old rows stays behind."""
-    for name in ("tables", "figures"):
-        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _text(path: Path, text: str) -> None:

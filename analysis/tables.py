@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 ON, OFF = "test_on_acc", "test_off_acc"
+PERCENT, SHARE, BYTES = "percent", "share", "bytes"  # how a cell is shown; a share needs no spread
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Cell:
     asked: int  # runs the sweep names for this cell
     diverged: int = 0
     failed: int = 0
-    percent: bool = True
+    unit: str = PERCENT
 
     @property
     def mean(self) -> float:
@@ -39,10 +40,11 @@ class Cell:
         """What a table shows."""
         if not self.values:
             return "diverged" if self.diverged else "failed" if self.failed else "missing"
-        scale = 100 if self.percent else 1
-        out = f"{scale * self.mean:.1f}" if self.percent else f"{self.mean:.3g}"
-        if self.sd is not None and self.percent:
-            out += f" {spread} {scale * self.sd:.1f}"
+        if self.unit == BYTES:
+            return f"{self.mean:,.0f}"
+        out = f"{100 * self.mean:.1f}"
+        if self.sd is not None and self.unit == PERCENT:
+            out += f" {spread} {100 * self.sd:.1f}"
         lost = [f"{count} {what}" for count, what in (
             (self.diverged, "diverged"), (self.failed, "failed"),
             (self.asked - len(self.values) - self.diverged - self.failed, "missing")) if count]
@@ -95,12 +97,12 @@ class Table:
         return out.getvalue()
 
 
-def cell(rows: pd.DataFrame, metric: str, percent: bool = True) -> Cell:
+def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
     """The cell of these runs (one a seed)."""
     done = rows[rows.status == "finished"]
     values = done[metric].dropna() if metric in done else pd.Series(dtype=float)
     return Cell(tuple(values), tuple(done.id.loc[values.index]), len(rows), int((rows.status == "diverged").sum()),
-                int((rows.status == "failed").sum()), percent)
+                int((rows.status == "failed").sum()), unit)
 
 
 def all_tables(frame: pd.DataFrame) -> list[Table]:
@@ -177,18 +179,14 @@ def _pick(rows: pd.DataFrame, side: str, bits: float | None) -> pd.DataFrame:
 
 
 def _listing(name: str, title: str, labels: list[str]) -> Table:
-    columns = ["compressed inference", "dense inference", "seeds", "fwd bytes/step", "bwd bytes/step", "of dense"]
+    columns = ["compressed inference", "dense inference", "seeds", "fwd bytes/step", "bwd bytes/step", "bytes (% of dense)"]
     return Table(name, title, [*labels, *columns])
 
 
 def _scores(rows: pd.DataFrame) -> list[Cell | str]:
     n = int((rows.status == "finished").sum())
-    return [cell(rows, ON), cell(rows, OFF), str(n), *(_bytes(rows, side) for side in ("fwd", "bwd")),
-            cell(rows, "bytes.ratio")]
-
-
-def _bytes(rows: pd.DataFrame, side: str) -> Cell:
-    return cell(rows, f"bytes.{side}_per_step", percent=False)
+    return [cell(rows, ON), cell(rows, OFF), str(n), *(cell(rows, f"bytes.{side}_per_step", BYTES) for side in ("fwd", "bwd")),
+            cell(rows, "bytes.ratio", SHARE)]
 
 
 def _feedback(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.config import Run, flatten, override, run_id
 from experiments.errors import UserError
+from experiments.execution import Execution
 from experiments.presets import PRESETS, preset
 from experiments.store import DIVERGED, FAILED, Busy, Store
 
@@ -45,10 +46,8 @@ def execution_options() -> argparse.ArgumentParser:
     return options
 
 
-def execution(args: argparse.Namespace, progress: bool = False):  # type: ignore[no-untyped-def]
+def execution(args: argparse.Namespace, progress: bool = False) -> Execution:
     """The Execution these options describe."""
-    from experiments.run import Execution
-
     if args.data_root is not None and not args.data_root.is_dir():
         raise UserError(f"--data-root '{args.data_root}': no such folder")
     return Execution(args.device, args.data_root, args.buffers, args.checkpoint_every, progress)

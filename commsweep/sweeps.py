@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections import Counter
@@ -43,7 +42,7 @@ def _plan(args: argparse.Namespace) -> int:
     runs, store = sweep(args.name), Store(args.store)
     left = missing(runs, store)
     seconds = _estimate(left, store, args)
-    workers = args.workers or default_workers(args.device)
+    workers = args.workers or execution(args).workers()
     plan = {"sweep": args.name, "cells": len(runs), "missing": len(left), "workers": workers,
             "seconds": None if seconds is None else seconds / workers,
             "missing_runs": [run_id(run) for run in left]}
@@ -89,7 +88,8 @@ def _launch(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     runs, store = sweep(args.name), Store(args.store)
-    workers = args.workers if args.workers is not None else default_workers(args.device)
+    how = execution(args)
+    workers = args.workers if args.workers is not None else how.workers()
     if workers < 1:
         raise UserError(f"--workers {workers}: at least 1")
     retry = {part for part in args.retry.split(",") if part}
@@ -98,8 +98,8 @@ def _launch(args: argparse.Namespace) -> int:
     register(args.name, runs, store)
     set_aside(runs, store, retry)
     left = missing(runs, store)
-    how = execution(args)
-    how.torch_device()
+    if how.device != "auto":
+        how.torch_device()  # a device that is not there is said once, not once a cell
     with tqdm(total=len(runs), initial=len(runs) - len(left), unit="run", desc=args.name, file=sys.stderr,
               disable=args.json, smoothing=0.05) as bar:
         report = launch(left, store, how, workers, lambda name, status: bar.update())
@@ -130,16 +130,6 @@ def _status(args: argparse.Namespace) -> int:
         if row and row["error"]:
             print(f"  {row['id']} {row['status']}: {row['error']}")
     return 0
-
-
-def default_workers(device: str) -> int:
-    """One process a GPU where there are any, else one a CPU core."""
-    if device != "cpu":
-        import torch
-
-        if torch.cuda.is_available():
-            return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0))
 
 
 def _clock(seconds: float) -> str:

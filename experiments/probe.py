@@ -6,20 +6,21 @@ import time
 
 import torch
 
-from experiments.run import Execution, build
+from experiments.config import Run
+from experiments.execution import Execution
+from experiments.feedback import Keys
+from experiments.run import build
 
 STEPS = 4
 
 
-def seconds_per_epoch(run: object, how: Execution) -> float:
+def seconds_per_epoch(run: Run, how: Execution) -> float:
     """Seconds of one epoch with its share of evaluation, from a few measured steps after two of warming up."""
     parts = build(run, how)
     task, device = parts.task.to(parts.device), parts.device
     optimizer = task.configure_optimizers()["optimizer"]
     batches = iter(parts.data.train)
     step, clock = task.boundaries.step, []
-    from experiments.feedback import Keys
-
     for number in range(2 + STEPS):
         x, y, samples = next(batches)
         step.training, step.compress, step.number, step.keys = True, True, number, Keys(samples, device)

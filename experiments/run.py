@@ -24,33 +24,11 @@ from experiments import models
 from experiments.config import SCHEMA, Run, flatten, run_id
 from experiments.data import ImageData, load
 from experiments.data.images import CLASSES
-from experiments.errors import Diverged, UserError
+from experiments.errors import Diverged
+from experiments.execution import Execution
 from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
 from experiments.store import DIVERGED, FAILED, FINISHED, Row, RunFolder, Store
 from experiments.tasks import ImageClassification, installed
-
-
-@dataclass(frozen=True)
-class Execution:
-    """Where and how a run executes; nothing here changes a result, so nothing here is hashed."""
-
-    device: str = "auto"  # cpu, cuda, cuda:1, or auto
-    data_root: Path | None = None
-    buffers: str = "memory"  # or mmap: where sample-keyed feedback memories lie
-    checkpoint_every: float = 30.0  # seconds between checkpoints, taken at the end of an epoch
-    progress: bool = False
-
-    def torch_device(self) -> torch.device:
-        """The device meant."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise UserError(f"--device {self.device}: not a device; use cpu, cuda, cuda:1 or auto") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"--device {self.device}: no CUDA device is available here; use --device cpu")
-        return device
 
 
 def execute(run: Run, store: Store, how: Execution | None = None) -> Row:
