@@ -179,14 +179,14 @@ def _pick(rows: pd.DataFrame, side: str, bits: float | None) -> pd.DataFrame:
 
 
 def _listing(name: str, title: str, labels: list[str]) -> Table:
-    columns = ["compressed inference", "dense inference", "seeds", "fwd bytes/step", "bwd bytes/step", "bytes (% of dense)"]
-    return Table(name, title, [*labels, *columns])
+    columns = ["compressed inference", "dense inference", "seeds", "fwd bytes/step", "bwd bytes/step"]
+    return Table(name, title, [*labels, *columns, "bytes (% of dense)"])
 
 
 def _scores(rows: pd.DataFrame) -> list[Cell | str]:
     n = int((rows.status == "finished").sum())
-    return [cell(rows, ON), cell(rows, OFF), str(n), *(cell(rows, f"bytes.{side}_per_step", BYTES) for side in ("fwd", "bwd")),
-            cell(rows, "bytes.ratio", SHARE)]
+    sent = [cell(rows, f"bytes.{side}_per_step", BYTES) for side in ("fwd", "bwd")]
+    return [cell(rows, ON), cell(rows, OFF), str(n), *sent, cell(rows, "bytes.ratio", SHARE)]
 
 
 def _feedback(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:

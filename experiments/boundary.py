@@ -88,15 +88,15 @@ class Counts:
     nbytes: int = 0
     dense_bytes: int = 0
     on_device: Tensor | None = field(default=None, repr=False)  # bytes that depend on data, summed without a sync
-    finite: Tensor | None = field(default=None, repr=False)
+    first_bad: Tensor | None = field(default=None, repr=False)  # call of the first non-finite message, or infinity
 
     def saw(self, x: Tensor) -> None:
         """A training message x arrived at the sender."""
         self.calls += 1
         self.dense_bytes += x.numel() * x.element_size()
         # A sum is finite only if all terms are; one cheap reduction, no synchronisation.
-        finite = x.sum(dtype=torch.float32).isfinite()
-        self.finite = finite if self.finite is None else self.finite & finite
+        bad = torch.where(x.sum(dtype=torch.float32).isfinite(), torch.inf, float(self.calls))
+        self.first_bad = bad if self.first_bad is None else torch.minimum(self.first_bad, bad)
 
     def sent(self, sending: Sending) -> None:
         """What the message cost."""

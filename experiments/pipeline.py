@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -50,13 +51,14 @@ class Boundaries(nn.ModuleDict):
                     raise RuntimeError(f"boundary {boundary.name}: {calls} {side} calls in {steps} training steps")
 
     def non_finite(self) -> str | None:
-        """The first boundary that saw a non-finite message, forward before backward; None if none did."""
-        for side, what in (("fwd", "activation"), ("bwd", "gradient")):
-            for boundary in self.values():
-                finite = getattr(boundary, side).counts.finite
-                if finite is not None and not bool(finite):
-                    return f"non-finite {what} at boundary {boundary.name}"
-        return None
+        """Where the first non-finite message was seen: in that step, activations come first, in model order,
+        then gradients against it. None if all were finite."""
+        order = [("activation", b.name, b.fwd) for b in self.values()]
+        order += [("gradient", b.name, b.bwd) for b in reversed(list(self.values()))]
+        seen = [(float(channel.counts.first_bad), what, name) for what, name, channel in order
+                if channel.counts.first_bad is not None]
+        call, what, name = min(seen, key=lambda one: one[0], default=(math.inf, "", ""))
+        return None if call == math.inf else f"non-finite {what} at boundary {name}"
 
     def ledger(self) -> dict[str, dict[str, int]]:
         """Bytes and calls over training: {boundary: {fwd, bwd, fwd_dense, bwd_dense, calls}}."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import subprocess
@@ -27,6 +26,7 @@ from experiments.data.images import CLASSES
 from experiments.errors import Diverged
 from experiments.execution import Execution
 from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
+from experiments.specs import Spec
 from experiments.store import DIVERGED, FAILED, FINISHED, Row, RunFolder, Store
 from experiments.tasks import ImageClassification, installed
 
@@ -147,7 +147,7 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution) -> Row:
 def _row(run: Run, parts: Parts, folder: RunFolder, made: pl.Trainer, status: str, error: str | None) -> Row:
     ran = run.model_dump(mode="json")
     if made.optimizers and status != FAILED:
-        ran = Run(**installed(run, parts.task, parts.data, made)).model_dump(mode="json")
+        ran = _dump(installed(run, parts.task, parts.data, made))
     ledger = parts.task.boundaries.ledger()
     return {
         "schema": SCHEMA, "id": run_id(run), "status": status, "error": error, "run": ran,
@@ -193,11 +193,16 @@ def traffic(ledger: dict[str, dict[str, int]]) -> dict[str, float]:
 
 def _nothing_lost(run: Run, ran: dict[str, Any]) -> None:
     """Law 1: what is logged is what ran. Raises when a setting did not reach the objects."""
-    asked, got = (flatten(one.model_dump(mode="json")) for one in (run, Run(**ran)))
+    asked, got = flatten(run.model_dump(mode="json")), flatten(_dump(ran))
     lost = [f"{key}: asked {asked.get(key)}, installed {got.get(key)}"
             for key in sorted(asked.keys() | got.keys()) if asked.get(key) != got.get(key)]
     if lost:
         raise RuntimeError("settings lost on the way to the run: " + "; ".join(lost))
+
+
+def _dump(ran: dict[str, Any]) -> dict[str, Any]:
+    """Installed settings as a Run would be stored; not validated, for a lost setting may be no valid one."""
+    return {key: part.model_dump(mode="json") if isinstance(part, Spec) else part for key, part in ran.items()}
 
 
 @cache
@@ -229,7 +234,3 @@ def _quiet() -> None:
                   ".*GPU available but not used.*", ".*lr_scheduler.step.*", ".*srun.*"):
         warnings.filterwarnings("ignore", noise)
 
-
-def finite(value: float | None) -> bool:
-    """Whether value is a number one may average."""
-    return value is not None and math.isfinite(value)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -115,10 +116,8 @@ class _Worker:
 
     def give(self, run: Run) -> None:
         self.run = run
-        try:
+        with suppress(BrokenPipeError):  # it died idle; `answer` will say so
             self.pipe.send(run.model_dump(mode="json"))
-        except BrokenPipeError:
-            pass  # it died idle; `answer` will say so
 
     def answer(self) -> dict[str, Any]:
         """Its report, or the record of its death."""

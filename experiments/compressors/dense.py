@@ -37,7 +37,7 @@ class Cast(Compressor):
         to = getattr(torch, self.spec.to)
         # An overflow would turn a finite activation into an infinity; clamp keeps NaN, and bfloat16
         # (range of float32) only overflows by rounding up its very last step.
-        limit = torch.finfo(to).max
+        limit = min(torch.finfo(to).max, torch.finfo(x.dtype).max)
         return x.clamp(-limit, limit).to(to)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:

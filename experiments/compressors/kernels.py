@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
     if n_rows == 1 and n >= _SERIAL:  # one scale for the whole tensor: cut the only row into pieces
         pieces = torch.get_num_threads()
         edges = [n * i // pieces for i in range(pieces + 1)]
-        _parallel([lambda a=a, b=b: _uniform(*args, 0, 1, a, b) for a, b in zip(edges, edges[1:], strict=False)])
+        _parallel([lambda a=a, b=b: _uniform(*args, 0, 1, a, b) for a, b in pairwise(edges)])
     else:
         _over_rows(lambda a, b: _uniform(*args, a, b, 0, n), n_rows, n)
     return out
@@ -60,7 +61,7 @@ def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
 def _over_rows(task: Callable[[int, int], None], n_rows: int, n: int) -> None:
     pieces = min(torch.get_num_threads(), n_rows) if n_rows * n >= _SERIAL else 1
     edges = [n_rows * i // pieces for i in range(pieces + 1)]
-    _parallel([lambda a=a, b=b: task(a, b) for a, b in zip(edges, edges[1:], strict=False)])
+    _parallel([lambda a=a, b=b: task(a, b) for a, b in pairwise(edges)])
 
 
 def _parallel(tasks: list[Callable[[], None]]) -> None:

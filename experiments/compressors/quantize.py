@@ -159,7 +159,8 @@ class FixedPoint(Quantizer):
         s = scales[0][:, None]
         safe = s.where(s != 0, s.new_ones(()))
         half = -self._lowest
-        return self._round((groups / safe).mul_(half), seed).clamp_(-half, half - 1)
+        # + 0.0 turns -0.0, which no code stands for, into 0.0.
+        return self._round((groups / safe).mul_(half), seed).clamp_(-half, half - 1).add_(0.0)
 
     def _values(self, codes: Tensor, scales: tuple[Tensor, ...]) -> Tensor:
         return codes.div_(-self._lowest).mul_(scales[0][:, None])
@@ -185,7 +186,7 @@ class FixedBatch(Compressor):
         flat = rows(x).float()
         s = flat.abs().amax(0)
         half = 2 ** (self.spec.bits - 1)
-        return (flat * half / (s + 1e-6)).round_().clamp_(-half, half - 1), s.half()
+        return (flat * half / (s + 1e-6)).round_().clamp_(-half, half - 1).add_(0.0), s.half()
 
     def _values(self, codes: Tensor, scale: Tensor) -> Tensor:
         return codes / 2 ** (self.spec.bits - 1) * scale.float()

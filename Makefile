@@ -1,0 +1,34 @@
+# Everything a checkout needs: python3 (3.11 or later), make and a package registry.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SWEEP := $(BIN)/commsweep
+
+.PHONY: demo test test-slow lint lock clean
+
+demo: $(VENV)/ready
+	$(SWEEP) sweep launch demo
+	$(SWEEP) report demo --out out/demo
+
+test: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/ready
+	$(BIN)/python -m pytest -m slow -n 0
+
+$(VENV)/ready: requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "commsweep needs Python 3.11 or later; set PYTHON=python3.x")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+# Names and versions only: an address in the lock would bind it to one registry.
+lock:
+	$(BIN)/uv pip compile --universal --python-version 3.11 --extra test --upgrade --quiet --no-header --no-annotate \
+		--no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf $(VENV) out .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,21 @@
+"""Shared fixtures. Everything runs offline on the CPU with one thread a worker."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("suite", deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+settings.load_profile("suite")
+
+
+@pytest.fixture
+def store(tmp_path):
+    from experiments.store import Store
+
+    return Store(tmp_path / "store")

@@ -1,0 +1,72 @@
+"""One canonical small setting per method, which the law tests walk through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from experiments.config import Run, override
+from experiments.presets import preset
+
+# Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
+COMPRESSORS: list[dict[str, Any]] = [
+    {"kind": "none"},
+    {"kind": "cast", "to": "float16"},
+    {"kind": "cast", "to": "bfloat16"},
+    {"kind": "topk", "ratio": 0.1},
+    {"kind": "topk", "ratio": 0.6},
+    {"kind": "topk", "ratio": 1.0},
+    {"kind": "topk", "ratio": 0.2, "scope": "tensor"},
+    {"kind": "topk", "ratio": 0.3, "scope": "last"},
+    {"kind": "topk_strict", "ratio": 0.1},
+    {"kind": "topk_strict", "ratio": 0.7},
+    {"kind": "topk_strict", "ratio": 1.0},
+    {"kind": "randomk", "ratio": 0.25},
+    {"kind": "randomk", "ratio": 0.25, "scaled": True},
+    {"kind": "fixed_batch", "bits": 2},
+    {"kind": "fixed_batch", "bits": 8},
+    *({"kind": kind, "bits": bits, "scale": scale, "rounding": rounding} | ({"group": 8} if scale == "group" else {})
+      for kind in ("uniform", "fixed") for bits in (1, 3, 4, 8)
+      for scale, rounding in (("tensor", "nearest"), ("sample", "stochastic"), ("channel", "nearest"),
+                              ("group", "nearest"), ("group", "stochastic"))),
+]
+
+FEEDBACKS: list[dict[str, Any]] = [
+    {"kind": "ef"}, {"kind": "ef", "key": "sample"}, {"kind": "ef_mixed"}, {"kind": "ef_mixed", "key": "sample"},
+    {"kind": "ef21"}, {"kind": "ef21", "key": "sample"}, {"kind": "aqsgd"}, {"kind": "aqsgd", "buffer": "bfloat16"},
+]
+
+
+def name(spec: dict[str, Any]) -> str:
+    """A readable test id."""
+    return "-".join(str(value) for value in spec.values())
+
+
+def tiny(**changes: Any) -> Run:
+    """The synthetic preset with dotted settings changed ("__" stands for ".")."""
+    return override(preset("synthetic"), {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def linked(fwd: dict[str, Any] | None = None, bwd: dict[str, Any] | None = None,
+           fwd_feedback: dict[str, Any] | None = None, bwd_feedback: dict[str, Any] | None = None,
+           **changes: Any) -> Run:
+    """A tiny run with these compressors and feedbacks."""
+    for side, part, spec in (("fwd", "compressor", fwd), ("bwd", "compressor", bwd),
+                             ("fwd", "feedback", fwd_feedback), ("bwd", "feedback", bwd_feedback)):
+        changes |= {f"{side}.{part}.{key}": value for key, value in (spec or {}).items()}
+    return tiny(**changes)
+
+
+def toy(run: Run) -> Run:
+    """A paper's Run shrunk to seconds: synthetic images, a narrow network, one epoch; its links stay."""
+    changes = {"model.name": "resnet_small", "model.width": 4, "data.name": "synthetic", "data.batch_size": 32,
+               "data.val_size": min(run.data.val_size, 32), "epochs": 1, "eval_every": 1, "seed": 0}
+    return override(run, changes)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equality that tells -0.0 from 0.0."""
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(kinds[a.element_size()]), b.contiguous().view(kinds[b.element_size()]))

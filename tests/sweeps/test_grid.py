@@ -1,0 +1,76 @@
+"""Grids are finite lists of distinct Runs; law 9: every preset and every sweep executes at toy size."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.config import Run, run_id
+from experiments.errors import UserError
+from experiments.execution import Execution
+from experiments.presets import PRESETS
+from experiments.run import execute
+from sweeps.grid import product, seeds, union
+from sweeps.papers import SWEEPS, sweep
+from tests.helpers import toy
+
+
+def test_product_is_every_combination_and_joined_axes_move_together():
+    runs = product(Run(), {"fwd.compressor.kind+bwd.compressor.kind": ("topk",),
+                           "fwd.compressor.ratio+bwd.compressor.ratio": (0.1, 0.2), "seed": (0, 1, 2)})
+    assert [(r.fwd.compressor.ratio, r.bwd.compressor.ratio, r.seed) for r in runs] == [
+        (a, a, s) for a in (0.1, 0.2) for s in (0, 1, 2)]
+
+
+def test_union_keeps_order_and_drops_repeats_and_seeds_come_seed_by_seed():
+    a, b = product(Run(), {"epochs": (10, 20)})
+    assert union([a, b], [b, a]) == [a, b]
+    assert [(r.epochs, r.seed) for r in seeds([a, b], 2, first=5)] == [(10, 5), (20, 5), (10, 6), (20, 6)]
+
+
+def test_an_unknown_axis_or_sweep_is_named():
+    with pytest.raises(UserError, match="did you mean 'epochs'"):
+        product(Run(), {"epoch": (1,)})
+    with pytest.raises(UserError, match="did you mean 'demo'"):
+        sweep("demos")
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_names_each_run_once_with_several_seeds(name):
+    runs = sweep(name)
+    assert len({run_id(run) for run in runs}) == len(runs)
+    assert name == "smoke" or len({run.seed for run in runs}) >= 3
+
+
+def test_the_papers_grid_is_complete():
+    runs = sweep("resnet18_paper")
+    levels = {run.fwd.compressor.ratio for run in runs if run.fwd.compressor.kind == "topk_strict"}
+    assert levels == {0.5, 0.3, 0.2, 0.1, 0.05, 0.02}
+    assert {run.fwd.feedback.kind for run in runs} == {"none", "ef", "ef_mixed", "ef21", "aqsgd"}
+    assert all(run.schedule.t_max == 200 and run.epochs == 100 and run.data.val_size == 0 for run in runs)
+    assert all(run.schedule.t_max == 100 and run.data.val_size == 5000 for run in sweep("resnet18_corrected"))
+
+
+def distinct(runs):
+    """One toy run for each way the runs compress, feed back, augment or cast."""
+    return list({run_id(toy(run)): toy(run) for run in runs}.values())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_executes_at_toy_size(name, store):
+    assert execute(toy(PRESETS[name]), store, Execution("cpu"))["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["demo", "smoke", "resnet18_paper", "resnet18_corrected"])
+def test_every_sweep_executes_at_toy_size(name, store):
+    # The other sweeps are parts of resnet18_paper, as the test below holds.
+    for run in distinct(sweep(name)):
+        row = execute(run, store, Execution("cpu"))
+        assert row["status"] in ("finished", "diverged"), row["error"]
+        assert row["run"] == run.model_dump(mode="json")
+
+
+def test_the_partial_sweeps_are_parts_of_the_whole():
+    whole = {run_id(run) for run in sweep("resnet18_paper")}
+    for name in SWEEPS:
+        if name.startswith("resnet18_") and name != "resnet18_corrected":
+            assert {run_id(run) for run in sweep(name)} <= whole

@@ -1,0 +1,128 @@
+"""Law 6: whatever is killed, the same set of rows comes out, none lost, none twice. Real processes, really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.config import run_id
+from experiments.errors import UserError
+from experiments.execution import Execution
+from experiments.store import Store
+from sweeps.launch import launch, missing, register, set_aside
+from sweeps.papers import SWEEPS, sweep
+from tests.helpers import tiny
+
+HOW = Execution("cpu", checkpoint_every=0)
+LAUNCHER = """
+import sys
+from experiments.execution import Execution
+from experiments.store import Store
+from sweeps.launch import launch
+from tests.sweeps.test_launch import cells
+if __name__ == "__main__":
+    launch(cells(), Store(sys.argv[1]), Execution("cpu", checkpoint_every=0), 2, lambda name, status: print(name, flush=True))
+"""
+
+
+def cells():
+    """Four runs of a few seconds."""
+    return [tiny(seed=seed, epochs=40, eval_every=40, schedule__t_max=40) for seed in range(4)]
+
+
+def start(path, store):
+    path.write_text(LAUNCHER)
+    return subprocess.Popen([sys.executable, str(path), str(store)], stdout=subprocess.PIPE, text=True,
+                            env=os.environ | {"PYTHONPATH": os.getcwd()}, start_new_session=True)
+
+
+def children(pid):
+    """The worker processes of a launcher (its resource tracker is no worker)."""
+    with open(f"/proc/{pid}/task/{pid}/children") as handle:
+        pids = [int(one) for one in handle.read().split()]
+    return [one for one in pids if b"spawn_main" in open(f"/proc/{one}/cmdline", "rb").read()]
+
+
+def numbers(store):
+    rows = {row["id"]: row for row in store.rows()}
+    return {name: (row["status"], row["metrics"]) for name, row in rows.items()}
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "worker", "both"])
+def test_kill_minus_nine_and_start_again(victim, tmp_path):
+    store = Store(tmp_path / "store")
+    process = start(tmp_path / "go.py", store.root)
+    try:
+        wait_for(lambda: any(store.root.glob("*/last.ckpt")))  # in the middle of a run
+        workers = children(process.pid)
+        if victim in ("launcher", "both"):
+            process.send_signal(signal.SIGKILL)
+        if victim in ("worker", "both"):
+            os.kill(workers[0], signal.SIGKILL)
+        if victim == "worker":
+            process.wait(timeout=200)
+            row = next(row for row in store.rows() if row["status"] == "failed")
+            assert row["error"] == "worker killed by SIGKILL"
+            assert len(store.rows()) == 4  # its neighbour and the rest went on
+            assert set_aside(cells(), store, {"failed"}) == 1
+    finally:
+        if process.poll() is None and victim != "worker":
+            process.wait(timeout=30)
+    # An orphaned worker may still hold its cell; the next launcher waits for it and repeats nothing.
+    report = launch(cells(), store, HOW, 2)
+    assert report.outcomes["failed"] == 0
+    straight = Store(tmp_path / "straight")
+    launch(cells(), straight, HOW, 2)
+    assert numbers(store) == numbers(straight)
+    assert len(numbers(store)) == 4
+
+
+def test_a_second_launch_finds_nothing_to_do_and_a_larger_grid_runs_only_what_is_new(store):
+    runs = [tiny(seed=0), tiny(seed=1)]
+    assert launch(runs, store, HOW, 2).outcomes == {"finished": 2}
+    before = {p: p.stat().st_mtime_ns for p in store.root.glob("*/done.json")}
+    assert launch(runs, store, HOW, 2).outcomes == {}
+    assert launch([*runs, tiny(seed=2)], store, HOW, 2).outcomes == {"finished": 1}
+    assert all(p.stat().st_mtime_ns == stamp for p, stamp in before.items())
+
+
+def test_a_cell_that_cannot_start_is_reported_and_harms_no_other(store):
+    bad = tiny(model__cuts=["layer9"])
+    report = launch([bad, tiny()], store, HOW, 1)
+    assert report.outcomes == {"refused": 1, "finished": 1}
+    assert "'layer9' is no legal cut" in report.errors[0]
+    assert missing([bad, tiny()], store) == [bad]
+
+
+def test_efficiency_is_a_share_of_the_workers_time(store):
+    report = launch([tiny()], store, HOW, 2)
+    assert report.workers == 1
+    assert 0 < report.busy_seconds < report.wall_seconds
+    assert report.efficiency == pytest.approx(report.busy_seconds / report.wall_seconds)
+
+
+def test_what_a_run_prints_goes_to_its_log(store):
+    run = tiny(fwd__compressor__kind="topk", fwd__feedback__kind="ef")
+    launch([run], store, HOW, 1)
+    assert "feedback memories" in (store.folder(run_id(run)).path / "log.txt").read_text()
+
+
+def test_the_sweeps_cells_are_noted_in_the_store(store):
+    register("smoke", sweep("smoke"), store)
+    noted = json.loads((store.root / "sweeps" / "smoke.json").read_text())
+    assert list(noted["runs"]) == [run_id(run) for run in SWEEPS["smoke"]()]
+    with pytest.raises(UserError, match="cannot be a file name"):
+        register("../x", [], store)
