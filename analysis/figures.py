@@ -34,8 +34,9 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG, PDF and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "pdf", "svg")]
-    for path in paths:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with plt.rc_context(STYLE):  # the salt of SVG names is read when the file is written
+        for path in paths:
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return paths
 

@@ -66,7 +66,7 @@ def execute(store: Path, sweep: str, out: Path) -> Path:
     exporter = HTMLExporter(template_name="lab", exclude_input=True)
     exporter.require_js_url = exporter.mathjax_url = ""  # the page opens offline
     html, _ = exporter.from_notebook_node(notebook)
-    _text(out, html)
+    _text(out, html.replace('<script src=""></script>', ""))
     return out
 
 

@@ -147,7 +147,7 @@ def test_calls_and_bytes_are_counted_once_a_direction_and_step(feedback):
     train(run, 3, parts.task.model, parts.task.boundaries)
     parts.task.boundaries.check_calls(3)
     for cut, sent in parts.task.boundaries.ledger().items():
-        sizes = torch.Size([8, *dict(layer1=(4, 8, 8), layer2=(8, 4, 4), layer3=(16, 2, 2))[cut]])
+        sizes = torch.Size([8, *{"layer1": (4, 8, 8), "layer2": (8, 4, 4), "layer3": (16, 2, 2)}[cut]])
         formula = compressor(dict(TOPK)).formula_bytes(sizes, torch.float32)
         assert sent["bwd"] == 3 * formula
         assert sent["bwd_dense"] == 3 * sizes.numel() * 4

@@ -8,7 +8,7 @@ import torch
 from experiments import compressors, feedback
 from experiments.boundary import Sending
 from experiments.feedback import Keys
-from experiments.specs import EF, EF21, AQSGD, EFMixed
+from experiments.specs import AQSGD, EF, EF21, EFMixed
 
 SHAPE = torch.Size([2, 3, 3])
 SPECS = {"ef": EF, "ef_mixed": EFMixed, "ef21": EF21}

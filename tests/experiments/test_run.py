@@ -180,9 +180,8 @@ def test_a_boundary_called_twice_a_step_fails_the_run(store, monkeypatch):
 
 def test_a_run_executed_elsewhere_is_busy(store):
     run = tiny()
-    with store.folder(run_id(run)).locked():
-        with pytest.raises(Busy):
-            execute(run, store, NOW)
+    with store.folder(run_id(run)).locked(), pytest.raises(Busy):
+        execute(run, store, NOW)
 
 
 def test_feedback_memory_size_is_printed_before_training(store, capsys):

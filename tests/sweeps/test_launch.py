@@ -27,7 +27,7 @@ from experiments.store import Store
 from sweeps.launch import launch
 from tests.sweeps.test_launch import cells
 if __name__ == "__main__":
-    launch(cells(), Store(sys.argv[1]), Execution("cpu", checkpoint_every=0), 2, lambda name, status: print(name, flush=True))
+    launch(cells(), Store(sys.argv[1]), Execution("cpu", checkpoint_every=0), 2)
 """
 
 

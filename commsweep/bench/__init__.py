@@ -1,0 +1,70 @@
+"""`commsweep bench`: speed as ratios, both sides timed in turn in one process, so a noisy machine hits both."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+
+from experiments.errors import UserError, nearest
+
+
+@dataclass
+class Result:
+    """One ratio against its bound. `at_most` False: the ratio must be at least the bound."""
+
+    name: str
+    ratio: float
+    bound: float
+    at_most: bool = True
+    medians: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bound is met."""
+        return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
+
+
+def alternate(sides: dict[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+    """Seconds of each side, run in turn A B A B ... after `warmup` uncounted rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(warmup + rounds):
+        for name, side in sides.items():
+            started = time.perf_counter()
+            side()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
+    """Median over rounds of a / b."""
+    return statistics.median(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
+
+
+def benches() -> dict[str, Callable[[], Iterable[Result]]]:
+    """All benches by name; a later one adds a line."""
+    from commsweep.bench import boundary
+
+    return {"boundary": boundary.bench}
+
+
+def run(name: str | None, as_json: bool) -> int:
+    """Run one bench or all, print every ratio, exit 1 if a bound is missed."""
+    known = benches()
+    if name is not None and name not in known:
+        raise UserError(f"unknown bench '{name}'{nearest(name, known)} (one of: {', '.join(known)})")
+    results = []
+    for each in [name] if name else known:
+        for result in known[each]():
+            results.append(result)
+            if not as_json:
+                sign = "<=" if result.at_most else ">="
+                raw = ", ".join(f"{key} {value:.4g}" for key, value in result.medians.items())
+                print(f"{'holds ' if result.holds else 'MISSED'} {result.name}: {result.ratio:.3f} {sign} "
+                      f"{result.bound:g}   ({raw})", flush=True)
+    if as_json:
+        print(json.dumps([asdict(result) | {"holds": result.holds} for result in results]))
+    return 0 if all(result.holds for result in results) else 1

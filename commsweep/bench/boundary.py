@@ -1,0 +1,103 @@
+"""`commsweep bench boundary`: what compression at the boundaries costs a training step."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from commsweep.bench import Result, alternate, paired
+from experiments import compressors, models
+from experiments.config import Run, override
+from experiments.feedback import Keys
+from experiments.pipeline import Boundaries, message_shapes
+from experiments.presets import preset
+
+BATCH = 128
+LINKS = {
+    "dense": {},
+    "topk": {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
+             for key, value in (("kind", "topk"), ("ratio", 0.1))},
+    "uniform": {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
+                for key, value in (("kind", "uniform"), ("bits", 4))},
+}
+
+
+def bench() -> Iterator[Result]:
+    """ResNet-18/CIFAR step at batch 128, three boundaries both ways; one compression; peak memory of a step."""
+    yield from _selection()
+    yield from _step()
+    yield _memory()
+
+
+def _selection() -> Iterator[Result]:
+    """TopK 10 % of [128, 65536] against the common public way."""
+    x = torch.randn(BATCH, 65536)
+    ours = compressors.build({"kind": "topk", "ratio": 0.1})
+    with torch.no_grad():
+        seconds = alternate({"public": lambda: _public(x), "ours": lambda: ours.apply(x)}, rounds=15, warmup=3)
+    yield Result("TopK 10 % of [128, 65536]: kthvalue way / ours", paired(seconds, "public", "ours"), 3.0, False,
+                 _milliseconds(seconds))
+
+
+def _public(x: Tensor) -> Tensor:
+    """Threshold by kthvalue, then a mask."""
+    size = x.abs()
+    threshold = size.kthvalue(int(x.shape[1] * 0.9), dim=1, keepdim=True).values
+    return x * (size > threshold)
+
+
+def _step() -> Iterator[Result]:
+    seconds = alternate({name: step_of(name) for name in LINKS}, rounds=5, warmup=2)
+    medians = _milliseconds(seconds)
+    for name, what, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
+        pair = {key: medians[key] for key in ("dense ms", f"{name} ms")}
+        yield Result(f"ResNet-18 step, batch {BATCH}, {what} at 3 boundaries both ways / dense",
+                     paired(seconds, name, "dense"), bound, medians=pair)
+
+
+def step_of(name: str) -> Callable[[], None]:
+    """A function that makes one training step of ResNet-18 with these links."""
+    run = override(preset("resnet18_corrected"), LINKS[name])
+    torch.manual_seed(0)
+    model, boundaries = _staged(run)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=True)
+    x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (BATCH,))
+    step = boundaries.step
+    step.training, step.keys = True, Keys(torch.arange(BATCH), torch.device("cpu"))
+
+    def one() -> None:
+        step.number += 1
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return one
+
+
+def _staged(run: Run) -> tuple[torch.nn.Module, Boundaries]:
+    model = models.build(run.model, 3, 10).to(memory_format=torch.channels_last)
+    modules = models.cut_points(run.model, model)
+    return model, Boundaries(run, modules, message_shapes(model, modules, torch.zeros(1, 3, 32, 32)), BATCH)
+
+
+def _memory() -> Result:
+    """Peak resident memory of a fresh process that makes three steps, TopK against dense, libraries included."""
+    # Not ru_maxrss: a child inherits its parent's, and this process is larger than the one measured.
+    code = ("import sys; from commsweep.bench.boundary import step_of; step = step_of(sys.argv[1]); "
+            "step(); step(); step(); status = open('/proc/self/status').read(); "
+            "print(status.split('VmHWM:')[1].split()[0])")
+    peak = {name: float(subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True,
+                                       check=True).stdout) / 1024 for name in ("dense", "topk")}
+    return Result("peak memory of a process that steps with TopK 10 % / dense", peak["topk"] / peak["dense"], 1.15,
+                  medians={f"{name} MiB": value for name, value in peak.items()})
+
+
+def _milliseconds(seconds: dict[str, list[float]]) -> dict[str, float]:
+    return {f"{name} ms": 1e3 * statistics.median(values) for name, values in seconds.items()}
