@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis.tables import OFF, ON
 
@@ -41,6 +43,15 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG file, for a page."""
+    out = io.BytesIO()
+    with plt.rc_context(STYLE):
+        figure.savefig(out, format="png")
+    plt.close(figure)
+    return out.getvalue()
+
+
 def convergence(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
     """Test accuracy over epochs for dense and each TopK level, inference with and without compression."""
     arms = _topk_arms(frame)
@@ -50,6 +61,7 @@ def convergence(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
             for place, (label, ids) in enumerate(arms.items()):
                 _band(axis, curves[curves.id.isin(ids)], metric, label, place)
             axis.set(title=title, xlabel="epoch")
+            axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes[0].set_ylabel("test accuracy (%)")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, title="TopK, both ways")

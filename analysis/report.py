@@ -8,11 +8,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from analysis import claims, figures, results, tables
+from analysis import results
 from experiments.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.claims import Claim
+    from analysis.tables import Table
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "report.ipynb"
 
@@ -22,8 +30,8 @@ class Report:
     """What was written."""
 
     folder: Path
-    tables: list[tables.Table]
-    claims: list[claims.Claim]
+    tables: list[Table]
+    claims: list[Claim]
     page: Path | None = None
 
 
@@ -35,6 +43,16 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
     frame = results.load(store, sweep)
     if not (frame.status == "finished").any():
         raise UserError(f"no run of sweep '{sweep}' is finished in '{store}': run commsweep sweep launch {sweep}")
+    with ThreadPoolExecutor() as side:  # the notebook's kernel is another process: draw here meanwhile
+        made = side.submit(execute, store, sweep, folder / "report.html") if page else None
+        report = _write_files(folder, frame, store)
+        report.page = made and made.result()
+    return report
+
+
+def _write_files(folder: Path, frame: pd.DataFrame, store: Path) -> Report:
+    from analysis import claims, figures, tables  # seconds to import, so only once the kernel is starting
+
     for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
         shutil.rmtree(folder / name, ignore_errors=True)
     report = Report(folder, tables.all_tables(frame), claims.all_claims(frame))
@@ -47,8 +65,6 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
     _text(folder / "claims.md", claims.markdown(report.claims))
     _text(folder / "claims.json", json.dumps([claim.record() for claim in report.claims], indent=1))
     frame.to_csv(folder / "rows.csv", index=False)
-    if page:
-        report.page = execute(store, sweep, folder / "report.html")
     return report
 
 
@@ -61,7 +77,7 @@ def execute(store: Path, sweep: str, out: Path) -> Path:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     # The kernel reads these; a notebook opened by hand falls back to the demo.
     environment = os.environ | {"COMMSWEEP_STORE": str(store.resolve()), "COMMSWEEP_SWEEP": sweep}
-    NotebookClient(notebook, timeout=300, kernel_name="python3",
+    NotebookClient(notebook, timeout=300, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
                    resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute(env=environment)
     exporter = HTMLExporter(template_name="lab", exclude_input=True)
     exporter.require_js_url = exporter.mathjax_url = ""  # the page opens offline
