@@ -72,7 +72,9 @@ def launch(runs: list[Run], store: Store, how: Any, workers: int,
     todo = deque(missing(runs, store))
     report = Report(workers=max(1, min(workers, len(todo))))
     started = time.perf_counter()
-    pool = [_Worker(store, how, report.workers) for _ in range(report.workers if todo else 0)]
+    # A worker's share of the cores follows from what was asked for, not from how many cells are left: with
+    # another number of threads a sum is rounded otherwise, and a resumed run would differ in its last bits.
+    pool = [_Worker(store, how, workers) for _ in range(report.workers if todo else 0)]
     idle = list(pool)
     try:
         while todo or len(idle) < len(pool):
@@ -91,7 +93,7 @@ def launch(runs: list[Run], store: Store, how: Any, workers: int,
                     progress(run_id(worker.run), answer["status"])
                 if answer.get("died"):
                     pool.remove(worker)
-                    worker = _Worker(store, how, report.workers)
+                    worker = _Worker(store, how, workers)
                     pool.append(worker)
                 worker.run = None
                 idle.append(worker)
