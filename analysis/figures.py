@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,13 +44,13 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def png(figure: Figure) -> bytes:
-    """A figure as the bytes of a PNG file, for a page."""
+def tag(figure: Figure, alt: str, width: int = 620) -> str:
+    """A figure as an HTML tag that holds its PNG, for a page."""
     out = io.BytesIO()
     with plt.rc_context(STYLE):
         figure.savefig(out, format="png")
     plt.close(figure)
-    return out.getvalue()
+    return f'<img alt="{alt}" width="{width}" src="data:image/png;base64,{b64encode(out.getvalue()).decode()}"/>'
 
 
 def convergence(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:

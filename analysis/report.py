@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def execute(store: Path, sweep: str, out: Path) -> Path:
     exporter = HTMLExporter(template_name="lab", exclude_input=True)
     exporter.require_js_url = exporter.mathjax_url = ""  # the page opens offline
     html, _ = exporter.from_notebook_node(notebook)
-    _text(out, html.replace('<script src=""></script>', ""))
+    _text(out, re.sub(r'<script src="">\s*</script>', "", html))
     return out
 
 

@@ -64,7 +64,7 @@ def test_sweep_report_and_claims_end_to_end(capsys, tmp_path):
     code, out, _ = call(capsys, "report", "smoke", "--store", store, "--out", out_dir)
     assert code == 0 and "TopK both ways" in out
     page = (out_dir / "report.html").read_text()
-    assert "not enough runs" in page and page.count('<img src="data:image/png') == 3
+    assert "not enough runs" in page and page.count('src="data:image/png') == 3 == page.count('alt="figure ')
     for loaded in ("<script src=", '<link rel="stylesheet" href="http', "@import url(http"):
         assert loaded not in page  # it opens offline
     for kind in ("md", "tex", "csv"):
