@@ -38,7 +38,9 @@ def execution_options() -> argparse.ArgumentParser:
     """Options that say where a run executes and change no result."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
-    options.add_argument("--data-root", type=Path, help="folder of CIFAR-10: torchvision's or the hub's Parquet files")
+    options.add_argument("--data-root", type=Path,
+                         help="folder of CIFAR-10 (torchvision's or the hub's Parquet files) or of texts")
+    options.add_argument("--model-root", type=Path, help="folder with a folder for each pretrained model or tokenizer")
     options.add_argument("--buffers", choices=("memory", "mmap"), default="memory",
                          help="where feedback memories with one row a sample lie (default: memory)")
     options.add_argument("--checkpoint-every", type=float, default=30.0, metavar="SECONDS",
@@ -48,9 +50,10 @@ def execution_options() -> argparse.ArgumentParser:
 
 def execution(args: argparse.Namespace, progress: bool = False) -> Execution:
     """The Execution these options describe."""
-    if args.data_root is not None and not args.data_root.is_dir():
-        raise UserError(f"--data-root '{args.data_root}': no such folder")
-    return Execution(args.device, args.data_root, args.buffers, args.checkpoint_every, progress)
+    for name, folder in (("data", args.data_root), ("model", args.model_root)):
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"--{name}-root '{folder}': no such folder")
+    return Execution(args.device, args.data_root, args.model_root, args.buffers, args.checkpoint_every, progress)
 
 
 def changes(settings: list[str]) -> dict[str, str]:

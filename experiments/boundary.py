@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from experiments import compressors
 from experiments.compressors import Compressor, Sparsifier
-from experiments.feedback import Feedback, Keys
-from experiments.specs import ForwardMask, Link
+from experiments.compressors.coders import Coder
+from experiments.compressors.lowrank import LowRank
+from experiments.feedback import Feedback
+from experiments.memory import Keys
+from experiments.specs import CODERS, ForwardMask, Link
 
 
 @dataclass
@@ -27,14 +30,18 @@ class Step:
     epoch: int = 0
     number: int = 0  # global step in training, batch number in evaluation: the seed of random compressors
     keys: Keys | None = None
+    anchor: Tensor | None = None  # what entered the first block, for coders that measure from there
 
 
 class Channel(nn.Module):
     """One direction of a boundary: a Link at run time, with its counters."""
 
-    def __init__(self, link: Link, feedback: Feedback, step: Step, stream: int) -> None:
+    def __init__(self, link: Link, feedback: Feedback, step: Step, stream: int, shape: torch.Size) -> None:
         super().__init__()
         self.compressor = compressors.build(link.compressor)
+        warm = self.compressor.begin(torch.Size([1, *shape])) if isinstance(self.compressor, LowRank) else None
+        self.register_buffer("warm", warm)  # the factor both ends begin from; None for all other compressors
+        self.stretch = 1.0  # elements of the activation for one of its code
         self.feedback, self.start_epoch = feedback, link.start_epoch
         self.step, self.stream = step, stream
         self.counts = Counts()
@@ -49,15 +56,18 @@ class Channel(nn.Module):
         step = self.step
         if not step.compress or (step.epoch < self.start_epoch and not step.training):
             return x, None
-        sending = Sending(self._compressor(mask), self._seed(), want_mask)
+        compressor = self._compressor(mask)
         if not step.training:
-            return sending.send(x), None
-        self.counts.saw(x)
+            return Sending(compressor.at_inference(), self._seed(), False).send(x), None
+        sending = Sending(compressor, self._seed(), want_mask)
+        self.counts.saw(x, self.stretch)
         if step.epoch < self.start_epoch:
             self.feedback.saw_dense(x, step.keys)
             y = sending.send_dense(x)
         else:
             y = self.feedback.send(sending, x, step.keys)
+            if self.warm is not None:
+                self.warm.copy_(compressor.next)
         self.counts.sent(sending)
         return y, sending.mask
 
@@ -68,6 +78,10 @@ class Channel(nn.Module):
         self.counts = Counts(**state)
 
     def _compressor(self, mask: Tensor | None) -> Compressor:
+        if self.warm is not None:
+            return self.compressor.warmed(self.warm)
+        if self.compressor.spec.kind in CODERS:  # x is the code already
+            return _DENSE
         if not isinstance(self.compressor.spec, ForwardMask):
             return self.compressor
         return self.compressor.given(mask) if mask is not None else _DENSE
@@ -85,15 +99,17 @@ class Counts:
     """Bytes and calls of one channel over training; kept in checkpoints."""
 
     calls: int = 0
+    samples: int = 0
     nbytes: int = 0
     dense_bytes: int = 0
     on_device: Tensor | None = field(default=None, repr=False)  # bytes that depend on data, summed without a sync
     first_bad: Tensor | None = field(default=None, repr=False)  # call of the first non-finite message, or infinity
 
-    def saw(self, x: Tensor) -> None:
-        """A training message x arrived at the sender."""
+    def saw(self, x: Tensor, stretch: float = 1.0) -> None:
+        """A training message x arrived at the sender; dense, it would be `stretch` times as long."""
         self.calls += 1
-        self.dense_bytes += x.numel() * x.element_size()
+        self.samples += x.shape[0]
+        self.dense_bytes += round(x.numel() * x.element_size() * stretch)
         # A sum is finite only if all terms are; one cheap reduction, no synchronisation.
         bad = torch.where(x.sum(dtype=torch.float32).isfinite(), torch.inf, float(self.calls))
         self.first_bad = bad if self.first_bad is None else torch.minimum(self.first_bad, bad)
@@ -112,7 +128,7 @@ class Counts:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"calls": self.calls, "nbytes": self.total(), "dense_bytes": self.dense_bytes}
+        return {"calls": self.calls, "samples": self.samples, "nbytes": self.total(), "dense_bytes": self.dense_bytes}
 
 
 class Sending:
@@ -148,12 +164,25 @@ class Sending:
 class Boundary(nn.Module):
     """Forward and backward channel around one crossing; `forward` is called by a hook on the stage's last module."""
 
-    def __init__(self, name: str, fwd: Channel, bwd: Channel) -> None:
+    def __init__(self, name: str, fwd: Channel, bwd: Channel, coder: Coder | None = None) -> None:
         super().__init__()
-        self.name, self.fwd, self.bwd = name, fwd, bwd
+        self.name, self.fwd, self.bwd, self.coder = name, fwd, bwd, coder
 
     def forward(self, x: Tensor) -> Tensor:
         """What the next stage sees of x."""
+        with torch.autocast(x.device.type, enabled=False):  # a message is what it is, whatever the model computes in
+            if self.coder is None or not self._codes():
+                return self._cross(x)
+            anchor = self.fwd.step.anchor if self.coder.anchored else None
+            code = self.coder.encode(x, anchor)
+            self.fwd.stretch = self.bwd.stretch = x.numel() / code.numel()
+            return self.coder.decode(self._cross(code), x, anchor)
+
+    def _codes(self) -> bool:
+        """Whether the coder is in use: not with compression off, nor before its first epoch."""
+        return self.fwd.step.compress and self.fwd.step.epoch >= self.fwd.start_epoch
+
+    def _cross(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled() and x.requires_grad:
             return _Crossing.apply(x, self)
         return self.fwd.cross(x)[0]
@@ -173,7 +202,8 @@ class _Crossing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.boundary.bwd.cross(grad, mask=ctx.mask)[0], None
+        with torch.autocast(grad.device.type, enabled=False):
+            return ctx.boundary.bwd.cross(grad, mask=ctx.mask)[0], None
 
 
 _DENSE = compressors.build({"kind": "none"})

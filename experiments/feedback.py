@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from experiments.memory import AnyMemory, Keys, MappedMemory, Memory
 from experiments.specs import Spec
 
 
@@ -24,68 +25,10 @@ class Wire(Protocol):
     def send_dense(self, x: Tensor) -> Tensor: ...
 
 
-class Keys:
-    """Which memory rows a batch owns: the first b slots, or the rows of its samples.
-
-    samples: int64 [b] on the host; the copy on `device` is made once a step.
-    """
-
-    def __init__(self, samples: Tensor, device: torch.device) -> None:
-        self.samples = samples
-        self.on_device = samples.to(device, non_blocking=True)
-
-    def subset(self, mask: Tensor) -> Keys:
-        """The keys of the rows where `mask` (host, boolean [b]) is true."""
-        return Keys(self.samples[mask], self.on_device.device)
-
-
-class Memory(nn.Module):
-    """One tensor a slot or sample, as a module buffer, so that checkpoints carry it.
-
-    state: [slots, *sample shape] in `dtype`. With `file` it is a memory-mapped file and stays on the host.
-    """
-
-    def __init__(self, slots: int, sample: torch.Size, dtype: torch.dtype, by_sample: bool, channels_last: bool,
-                 file: Path | None = None) -> None:
-        super().__init__()
-        self.by_sample, self.file = by_sample, file
-        shape = torch.Size([slots, *sample])
-        if file is None:
-            state = torch.zeros(shape, dtype=dtype)
-        else:
-            file.unlink(missing_ok=True)  # a leftover of a killed run; the checkpoint holds what counts
-            state = torch.from_file(str(file), shared=True, size=shape.numel(), dtype=dtype).reshape(shape)
-        if channels_last and len(sample) == 3 and file is None:
-            state = state.to(memory_format=torch.channels_last)
-        self.register_buffer("state", state)
-
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
-        return self if self.file is not None else super()._apply(fn, recurse)
-
-    def read(self, keys: Keys) -> Tensor:
-        """Rows of this batch: a view for slots, a copy for samples; on the batch's device."""
-        if not self.by_sample:
-            return self.state[: len(keys.samples)]
-        if self.file is not None:
-            return self.state[keys.samples].to(keys.on_device.device, non_blocking=True)
-        return self.state[keys.on_device]
-
-    def write(self, keys: Keys, rows: Tensor) -> None:
-        """Store rows; nothing to do when they are the view that `read` gave."""
-        if not self.by_sample:
-            own = self.state[: len(keys.samples)]
-            if rows.data_ptr() != own.data_ptr():
-                own.copy_(rows)
-        elif self.file is not None:
-            self.state[keys.samples] = rows.to("cpu", self.state.dtype)
-        else:
-            self.state[keys.on_device] = rows.to(self.state.dtype)
-
-
 class Feedback(nn.Module):
     """No memory: y = C(x). Base of the others."""
 
-    def __init__(self, spec: Spec, memory: Memory | None = None) -> None:
+    def __init__(self, spec: Spec, memory: AnyMemory | None = None) -> None:
         super().__init__()
         self.spec, self.memory = spec, memory
 
@@ -138,9 +81,9 @@ class AQSGD(Feedback):
     Both ends hold m in the buffer's type, so what is used downstream is what is stored.
     """
 
-    def __init__(self, spec: Spec, memory: Memory) -> None:
+    def __init__(self, spec: Spec, memory: AnyMemory) -> None:
         super().__init__(spec, memory)
-        self.visited = Visited(len(memory.state))
+        self.visited = Visited(memory.slots)
 
     def send(self, wire: Wire, x: Tensor, keys: Keys) -> Tensor:
         seen = self.visited.state[keys.samples]
@@ -165,7 +108,7 @@ class AQSGD(Feedback):
 
     def _difference(self, wire: Wire, x: Tensor, keys: Keys) -> Tensor:
         m = self.memory.read(keys)
-        m = (m + wire.send(x - m.to(x.dtype))).to(self.memory.state.dtype)
+        m = (m + wire.send(x - m.to(x.dtype))).to(self.memory.dtype)
         self.memory.write(keys, m)
         return m.to(x.dtype)
 
@@ -209,5 +152,6 @@ def build(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int, chann
         return Feedback(spec)
     by_sample = sample_keyed(spec)
     slots = n_samples if by_sample else batch_size
-    memory = Memory(slots, sample, buffer_dtype(spec), by_sample, channels_last, file if by_sample else None)
+    memory = (MappedMemory(slots, sample, buffer_dtype(spec), file) if by_sample and file is not None else
+              Memory(slots, sample, buffer_dtype(spec), by_sample, channels_last))
     return KINDS[spec.kind](spec, memory)

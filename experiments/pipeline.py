@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from experiments import feedback
 from experiments.boundary import Boundary, Channel, Step
 from experiments.config import Run
 from experiments.errors import UserError
+from experiments.memory import MappedMemory
+from experiments.specs import CODERS
 
 
 class Boundaries(nn.ModuleDict):
@@ -27,16 +31,24 @@ class Boundaries(nn.ModuleDict):
         for place, (cut, module) in enumerate(modules.items()):
             fwd, bwd = (self._channel(run, side, 2 * place + (side == "bwd"), shapes[cut], n_samples,
                                       folder and folder / f"{cut}.{side}.buffer") for side in ("fwd", "bwd"))
-            boundary = Boundary(cut, fwd, bwd)
+            coder = fwd.compressor.coder(torch.Size([1, *shapes[cut]])) if run.fwd.compressor.kind in CODERS else None
+            boundary = Boundary(cut, fwd, bwd, coder)
             self[cut.replace(".", "_")] = boundary
             # The closure, not the module, is hooked: the boundary must not become a child of the model.
-            module.register_forward_hook(lambda _module, _input, output, cross=boundary.forward: cross(output))
+            module.register_forward_hook(partial(_hook, boundary.forward))
 
     def _channel(self, run: Run, side: str, stream: int, shape: torch.Size, n_samples: int,
                  file: Path | None) -> Channel:
         link = getattr(run, side)
         memory = feedback.build(link.feedback, shape, run.data.batch_size, n_samples, run.channels_last, file)
-        return Channel(link, memory, self.step, (run.seed << 8) + stream)
+        return Channel(link, memory, self.step, (run.seed << 8) + stream, shape)
+
+    def snapshot(self, tag: str) -> list[MappedMemory]:
+        """Copy every memory that lies in a file, for a checkpoint; returns them."""
+        mapped = [module for module in self.modules() if isinstance(module, MappedMemory)]
+        for memory in mapped:
+            memory.snapshot(tag)
+        return mapped
 
     def links(self) -> dict[str, dict[str, Any]]:
         """Every boundary's installed links, read back from the objects."""
@@ -61,17 +73,27 @@ class Boundaries(nn.ModuleDict):
         return None if call == math.inf else f"non-finite {what} at boundary {name}"
 
     def ledger(self) -> dict[str, dict[str, int]]:
-        """Bytes and calls over training: {boundary: {fwd, bwd, fwd_dense, bwd_dense, calls}}."""
+        """Bytes and calls over training: {boundary: {fwd, bwd, fwd_dense, bwd_dense, calls,
+        samples}}."""
         return {b.name: {"fwd": b.fwd.counts.total(), "bwd": b.bwd.counts.total(),
                          "fwd_dense": b.fwd.counts.dense_bytes, "bwd_dense": b.bwd.counts.dense_bytes,
-                         "calls": b.fwd.counts.calls} for b in self.values()}
+                         "calls": b.fwd.counts.calls, "samples": b.fwd.counts.samples} for b in self.values()}
+
+
+def _hook(cross: Callable[[Tensor], Tensor], _module: nn.Module, _input: Any, output: Any) -> Any:
+    """A module's output with the message crossed: a tensor, or a tuple that begins with it."""
+    return (cross(output[0]), *output[1:]) if isinstance(output, tuple) else cross(output)
 
 
 def message_shapes(model: nn.Module, modules: dict[str, nn.Module], sample: Tensor) -> dict[str, torch.Size]:
     """Shape of one sample's message at every cut, found by passing `sample` [1, ...] through the model."""
     shapes: dict[str, torch.Size] = {}
-    hooks = [module.register_forward_hook(lambda _m, _i, out, cut=cut: shapes.update({cut: out.shape[1:]}))
-             for cut, module in modules.items()]
+
+    def note(cut: str, x: Tensor) -> Tensor:
+        shapes[cut] = x.shape[1:]
+        return x
+
+    hooks = [module.register_forward_hook(partial(_hook, partial(note, cut))) for cut, module in modules.items()]
     training = model.training
     with torch.no_grad():
         model.eval()(sample)
@@ -91,16 +113,21 @@ def memory_bytes(run: Run, shapes: dict[str, torch.Size], n_samples: int) -> dic
     return total
 
 
-def check_room(need: dict[str, int], device: torch.device, folder: Path | None) -> None:
-    """Raise UserError when the feedback memories cannot fit; `folder` holds the memory-mapped ones, if any."""
+def check_room(need: dict[str, int], device: torch.device, folder: Path | None, copies: int = 0) -> None:
+    """Raise UserError when the feedback memories cannot fit.
+
+    `folder` holds the memory-mapped ones, if any, and `copies` of them for checkpoints.
+    """
     in_memory = need["slot"] + (0 if folder else need["sample"])
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     if in_memory > free:
         raise UserError(f"the feedback memories need {gib(in_memory)} and {gib(free)} are free: "
                         "use --buffers mmap, a 16-bit feedback.buffer, or fewer samples")
-    if folder and need["sample"] > (disk := shutil.disk_usage(folder).free):
-        raise UserError(f"the memory-mapped feedback buffers need {gib(need['sample'])} and {gib(disk)} are free "
-                        f"in '{folder}': use a 16-bit feedback.buffer or a --store on another disk")
+    on_disk = need["sample"] * (1 + copies)
+    if folder and on_disk > (disk := shutil.disk_usage(folder).free):
+        raise UserError(f"the memory-mapped feedback buffers need {gib(on_disk)} ({copies} copies for checkpoints "
+                        f"included; --checkpoint-every inf makes none) and {gib(disk)} are free in '{folder}': "
+                        "use a 16-bit feedback.buffer or a --store on another disk")
 
 
 def gib(nbytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import subprocess
@@ -19,16 +20,16 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from experiments import models
+from experiments import data as datasets
+from experiments import models, tasks
 from experiments.config import SCHEMA, Run, flatten, run_id
-from experiments.data import ImageData, load
-from experiments.data.images import CLASSES
+from experiments.data import Blocks, ImageData
 from experiments.errors import Diverged
 from experiments.execution import Execution
 from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
 from experiments.specs import Spec
 from experiments.store import DIVERGED, FAILED, FINISHED, Row, RunFolder, Store
-from experiments.tasks import ImageClassification, installed
+from experiments.tasks import Task, installed
 
 
 def execute(run: Run, store: Store, how: Execution | None = None) -> Row:
@@ -50,7 +51,7 @@ def execute(run: Run, store: Store, how: Execution | None = None) -> Row:
         folder.finish(row)
         if row["status"] != FAILED:  # a failed run may be continued from its checkpoint
             (folder.path / "last.ckpt").unlink(missing_ok=True)
-        for buffer in folder.path.glob("*.buffer"):
+        for buffer in folder.path.glob("*.buffer*"):
             buffer.unlink()
         return row
 
@@ -59,8 +60,8 @@ def execute(run: Run, store: Store, how: Execution | None = None) -> Row:
 class Parts:
     """The objects of one run."""
 
-    task: ImageClassification
-    data: ImageData
+    task: Task
+    data: ImageData | Blocks
     device: torch.device
     memory: dict[str, int]
 
@@ -69,19 +70,18 @@ def build(run: Run, how: Execution, folder: Path | None = None) -> Parts:
     """Model, boundaries and data of a run. Raises UserError when they cannot exist or do not fit."""
     _quiet()
     device = how.torch_device()
-    data = ImageData(run.data, _images(run.data.name, how.data_root), run.seed, device)
+    data = datasets.build(run, how.data_root, how.model_root, device)
     pl.seed_everything(run.seed, verbose=False)
-    model = models.build(run.model, data.images.channels, CLASSES)
+    model, modules = models.build(run, data, how.model_root)
     if run.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    modules = models.cut_points(run.model, model)
-    shapes = message_shapes(model, modules, data.images.train_x[:1].cpu())
+    shapes = message_shapes(model, modules, data.example)
     n = len(data.train.y)
     need = memory_bytes(run, shapes, n)
     on_disk = folder if how.buffers == "mmap" else None
-    check_room(need, device, on_disk)
+    check_room(need, device, on_disk, copies=0 if math.isinf(how.checkpoint_every) else 2)
     boundaries = Boundaries(run, modules, shapes, n, on_disk)
-    return Parts(ImageClassification(run, model, boundaries), data, device, need)
+    return Parts(tasks.build(run, model, boundaries), data, device, need)
 
 
 def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool) -> pl.Trainer:
@@ -91,8 +91,9 @@ def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool
         devices=[parts.device.index or 0] if parts.device.type == "cuda" else 1,
         max_epochs=run.epochs, check_val_every_n_epoch=run.eval_every,
         precision="bf16-mixed" if run.precision == "bfloat16" else "32-true",
-        deterministic="warn", logger=False, enable_checkpointing=False, enable_model_summary=False,
-        enable_progress_bar=progress, num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks)
+        gradient_clip_val=getattr(run.optim, "clip", 0.0) or None, deterministic="warn",
+        logger=False, enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=progress,
+        num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks)
     # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory each.
     torch.utils.deterministic.fill_uninitialized_memory = False
     return made
@@ -104,18 +105,21 @@ class Recorder(pl.Callback):
     def __init__(self, folder: RunFolder, every: float) -> None:
         self.folder, self.every, self.saved = folder, every, time.monotonic()
 
-    def on_validation_end(self, trainer: pl.Trainer, task: ImageClassification) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = {"epoch": task.current_epoch + 1, "step": task.global_step, "train_loss": task.train_loss,
                   **task.scores, "bytes": sum(b["fwd"] + b["bwd"] for b in task.boundaries.ledger().values())}
         self.folder.append(record)
         with open(self.folder.path / "log.txt", "a") as log:
             log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items()) + "\n")
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, task: ImageClassification) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, task: Task) -> None:
         if trainer.current_epoch + 1 < trainer.max_epochs and time.monotonic() - self.saved >= self.every:
             path = self.folder.path / "last.ckpt"
+            mapped = task.boundaries.snapshot(str(trainer.global_step))
             trainer.save_checkpoint(path.with_suffix(".part"))
             os.replace(path.with_suffix(".part"), path)
+            for memory in mapped:  # only now is an older copy useless
+                memory.drop_copies()
             self.saved = time.monotonic()
 
 
@@ -153,6 +157,7 @@ def _row(run: Run, parts: Parts, folder: RunFolder, made: pl.Trainer, status: st
         "schema": SCHEMA, "id": run_id(run), "status": status, "error": error, "run": ran,
         "metrics": summarise(folder.metrics()) if status == FINISHED else {},
         "steps": made.global_step, "boundaries": ledger, "bytes": traffic(ledger),
+        "speed": _speed(ledger, parts),
         "memory_bytes": parts.memory, "device": str(parts.device),
         "seconds": {key: round(value, 4) for key, value in parts.task.seconds.items()},
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,17 +168,18 @@ def summarise(evaluations: list[dict[str, Any]]) -> dict[str, float]:
     """The numbers of a finished run.
 
     Plain names are the last epoch's; `best_val.*` is the test score at the epoch that validation chooses
-    (first of equals), per inference mode; `best_test.*` is the authors' choice, the maximum over all
+    (first of equals), per inference mode; `best_test.*` is the authors' choice, the best of all
     evaluations on the test set itself, kept to show how far it flatters.
     """
     last = evaluations[-1]
     out = {key: value for key, value in last.items() if key not in ("epoch", "step", "bytes")}
+    name, best = ("acc", max) if "test_on_acc" in last else ("ppl", min)
     for mode in ("on", "off"):
-        score = f"test_{mode}_acc"
-        if f"val_{mode}_acc" in last:
-            chosen = max(evaluations, key=lambda e: e[f"val_{mode}_acc"])
+        score = f"test_{mode}_{name}"
+        if f"val_{mode}_{name}" in last:
+            chosen = best(evaluations, key=lambda e: e[f"val_{mode}_{name}"])
             out |= {f"best_val.{score}": chosen[score], f"best_val.{mode}_epoch": chosen["epoch"]}
-        out[f"best_test.{score}"] = max(e[score] for e in evaluations)
+        out[f"best_test.{score}"] = best(e[score] for e in evaluations)
     return out
 
 
@@ -191,6 +197,19 @@ def traffic(ledger: dict[str, dict[str, int]]) -> dict[str, float]:
     return out
 
 
+def _speed(ledger: dict[str, dict[str, int]], parts: Parts) -> dict[str, float]:
+    """Training throughput; of text also in tokens, with what a token costs at one boundary each way."""
+    samples = max([boundary["samples"] for boundary in ledger.values()], default=0)
+    seconds = parts.task.seconds["train"]
+    out = {"samples_per_second": samples / seconds if seconds else 0.0}
+    if isinstance(parts.data, Blocks) and samples:
+        tokens = samples * parts.data.train.x.shape[1]
+        out["tokens_per_second"] = tokens / seconds if seconds else 0.0
+        for side in ("fwd", "bwd"):
+            out[f"{side}_bytes_per_token"] = sum(b[side] for b in ledger.values()) / len(ledger) / tokens
+    return out
+
+
 def _nothing_lost(run: Run, ran: dict[str, Any]) -> None:
     """Law 1: what is logged is what ran. Raises when a setting did not reach the objects."""
     asked, got = flatten(run.model_dump(mode="json")), flatten(_dump(ran))
@@ -203,12 +222,6 @@ def _nothing_lost(run: Run, ran: dict[str, Any]) -> None:
 def _dump(ran: dict[str, Any]) -> dict[str, Any]:
     """Installed settings as a Run would be stored; not validated, for a lost setting may be no valid one."""
     return {key: part.model_dump(mode="json") if isinstance(part, Spec) else part for key, part in ran.items()}
-
-
-@cache
-def _images(name: str, root: Path | None):  # type: ignore[no-untyped-def]
-    """A worker loads each data set once."""
-    return load(name, root)
 
 
 @cache

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Ratio = Annotated[float, Field(gt=0, le=1, description="share of the entries that is kept, 0 < ratio <= 1")]
 Bits = Annotated[int, Field(ge=1, le=8, description="bits per code, 1 to 8")]
-ScaleScope = Literal["tensor", "sample", "channel", "group"]
+ScaleScope = Literal["tensor", "sample", "channel", "last", "group"]
 Rounding = Literal["nearest", "stochastic"]
 
 
@@ -59,6 +59,15 @@ class RandomK(Spec):
     scaled: bool = False
 
 
+class RandTopK(Spec):
+    """TopK in which every kept place is, with probability `alpha`, a random one outside the top k instead."""
+
+    kind: Literal["randtopk"] = "randtopk"
+    ratio: Ratio = 0.1
+    alpha: Annotated[float, Field(ge=0, lt=1, description="chance that a kept place is not a top one")] = 0.1
+    scope: Literal["sample", "last"] = "sample"
+
+
 class ForwardMask(Spec):
     """Backward only: keep the gradient where the forward sparsifier kept the activation; values travel alone."""
 
@@ -93,8 +102,46 @@ class FixedBatch(Spec):
     bits: Bits = 4
 
 
+class TAH(Spec):
+    """Tiles with a scale each, outlier tiles rotated, and more bits for the tokens that carry more (TAH-Quant)."""
+
+    kind: Literal["tah"] = "tah"
+    tile: Literal[8, 16, 32, 64, 128] = 32
+    high: Bits = 4
+    low: Bits = 3
+    share: Annotated[float, Field(ge=0, le=1, description="share of the tokens that get the high bits")] = 0.8
+    tau: Annotated[float, Field(ge=0, description="rotate a tile whose largest entry is tau times the second")] = 2.0
+
+
+class LowRank(Spec):
+    """A rank-`rank` product found by one power iteration, begun from the last message's factor when `warm`."""
+
+    kind: Literal["lowrank"] = "lowrank"
+    rank: Annotated[int, Field(ge=1)] = 4
+    warm: bool = True
+
+
+class Bottleneck(Spec):
+    """Forward only: a linear encoder to `width` features and a decoder, both trained with the model."""
+
+    kind: Literal["bottleneck"] = "bottleneck"
+    width: Annotated[int, Field(ge=1)] = 16
+
+
+class Subspace(Spec):
+    """Forward only: the coordinates of (activation - embedding) in a fixed random subspace of `width` dimensions.
+
+    `constrain` keeps what the blocks before the last boundary add inside the subspace, so that nothing is lost.
+    """
+
+    kind: Literal["subspace"] = "subspace"
+    width: Annotated[int, Field(ge=1)] = 16
+    constrain: bool = True
+
+
 CompressorSpec = Annotated[
-    NoCompressor | Cast | TopK | TopKStrict | RandomK | ForwardMask | Uniform | FixedPoint | FixedBatch,
+    NoCompressor | Cast | TopK | TopKStrict | RandomK | RandTopK | ForwardMask | Uniform | FixedPoint | FixedBatch
+    | TAH | LowRank | Bottleneck | Subspace,
     Field(discriminator="kind"),
 ]
 
@@ -141,7 +188,8 @@ class AQSGD(Spec):
 
 FeedbackSpec = Annotated[NoFeedback | EF | EFMixed | EF21 | AQSGD, Field(discriminator="kind")]
 
-SPARSIFIERS = ("topk", "topk_strict", "randomk")
+SPARSIFIERS = ("topk", "topk_strict", "randomk", "randtopk")
+CODERS = ("bottleneck", "subspace")  # the code crosses, forward and, as its gradient, backward
 
 
 class Link(Spec):

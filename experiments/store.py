@@ -103,7 +103,7 @@ class RunFolder:
 
 
 class Store:
-    """A folder of run folders. Raises UserError when it was written by a newer commsweep."""
+    """A folder of run folders. Raises UserError when it was written in another schema."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -115,6 +115,9 @@ class Store:
         if schema > SCHEMA:
             raise UserError(f"store '{self.root}' has schema {schema}; this commsweep reads up to {SCHEMA}: "
                             "update commsweep, or name another folder with --store")
+        if schema < SCHEMA:
+            raise UserError(f"store '{self.root}' has schema {schema} and this commsweep writes {SCHEMA}, in which a "
+                            "run has other settings: name another folder with --store")
 
     def folder(self, name: str) -> RunFolder:
         """The folder of a run id (it need not exist yet)."""

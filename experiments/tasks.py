@@ -12,17 +12,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments.compressors.base import channels_last
-from experiments.config import Model, Optim, Run, Schedule
-from experiments.data.module import Batch, ImageData
+from experiments.config import SGD, AdamW, Constant, Cosine, ImageModel, Linear, Run, TextModel
+from experiments.data.module import Batch, Blocks, ImageData
 from experiments.errors import Diverged
-from experiments.feedback import Keys
+from experiments.memory import Keys
+from experiments.models import causal_lm
 from experiments.pipeline import Boundaries
+from experiments.specs import Spec
 
 CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the device once
 
 
-class ImageClassification(pl.LightningModule):
-    """Cross-entropy training of a staged network; accuracy and loss with compression on and off."""
+class Task(pl.LightningModule):
+    """Training of a staged network, scored with compression on and off; subclasses say what the loss is."""
 
     def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries) -> None:
         super().__init__()
@@ -31,15 +33,36 @@ class ImageClassification(pl.LightningModule):
         self._totals: dict[str, Tensor] = {}
         self._loss_sum = self._samples = None
 
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean training loss of a batch."""
+        raise NotImplementedError
+
+    def score(self, x: Tensor, y: Tensor) -> Tensor:
+        """Sums over a batch that add up over batches, float32 [k]."""
+        raise NotImplementedError
+
+    def means(self, total: list[float]) -> dict[str, float]:
+        """Named metrics of the scores of a whole split."""
+        raise NotImplementedError
+
     def configure_optimizers(self) -> dict[str, Any]:
-        optim, schedule = self.run.optim, self.run.schedule
-        sgd = torch.optim.SGD(self.model.parameters(), optim.lr, optim.momentum, weight_decay=optim.weight_decay,
-                              fused=True)
-        if schedule.kind == "cosine":
-            rate = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, schedule.t_max)
+        optim, parameters = self.run.optim, list(self.parameters())
+        if optim.kind == "adamw":
+            made = torch.optim.AdamW(parameters, optim.lr, (optim.beta1, optim.beta2), optim.eps, optim.weight_decay,
+                                     fused=True)
         else:
-            rate = torch.optim.lr_scheduler.ConstantLR(sgd, factor=1.0, total_iters=0)
-        return {"optimizer": sgd, "lr_scheduler": {"scheduler": rate, "interval": "epoch"}}
+            made = torch.optim.SGD(parameters, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=True)
+        return {"optimizer": made, "lr_scheduler": self._schedule(made)}
+
+    def _schedule(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        schedule, rates = self.run.schedule, torch.optim.lr_scheduler
+        if schedule.kind == "linear":
+            total = self.trainer.estimated_stepping_batches
+            ramp = LinearRamp(round(schedule.warmup * total / self.run.epochs), int(total), schedule.warmup)
+            return {"scheduler": rates.LambdaLR(optimizer, ramp), "interval": "step"}
+        made = (rates.CosineAnnealingLR(optimizer, schedule.t_max) if schedule.kind == "cosine" else
+                rates.ConstantLR(optimizer, factor=1.0, total_iters=0))
+        return {"scheduler": made, "interval": "epoch"}
 
     # Training.
 
@@ -58,7 +81,7 @@ class ImageClassification(pl.LightningModule):
         step = self.boundaries.step
         step.training, step.compress, step.epoch = True, True, self.current_epoch
         step.number, step.keys = self.global_step, Keys(samples, x.device)
-        loss = cross_entropy(self.model(self._laid_out(x)), y)
+        loss = self.loss(x, y)
         self._loss_sum += loss.detach() * len(y)
         self._samples += len(y)
         return loss
@@ -95,13 +118,9 @@ class ImageClassification(pl.LightningModule):
         split = "test" if dataloader_idx == len(self.trainer.val_dataloaders) - 1 else "val"
         step = self.boundaries.step
         step.training, step.epoch, step.number = False, self.current_epoch, batch_idx
-        x = self._laid_out(x)
         for mode in ("on", "off"):
             step.compress = mode == "on"
-            logits = self.model(x).float()
-            loss = cross_entropy(logits, y, reduction="sum")
-            correct = (logits.argmax(1) == y).sum()
-            score = torch.stack([loss, correct.float(), torch.tensor(float(len(y)), device=loss.device)])
+            score = self.score(x, y)
             key = f"{split}_{mode}"
             self._totals[key] = self._totals[key] + score if key in self._totals else score
 
@@ -112,15 +131,9 @@ class ImageClassification(pl.LightningModule):
 
     @property
     def scores(self) -> dict[str, float]:
-        """Accuracy (share of all samples) and mean loss of the last evaluation, by split and mode."""
-        out = {}
-        for key, total in self._totals.items():
-            loss, correct, n = total.tolist()
-            out |= {f"{key}_acc": correct / n, f"{key}_loss": loss / n}
-        return out
-
-    def _laid_out(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self.run.channels_last else x
+        """Metrics of the last evaluation, by split and mode: test_on_loss, ..."""
+        return {f"{key}_{name}": value for key, total in self._totals.items()
+                for name, value in self.means(total.tolist()).items()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["seconds"] = self.seconds
@@ -135,21 +148,97 @@ class ImageClassification(pl.LightningModule):
             torch.cuda.set_rng_state(checkpoint["random_cuda"].cpu(), self.device)
 
 
-def installed(run: Run, task: ImageClassification, data: ImageData, trainer: pl.Trainer) -> dict[str, Any]:
+class ImageClassification(Task):
+    """Cross-entropy over classes; accuracy is the share of all samples."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(self.model(self._laid_out(x)), y)
+
+    def score(self, x: Tensor, y: Tensor) -> Tensor:
+        logits = self.model(self._laid_out(x)).float()
+        correct = (logits.argmax(1) == y).sum()
+        return _sums(cross_entropy(logits, y, reduction="sum"), correct, len(y))
+
+    def means(self, total: list[float]) -> dict[str, float]:
+        loss, correct, n = total
+        return {"acc": correct / n, "loss": loss / n}
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if self.run.channels_last else x
+
+
+class LanguageModelling(Task):
+    """Next-token cross-entropy; perplexity is exp of the mean over all predicted tokens of a split."""
+
+    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries) -> None:
+        super().__init__(run, model, boundaries)
+        coders = [boundary.coder for boundary in boundaries.values() if boundary.coder is not None]
+        if coders and coders[0].anchored:
+            causal_lm.entrance(model).register_forward_pre_hook(self._anchor, with_kwargs=True)
+        self._confined: list[tuple[Tensor, int]] = []
+        if coders and getattr(run.fwd.compressor, "constrain", False):
+            before = len(boundaries) * len(causal_lm.blocks(model)) // run.model.stages
+            self._confined = causal_lm.writers(model, before)
+            causal_lm.confine(self._confined, coders[0].encoder)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._entropy(x, y, "mean")
+
+    def score(self, x: Tensor, y: Tensor) -> Tensor:
+        return _sums(self._entropy(x, y, "sum"), y[:, 1:].numel())
+
+    def means(self, total: list[float]) -> dict[str, float]:
+        loss = total[0] / total[1]
+        return {"loss": loss, "ppl": math.exp(min(loss, 700.0))}
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        if self._confined:
+            basis = next(b.coder.encoder for b in self.boundaries.values())  # where the model lies by now
+            causal_lm.confine(self._confined, basis)
+        super().on_train_batch_end(outputs, batch, batch_idx)
+
+    def _entropy(self, x: Tensor, y: Tensor, reduction: str) -> Tensor:
+        logits = self.model(input_ids=x).logits
+        return cross_entropy(logits[:, :-1].flatten(0, 1).float(), y[:, 1:].flatten().long(), reduction=reduction)
+
+    def _anchor(self, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.boundaries.step.anchor = (args[0] if args else kwargs["hidden_states"]).detach()
+
+
+class LinearRamp:
+    """Factor of the learning rate at a step: up from zero over `warmup` steps, then down to zero at `total`."""
+
+    def __init__(self, warmup: int, total: int, epochs: float) -> None:
+        self.warmup, self.total, self.epochs = warmup, total, epochs
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return step / self.warmup
+        return max(0.0, (self.total - step) / max(1, self.total - self.warmup))
+
+
+def build(run: Run, model: nn.Module, boundaries: Boundaries) -> Task:
+    """The task of a run."""
+    return (LanguageModelling if isinstance(run.model, TextModel) else ImageClassification)(run, model, boundaries)
+
+
+def _sums(loss: Tensor, *rest: Tensor | int) -> Tensor:
+    """One float32 vector, built on the loss's device without waiting for it."""
+    parts = [one if isinstance(one, Tensor) else torch.full((), float(one), device=loss.device) for one in rest]
+    return torch.stack([loss.float(), *(part.float() for part in parts)])
+
+
+def installed(run: Run, task: Task, data: ImageData | Blocks, trainer: pl.Trainer) -> dict[str, Any]:
     """The settings that really ran, read from the optimizer, scheduler, loaders, boundaries and trainer."""
-    group = trainer.optimizers[0].param_groups[0]
-    scheduler = trainer.lr_scheduler_configs[0].scheduler
-    cosine = isinstance(scheduler, torch.optim.lr_scheduler.CosineAnnealingLR)
     links = list(task.boundaries.links().values())
     for side in ("fwd", "bwd"):
         if any(link[side] != links[0][side] for link in links):
             raise RuntimeError(f"the boundaries were given different {side} links")
     return {
-        "model": Model(name=run.model.name, width=task.model.conv1.out_channels,
-                       cuts=tuple(boundary.name for boundary in task.boundaries.values())),
+        "model": _model(run, task),
         "data": data.installed,
-        "optim": Optim(lr=group["initial_lr"], momentum=group["momentum"], weight_decay=group["weight_decay"]),
-        "schedule": Schedule(kind="cosine", t_max=scheduler.T_max) if cosine else Schedule(kind="constant"),
+        "optim": _optim(trainer),
+        "schedule": _schedule(trainer.lr_scheduler_configs[0].scheduler),
         **(links[0] if links else {"fwd": run.fwd, "bwd": run.bwd}),
         "epochs": trainer.max_epochs,
         "eval_every": trainer.check_val_every_n_epoch,
@@ -157,3 +246,29 @@ def installed(run: Run, task: ImageClassification, data: ImageData, trainer: pl.
         "channels_last": any(channels_last(p) for p in task.model.parameters()),
         "seed": data.train.seed,
     }
+
+
+def _model(run: Run, task: Task) -> Spec:
+    cuts = tuple(boundary.name for boundary in task.boundaries.values())
+    if isinstance(run.model, ImageModel):
+        return ImageModel(name=run.model.name, width=task.model.conv1.out_channels, cuts=cuts)
+    wrapped = any("forward" in vars(block) for block in causal_lm.blocks(task.model))
+    return TextModel(name=run.model.name, weights=run.model.weights, stages=len(cuts) + 1,
+                     dropout=causal_lm.dropout(task.model), gradient_checkpointing=wrapped)
+
+
+def _optim(trainer: pl.Trainer) -> Spec:
+    optimizer = trainer.optimizers[0]
+    group = optimizer.param_groups[0]
+    if isinstance(optimizer, torch.optim.AdamW):
+        return AdamW(lr=group["initial_lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
+                     weight_decay=group["weight_decay"], clip=trainer.gradient_clip_val or 0.0)
+    return SGD(lr=group["initial_lr"], momentum=group["momentum"], weight_decay=group["weight_decay"])
+
+
+def _schedule(scheduler: Any) -> Spec:
+    if isinstance(scheduler, torch.optim.lr_scheduler.CosineAnnealingLR):
+        return Cosine(t_max=scheduler.T_max)
+    if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+        return Linear(warmup=scheduler.lr_lambdas[0].epochs)
+    return Constant()

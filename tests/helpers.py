@@ -24,11 +24,21 @@ COMPRESSORS: list[dict[str, Any]] = [
     {"kind": "topk_strict", "ratio": 1.0},
     {"kind": "randomk", "ratio": 0.25},
     {"kind": "randomk", "ratio": 0.25, "scaled": True},
+    {"kind": "randtopk", "ratio": 0.2},
+    {"kind": "randtopk", "ratio": 0.7, "alpha": 0.5, "scope": "last"},
+    {"kind": "randtopk", "ratio": 1.0},
+    {"kind": "tah"},
+    {"kind": "tah", "tile": 8, "high": 8, "low": 2, "share": 0.3, "tau": 1.1},
+    {"kind": "lowrank", "rank": 1},
+    {"kind": "lowrank", "rank": 3, "warm": False},
+    {"kind": "bottleneck", "width": 4},
+    {"kind": "subspace", "width": 4},
     {"kind": "fixed_batch", "bits": 2},
     {"kind": "fixed_batch", "bits": 8},
     *({"kind": kind, "bits": bits, "scale": scale, "rounding": rounding} | ({"group": 8} if scale == "group" else {})
       for kind in ("uniform", "fixed") for bits in (1, 3, 4, 8)
       for scale, rounding in (("tensor", "nearest"), ("sample", "stochastic"), ("channel", "nearest"),
+                              ("last", "nearest"),
                               ("group", "nearest"), ("group", "stochastic"))),
 ]
 

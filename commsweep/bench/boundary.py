@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result, alternate, paired
-from experiments import compressors, models
+from experiments import compressors
 from experiments.config import Run, override
-from experiments.feedback import Keys
+from experiments.memory import Keys
+from experiments.models import resnet
 from experiments.pipeline import Boundaries, message_shapes
 from experiments.presets import preset
 
@@ -82,8 +83,8 @@ def step_of(name: str) -> Callable[[], None]:
 
 
 def _staged(run: Run) -> tuple[torch.nn.Module, Boundaries]:
-    model = models.build(run.model, 3, 10).to(memory_format=torch.channels_last)
-    modules = models.cut_points(run.model, model)
+    model = resnet.build(run.model, 3, 10).to(memory_format=torch.channels_last)
+    modules = resnet.cut_points(run.model, model)
     return model, Boundaries(run, modules, message_shapes(model, modules, torch.zeros(1, 3, 32, 32)), BATCH)
 
 

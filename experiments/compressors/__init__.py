@@ -7,9 +7,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from experiments.compressors.base import Compressor, Payload
+from experiments.compressors.coders import Bottleneck, Subspace
 from experiments.compressors.dense import Cast, Dense
+from experiments.compressors.lowrank import LowRank
 from experiments.compressors.quantize import FixedBatch, FixedPoint, Uniform
-from experiments.compressors.sparse import ForwardMask, RandomK, Sparsifier, TopK, TopKStrict
+from experiments.compressors.sparse import ForwardMask, RandomK, RandTopK, Sparsifier, TopK, TopKStrict
+from experiments.compressors.tah import TAH
 from experiments.config import explain
 from experiments.errors import UserError
 from experiments.specs import CompressorSpec, Spec
@@ -20,10 +23,15 @@ KINDS: dict[str, type[Compressor]] = {
     "topk": TopK,
     "topk_strict": TopKStrict,
     "randomk": RandomK,
+    "randtopk": RandTopK,
     "forward_mask": ForwardMask,
     "uniform": Uniform,
     "fixed": FixedPoint,
     "fixed_batch": FixedBatch,
+    "tah": TAH,
+    "lowrank": LowRank,
+    "bottleneck": Bottleneck,
+    "subspace": Subspace,
 }
 
 __all__ = ["KINDS", "Compressor", "Payload", "Sparsifier", "build"]

@@ -58,6 +58,10 @@ class Compressor:
         """`roundtrip` without the finiteness check: the hot path. Non-finite input stays visible in the output."""
         return self._decode(self._encode(x, seed))
 
+    def at_inference(self) -> Compressor:
+        """What the messages of an evaluation are compressed with."""
+        return self
+
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         """Bytes of a payload by formula. Raises NotImplementedError where they depend on the data."""
         raise NotImplementedError

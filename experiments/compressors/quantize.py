@@ -14,7 +14,7 @@ class Quantizer(Compressor):
     """Codes per group of elements; a group shares its scale numbers (`per_group` float32 each).
 
     The group is the tensor, a sample, a channel (axis 1 of images, else the last axis; over the whole
-    batch), or `group` consecutive elements of a sample. nbytes = ceil(elements * bits / 8)
+    batch), a last-axis row (a token), or `group` consecutive elements of a sample. nbytes = ceil(elements * bits / 8)
     + 4 * per_group * groups.
     """
 
@@ -70,7 +70,8 @@ class Quantizer(Compressor):
     def _groups(self, shape: torch.Size) -> int:
         n_rows, row = row_shape(shape)
         scale = self.spec.scale
-        by_scope = {"tensor": 1, "sample": n_rows, "group": n_rows * -(-row // self.spec.group)}
+        by_scope = {"tensor": 1, "sample": n_rows, "last": shape[:-1].numel(),
+                    "group": n_rows * -(-row // self.spec.group)}
         return by_scope[scale] if scale in by_scope else (shape[_channel_axis(shape)] if shape else 1)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -84,6 +85,8 @@ class Quantizer(Compressor):
             if short:  # the last element fills up the last group: it changes neither its range nor its bytes
                 flat = torch.cat([flat, flat[:, -1:].expand(-1, short)], dim=1)
             return flat.reshape(-1, self.spec.group)
+        if scale == "last":
+            return x.reshape(self._groups(x.shape), -1)
         return rows(x).reshape(self._groups(x.shape), -1)
 
     def _join(self, groups: Tensor, like: Tensor | Payload) -> Tensor:
@@ -97,6 +100,8 @@ class Quantizer(Compressor):
         if scale == "group":
             n_rows, row = row_shape(shape)
             return groups.reshape(n_rows, -1)[:, :row].reshape(shape)
+        if scale == "last":
+            return groups.reshape(shape)
         return groups.reshape(shape) if isinstance(like, Payload) else unrows(groups.reshape(row_shape(shape)), like)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from experiments import specs
 from experiments.compressors import kernels
 from experiments.compressors.base import Compressor, Payload, payload, row_shape, rows, unrows
 from experiments.compressors.bits import index_bits, mask_bytes, pack, pack_mask, packed_bytes, unpack, unpack_mask
+from experiments.specs import Spec
 
 
 class Sparsifier(Compressor):
@@ -184,6 +186,51 @@ class RandomK(Sparsifier):
         values = payload.parts["values"] * self._gain(row)
         mask = self._columns(row, int(payload.parts["seed"]), values.device)
         return unrows(scatter(values.flatten(), mask.expand(n_rows, row)), payload)
+
+
+class RandTopK(Sparsifier):
+    """k places of each row, of which m ~ Binomial(k, alpha) are random ones outside the top k; the others are random
+    ones of the top k. At inference: TopK (RandTopk, Zheng et al., arXiv 2305.18469).
+
+    nbytes as for TopK: rows * k * itemsize + min(ceil(rows * k * ceil(log2 d) / 8), ceil(rows * d / 8)).
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self.top = TopK(specs.TopK(ratio=spec.ratio, scope=spec.scope))
+
+    def at_inference(self) -> Compressor:
+        return self.top
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        flat = self.top._rows(x)
+        n_rows, row = flat.shape
+        k = kept(self.spec.ratio, row)
+        if k == row:
+            return self.top.masked(x, seed, want_mask)
+        top = keep_largest(flat, k)[1]
+        generator = torch.Generator(x.device).manual_seed(seed)
+        other = min(k, row - k)
+        chance = torch.full((n_rows, 1), self.spec.alpha, device=x.device)
+        m = torch.binomial(torch.full_like(chance, k), chance, generator=generator).clamp_(max=other)
+        order = torch.rand(flat.shape, generator=generator, device=x.device)
+        place = torch.arange(k, device=x.device)
+        mask = torch.zeros_like(top)
+        for group, count, wanted in ((top, k, k - m), (~top, other, m)):
+            drawn = order.where(group, 2.0).topk(count, dim=1, largest=False).indices  # a random order of the group
+            mask.scatter_(1, drawn, place[:count] < wanted)
+        y = flat.where(mask, flat.new_zeros(()))
+        return self.top._unrows(y, x), self.top._unrows(mask, x) if want_mask else None
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return self.top.formula_bytes(shape, dtype)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        flat, mask = self.top._rows(x), self.top._rows(self.masked(x, seed)[1])
+        return payload(x, values=flat[mask], places=pack_mask(mask, kept(self.spec.ratio, flat.shape[1])))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        return self.top._decode(payload)
 
 
 class ForwardMask(Compressor):

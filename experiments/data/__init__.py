@@ -1,6 +1,32 @@
 """Samples as tensors on the device; every sample carries its index."""
 
-from experiments.data.images import Images, load
-from experiments.data.module import Batches, ImageData
+from __future__ import annotations
 
-__all__ = ["Batches", "ImageData", "Images", "load"]
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from experiments.config import ImageSet, Run
+from experiments.data import images, text
+from experiments.data.module import Batches, Blocks, ImageData
+
+__all__ = ["Batches", "Blocks", "ImageData", "build"]
+
+
+def build(run: Run, root: Path | None, models: Path | None, device: torch.device) -> ImageData | Blocks:
+    """A run's data on the device; a worker reads each set once. Raises UserError when it cannot be had."""
+    if isinstance(run.data, ImageSet):
+        return ImageData(run.data, _images(run.data.name, root), run.seed, device)
+    corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)
+    return Blocks(run.data, corpus, run.seed, device)
+
+
+@cache
+def _images(name: str, root: Path | None) -> images.Images:
+    return images.load(name, root)
+
+
+@cache
+def _corpus(name: str, tokenizer: str, root: Path | None, models: Path | None, weights: str) -> text.Corpus:
+    return text.load(name, tokenizer, root, models, weights)

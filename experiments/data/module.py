@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from experiments.config import Data
+from experiments.config import ImageSet, TextSet
 from experiments.data.images import Images
+from experiments.data.text import Corpus
 from experiments.errors import UserError
 
-Batch = tuple[Tensor, Tensor, Tensor]  # images [b, c, h, w], labels [b], sample indices [b] (host)
+# Samples [b, ...] (images [b, c, h, w] or blocks of token ids [b, t]), targets [b, ...] (labels [b], or the blocks
+# themselves), sample indices [b] (host).
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Batches:
@@ -87,7 +91,7 @@ def _moved(x: Tensor, moves: Tensor) -> Tensor:
 class ImageData(pl.LightningDataModule):
     """Train, validation and test batches of a set; the validation samples are a fixed draw from training."""
 
-    def __init__(self, spec: Data, images: Images, seed: int, device: torch.device) -> None:
+    def __init__(self, spec: ImageSet, images: Images, seed: int, device: torch.device) -> None:
         super().__init__()
         self.spec, self.images = spec, images
         n = len(images.train_y)
@@ -112,8 +116,66 @@ class ImageData(pl.LightningDataModule):
         return [self.val, self.test] if len(self.val) else [self.test]
 
     @property
-    def installed(self) -> Data:
+    def example(self) -> Tensor:
+        """One sample [1, channels, side, side] on the host."""
+        return self.images.train_x[:1].cpu()
+
+    @property
+    def installed(self) -> ImageSet:
         """The data settings as installed, read back from the loaders."""
         train = self.train
-        return Data(name=self.images.name, batch_size=train.batch_size, augment=train.augment,
+        return ImageSet(name=self.images.name, batch_size=train.batch_size, augment=train.augment,
                     fixed_augment=train.fixed_augment, val_size=len(self.val.y), drop_last=train.drop_last)
+
+
+class Blocks(pl.LightningDataModule):
+    """Train, validation and test batches of contiguous blocks of tokens; a rest shorter than a block is dropped."""
+
+    def __init__(self, spec: TextSet, corpus: Corpus, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self.spec, self.vocabulary = spec, corpus.vocabulary
+        made = {}
+        for split in ("train", "validation", "test"):
+            key = "train_blocks" if split == "train" else "eval_blocks"
+            wanted, have = getattr(spec, key), len(corpus.tokens[split]) // spec.block_size
+            if not have:
+                raise UserError(f"data.block_size={spec.block_size}: the {split} text of {spec.name} has only "
+                                f"{len(corpus.tokens[split])} tokens; choose a smaller block")
+            if wanted > have:
+                raise UserError(f"data.{key}={wanted}: the {split} text of {spec.name} has {have} blocks; choose "
+                                "fewer, or 0 for all")
+            made[split] = _blocks(corpus.tokens[split], spec.block_size, wanted)
+        if spec.batch_size > len(made["train"]):
+            raise UserError(f"data.batch_size={spec.batch_size}: only {len(made['train'])} training blocks")
+        x = {split: blocks.to(device) for split, blocks in made.items()}
+        self.train = Batches(x["train"], x["train"], spec.batch_size, shuffle=True, seed=seed)
+        self.val, self.test = (Batches(x[split], x[split], spec.batch_size) for split in ("validation", "test"))
+
+    def train_dataloader(self) -> Batches:
+        return self.train
+
+    def val_dataloader(self) -> list[Batches]:
+        """Validation and test blocks, both scored at every evaluation."""
+        return [self.val, self.test]
+
+    @property
+    def example(self) -> Tensor:
+        """One sample [1, block size] on the host."""
+        return self.train.x[:1].cpu()
+
+    @property
+    def installed(self) -> TextSet:
+        """The data settings as installed; the sizes are read back from the loaders."""
+        asked, train = self.spec, self.train
+        cap = {"train_blocks": asked.train_blocks and len(train.y), "eval_blocks": asked.eval_blocks and
+               max(len(self.val.y), len(self.test.y))}
+        return asked.model_copy(update={"batch_size": train.batch_size, "block_size": train.x.shape[1], **cap})
+
+
+def _blocks(tokens: np.ndarray, size: int, wanted: int) -> Tensor:
+    """Contiguous blocks int32 [n, size]; of more than `wanted` (unless 0), that many evenly spread ones."""
+    n = len(tokens) // size
+    blocks = tokens[: n * size].reshape(n, size)
+    if 0 < wanted < n:
+        blocks = blocks[np.linspace(0, n - 1, wanted).astype(np.int64)]
+    return torch.from_numpy(blocks.astype(np.int32))

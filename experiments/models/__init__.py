@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from torch import nn
 
-from experiments.config import Model
-from experiments.errors import UserError, nearest
+from experiments.config import ImageModel, Run
+from experiments.data.images import CLASSES
 from experiments.models import resnet
 
-
-def build(spec: Model, channels: int, classes: int) -> nn.Module:
-    """The network of a spec, freshly initialised from the global random state."""
-    return resnet.build(spec, channels, classes)
+if TYPE_CHECKING:
+    from experiments.data import Blocks, ImageData
 
 
-def cut_points(spec: Model, model: nn.Module) -> dict[str, nn.Module]:
-    """The modules named in spec.cuts, in model order. Raises UserError on a cut that is not legal."""
-    legal = resnet.legal_cuts(model)
-    for cut in spec.cuts:
-        if cut not in legal:
-            raise UserError(f"model.cuts: '{cut}' is no legal cut of {spec.name}{nearest(cut, legal)} "
-                            f"(legal: {', '.join(legal)})")
-    order = [legal.index(cut) for cut in spec.cuts]
-    if order != sorted(set(order)):
-        raise UserError(f"model.cuts: {', '.join(spec.cuts)} must follow the model's order, each at most once")
-    return {cut: model.get_submodule(cut) for cut in spec.cuts}
+def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """A run's network, initialised from the global random state, and the modules a boundary follows, in order.
+
+    `root` holds folders of pretrained weights. Raises UserError on an illegal cut or unusable weights.
+    """
+    if isinstance(run.model, ImageModel):
+        model = resnet.build(run.model, data.images.channels, CLASSES)
+        return model, resnet.cut_points(run.model, model)
+    from experiments.models import causal_lm  # transformers takes seconds to import
+
+    model = causal_lm.build(run.model, data.vocabulary, run.data.block_size, root)
+    return model, causal_lm.cut_points(run.model, model)

@@ -8,19 +8,19 @@ Both keep the paper's shape: four stages, three boundaries, SGD with momentum, c
 
 from __future__ import annotations
 
-from experiments.config import Data, Model, Run, Schedule
+from experiments.config import Cosine, ImageModel, ImageSet, Run
 
 DIGITS = Run(
-    model=Model(name="resnet_small", width=8),
-    data=Data(name="digits", batch_size=64, val_size=180),
-    schedule=Schedule(t_max=10),
+    model=ImageModel(name="resnet_small", width=8),
+    data=ImageSet(name="digits", batch_size=64, val_size=180),
+    schedule=Cosine(t_max=10),
     epochs=10, eval_every=2, channels_last=True,
 )
 
 SYNTHETIC = Run(
-    model=Model(name="resnet_small", width=4),
-    data=Data(name="synthetic", batch_size=32, val_size=32),
-    schedule=Schedule(t_max=2),
+    model=ImageModel(name="resnet_small", width=4),
+    data=ImageSet(name="synthetic", batch_size=32, val_size=32),
+    schedule=Cosine(t_max=2),
     epochs=2, eval_every=1,
 )
 

@@ -16,20 +16,20 @@ Unlike theirs, the test set is always scored whole (they drop its last 16 images
 
 from __future__ import annotations
 
-from experiments.config import Data, Model, Optim, Run, Schedule
+from experiments.config import SGD, Cosine, ImageModel, ImageSet, Run
 from experiments.specs import Link, TopK, TopKStrict
 
 PAPER = Run(
-    model=Model(name="resnet18", width=64),
-    data=Data(name="cifar10", batch_size=128, augment="crop_flip", val_size=0, drop_last=True),
-    optim=Optim(lr=0.01, momentum=0.9, weight_decay=5e-4),
-    schedule=Schedule(t_max=200),
+    model=ImageModel(name="resnet18", width=64),
+    data=ImageSet(name="cifar10", batch_size=128, augment="crop_flip", val_size=0, drop_last=True),
+    optim=SGD(lr=0.01, momentum=0.9, weight_decay=5e-4),
+    schedule=Cosine(t_max=200),
     epochs=100, channels_last=True,
 )
 
 CORRECTED = PAPER.model_copy(update={
-    "data": Data(name="cifar10", batch_size=128, augment="crop_flip", val_size=5000),
-    "schedule": Schedule(t_max=100),
+    "data": ImageSet(name="cifar10", batch_size=128, augment="crop_flip", val_size=5000),
+    "schedule": Cosine(t_max=100),
 })
 
 PRESETS = {

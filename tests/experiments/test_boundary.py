@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from experiments import models
 from experiments.compressors import build as compressor
-from experiments.config import Model, override
+from experiments.config import ImageModel, override
 from experiments.errors import UserError
 from experiments.execution import Execution
-from experiments.feedback import Keys
+from experiments.memory import Keys
+from experiments.models import resnet
 from experiments.presets import preset
 from experiments.run import build
 from tests.helpers import COMPRESSORS, FEEDBACKS, linked, name, same_bits, tiny
@@ -45,7 +45,7 @@ def train(run, steps=4, model=None, boundaries=None, batch=8):
 def bare(run):
     """The same network without any boundary."""
     torch.manual_seed(run.seed)
-    return models.build(run.model, 1, 10)
+    return resnet.build(run.model, 1, 10)
 
 
 @pytest.mark.parametrize("fwd,bwd", [
@@ -198,13 +198,13 @@ def test_any_number_of_stages(cuts):
 
 def test_resnet18_is_the_papers():
     run = preset("resnet18_paper")
-    model = models.build(run.model, 3, 10)
+    model = resnet.build(run.model, 3, 10)
     assert sum(p.numel() for p in model.parameters()) == 11_173_962
-    cuts = models.cut_points(Model(name="resnet18", width=64, cuts=("layer1.0", "layer3", "layer4.0")), model)
+    cuts = resnet.cut_points(ImageModel(name="resnet18", width=64, cuts=("layer1.0", "layer3", "layer4.0")), model)
     assert list(cuts) == ["layer1.0", "layer3", "layer4.0"]
     from experiments.pipeline import message_shapes
 
-    shapes = message_shapes(model, models.cut_points(run.model, model), torch.zeros(1, 3, 32, 32))
+    shapes = message_shapes(model, resnet.cut_points(run.model, model), torch.zeros(1, 3, 32, 32))
     assert [tuple(s) for s in shapes.values()] == [(64, 32, 32), (128, 16, 16), (256, 8, 8)]
 
 

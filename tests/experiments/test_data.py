@@ -10,9 +10,9 @@ import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
 
-from experiments.config import Data
-from experiments.data import Batches, ImageData, load
-from experiments.data.images import CIFAR_MEAN, CIFAR_STD
+from experiments.config import ImageSet
+from experiments.data import Batches, ImageData
+from experiments.data.images import CIFAR_MEAN, CIFAR_STD, load
 from experiments.data.module import _moved
 from experiments.errors import UserError
 
@@ -24,7 +24,7 @@ def test_digits_are_whole_and_the_split_is_fixed():
     assert images.train_x.shape == (1437, 1, 8, 8) and images.test_x.shape == (360, 1, 8, 8)
     assert abs(images.train_x.mean()) < 1e-5 and abs(images.train_x.std() - 1) < 1e-4
     assert torch.bincount(images.test_y).min() > 20
-    seeds = [ImageData(Data(), images, seed, CPU) for seed in (0, 1)]
+    seeds = [ImageData(ImageSet(), images, seed, CPU) for seed in (0, 1)]
     assert torch.equal(seeds[0].val.x, seeds[1].val.x)
     together = torch.cat([seeds[0].train.x, seeds[0].val.x]).flatten(1)
     assert len(torch.unique(together, dim=0)) == len(torch.unique(images.train_x.flatten(1), dim=0))
@@ -81,7 +81,7 @@ def test_fixed_augmentation_repeats_every_epoch(fixed):
                                           ({"batch_size": 150, "val_size": 32}, "only 128 training samples remain")])
 def test_sizes_that_do_not_fit_are_named(size, message):
     with pytest.raises(UserError, match=message):
-        ImageData(Data(name="synthetic", **size), load("synthetic"), 0, CPU)
+        ImageData(ImageSet(name="synthetic", **size), load("synthetic"), 0, CPU)
 
 
 def parquet(folder, pixels, kind="PNG"):

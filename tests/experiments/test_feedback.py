@@ -7,7 +7,7 @@ import torch
 
 from experiments import compressors, feedback
 from experiments.boundary import Sending
-from experiments.feedback import Keys
+from experiments.memory import Keys
 from experiments.specs import AQSGD, EF, EF21, EFMixed
 
 SHAPE = torch.Size([2, 3, 3])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiments import run as running
+from experiments import tasks
 from experiments.config import run_id
 from experiments.errors import UserError
 from experiments.execution import Execution
@@ -38,7 +39,7 @@ def weights(monkeypatch):
 
 
 def numbers(row):
-    return {key: value for key, value in row.items() if key not in ("seconds", "when")}
+    return {key: value for key, value in row.items() if key not in ("seconds", "speed", "when")}
 
 
 def test_a_row_says_what_ran(store):
@@ -87,7 +88,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(feedback, buffers
     whole = execute(run, Store(tmp_path / "whole"), how)
 
     cut = Store(tmp_path / "cut")
-    original = running.ImageClassification.on_train_batch_end
+    original = tasks.ImageClassification.on_train_batch_end
 
     def stop(self, *args):
         original(self, *args)
@@ -95,7 +96,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(feedback, buffers
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(running.ImageClassification, "on_train_batch_end", stop)
+        patch.setattr(tasks.ImageClassification, "on_train_batch_end", stop)
         with pytest.raises(KeyboardInterrupt):
             execute(run, cut, how)
     assert cut.status(run_id(run)) == "interrupted"
@@ -121,9 +122,9 @@ def test_divergence_names_the_boundary_that_saw_it(store, monkeypatch):
     original = running.models.build
 
     def poisoned(*args):
-        model = original(*args)
+        model, modules = original(*args)
         model.layer2[0].bn2.weight.data.fill_(float("nan"))
-        return model
+        return model, modules
 
     monkeypatch.setattr(running.models, "build", poisoned)
     row = execute(linked(TOPK, TOPK), store, NOW)
@@ -135,7 +136,7 @@ def test_a_fault_is_recorded_with_its_first_line_and_traceback(store, monkeypatc
     def broken(self, *args):
         raise ValueError("the first line\nthe second")
 
-    monkeypatch.setattr(running.ImageClassification, "training_step", broken)
+    monkeypatch.setattr(tasks.ImageClassification, "training_step", broken)
     row = execute(tiny(), store, NOW)
     assert (row["status"], row["error"]) == ("failed", "ValueError: the first line")
     assert "Traceback" in (store.folder(row["id"]).path / "log.txt").read_text()
@@ -167,13 +168,13 @@ def leaf_name(path):
 
 
 def test_a_boundary_called_twice_a_step_fails_the_run(store, monkeypatch):
-    original = running.ImageClassification.training_step
+    original = tasks.ImageClassification.training_step
 
     def twice(self, batch, index):
         original(self, batch, index)
         return original(self, batch, index)
 
-    monkeypatch.setattr(running.ImageClassification, "training_step", twice)
+    monkeypatch.setattr(tasks.ImageClassification, "training_step", twice)
     row = execute(linked(TOPK, TOPK), store, NOW)
     assert row["status"] == "failed" and "2 fwd calls in 1 training steps" in row["error"]
 

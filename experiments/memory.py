@@ -1,0 +1,162 @@
+"""Where a feedback keeps its rows: one a batch slot or sample, in memory or in a file as large as the disk allows."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+AHEAD = 4  # batches that may wait to be written; more would be memory spent on a slow disk
+
+
+class Keys:
+    """Which memory rows a batch owns: the first b slots, or the rows of its samples.
+
+    samples: int64 [b] on the host; the copy on `device` is made once a step.
+    """
+
+    def __init__(self, samples: Tensor, device: torch.device) -> None:
+        self.samples = samples
+        self.on_device = samples.to(device, non_blocking=True)
+
+    def subset(self, mask: Tensor) -> Keys:
+        """The keys of the rows where `mask` (host, boolean [b]) is true."""
+        return Keys(self.samples[mask], self.on_device.device)
+
+
+class Memory(nn.Module):
+    """One tensor a slot or sample, as a module buffer, so that checkpoints carry it.
+
+    state: [slots, *sample shape] in `dtype`, on the model's device.
+    """
+
+    def __init__(self, slots: int, sample: torch.Size, dtype: torch.dtype, by_sample: bool,
+                 channels_last: bool = False) -> None:
+        super().__init__()
+        self.slots, self.by_sample = slots, by_sample
+        state = torch.zeros([slots, *sample], dtype=dtype)
+        if channels_last and len(sample) == 3:
+            state = state.to(memory_format=torch.channels_last)
+        self.register_buffer("state", state)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type rows are kept in."""
+        return self.state.dtype
+
+    def read(self, keys: Keys) -> Tensor:
+        """Rows of this batch: a view for slots, a copy for samples; on the batch's device."""
+        return self.state[keys.on_device] if self.by_sample else self.state[: len(keys.samples)]
+
+    def write(self, keys: Keys, rows: Tensor) -> None:
+        """Store rows; nothing to do when they are the view that `read` gave."""
+        if self.by_sample:
+            self.state[keys.on_device] = rows.to(self.dtype)
+            return
+        own = self.state[: len(keys.samples)]
+        if rows.data_ptr() != own.data_ptr():
+            own.copy_(rows)
+
+
+class MappedMemory(nn.Module):
+    """Sample-keyed rows in a memory-mapped file; a thread writes them while the next step computes.
+
+    Pages leave the process once written, so the memory in use is that of a few batches whatever the size of
+    the file. A checkpoint carries the name of a copy of the file (`snapshot`), not the rows.
+    """
+
+    by_sample = True
+
+    def __init__(self, slots: int, sample: torch.Size, dtype: torch.dtype, file: Path) -> None:
+        super().__init__()
+        self.slots, self.sample, self.dtype, self.file = slots, sample, dtype, file
+        self.copy = ""
+        self._waiting: deque[tuple[set[int], Future]] = deque()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="buffer")
+        file.unlink(missing_ok=True)  # a leftover of a killed run; the checkpoint's copy holds what counts
+        self._map()
+
+    @property
+    def state(self) -> Tensor:
+        """All rows [slots, *sample shape], once the writer has caught up."""
+        self._settle(lambda samples: True)
+        return torch.from_numpy(self._rows).view(self.dtype).reshape(self.slots, *self.sample)
+
+    def read(self, keys: Keys) -> Tensor:
+        """A copy of this batch's rows on the batch's device."""
+        wanted = keys.samples.tolist()
+        self._settle(lambda samples: not samples.isdisjoint(wanted))
+        rows = torch.from_numpy(self._rows[wanted]).view(self.dtype).reshape(-1, *self.sample)
+        return rows.to(keys.on_device.device, non_blocking=True)
+
+    def write(self, keys: Keys, rows: Tensor) -> None:
+        """Hand the rows to the writer."""
+        self._settle(lambda samples: len(self._waiting) >= AHEAD)
+        samples = keys.samples.tolist()
+        rows = rows.detach().to(self.dtype)
+        if rows.device.type == "cuda":  # the copy to the host runs behind the computation; the writer waits for it
+            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+        else:
+            host, ready = rows.clone(), None
+        self._waiting.append((set(samples), self._writer.submit(self._write, samples, host, ready)))
+
+    def snapshot(self, tag: str) -> None:
+        """Copy the file for the checkpoint about to be saved (by reference where the file system can)."""
+        self._settle(lambda samples: True)
+        self.copy = f"{self.file.name}.{tag}"
+        with open(self.file, "rb") as source, open(self.file.with_name(self.copy), "wb") as target:
+            left = os.fstat(source.fileno()).st_size
+            while left > 0 and (done := os.copy_file_range(source.fileno(), target.fileno(), left)):
+                left -= done
+            os.fsync(target.fileno())
+
+    def drop_copies(self) -> None:
+        """Remove the copies that no checkpoint needs any more."""
+        for path in self.file.parent.glob(f"{self.file.name}.*"):
+            if path.name != self.copy:
+                path.unlink()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"copy": self.copy}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self._settle(lambda samples: True)
+        self.copy = state["copy"]
+        kept = self.file.with_name(self.copy)
+        with open(kept, "rb") as source, open(self.file, "r+b") as target:
+            while os.copy_file_range(source.fileno(), target.fileno(), 1 << 30):
+                pass
+
+    def _map(self) -> None:
+        row_bytes = self.sample.numel() * self.dtype.itemsize
+        with open(self.file, "w+b") as handle:
+            handle.truncate(max(1, self.slots * row_bytes))  # zeros that take no room until written
+            self._pages = mmap.mmap(handle.fileno(), 0)
+        self._rows = np.frombuffer(self._pages, np.uint8, self.slots * row_bytes).reshape(self.slots, row_bytes)
+
+    def _write(self, samples: list[int], host: Tensor, ready: Any) -> None:
+        if ready is not None:
+            ready.synchronize()
+        rows = host.view(torch.uint8) if host.dim() else host
+        for sample, row in zip(samples, rows.reshape(len(samples), -1).numpy(), strict=True):
+            self._rows[sample] = row
+            start = sample * self._rows.shape[1] // mmap.PAGESIZE * mmap.PAGESIZE
+            self._pages.madvise(mmap.MADV_DONTNEED, start, (sample + 1) * self._rows.shape[1] - start)
+
+    def _settle(self, until: Callable[[set[int]], bool]) -> None:
+        """Wait for the oldest writes as long as any waiting one matters."""
+        while self._waiting and any(until(samples) for samples, _ in self._waiting):
+            self._waiting.popleft()[1].result()
+
+
+AnyMemory = Memory | MappedMemory

