@@ -1,10 +1,10 @@
 """Findings of arXiv 2401.07788 as tests over rows: effect, 95 % interval, n, verdict.
 
-An effect is a difference of test accuracies in points, paired by seed (levels averaged within a seed
-first), with Student's t interval. A claim says where the effect lies; it is supported when the whole
-interval lies there, contradicted when none of it does, and otherwise there are not enough runs. A diverged
-run counts as guessing (10 % accuracy): it did happen, and dropping it would flatter. What the papers call
-"severe" or "almost lossless" is not defined there; the margins here are ours.
+An effect is a difference of test accuracies in points (of losses in nats: analysis/text.py), paired by
+seed (levels averaged within a seed first), with Student's t interval. A claim says where the effect lies;
+it is supported when the whole interval lies there, contradicted when none of it does, and otherwise there
+are not enough runs. A diverged run counts as guessing: it did happen, and dropping it would flatter. What
+the papers call "severe" or "almost lossless" is not defined there; the margins here are ours.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Effect:
     what: str
     above: float | None  # claim: effect > above
     below: float | None  # claim: effect < below
-    values: list[float] = field(default_factory=list)  # one a seed, points
+    values: list[float] = field(default_factory=list)  # one a seed, points of accuracy or nats of loss
     ids: list[str] = field(default_factory=list)
+    digits: int = 1
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -63,8 +64,10 @@ class Effect:
         if not self.values:
             return f"{self.what} (claimed {region}): no runs"
         mean = sum(self.values) / len(self.values)
-        spread = "[{:+.1f}, {:+.1f}]".format(*self.interval) if self.interval else "no interval"
-        return f"{self.what} (claimed {region}): {mean:+.1f} {spread}, n={len(self.values)}"
+        digits = self.digits
+        lo, hi = self.interval or (mean, mean)
+        spread = f"[{lo:+.{digits}f}, {hi:+.{digits}f}]" if self.interval else "no interval"
+        return f"{self.what} (claimed {region}): {mean:+.{digits}f} {spread}, n={len(self.values)}"
 
 
 @dataclass
@@ -85,11 +88,6 @@ class Claim:
         """For JSON."""
         effects = [asdict(e) | {"interval": e.interval, "verdict": e.verdict} for e in self.effects]
         return {"claim": self.name, "statement": self.statement, "verdict": self.verdict, "effects": effects}
-
-
-def all_claims(frame: pd.DataFrame) -> list[Claim]:
-    """C1 to C6 of the paper, and ours."""
-    return [claim(frame) for claim in CLAIMS]
 
 
 def c1(frame: pd.DataFrame, scale: str = "tensor") -> Claim:
@@ -161,26 +159,29 @@ CLAIMS: list[Callable[[pd.DataFrame], Claim]] = [c1, c1_group, c2, c3, c4, c5, c
 
 
 def difference(frame: pd.DataFrame, what: str, a: tuple[Wanted, str], b: tuple[Wanted, str], *,
-               levels: tuple[str, ...] = (), above: float | None = None, below: float | None = None) -> Effect:
-    """metric of arm a minus metric of arm b in points, paired by seed and by everything not compared.
+               levels: tuple[str, ...] = (), above: float | None = None, below: float | None = None,
+               unit: float = 100.0, guess: float = CHANCE) -> Effect:
+    """metric of arm a minus metric of arm b times `unit`, paired by seed and by everything not compared.
+
+    A diverged run scores `guess`.
 
     `levels` names compressor parameters matched across the arms whichever side they are on ("bits").
     """
-    effect = Effect(what, above, below)
-    left, right = (_arm(frame, *arm, levels) for arm in (a, b))
+    effect = Effect(what, above, below, digits=1 if unit == 100 else 3)
+    left, right = (_arm(frame, *arm, levels, guess) for arm in (a, b))
     keys = ["seed", "setting", *levels]
     if left.empty or right.empty:
         return effect
     pairs = left.merge(right, on=keys, suffixes=("_a", "_b"))
     if pairs.setting.nunique() > 1:
         raise ValueError("the rows mix several base settings; load one sweep")
-    pairs["effect"] = 100 * (pairs.score_a - pairs.score_b)
+    pairs["effect"] = unit * (pairs.score_a - pairs.score_b)
     effect.values = [float(value) for value in pairs.groupby("seed").effect.mean()]
     effect.ids = sorted({*pairs.id_a, *pairs.id_b})
     return effect
 
 
-def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, levels: tuple[str, ...]) -> pd.DataFrame:
+def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, levels: tuple[str, ...], guess: float) -> pd.DataFrame:
     """seed, setting, level columns, score and id of the runs that fit; feedback is none unless wanted otherwise."""
     chosen = frame[frame.status.isin(["finished", "diverged"])]
     for key, value in ({"fwd.feedback.kind": "none", "bwd.feedback.kind": "none"} | wanted).items():
@@ -189,7 +190,7 @@ def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, levels: tuple[str, ..
     if chosen.empty or metric not in chosen:
         return pd.DataFrame()
     out = pd.DataFrame({"id": chosen.id, "seed": chosen.seed, "setting": _setting(chosen)})
-    out["score"] = chosen[metric].where(chosen.status == "finished", CHANCE)
+    out["score"] = chosen[metric].where(chosen.status == "finished", guess)
     for level in levels:
         out[level] = chosen[f"fwd.compressor.{level}"].fillna(chosen[f"bwd.compressor.{level}"])
     return out

@@ -124,10 +124,10 @@ def family(method: str) -> str:
     return activations.split(" + ")[0] + " + TopK" if " + " in activations else activations.split(" ")[0]
 
 
-def pareto(points: pd.DataFrame) -> pd.DataFrame:
+def pareto(points: pd.DataFrame, worst: float = -1.0) -> pd.DataFrame:
     """The points with no other at least as good in both mean and bytes.ratio, by bytes."""
     ordered = points.sort_values(["bytes.ratio", "mean"], ascending=[True, False])
-    return ordered[ordered["mean"] > ordered["mean"].cummax().shift(fill_value=-1.0)]
+    return ordered[ordered["mean"] > ordered["mean"].cummax().shift(fill_value=worst)]
 
 
 def _topk_arms(frame: pd.DataFrame) -> dict[str, list[str]]:
@@ -150,7 +150,7 @@ def _band(axis: Axes, curves: pd.DataFrame, metric: str, label: str, place: int)
                       color=INK[place % 7], alpha=0.15, lw=0)
 
 
-FIGURES: dict[str, Callable[..., Figure]] = {
+IMAGES: dict[str, Callable[..., Figure]] = {
     "convergence": convergence,
     "bytes": lambda frame, curves: bytes_against_error(frame),
     "on_off": lambda frame, curves: on_off(frame),

@@ -52,17 +52,17 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
 
 
 def _write_files(folder: Path, frame: pd.DataFrame, store: Path) -> Report:
-    from analysis import claims, figures, tables  # seconds to import, so only once the kernel is starting
+    from analysis import claims, contents, figures  # seconds to import, so only once the kernel is starting
 
     for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
         shutil.rmtree(folder / name, ignore_errors=True)
-    report = Report(folder, tables.all_tables(frame), claims.all_claims(frame))
+    report = Report(folder, contents.all_tables(frame), contents.all_claims(frame))
     for table in report.tables:
         for suffix, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
-    for name, draw in figures.FIGURES.items():
-        figures.save(draw(frame, curves), folder / "figures", name)
+    for name, figure in contents.all_figures(frame, curves):
+        figures.save(figure, folder / "figures", name)
     _text(folder / "claims.md", claims.markdown(report.claims))
     _text(folder / "claims.json", json.dumps([claim.record() for claim in report.claims], indent=1))
     frame.to_csv(folder / "rows.csv", index=False)

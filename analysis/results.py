@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments.config import flatten
 from experiments.errors import UserError
+from experiments.specs import CODERS
 from experiments.store import Store
 
 CHANCE = 0.1  # accuracy of guessing among ten classes
@@ -32,6 +33,11 @@ def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
     return frame
 
 
+def is_text(frame: pd.DataFrame) -> bool:
+    """Whether the runs are of language models."""
+    return "data.tokenizer" in frame and bool(frame["data.tokenizer"].notna().any())
+
+
 def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
     """The evaluations of these runs over time: one row an evaluation, with the run's id."""
     opened = Store(store)
@@ -41,6 +47,10 @@ def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
 def describe(row: Any) -> str:
     """A run's compression in a few words: "EF21 + TopK 10 %", "min-max 4 / 8 bits"."""
     fwd, bwd = _link(row, "fwd"), _link(row, "bwd")
+    if row["bwd.compressor.kind"] == "forward_mask":
+        return f"{fwd}, shared mask"
+    if row["fwd.compressor.kind"] in CODERS and bwd == "dense":  # the gradient of the code is as short as the code
+        return fwd
     if fwd == bwd:
         return fwd
     if fwd == "dense":
@@ -52,15 +62,21 @@ def describe(row: Any) -> str:
 
 def _link(row: Any, side: str) -> str:
     kind = row[f"{side}.compressor.kind"]
-    names = {"none": "dense", "topk": "TopK", "topk_strict": "TopK", "randomk": "RandomK",
+    names = {"none": "dense", "topk": "TopK", "topk_strict": "TopK", "randomk": "RandomK", "randtopk": "RandTopK",
              "forward_mask": "forward's mask", "uniform": "min-max", "fixed": "fixed-point",
-             "fixed_batch": "batch fixed-point", "cast": "cast"}
+             "fixed_batch": "batch fixed-point", "cast": "cast", "tah": "TAH", "lowrank": "low rank"}
     text = names.get(kind, kind)
     if (ratio := row.get(f"{side}.compressor.ratio")) is not None and not pd.isna(ratio):
-        text += f" {100 * ratio:g} %"
+        text += f" {100 * ratio:.4g} %"
     if (bits := row.get(f"{side}.compressor.bits")) is not None and not pd.isna(bits):
         scale = row.get(f"{side}.compressor.scale")
         text += f" {bits:g} bit" + (f", {scale} scale" if scale in ("group", "sample", "channel") else "")
+        text += ", token scale" if scale == "last" else ""
+    if row.get(f"{side}.compressor.scope") == "last":
+        text += " per token"
+    for size in ("rank", "width"):
+        if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):
+            text += f" {value:g}"
     feedback = {"none": "", "ef": "EF + ", "ef_mixed": "EF-mixed + ", "ef21": "EF21 + ", "aqsgd": "AQ-SGD + "}
     return feedback.get(row[f"{side}.feedback.kind"], row[f"{side}.feedback.kind"] + " + ") + text
 
@@ -68,9 +84,10 @@ def _link(row: Any, side: str) -> str:
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out = {"id": row["id"], "status": row["status"], "error": row.get("error"), "steps": row.get("steps")}
     out |= flatten(row["run"])
-    out["model.cuts"] = ",".join(out["model.cuts"])
+    if "model.cuts" in out:
+        out["model.cuts"] = ",".join(out["model.cuts"])
     out |= row.get("metrics", {})
-    for part in ("bytes", "seconds"):
+    for part in ("bytes", "seconds", "speed"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
     return out
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 ON, OFF = "test_on_acc", "test_off_acc"
-PERCENT, SHARE, BYTES = "percent", "share", "bytes"  # how a cell is shown; a share needs no spread
+PERCENT, SHARE, BYTES, PLAIN = "percent", "share", "bytes", "plain"  # how a cell is shown; a share needs no spread
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,10 @@ class Cell:
             return "diverged" if self.diverged else "failed" if self.failed else "missing"
         if self.unit == BYTES:
             return f"{self.mean:,.0f}"
-        out = f"{100 * self.mean:.1f}"
+        if self.unit == PLAIN:
+            out = _short(self.mean) + (f" {spread} {_short(self.sd)}" if self.sd is not None else "")
+        else:
+            out = f"{100 * self.mean:.1f}"
         if self.sd is not None and self.unit == PERCENT:
             out += f" {spread} {100 * self.sd:.1f}"
         lost = [f"{count} {what}" for count, what in (
@@ -105,8 +108,12 @@ def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
                 int((rows.status == "failed").sum()), unit)
 
 
-def all_tables(frame: pd.DataFrame) -> list[Table]:
-    """Every table of the paper that the rows name cells for."""
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}" if value < 1e5 else f"{value:.1e}"
+
+
+def image_tables(frame: pd.DataFrame) -> list[Table]:
+    """Every table of the paper's image section that the rows name cells for."""
     made = [topk(frame), *quantization(frame), feedback(frame), aqsgd(frame)]
     return [table for table in made if len(table.rows)]
 

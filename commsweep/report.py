@@ -39,7 +39,8 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _claims(args: argparse.Namespace) -> int:
-    from analysis.claims import all_claims, markdown
+    from analysis.claims import markdown
+    from analysis.contents import all_claims
     from analysis.results import load
 
     verdicts = all_claims(load(args.store, args.name))

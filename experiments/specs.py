@@ -110,7 +110,7 @@ class TAH(Spec):
     high: Bits = 4
     low: Bits = 3
     share: Annotated[float, Field(ge=0, le=1, description="share of the tokens that get the high bits")] = 0.8
-    tau: Annotated[float, Field(ge=0, description="rotate a tile whose largest entry is tau times the second")] = 2.0
+    tau: Annotated[float, Field(ge=1, description="a tile is rotated if its largest entry > tau * the second")] = 2.0
 
 
 class LowRank(Spec):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from experiments.config import Run, override
+from experiments.config import Run, TextModel, override
 from experiments.presets import preset
 
 # Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
@@ -60,18 +61,29 @@ def tiny(**changes: Any) -> Run:
 
 def linked(fwd: dict[str, Any] | None = None, bwd: dict[str, Any] | None = None,
            fwd_feedback: dict[str, Any] | None = None, bwd_feedback: dict[str, Any] | None = None,
-           **changes: Any) -> Run:
+           base: Callable[..., Run] = tiny, **changes: Any) -> Run:
     """A tiny run with these compressors and feedbacks."""
     for side, part, spec in (("fwd", "compressor", fwd), ("bwd", "compressor", bwd),
                              ("fwd", "feedback", fwd_feedback), ("bwd", "feedback", bwd_feedback)):
         changes |= {f"{side}.{part}.{key}": value for key, value in (spec or {}).items()}
-    return tiny(**changes)
+    return base(**changes)
+
+
+def tiny_text(**changes: Any) -> Run:
+    """The synthetic_text preset with dotted settings changed ("__" stands for ".")."""
+    return override(preset("synthetic_text"), {key.replace("__", "."): value for key, value in changes.items()})
 
 
 def toy(run: Run) -> Run:
-    """A paper's Run shrunk to seconds: synthetic images, a narrow network, one epoch; its links stay."""
+    """A paper's Run shrunk to seconds: synthetic data, a narrow network, few epochs; its links stay."""
+    epochs = 1 + max(run.fwd.start_epoch, run.bwd.start_epoch)
+    if isinstance(run.model, TextModel):
+        return override(run, {
+            "model.name": "gpt2-nano", "model.weights": "", "model.stages": 4, "data.name": "synthetic-text",
+            "data.tokenizer": "bytes", "data.block_size": 32, "data.batch_size": 8, "data.train_blocks": 32,
+            "data.eval_blocks": 8, "epochs": epochs, "eval_every": 1, "seed": 0})
     changes = {"model.name": "resnet_small", "model.width": 4, "data.name": "synthetic", "data.batch_size": 32,
-               "data.val_size": min(run.data.val_size, 32), "epochs": 1, "eval_every": 1, "seed": 0}
+               "data.val_size": min(run.data.val_size, 32), "epochs": epochs, "eval_every": 1, "seed": 0}
     return override(run, changes)
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "experiments": set(),
     "sweeps": {"experiments"},
-    "analysis": {"experiments.config", "experiments.store", "experiments.errors"},
+    "analysis": {"experiments.config", "experiments.store", "experiments.errors", "experiments.specs"},
     "commsweep": {"experiments", "sweeps", "analysis"},
 }
 

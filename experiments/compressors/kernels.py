@@ -21,6 +21,7 @@ try:
 except ImportError:  # a GPU machine needs none of this file
     numba = None
 
+_SHORT = 1 << 11  # rows up to here are bisected
 _SERIAL = 1 << 15  # below this many elements a second thread costs more than it brings
 
 
@@ -82,11 +83,57 @@ def _compiled(function: Callable) -> Callable:
 
 
 @_compiled
-def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no cover (compiled)
-    """Radix selection on the bits of |x|: 11 + 11 + 9 bits, so three histograms find the exact threshold.
+def _bisect(pool, n, k, exact):  # pragma: no cover (compiled)
+    """(t, entries above t, entries of at least t): with `exact` t is the k-th largest, else any t that k entries reach.
 
-    A non-negative float32 orders like its bit pattern. Only entries sharing the threshold's leading bits
-    (a few percent of a row) reach the second and third histogram.
+    One bit a pass from the highest; a pass is a count, which vectorises.
+    """
+    t, kept, above = np.int32(0), np.int32(n), np.int32(0)
+    for bit in range(30, -1, -1):
+        candidate = t | np.int32(1 << bit)
+        count = np.int32(0)
+        for i in range(n):
+            count += np.int32(pool[i] >= candidate)
+        if count >= k:
+            t, kept = candidate, count
+            if count == k and not exact:
+                return t, np.int32(0), kept
+        else:
+            above = count
+    return t, above, kept
+
+
+@_compiled
+def _keep(row, threshold, need, ties, strict, want_mask, sent, places):  # pragma: no cover (compiled)
+    """Entries above the threshold and, unless strict, the first `need` of the `ties` with it."""
+    n = row.size
+    magnitude = np.int32(0x7FFFFFFF)
+    if strict or need == ties:  # no tie to break: a plain comparison, which vectorises
+        floor = threshold + np.int32(1) if strict else threshold
+        for i in range(n):
+            sent[i] = row[i] if row[i] & magnitude >= floor else np.int32(0)
+        if want_mask:
+            for i in range(n):
+                places[i] = row[i] & magnitude >= floor
+        return
+    for i in range(n):
+        value = row[i] & magnitude
+        keep = value > threshold
+        if value == threshold and need > 0:
+            keep = True
+            need -= 1
+        sent[i] = row[i] if keep else np.int32(0)
+        if want_mask:
+            places[i] = keep
+
+
+@_compiled
+def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no cover (compiled)
+    """Selection on the bits of |x|: a non-negative float32 orders like its bit pattern.
+
+    Long rows: radix selection, 11 + 11 + 9 bits, so three histograms find the exact threshold; only entries
+    sharing the threshold's leading bits (a few percent of a row) reach the second and third. Short rows,
+    which would spend their time on empty bins: bisection.
     """
     n = x.shape[1]
     magnitude = np.int32(0x7FFFFFFF)
@@ -95,6 +142,12 @@ def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no c
     pool = np.empty(n, np.int32)
     for r in range(row_from, row_to):
         row, sent, places = x[r], out[r], mask[r if want_mask else 0]
+        if n <= _SHORT:
+            for i in range(n):
+                pool[i] = row[i] & magnitude
+            threshold, above, kept = _bisect(pool, n, k, strict)
+            _keep(row, threshold, 0 if strict else k - above, kept - above, strict, want_mask, sent, places)
+            continue
         counts[:] = 0
         whole = n - n % 4
         for i in range(0, whole, 4):
@@ -136,25 +189,7 @@ def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no c
             need -= counts[1, low]
             low -= 1
         threshold = np.int32((prefix << 9) | low)
-        if strict:
-            need = 0
-        if strict or need == counts[1, low]:  # no tie to break: a plain comparison, which vectorises
-            floor = threshold + np.int32(1) if strict else threshold
-            for i in range(n):
-                sent[i] = row[i] if row[i] & magnitude >= floor else np.int32(0)
-            if want_mask:
-                for i in range(n):
-                    places[i] = row[i] & magnitude >= floor
-            continue
-        for i in range(n):
-            value = row[i] & magnitude
-            keep = value > threshold
-            if value == threshold and need > 0:
-                keep = True
-                need -= 1
-            sent[i] = row[i] if keep else np.int32(0)
-            if want_mask:
-                places[i] = keep
+        _keep(row, threshold, need, counts[1, low], strict, want_mask, sent, places)
 
 
 @_compiled

@@ -20,7 +20,7 @@ from experiments.compressors.bits import pack, packed_bytes, unpack
 
 
 class TAH(Compressor):
-    """Per tile t of a token: t' = t H / sqrt(n) if max|t| > tau * second|t|, else t; s = max|t'|; with b bits a token
+    """Per tile t of a token: t' = t H / sqrt(n) if max|t| > tau second|t|, else t; s = max|t'|; with b bits a token
     q = clip(round(t' / s * 2^(b-1)), -2^(b-1), 2^(b-1) - 1).
 
     The last axis holds the features; `share` of the tokens of every sample get `high` bits, the others `low`.
@@ -49,8 +49,9 @@ class TAH(Compressor):
         samples, tokens, d = _tokens(x.shape)
         flat = x.reshape(samples * tokens, d).float()
         tiles = pad(flat, (0, -d % self.spec.tile)).unflatten(1, (-1, self.spec.tile))
-        largest = tiles.abs().topk(2, dim=-1).values
-        rotated = largest[..., 0] > self.spec.tau * largest[..., 1]
+        size = tiles.abs()
+        largest = size.amax(-1, keepdim=True)
+        rotated = (size.mul_(self.spec.tau) >= largest).sum(-1) == 1  # none but the largest itself
         tiles = torch.where(rotated[..., None], tiles @ _hadamard(self.spec.tile, x.device), tiles)
         scales = tiles.abs().amax(-1).bfloat16()
         high = self._rich(flat.reshape(samples, tokens, d))
@@ -61,8 +62,10 @@ class TAH(Compressor):
 
     def _rich(self, x: Tensor) -> Tensor:
         """Which tokens of x [samples, tokens, d] get the high bits; of equal ones the first."""
-        p = x.abs() / x.abs().sum(-1, keepdim=True)
-        entropy = torch.special.entr(p.nan_to_num(0.0)).sum(-1)
+        size = x.abs()
+        total = size.sum(-1)
+        # -sum p log p with p = |x_i| / total, without a pass to form p; a token of zeros has none.
+        entropy = (torch.special.entr(size).sum(-1) / total + total.log()).nan_to_num(0.0)
         order = entropy.argsort(dim=1, descending=True, stable=True)[:, : self._high(x.shape[1])]
         return torch.zeros_like(entropy, dtype=torch.bool).scatter_(1, order, True).flatten()
 

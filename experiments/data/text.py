@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 Texts = dict[str, list[str]]  # documents by split
 WIKITEXT = ("Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3")
+WORD_END = re.compile(r"(?<=\S) (?=\S)")
 CHUNK = 1 << 16  # characters handed to a tokenizer at once
 
 
@@ -89,7 +91,8 @@ def _wikitext(name: str, root: Path | None) -> Texts:
         text = folder / f"wiki.{split[:5] if split != 'validation' else 'valid'}.{suffix}"
         parquet = sorted(folder.glob(f"{split}*.parquet"))
         if text.exists():
-            found[split] = [read(text)]
+            # The hub's rows are these lines, but its empty lines hold nothing; its texts are its rows, joined.
+            found[split] = [re.sub(r"^ \n", "", read(text), flags=re.M)]
         elif parquet:
             found[split] = [_parquet(parquet)]
     if lost := [split for split in SPLITS if split not in found]:
@@ -123,7 +126,7 @@ def _folder(root: Path | None) -> Texts:
     """Any folder of text files: split by file names that begin with train, valid or test, else 90, 5, 5 % of each."""
     if root is None:
         raise UserError("data.name=text: name the folder of text files with --data-root")
-    paths = sorted(path for suffix in ("txt", "md", "raw", "tokens") for path in root.rglob(f"*.{suffix}"))
+    paths = sorted({path for suffix in ("txt", "md", "raw", "tokens") for path in root.rglob(f"*.{suffix}")})
     texts = {path: read(path) for path in paths}
     if not "".join(texts.values()).strip():
         raise UserError(f"data.name=text: '{root}' holds no text (looked for *.txt, *.md, *.raw, *.tokens)")
@@ -167,7 +170,8 @@ def load_tokenizer(name: str, root: Path | None) -> PreTrainedTokenizerFast:
 def tokenise(text: str, tokenizer: PreTrainedTokenizerFast, title: str) -> np.ndarray:
     """Token ids, from the cache when text and tokenizer are the same as before.
 
-    The text is cut at line ends, so that pieces can be tokenised on all cores.
+    The text is cut before single spaces between words, where byte-level BPE always begins a new token, so that
+    pieces can be tokenised on all cores.
     """
     backend = tokenizer.backend_tokenizer
     key = hashlib.sha256(text.encode() + backend.to_str().encode()).hexdigest()[:24]
@@ -196,8 +200,8 @@ def tokenise(text: str, tokenizer: PreTrainedTokenizerFast, title: str) -> np.nd
 def _pieces(text: str) -> Iterable[str]:
     start = 0
     while start < len(text):
-        end = text.find("\n", start + CHUNK)
-        end = len(text) if end < 0 else end
+        found = WORD_END.search(text, start + CHUNK)
+        end = found.start() if found else len(text)
         yield text[start:end]
         start = end
 

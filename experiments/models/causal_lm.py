@@ -1,6 +1,6 @@
 """Causal language models of transformers, cut into equal stages: anything with a list of blocks.
 
-GPT-2 from scratch (initialised as transformers does: normal, 0.02), or pretrained weights from a folder, the
+GPT-2 from scratch, or pretrained weights from a folder, the
 hub, or a GGUF file. A boundary follows the last block of every stage but the last.
 """
 
@@ -53,13 +53,28 @@ def pretrained(name: str, root: Path | None) -> PreTrainedModel:
 
     path, options = source(name, root)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
+        model, loaded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True,
+                                                             **options)
         blocks(model)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
         raise UserError(f"model.weights={name}: no causal language model with a list of blocks could be loaded from "
                         f"'{path}' ({type(error).__name__}: {str(error).strip().splitlines()[0][:160]}); name a folder "
                         "with config.json and model.safetensors under --model-root") from None
+    if lost := sorted(loaded["missing_keys"]):
+        raise UserError(f"model.weights={name}: '{path}' lacks {len(lost)} of the weights of {type(model).__name__} "
+                        f"({', '.join(lost[:3])}); its config.json and its weights are of different models")
+    if not _causal(model):
+        raise UserError(f"model.weights={name}: {type(model).__name__} lets a token see later ones; use a causal "
+                        "language model such as GPT-2 or Llama")
     return model
+
+
+@torch.no_grad()
+def _causal(model: PreTrainedModel) -> bool:
+    """Whether a change of the last token leaves what is said of the others."""
+    x = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]])
+    a, b = model.eval()(input_ids=x).logits[:, :3]
+    return torch.allclose(a, b, atol=1e-4)
 
 
 def source(name: str, root: Path | None) -> tuple[str, dict[str, Any]]:
@@ -136,8 +151,11 @@ def _scratch(spec: TextModel, vocabulary: int, block_size: int) -> PreTrainedMod
     from transformers import GPT2Config, GPT2LMHeadModel
 
     depth, width, heads = SIZES[spec.name]
+    # Weights of GPT-2's scale at its own width, and in proportion at others: a narrow model begun at 0.02 stays a
+    # bigram model for hundreds of steps. The activation is "gelu_new" in one kernel instead of eight.
     config = GPT2Config(vocab_size=vocabulary, n_positions=POSITIONS.get(spec.name, block_size), n_embd=width,
-                        n_layer=depth, n_head=heads, bos_token_id=0, eos_token_id=0)
+                        n_layer=depth, n_head=heads, initializer_range=0.02 * (768 / width) ** 0.5,
+                        activation_function="gelu_pytorch_tanh", bos_token_id=0, eos_token_id=0)
     return GPT2LMHeadModel(config)
 
 

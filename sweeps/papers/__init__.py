@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from experiments.config import Run
 from experiments.errors import UserError, nearest
-from sweeps.papers import rudakov
+from sweeps.papers import rudakov, text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -17,6 +17,12 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "resnet18_aqsgd": rudakov.resnet18_aqsgd,
     "resnet18_paper": rudakov.resnet18_paper,
     "resnet18_corrected": rudakov.resnet18_corrected,
+    "demo-text": text.demo_text,
+    "smoke-text": text.smoke_text,
+    "gpt2_paper": text.gpt2_paper,
+    "gpt2_aqsgd": text.gpt2_aqsgd,
+    "gpt2_matched": text.gpt2_matched,
+    "finetune": text.finetune,
 }
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import claims, figures, results, tables
+from analysis import claims, contents, figures, results, tables
 from analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED, Claim, Effect
 from experiments.config import run_id
 from experiments.errors import UserError
@@ -86,7 +86,7 @@ def test_quantization_grid_puts_forward_bits_down_and_backward_bits_across(store
 
 
 def test_all_the_papers_tables_are_there(store):
-    names = [table.name for table in tables.all_tables(fill(store, flat_score))]
+    names = [table.name for table in contents.all_tables(fill(store, flat_score))]
     assert names == ["topk", "quantization_group_on", "quantization_group_off", "quantization_tensor_on",
                      "quantization_tensor_off", "feedback", "aqsgd"]
 
@@ -94,7 +94,7 @@ def test_all_the_papers_tables_are_there(store):
 def test_the_same_rows_give_the_same_bytes(store, tmp_path):
     frame = fill(store, flat_score)
     curves = results.curves(store.root, list(frame.id))
-    for name, draw in figures.FIGURES.items():
+    for name, draw in figures.IMAGES.items():
         for out in ("a", "b"):
             figures.save(draw(frame, curves), tmp_path / out, name)
         for suffix in ("png", "pdf", "svg"):
@@ -170,7 +170,7 @@ def paper_world(run):
 
 
 def test_claims_are_supported_in_a_world_made_to_the_papers_findings_and_not_in_its_opposite(store, tmp_path):
-    verdicts = {c.name: c.verdict for c in claims.all_claims(fill(store, paper_world))}
+    verdicts = {c.name: c.verdict for c in contents.all_claims(fill(store, paper_world))}
     assert verdicts == dict.fromkeys(verdicts, SUPPORTED), verdicts
     assert list(verdicts) == ["C1", "C1-group", "C2", "C3", "C4", "C5", "C6"]
 
@@ -180,7 +180,7 @@ def test_claims_are_supported_in_a_world_made_to_the_papers_findings_and_not_in_
             run.fwd.compressor.ratio == 0.1 and run.fwd.feedback.kind == "none"))
         return (0.5 if ruined else 0.9) + noise, (0.5 if ruined else 0.9) + noise
 
-    verdicts = {c.name: c.verdict for c in claims.all_claims(fill(Store(tmp_path / "o"), opposite))}
+    verdicts = {c.name: c.verdict for c in contents.all_claims(fill(Store(tmp_path / "o"), opposite))}
     assert verdicts == dict.fromkeys(verdicts, CONTRADICTED), verdicts
 
 

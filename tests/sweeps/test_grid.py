@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from experiments.compressors import build
+from experiments.compressors.sparse import kept
 from experiments.config import Run, run_id
 from experiments.errors import UserError
 from experiments.execution import Execution
-from experiments.presets import PRESETS
+from experiments.presets import PRESETS, preset
 from experiments.run import execute
 from sweeps.grid import product, seeds, union
-from sweeps.papers import SWEEPS, sweep
+from sweeps.papers import SWEEPS, sweep, text
 from tests.helpers import toy
 
 
@@ -38,7 +41,7 @@ def test_an_unknown_axis_or_sweep_is_named():
 def test_a_sweep_names_each_run_once_with_several_seeds(name):
     runs = sweep(name)
     assert len({run_id(run) for run in runs}) == len(runs)
-    assert name == "smoke" or len({run.seed for run in runs}) >= 3
+    assert name in ("smoke", "smoke-text", "finetune") or len({run.seed for run in runs}) >= 3
 
 
 def test_the_papers_grid_is_complete():
@@ -60,9 +63,10 @@ def test_every_preset_executes_at_toy_size(name, store):
     assert execute(toy(PRESETS[name]), store, Execution("cpu"))["status"] == "finished"
 
 
-@pytest.mark.parametrize("name", ["demo", "smoke", "resnet18_paper", "resnet18_corrected"])
+@pytest.mark.parametrize("name", ["demo", "smoke", "resnet18_paper", "resnet18_corrected", "smoke-text", "gpt2_paper",
+                                  "gpt2_aqsgd", "finetune"])
 def test_every_sweep_executes_at_toy_size(name, store):
-    # The other sweeps are parts of resnet18_paper, as the test below holds.
+    # The other sweeps are parts of these or differ in their base run only, as the tests below hold.
     for run in distinct(sweep(name)):
         row = execute(run, store, Execution("cpu"))
         assert row["status"] in ("finished", "diverged"), row["error"]
@@ -74,3 +78,31 @@ def test_the_partial_sweeps_are_parts_of_the_whole():
     for name in SWEEPS:
         if name.startswith("resnet18_") and name != "resnet18_corrected":
             assert {run_id(run) for run in sweep(name)} <= whole
+
+
+def test_text_sweeps_ask_the_same_of_every_model():
+    """demo-text and gpt2_matched use the smoke sweep's methods, which are executed above."""
+    kinds = {(r.fwd.compressor.kind, r.bwd.compressor.kind) for r in sweep("smoke-text")}
+    for name in ("demo-text", "gpt2_matched"):
+        assert {(r.fwd.compressor.kind, r.bwd.compressor.kind) for r in sweep(name)} <= kinds
+
+
+@pytest.mark.parametrize("base,width", [("sotu_nano", 64), ("sotu_micro", 192), ("gpt2_scratch", 768)])
+def test_byte_matched_arms_cost_the_same(base, width):
+    """An eighth of the dense bytes, both ways together; the formulas are held equal to real payloads elsewhere."""
+    run = preset(base)
+    shape = torch.Size([run.data.batch_size, run.data.block_size, width])
+    dense = 2 * shape.numel() * 4
+    arms = text.matched(run, width)
+    assert len(arms) == 10
+    for arm in arms:
+        fwd = build(arm.fwd.compressor).formula_bytes(shape, torch.float32)
+        if arm.bwd.compressor.kind == "forward_mask":  # the values again
+            rows = 1 if arm.fwd.compressor.scope == "sample" else run.data.block_size
+            bwd = run.data.batch_size * rows * kept(arm.fwd.compressor.ratio, shape[1:].numel() // rows) * 4
+        elif arm.fwd.compressor.kind in ("bottleneck", "subspace"):
+            bwd = fwd
+        else:
+            bwd = build(arm.bwd.compressor).formula_bytes(shape, torch.float32)
+        assert 0.92 * dense / 8 <= fwd + bwd <= 1.01 * dense / 8 or (
+            width == 64 and 0.88 * dense / 8 <= fwd + bwd <= dense / 8), arm  # whole entries of a narrow token
