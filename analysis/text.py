@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from analysis.claims import DENSE, Claim, Effect, Wanted, difference
 from analysis.figures import COLUMN, INK, MARKS, STYLE, pareto
@@ -109,7 +110,28 @@ def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
     return figure
 
 
-FIGURES = {"topk": topk_levels, "bytes": bytes_per_token}
+def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
+    """The methods that cost about an eighth of the dense bytes, best first, inference with and without compression."""
+    arms = frame[frame["bytes.ratio"].between(0.11, 0.14)] if "bytes.ratio" in frame else frame.iloc[:0]
+    shown = [(str(method), cell(rows, ON), cell(rows, OFF)) for method, rows in arms.groupby("method", sort=False)]
+    shown.sort(key=lambda one: -one[1].mean)
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(COLUMN, 0.8 + 0.18 * len(shown)))
+        height = range(len(shown))
+        axis.hlines(height, [on.mean for _, on, _ in shown], [off.mean for _, _, off in shown], color="0.7", lw=1,
+                    zorder=1)
+        for place, what in enumerate(("compressed inference", "dense inference")):
+            cells = [one[1 + place] for one in shown]
+            axis.errorbar([one.mean for one in cells], height, xerr=_whiskers(cells), ls="none", marker=MARKS[place],
+                          color=INK[place], elinewidth=0.7, label=what, zorder=3 - place)
+        axis.set_yticks(list(height), [method for method, *_ in shown])
+        axis.set(xscale="log", xlabel="test perplexity, all at about 1/8 of the dense bytes")
+        _plain_ticks(axis, (axis.xaxis,))
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+FIGURES = {"topk": topk_levels, "bytes": bytes_per_token, "equal_bytes": equal_bytes}
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
@@ -128,13 +150,11 @@ def family(method: str) -> str:
     """The method without its level."""
     words = method.replace(",", "").split(" / ")[0].split()
     kept = [word for word in words if not word.replace(".", "").isdigit() and word not in ("%", "bit")]
-    return " ".join(kept)
+    return " ".join(kept) + (f" {SEPARATE}" if "TopK" in kept and "shared" not in kept else "")
 
 
-def _plain_ticks(axis: plt.Axes) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    for one in (axis.xaxis, axis.yaxis):
+def _plain_ticks(axis: plt.Axes, axes: tuple | None = None) -> None:
+    for one in axes or (axis.xaxis, axis.yaxis):
         one.set_major_locator(LogLocator(subs=(1, 2, 5)))
         one.set_major_formatter(lambda value, _: f"{value:g}")
         one.set_minor_formatter(NullFormatter())

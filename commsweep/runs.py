@@ -102,17 +102,25 @@ def _list(args: argparse.Namespace) -> int:
         row = store.folder(name).row() or {}
         metrics = row.get("metrics", {})
         entries.append({"id": name, "status": store.status(name), "on": metrics.get("test_on_acc"),
-                        "off": metrics.get("test_off_acc"), "ratio": row.get("bytes", {}).get("ratio"),
+                        "off": metrics.get("test_off_acc"), "on_ppl": metrics.get("test_on_ppl"),
+                        "off_ppl": metrics.get("test_off_ppl"), "ratio": row.get("bytes", {}).get("ratio"),
                         "method": _method(row.get("run") or store.folder(name).run().model_dump(mode="json"))})
     if args.json:
         print(json.dumps(entries))
         return 0
-    print(f"{'run':13} {'status':11} {'on %':>6} {'off %':>6} {'bytes %':>7}  method")
+    print(f"{'run':13} {'status':11} {'on':>9} {'off':>9} {'bytes %':>7}  method   "
+          "(on, off: accuracy or perplexity with compression on and off at inference)")
     for entry in entries:
-        numbers = [f"{100 * entry[key]:.1f}" if entry[key] is not None else "-" for key in ("on", "off", "ratio")]
-        print(f"{entry['id']:13} {entry['status']:11} {numbers[0]:>6} {numbers[1]:>6} {numbers[2]:>7}  "
+        ratio = "-" if entry["ratio"] is None else f"{100 * entry['ratio']:.1f}"
+        print(f"{entry['id']:13} {entry['status']:11} {_score(entry, 'on'):>9} {_score(entry, 'off'):>9} {ratio:>7}  "
               f"{entry['method']}")
     return 0
+
+
+def _score(entry: dict[str, Any], mode: str) -> str:
+    if entry[mode] is not None:
+        return f"{100 * entry[mode]:.1f} %"
+    return "-" if entry[f"{mode}_ppl"] is None else f"{entry[f'{mode}_ppl']:.5g}"
 
 
 def _method(run: dict[str, Any]) -> str:
@@ -145,10 +153,18 @@ def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
         if f"test_{mode}_acc" in metrics:
             lines.append(f"  {title:21} test accuracy {100 * metrics[f'test_{mode}_acc']:.2f} %, "
                          f"loss {metrics[f'test_{mode}_loss']:.4f}")
+        if f"test_{mode}_ppl" in metrics:
+            lines.append(f"  {title:21} test perplexity {metrics[f'test_{mode}_ppl']:.3f}, "
+                         f"loss {metrics[f'test_{mode}_loss']:.4f} a token")
     for boundary, sent in row.get("boundaries", {}).items():
         steps = max(1, sent["calls"])
         lines.append(f"  boundary {boundary:10} {sent['fwd'] / steps:,.0f} bytes forward, {sent['bwd'] / steps:,.0f} "
                      f"backward a step (dense: {sent['fwd_dense'] / steps:,.0f})")
     if row.get("bytes"):
         lines.append(f"  traffic               {100 * row['bytes']['ratio']:.2f} % of dense")
+    if "tokens_per_second" in row.get("speed", {}):
+        speed = row["speed"]
+        lines.append(f"  speed                 {speed['tokens_per_second']:,.0f} tokens a second; a token costs "
+                     f"{speed['fwd_bytes_per_token']:.1f} bytes forward, {speed['bwd_bytes_per_token']:.1f} backward "
+                     "at a boundary")
     return "\n".join([*lines, f"  folder {path}"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -115,9 +117,7 @@ class MappedMemory(nn.Module):
         self._settle(lambda samples: True)
         self.copy = f"{self.file.name}.{tag}"
         with open(self.file, "rb") as source, open(self.file.with_name(self.copy), "wb") as target:
-            left = os.fstat(source.fileno()).st_size
-            while left > 0 and (done := os.copy_file_range(source.fileno(), target.fileno(), left)):
-                left -= done
+            _copy(source, target)
             os.fsync(target.fileno())
 
     def drop_copies(self) -> None:
@@ -132,10 +132,8 @@ class MappedMemory(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self._settle(lambda samples: True)
         self.copy = state["copy"]
-        kept = self.file.with_name(self.copy)
-        with open(kept, "rb") as source, open(self.file, "r+b") as target:
-            while os.copy_file_range(source.fileno(), target.fileno(), 1 << 30):
-                pass
+        with open(self.file.with_name(self.copy), "rb") as source, open(self.file, "r+b") as target:
+            _copy(source, target)  # into the same file, which stays mapped
 
     def _map(self) -> None:
         row_bytes = self.sample.numel() * self.dtype.itemsize
@@ -157,6 +155,20 @@ class MappedMemory(nn.Module):
         """Wait for the oldest writes as long as any waiting one matters."""
         while self._waiting and any(until(samples) for samples, _ in self._waiting):
             self._waiting.popleft()[1].result()
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    """The whole of an open file into another: by reference where the file system can, else by bytes."""
+    try:
+        while os.copy_file_range(source.fileno(), target.fileno(), 1 << 30):
+            pass
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        source.seek(0)
+        target.seek(0)
+        shutil.copyfileobj(source, target, 1 << 22)
+        target.flush()
 
 
 AnyMemory = Memory | MappedMemory

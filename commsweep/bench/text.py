@@ -1,0 +1,84 @@
+"""`commsweep bench text`: what compression and AQ-SGD's memory cost a step of GPT-2 micro; reading text."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from commsweep.bench import Result, alternate, paired
+from experiments.config import override
+from experiments.data import text
+from experiments.execution import Execution
+from experiments.memory import Keys
+from experiments.presets import preset
+from experiments.run import build
+
+TOPK = {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
+        for key, value in (("kind", "topk"), ("ratio", 0.1), ("scope", "last"))}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dense": {}, "topk": TOPK,
+    "aqsgd": TOPK | {"fwd.feedback.kind": "aqsgd", "fwd.feedback.buffer": "bfloat16"},
+}
+
+
+def bench() -> Iterator[Result]:
+    """A training step (batch 8, blocks of 256, three boundaries): dense, with TopK, with AQ-SGD's mapped buffers."""
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {name: step_of(settings, Path(folder) / name) for name, settings in SETTINGS.items()}
+        seconds = alternate(sides, rounds=11, warmup=10)  # AQ-SGD's first visits (8 batches) are dense
+    for a, b, what in (("topk", "dense", "TopK 10 % per token / dense"),
+                       ("aqsgd", "topk", "AQ-SGD, mapped bfloat16 buffers / the same TopK without memory")):
+        raw = {f"{name} ms": 1e3 * statistics.median(seconds[name]) for name in (a, b)}
+        yield Result(f"GPT-2 micro step, {what}", paired(seconds, a, b), 1.10, medians=raw)
+    yield _tokenising()
+
+
+def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], None]:
+    """A function that makes one training step with these settings over eight batches in turn."""
+    folder.mkdir()
+    run = override(preset("sotu_micro"), {"data.batch_size": 8, "data.train_blocks": 64, "data.eval_blocks": 8}
+                   | settings)
+    parts = build(run, Execution("cpu", buffers="mmap"), folder)
+    task, step = parts.task.train(), parts.task.boundaries.step
+    optimizer = torch.optim.AdamW(task.parameters(), 1e-4, fused=True)
+    batches = list(parts.data.train)
+
+    def one() -> None:
+        x, y, samples = batches[step.number % len(batches)]
+        step.training, step.keys, step.number = True, Keys(samples, x.device), step.number + 1
+        optimizer.zero_grad()
+        task.loss(x, y).backward()
+        optimizer.step()
+
+    return one
+
+
+def _tokenising() -> Result:
+    """Seconds for 10 MB with a byte-level BPE of GPT-2's kind (trained here: no tokenizer is fetched)."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import GPT2TokenizerFast
+
+    content = "\n".join(text.documents("sotu", None)["train"])[: 10**7]
+    with tempfile.TemporaryDirectory() as folder:
+        made = ByteLevelBPETokenizer()
+        made.train_from_iterator([content[: 10**6]], vocab_size=5000, show_progress=False)
+        made.save_model(folder)
+        tokenizer = GPT2TokenizerFast.from_pretrained(folder)
+        kept = os.environ.get("XDG_CACHE_HOME")
+        os.environ["XDG_CACHE_HOME"] = folder  # nothing is cached here yet
+        try:
+            started = time.perf_counter()
+            tokens = len(text.tokenise(content, tokenizer, "10 MB"))
+        finally:
+            os.environ.pop("XDG_CACHE_HOME")
+            if kept is not None:
+                os.environ["XDG_CACHE_HOME"] = kept
+    seconds = time.perf_counter() - started
+    return Result("seconds to tokenise 10 MB", seconds, 15.0, medians={"tokens": tokens, "MB": 10.0})
