@@ -7,11 +7,20 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow lint lock clean
+.PHONY: demo demo-text demo-finetune test test-slow lint lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
 	$(SWEEP) report demo --out out/demo
+
+demo-text: $(VENV)/ready
+	$(SWEEP) sweep launch demo-text
+	$(SWEEP) report demo-text --out out/demo-text
+
+demo-finetune: $(VENV)/ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-finetune.txt
+	$(SWEEP) sweep launch finetune --workers 1
+	$(SWEEP) report finetune --out out/finetune
 
 test: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import math
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -88,8 +89,8 @@ def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
         dense = cell(frame[_fits(frame, DENSE)], ON)
         if dense.values:
             axis.axhline(dense.mean, color="0.4", lw=1, ls="--", label="uncompressed")
-        axis.set(xscale="log", yscale="log", xlabel="K (% of entries kept)", ylabel="test perplexity")
-        _plain_ticks(axis)
+        axis.set(xlabel="K (% of entries kept)", ylabel="test perplexity")
+        _logarithmic(axis.xaxis, axis.yaxis)
         figure.legend(loc="outside lower center", ncols=1)
     return figure
 
@@ -104,8 +105,8 @@ def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
                           marker=MARKS[place % 9], color=INK[place % 7], elinewidth=0.7, zorder=3)
         front = pareto(points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}), worst=-math.inf)
         axis.plot(front["bytes"], front["ppl"], color="0.5", lw=1, zorder=1, label="Pareto front")
-        axis.set(xscale="log", yscale="log", xlabel="bytes a token and boundary, both ways", ylabel="test perplexity")
-        _plain_ticks(axis)
+        axis.set(xlabel="bytes a token and boundary, both ways", ylabel="test perplexity")
+        _logarithmic(axis.xaxis, axis.yaxis)
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -114,6 +115,7 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
     """The methods that cost about an eighth of the dense bytes, best first, inference with and without compression."""
     arms = frame[frame["bytes.ratio"].between(0.11, 0.14)] if "bytes.ratio" in frame else frame.iloc[:0]
     shown = [(str(method), cell(rows, ON), cell(rows, OFF)) for method, rows in arms.groupby("method", sort=False)]
+    shown = [one for one in shown if one[1].values]
     shown.sort(key=lambda one: -one[1].mean)
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 0.8 + 0.18 * len(shown)))
@@ -125,8 +127,8 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
             axis.errorbar([one.mean for one in cells], height, xerr=_whiskers(cells), ls="none", marker=MARKS[place],
                           color=INK[place], elinewidth=0.7, label=what, zorder=3 - place)
         axis.set_yticks(list(height), [method for method, *_ in shown])
-        axis.set(xscale="log", xlabel="test perplexity, all at about 1/8 of the dense bytes")
-        _plain_ticks(axis, (axis.xaxis,))
+        axis.set(xlabel="test perplexity, all at about 1/8 of the dense bytes")
+        _logarithmic(axis.xaxis)
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -153,11 +155,14 @@ def family(method: str) -> str:
     return " ".join(kept) + (f" {SEPARATE}" if "TopK" in kept and "shared" not in kept else "")
 
 
-def _plain_ticks(axis: plt.Axes, axes: tuple | None = None) -> None:
-    for one in axes or (axis.xaxis, axis.yaxis):
-        one.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        one.set_major_formatter(lambda value, _: f"{value:g}")
-        one.set_minor_formatter(NullFormatter())
+def _logarithmic(*axes: Axis) -> None:
+    """Logarithmic axes with plain numbers at 1, 2 and 5; left linear where nothing is drawn."""
+    for axis in axes:
+        if np.isfinite(axis.get_minpos()):
+            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
 
 
 def _whiskers(cells: list[Cell]) -> np.ndarray:

