@@ -81,7 +81,8 @@ def _estimate(left: list[Run], store: Store, args: argparse.Namespace) -> float 
 
 
 def _size(run: Run) -> tuple[Any, ...]:
-    return run.model, run.data.name, run.data.batch_size, run.precision, run.channels_last
+    text = [getattr(run.data, name, None) for name in ("block_size", "train_blocks", "eval_blocks")]
+    return run.model, run.data.name, run.data.batch_size, *text, run.precision, run.channels_last
 
 
 def _launch(args: argparse.Namespace) -> int:

@@ -49,6 +49,13 @@ def test_run_show_and_list(capsys, tmp_path):
     assert "TopK 20 % / dense" in out or "activations: TopK 20 %" in out
 
 
+def test_a_language_model_is_run_shown_and_listed(capsys, tmp_path):
+    code, out, _ = call(capsys, "run", "synthetic_text", "fwd.compressor.kind=topk", "--store", tmp_path)
+    assert code == 0 and "test perplexity" in out and "tokens a second" in out and "bytes forward" in out
+    code, out, _ = call(capsys, "list", "--store", tmp_path)
+    assert code == 0 and "activations: TopK 10 %" in out and "%" in out.splitlines()[1]
+
+
 def test_sweep_report_and_claims_end_to_end(capsys, tmp_path):
     store, out_dir = tmp_path / "store", tmp_path / "out"
     code, out, _ = call(capsys, "sweep", "plan", "smoke", "--store", store, "--json")
@@ -107,6 +114,11 @@ def test_help_teaches(capsys):
     (["run", "digits", "model.cuts=[\"layer9\"]"], "'layer9' is no legal cut of resnet_small"),
     (["run", "digits", "--data-root", "/nowhere"], "--data-root '/nowhere': no such folder"),
     (["run", "digits", "--device", "tpu9"], "--device tpu9"),
+    (["run", "sotu_nano", "data.block_size=9000000"], "text of sotu has only"),
+    (["run", "sotu_nano", "model.stages=3"], "4 blocks cannot be split equally (stages that can: 1, 2, 4)"),
+    (["run", "sotu_nano", "data.name=digits"], "model.name=gpt2-nano takes text; data.name=digits are images"),
+    (["run", "sotu_nano", "data.name=text"], "name the folder of text files with --data-root"),
+    (["run", "sotu_nano", "bwd.compressor.kind=bottleneck"], "exists for fwd only"),
     (["sweep", "launch", "demoo"], "did you mean 'demo'"),
     (["sweep", "launch", "smoke", "--workers", "0"], "--workers 0: at least 1"),
     (["sweep", "launch", "smoke", "--retry", "lost"], "--retry lost: not an outcome"),

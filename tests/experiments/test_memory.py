@@ -124,3 +124,30 @@ def test_copies_work_where_the_file_system_has_no_fast_copy(tmp_path, monkeypatc
     made.write(keys(1), rows(5))
     made.set_extra_state(made.get_extra_state())
     assert torch.equal(made.state, torch.cat([rows(0), rows(4), rows(0)]))
+
+
+@pytest.mark.slow
+def test_a_run_of_200_steps_with_buffers_far_larger_than_what_it_may_use(tmp_path):
+    """AQ-SGD over 800 blocks of 1024: 300 MiB of buffers cost the process less than 60 MiB more than no memory."""
+    code = """
+import sys
+from pathlib import Path
+from experiments.config import override
+from experiments.execution import Execution
+from experiments.presets import preset
+from experiments.run import execute
+from experiments.store import Store
+run = override(preset("sotu_nano"), {"data.block_size": 1024, "data.batch_size": 8, "data.train_blocks": 800,
+    "data.eval_blocks": 8, "epochs": 2, "eval_every": 2, "fwd.compressor.kind": "fixed", "fwd.compressor.bits": 4}
+    | ({"fwd.feedback.kind": "aqsgd", "fwd.feedback.buffer": "bfloat16"} if sys.argv[1] == "aqsgd" else {}))
+row = execute(run, Store(sys.argv[2]), Execution("cpu", buffers="mmap", checkpoint_every=0))
+assert row["status"] == "finished" and row["steps"] == 200, row["error"]
+print(row["memory_bytes"]["sample"], open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+"""
+    peak = {}
+    for kind in ("plain", "aqsgd"):
+        out = subprocess.run([sys.executable, "-c", code, kind, str(tmp_path / kind)], capture_output=True, text=True,
+                             check=True).stdout.split()
+        buffers, peak[kind] = int(out[-2]), int(out[-1]) / 1024
+    assert buffers == 3 * 800 * 1024 * 64 * 2
+    assert peak["aqsgd"] - peak["plain"] < 60
