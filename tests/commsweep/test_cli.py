@@ -114,7 +114,7 @@ def test_help_teaches(capsys):
     (["run", "digits", "model.cuts=[\"layer9\"]"], "'layer9' is no legal cut of resnet_small"),
     (["run", "digits", "--data-root", "/nowhere"], "--data-root '/nowhere': no such folder"),
     (["run", "digits", "--device", "tpu9"], "--device tpu9"),
-    (["run", "sotu_nano", "data.block_size=9000000"], "text of sotu has only"),
+    (["run", "sotu_nano", "data.block_size=9000000"], "the train text of sotu has 1 blocks"),
     (["run", "sotu_nano", "model.stages=3"], "4 blocks cannot be split equally (stages that can: 1, 2, 4)"),
     (["run", "sotu_nano", "data.name=digits"], "model.name=gpt2-nano takes text; data.name=digits are images"),
     (["run", "sotu_nano", "data.name=text"], "name the folder of text files with --data-root"),
