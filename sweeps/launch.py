@@ -130,6 +130,9 @@ class _Worker:
             return self._died()
 
     def stop(self) -> None:
+        self.pipe.close()
+        if self.run is None:  # an idle one ends by itself, and tidies up what its libraries hold
+            self.process.join(timeout=5)
         self.process.kill()  # any moment is safe: the store holds only whole records
         self.process.join()
 
