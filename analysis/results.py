@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import index
 from experiments.config import flatten
 from experiments.errors import UserError
 from experiments.specs import CODERS
@@ -23,14 +24,11 @@ def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
     Raises UserError when the store has no such sweep.
     """
     opened = Store(store)
-    cells = {row["id"]: row for row in opened.rows()}
-    if sweep is not None:
-        cells = {name: cells.get(name) or {"id": name, "status": opened.status(name), "run": run}
-                 for name, run in _cells(opened, sweep).items()}
-    frame = pd.DataFrame([_flat(row) for row in cells.values()])
-    if not frame.empty:
-        frame["method"] = frame.apply(describe, axis=1)
-    return frame
+    recorded = index.read(opened, _flat)
+    if sweep is None:
+        return pd.DataFrame(list(recorded.values()))
+    return pd.DataFrame([recorded.get(name) or _flat({"id": name, "status": opened.status(name), "run": run})
+                         for name, run in _cells(opened, sweep).items()])
 
 
 def is_text(frame: pd.DataFrame) -> bool:
@@ -89,7 +87,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out |= row.get("metrics", {})
     for part in ("bytes", "seconds", "speed"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
-    return out
+    return out | {"method": describe(out)}
 
 
 def _cells(store: Store, sweep: str) -> dict[str, dict[str, Any]]:

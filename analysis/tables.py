@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from experiments.store import UNFINISHED
+
 ON, OFF = "test_on_acc", "test_off_acc"
 PERCENT, SHARE, BYTES, PLAIN = "percent", "share", "bytes", "plain"  # how a cell is shown; a share needs no spread
 
@@ -23,8 +25,7 @@ class Cell:
     values: tuple[float, ...]
     ids: tuple[str, ...]
     asked: int  # runs the sweep names for this cell
-    diverged: int = 0
-    failed: int = 0
+    lost: tuple[tuple[str, int], ...] = ()  # runs that ended without a number, by outcome
     unit: str = PERCENT
 
     @property
@@ -39,7 +40,7 @@ class Cell:
     def text(self, spread: str = "±") -> str:
         """What a table shows."""
         if not self.values:
-            return "diverged" if self.diverged else "failed" if self.failed else "missing"
+            return self.lost[0][0] if self.lost else "missing"
         if self.unit == BYTES:
             return f"{self.mean:,.0f}"
         if self.unit == PLAIN:
@@ -48,9 +49,8 @@ class Cell:
             out = f"{100 * self.mean:.1f}"
         if self.sd is not None and self.unit == PERCENT:
             out += f" {spread} {100 * self.sd:.1f}"
-        lost = [f"{count} {what}" for count, what in (
-            (self.diverged, "diverged"), (self.failed, "failed"),
-            (self.asked - len(self.values) - self.diverged - self.failed, "missing")) if count]
+        missing = self.asked - len(self.values) - sum(count for _, count in self.lost)
+        lost = [f"{count} {what}" for what, count in (*self.lost, ("missing", missing)) if count]
         return out + (f" ({', '.join(lost)})" if lost else "")
 
 
@@ -104,8 +104,8 @@ def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
     """The cell of these runs (one a seed)."""
     done = rows[rows.status == "finished"]
     values = done[metric].dropna() if metric in done else pd.Series(dtype=float)
-    return Cell(tuple(values), tuple(done.id.loc[values.index]), len(rows), int((rows.status == "diverged").sum()),
-                int((rows.status == "failed").sum()), unit)
+    lost = tuple((status, n) for status in UNFINISHED if (n := int((rows.status == status).sum())))
+    return Cell(tuple(values), tuple(done.id.loc[values.index]), len(rows), lost, unit)
 
 
 def _short(value: float) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from analysis.claims import DENSE, Claim, Effect, Wanted, difference
 from analysis.figures import COLUMN, INK, MARKS, STYLE, pareto
@@ -118,7 +118,7 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
     shown = [one for one in shown if one[1].values]
     shown.sort(key=lambda one: -one[1].mean)
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 0.8 + 0.18 * len(shown)))
+        figure, axis = plt.subplots(figsize=(COLUMN, 0.8 + 0.22 * len(shown)))
         height = range(len(shown))
         axis.hlines(height, [on.mean for _, on, _ in shown], [off.mean for _, _, off in shown], color="0.7", lw=1,
                     zorder=1)
@@ -126,9 +126,9 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
             cells = [one[1 + place] for one in shown]
             axis.errorbar([one.mean for one in cells], height, xerr=_whiskers(cells), ls="none", marker=MARKS[place],
                           color=INK[place], elinewidth=0.7, label=what, zorder=3 - place)
-        axis.set_yticks(list(height), [method for method, *_ in shown])
-        axis.set(xlabel="test perplexity, all at about 1/8 of the dense bytes")
-        _logarithmic(axis.xaxis)
+        axis.set_yticks(list(height), [method.replace(", ", "\n") for method, *_ in shown], fontsize=6)
+        axis.set(xlabel="test perplexity", title="at about 1/8 of the dense bytes")
+        axis.xaxis.set_major_locator(MaxNLocator(5))
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 

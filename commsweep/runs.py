@@ -11,7 +11,7 @@ from experiments.config import Run, flatten, override, run_id
 from experiments.errors import UserError
 from experiments.execution import Execution
 from experiments.presets import PRESETS, preset
-from experiments.store import DIVERGED, FAILED, Busy, Store
+from experiments.store import DIVERGED, FINISHED, Busy, Store
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     except Busy:
         raise UserError(f"run {run_id(run)} is being executed by another process") from None
     print(json.dumps(row) if args.json else _describe(row, store.folder(row["id"]).path, recorded is not None))
-    return {FAILED: 1, DIVERGED: 3}.get(row["status"], 0)
+    return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 1)
 
 
 def _presets(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`commsweep sweep plan | launch | status`."""
+"""`commsweep sweep plan | launch | status | prune`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import statistics
 import sys
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 from commsweep.runs import execution, execution_options
 from experiments.config import Run, run_id
 from experiments.errors import UserError
-from experiments.store import Store
+from experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
 from sweeps.launch import launch, missing, register, set_aside
 from sweeps.papers import SWEEPS, sweep
 
@@ -28,10 +29,18 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     plan.set_defaults(command=_plan)
     start = kinds.add_parser("launch", parents=[shared, execution_options()], help="execute the missing cells")
     start.add_argument("--retry", metavar="OUTCOMES", default="",
-                       help="execute these again, too: failed, diverged (comma-separated)")
+                       help=f"execute these again, too: {', '.join(UNFINISHED)} (comma-separated)")
+    start.add_argument("--timeout", type=float, metavar="SECONDS",
+                       help="stop a cell after so long and record it (default: never)")
+    start.add_argument("--per-gpu", type=int, default=1, metavar="N", help="cells at once on each GPU (default: 1)")
     start.set_defaults(command=_launch)
-    status = kinds.add_parser("status", parents=[shared], help="count the outcomes so far")
+    status = kinds.add_parser("status", parents=[shared], help="outcomes so far, rate, time left, failures")
     status.set_defaults(command=_status)
+    prune = kinds.add_parser("prune", parents=[shared], help="remove run folders that no sweep names",
+                             description="Remove the run folders of a store that none of its sweeps names. Runs being "
+                                         "executed are left alone.")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    prune.set_defaults(command=_prune)
     for each in (plan, start, status):
         each.add_argument("name", help=f"one of: {', '.join(SWEEPS)}")
     for each in (plan, start):
@@ -40,8 +49,11 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _plan(args: argparse.Namespace) -> int:
     runs, store = sweep(args.name), Store(args.store)
-    left = missing(runs, store)
-    seconds = _estimate(left, store, args)
+    cells = {run_id(run): run for run in runs}
+    rows = store.rows()
+    statuses = store.statuses(list(cells), rows)
+    left = [run for name, run in cells.items() if statuses[name] not in (FINISHED, *UNFINISHED)]
+    seconds = _estimate(left, rows, args)
     workers = args.workers or execution(args).workers()
     plan = {"sweep": args.name, "cells": len(runs), "missing": len(left), "workers": workers,
             "seconds": None if seconds is None else seconds / workers,
@@ -49,23 +61,22 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plan))
         return 0
-    statuses = {run_id(run): store.status(run_id(run)) for run in runs}
     from analysis.results import describe
     from experiments.config import flatten
 
-    for run in runs:
-        print(f"{run_id(run)}  {statuses[run_id(run)]:11}  seed {run.seed}  "
+    for name, run in cells.items():
+        print(f"{name}  {statuses[name]:11}  seed {run.seed}  "
               f"{describe(flatten(run.model_dump(mode='json')))}")
     time = "unknown (no timed run of this kind yet: add --probe)" if seconds is None else _clock(plan["seconds"])
     print(f"{len(runs)} cells, {len(left)} missing; about {time} with {workers} workers")
     return 0
 
 
-def _estimate(left: list[Run], store: Store, args: argparse.Namespace) -> float | None:
+def _estimate(left: list[Run], rows: list[dict[str, Any]], args: argparse.Namespace) -> float | None:
     """Worker seconds for these runs: by finished runs of the same size, or by a probe; None if unknown."""
     timed: dict[Any, list[float]] = {}
-    for row in store.rows():
-        if row["status"] == "finished":
+    for row in rows if left else ():
+        if row["status"] == FINISHED:
             run = Run.model_validate(row["run"])
             timed.setdefault(_size(run), []).append(row["seconds"]["wall"] / run.epochs)
     total = 0.0
@@ -90,20 +101,27 @@ def _launch(args: argparse.Namespace) -> int:
 
     runs, store = sweep(args.name), Store(args.store)
     how = execution(args)
-    workers = args.workers if args.workers is not None else how.workers()
+    workers = args.workers if args.workers is not None else how.workers(args.per_gpu)
     if workers < 1:
         raise UserError(f"--workers {workers}: at least 1")
+    if args.per_gpu < 1:
+        raise UserError(f"--per-gpu {args.per_gpu}: at least 1")
+    if args.timeout is not None and not args.timeout > 0:
+        raise UserError(f"--timeout {args.timeout:g}: a positive number of seconds")
     retry = {part for part in args.retry.split(",") if part}
-    if unknown := retry - {"failed", "diverged"}:
-        raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use failed, diverged or both")
+    if unknown := retry - set(UNFINISHED):
+        raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use some of {', '.join(UNFINISHED)}")
     register(args.name, runs, store)
+    for line in store.mend([run_id(run) for run in runs]):
+        print(f"commsweep: {line}", file=sys.stderr)
     set_aside(runs, store, retry)
     left = missing(runs, store)
     if how.device != "auto":
         how.torch_device()  # a device that is not there is said once, not once a cell
     with tqdm(total=len(runs), initial=len(runs) - len(left), unit="run", desc=args.name, file=sys.stderr,
               disable=args.json, smoothing=0.05) as bar:
-        report = launch(left, store, how, workers, lambda name, status: bar.update())
+        report = launch(left, store, how, workers, lambda name, status: bar.update(), timeout=args.timeout,
+                        per_gpu=args.per_gpu, notice=lambda line: bar.write(line, file=sys.stderr))
     result = {"sweep": args.name, "executed": sum(report.outcomes.values()), "outcomes": dict(report.outcomes),
               "efficiency": round(report.efficiency, 4), "seconds": round(report.wall_seconds, 1),
               "errors": report.errors}
@@ -116,20 +134,53 @@ def _launch(args: argparse.Namespace) -> int:
                  if report.outcomes else ""))
         for line in list(dict.fromkeys(report.errors))[:5]:
             print(f"  {line}", file=sys.stderr)
-    return 1 if report.outcomes["failed"] or report.outcomes["refused"] else 0
+    return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused")) else 0
 
 
 def _status(args: argparse.Namespace) -> int:
     runs, store = sweep(args.name), Store(args.store)
-    counts = Counter(store.status(run_id(run)) for run in runs)
+    recorded = store.rows()
+    statuses = store.statuses([run_id(run) for run in runs], recorded)
+    counts = Counter(statuses.values())
+    rows = [row for row in recorded if row["id"] in statuses]
+    rate = _rate(rows)
+    left = sum(counts[status] for status in ("missing", "interrupted", "running", "damaged"))
+    seconds = left / rate if rate and counts["running"] else None
     if args.json:
-        print(json.dumps({"sweep": args.name, "cells": len(runs), **counts}))
+        print(json.dumps({"sweep": args.name, "cells": len(runs), **counts, "per_hour": rate and 3600 * rate,
+                          "seconds_left": seconds,
+                          "failures": {row["id"]: f"{row['status']}: {row['error']}" for row in rows if row["error"]}}))
         return 0
     print(f"{args.name}: {len(runs)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
-    for run in runs:
-        row = store.folder(run_id(run)).row()
-        if row and row["error"]:
+    if rate:
+        print(f"  {3600 * rate:.0f} runs an hour" + (f", about {_clock(seconds)} left" if seconds is not None else
+                                                      "" if not left else "; nothing is being executed"))
+    for row in rows:
+        if row["error"]:
             print(f"  {row['id']} {row['status']}: {row['error']}")
+    return 0
+
+
+def _rate(rows: list[dict[str, Any]]) -> float | None:
+    """Runs a second over the last twenty outcomes; None while there are fewer than two moments."""
+    moments = sorted(datetime.fromisoformat(row["when"]).timestamp() for row in rows if row.get("when"))[-20:]
+    return (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 and moments[-1] > moments[0] else None
+
+
+def _prune(args: argparse.Namespace) -> int:
+    store = Store(args.store)
+    gone, kept = [], []
+    for name in store.unnamed():
+        if args.dry_run:
+            gone.append(name)
+        else:
+            (gone if store.remove(name) else kept).append(name)
+    if args.json:
+        print(json.dumps({"removed": gone, "running": kept, "dry_run": args.dry_run}))
+        return 0
+    print(f"{len(gone)} run folders {'would be' if args.dry_run else 'were'} removed"
+          + (f"; {len(kept)} are being executed and stay" if kept else ""))
+    print("".join(f"  {name}\n" for name in gone), end="")
     return 0
 
 

@@ -14,6 +14,10 @@ class Diverged(Exception):
     """The loss or a message became non-finite: a recorded outcome of a run, not a fault of the program."""
 
 
+class Stopped(Exception):
+    """A run was asked to stop and has saved a checkpoint."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """'; did you mean 'x'?' when a valid name is close, else the empty string."""
     match = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

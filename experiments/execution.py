@@ -38,11 +38,11 @@ class Execution:
             raise UserError(f"--device {self.device}: no CUDA device is available here; use --device cpu")
         return device
 
-    def workers(self) -> int:
-        """Processes to use by default: one a GPU where there are any, else one a CPU core."""
+    def workers(self, per_gpu: int = 1) -> int:
+        """Processes to use by default: `per_gpu` a GPU where there are any, else one a CPU core."""
         if self.device != "cpu" and Path("/proc/driver/nvidia/gpus").exists():
             import torch  # seconds to import, so only where there is something to ask
 
             if torch.cuda.is_available():
-                return torch.cuda.device_count()
+                return torch.cuda.device_count() * per_gpu
         return len(os.sched_getaffinity(0))

@@ -10,6 +10,7 @@ import subprocess
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -24,19 +25,20 @@ from experiments import data as datasets
 from experiments import models, tasks
 from experiments.config import SCHEMA, Run, flatten, run_id
 from experiments.data import Blocks, ImageData
-from experiments.errors import Diverged
+from experiments.errors import Diverged, Stopped
 from experiments.execution import Execution
 from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
 from experiments.specs import Spec
-from experiments.store import DIVERGED, FAILED, FINISHED, Row, RunFolder, Store
+from experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
 from experiments.tasks import Task, installed
 
 
-def execute(run: Run, store: Store, how: Execution | None = None) -> Row:
+def execute(run: Run, store: Store, how: Execution | None = None, stopping: Callable[[], bool] = lambda: False) -> Row:
     """Train, evaluate and record `run`; a recorded run is returned as it stands, an interrupted one continued.
 
-    Divergence and faults are outcomes and are recorded. Raises UserError (nothing recorded) when the run
-    cannot start, and `store.Busy` when another process executes it.
+    Divergence, lack of memory and faults are outcomes and are recorded. `stopping` is asked after each epoch;
+    once it says yes, a checkpoint is saved and KeyboardInterrupt raised. Raises UserError (nothing recorded)
+    when the run cannot start, and `store.Busy` when another process executes it.
     """
     how = how or Execution()
     folder = store.folder(run_id(run))
@@ -46,13 +48,13 @@ def execute(run: Run, store: Store, how: Execution | None = None) -> Row:
         started = time.perf_counter()
         parts = build(run, how, folder.path)
         folder.begin(run, _environment(str(parts.device)))
-        row = _outcome(run, parts, folder, how)
+        row = _outcome(run, parts, folder, how, stopping)
         row["seconds"]["wall"] = time.perf_counter() - started
         folder.finish(row)
-        if row["status"] != FAILED:  # a failed run may be continued from its checkpoint
-            (folder.path / "last.ckpt").unlink(missing_ok=True)
-        for buffer in folder.path.glob("*.buffer*"):
-            buffer.unlink()
+        if row["status"] not in CONTINUABLE:
+            for left in ("last.ckpt", "*.buffer*"):
+                for path in folder.path.glob(left):
+                    path.unlink()
         return row
 
 
@@ -102,8 +104,8 @@ def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool
 class Recorder(pl.Callback):
     """Appends each evaluation to the store and keeps a checkpoint to continue from."""
 
-    def __init__(self, folder: RunFolder, every: float) -> None:
-        self.folder, self.every, self.saved = folder, every, time.monotonic()
+    def __init__(self, folder: RunFolder, every: float, stopping: Callable[[], bool]) -> None:
+        self.folder, self.every, self.saved, self.stopping = folder, every, time.monotonic(), stopping
 
     def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = {"epoch": task.current_epoch + 1, "step": task.global_step, "train_loss": task.train_loss,
@@ -113,7 +115,10 @@ class Recorder(pl.Callback):
             log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items()) + "\n")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, task: Task) -> None:
-        if trainer.current_epoch + 1 < trainer.max_epochs and time.monotonic() - self.saved >= self.every:
+        if trainer.current_epoch + 1 >= trainer.max_epochs:
+            return
+        stop = self.stopping()
+        if stop or time.monotonic() - self.saved >= self.every:
             path = self.folder.path / "last.ckpt"
             mapped = task.boundaries.snapshot(str(trainer.global_step))
             trainer.save_checkpoint(path.with_suffix(".part"))
@@ -121,11 +126,13 @@ class Recorder(pl.Callback):
             for memory in mapped:  # only now is an older copy useless
                 memory.drop_copies()
             self.saved = time.monotonic()
+        if stop:
+            raise Stopped
 
 
-def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution) -> Row:
+def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution, stopping: Callable[[], bool]) -> Row:
     """Fit and describe what came of it; Ctrl-C passes through and leaves the run to be continued."""
-    made = trainer(run, parts, [Recorder(folder, how.checkpoint_every)], how.progress)
+    made = trainer(run, parts, [Recorder(folder, how.checkpoint_every, stopping)], how.progress)
     status, error = FINISHED, None
     checkpoint = folder.path / "last.ckpt"
     if sum(parts.memory.values()):
@@ -137,20 +144,26 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution) -> Row:
         _nothing_lost(run, installed(run, parts.task, parts.data, made))
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
-    except SystemExit:  # how Lightning ends after Ctrl-C
+    except (SystemExit, Stopped):  # Lightning ends so after Ctrl-C
         raise KeyboardInterrupt from None
     except OSError:
         raise  # the store cannot be written: nothing could be recorded either
     except Exception as fault:
-        status, error = FAILED, f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
+        status = OOM if _out_of_memory(fault) else FAILED
+        error = f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
         with open(folder.path / "log.txt", "a") as log:
             log.write(traceback.format_exc())
     return _row(run, parts, folder, made, status, error)
 
 
+def _out_of_memory(fault: Exception) -> bool:
+    """Whether memory ran out, on a GPU or on the host (where torch raises a plain RuntimeError)."""
+    return isinstance(fault, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(fault)
+
+
 def _row(run: Run, parts: Parts, folder: RunFolder, made: pl.Trainer, status: str, error: str | None) -> Row:
     ran = run.model_dump(mode="json")
-    if made.optimizers and status != FAILED:
+    if made.optimizers and status not in CONTINUABLE:
         ran = _dump(installed(run, parts.task, parts.data, made))
     ledger = parts.task.boundaries.ledger()
     return {

@@ -15,8 +15,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from experiments.config import SCHEMA, Run, run_id
 from experiments.errors import UserError
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
+OOM, TIMEOUT = "oom", "timeout"  # out of memory; stopped after the time it was given
+UNFINISHED = (DIVERGED, OOM, TIMEOUT, FAILED)  # outcomes without a number
+CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry continues from it
 Row = dict[str, Any]
 
 
@@ -96,10 +100,12 @@ class RunFolder:
         except FileNotFoundError:
             raise UserError(f"'{self.path}' has no run.json: not a run folder") from None
 
-    def set_aside(self) -> None:
-        """Keep a recorded outcome under another name, so that the run can be executed again."""
+    def set_aside(self) -> Path:
+        """Keep a recorded (or damaged) outcome under another name, so that the run can be executed again."""
         taken = len(list(self.path.glob("done.*.json")))
-        os.replace(self.path / "done.json", self.path / f"done.{taken + 1}.json")
+        kept = self.path / f"done.{taken + 1}.json"
+        os.replace(self.path / "done.json", kept)
+        return kept
 
 
 class Store:
@@ -133,17 +139,66 @@ class Store:
 
     def ids(self) -> list[str]:
         """Ids of all run folders, finished or not."""
-        return sorted(path.parent.name for path in self.root.glob("*/run.json"))
+        return sorted(path.parent.name for path in self.root.glob("[!.]*/run.json"))
 
     def rows(self) -> list[Row]:
-        """The outcomes of all runs that have one. Raises UserError naming a damaged file."""
-        return [row for name in self.ids() if (row := self.folder(name).row()) is not None]
+        """The outcomes of all runs that have one, by id. Raises UserError naming a damaged file."""
+        return [row for name in sorted(self.stamps()) if (row := self.folder(name).row()) is not None]
+
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Of every recorded outcome: when the file was last changed (ns) and its size. One look at each folder."""
+        found = {}
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    with suppress(OSError):
+                        state = os.stat(f"{entry.path}/done.json")
+                        found[entry.name] = (state.st_mtime_ns, state.st_size)
+        return found
+
+    def unnamed(self) -> list[str]:
+        """Run folders, finished or not, that no sweep of this store names."""
+        named: set[str] = set()
+        for path in (self.root / "sweeps").glob("*.json"):
+            named |= _read(path)["runs"].keys()
+        return [name for name in self.ids() if name not in named]
+
+    def remove(self, name: str) -> bool:
+        """Delete a run folder unless it is being executed; False then. Whole or not at all: it is renamed first."""
+        try:
+            with self.folder(name).locked():
+                trash = self.root / f".removed-{name}"
+                os.replace(self.root / name, trash)
+        except Busy:
+            return False
+        for left in (trash, *self.root.glob(".removed-*")):  # also what a killed prune left behind
+            shutil.rmtree(left, ignore_errors=True)
+        return True
+
+    def mend(self, names: list[str]) -> list[str]:
+        """Set damaged outcomes of these runs aside, so that they count as missing; one line about each."""
+        lines = []
+        for name in names:
+            try:
+                self.folder(name).row()
+            except UserError:
+                kept = self.folder(name).set_aside()
+                lines.append(f"'{name}/done.json' was damaged; kept as {kept.name}, and the run is executed again")
+        return lines
+
+    def statuses(self, names: list[str], rows: list[Row]) -> dict[str, str]:
+        """The status of each of these runs, given all recorded rows."""
+        recorded = {row["id"]: str(row["status"]) for row in rows}
+        return {name: recorded.get(name) or self.status(name) for name in names}
 
     def status(self, name: str) -> str:
-        """missing, running, interrupted, or the recorded outcome."""
+        """missing, running, interrupted, damaged, or the recorded outcome."""
         folder = self.folder(name)
-        if (row := folder.row()) is not None:
-            return str(row["status"])
+        try:
+            if (row := folder.row()) is not None:
+                return str(row["status"])
+        except UserError:
+            return "damaged"
         if not (folder.path / "run.json").exists():
             return "missing"
         try:
@@ -170,6 +225,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except ValueError as error:
-        raise UserError(f"'{path}' is damaged ({error}); move its folder away to run it again") from None
+        raise UserError(f"'{path}' is damaged ({error}); sweep launch sets it aside and runs it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"'{path}' is damaged (no JSON object); sweep launch sets it aside and runs it again")
+    return content

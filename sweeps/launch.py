@@ -7,21 +7,26 @@ is missing, so a launcher may be killed at any moment and started again.
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
+from multiprocessing.sharedctypes import RawValue
+from pathlib import Path
 from typing import Any
 
 from experiments.config import SCHEMA, Run, run_id
 from experiments.errors import UserError
-from experiments.store import FAILED, Store, write_json
+from experiments.store import FAILED, OOM, TIMEOUT, Store, write_json
 
 
 @dataclass
@@ -33,6 +38,13 @@ class Report:
     wall_seconds: float = 0.0
     workers: int = 1
     errors: list[str] = field(default_factory=list)
+
+    def add(self, run: Run, answer: dict[str, Any]) -> None:
+        """Count one cell's outcome."""
+        self.outcomes[answer["status"]] += 1
+        self.busy_seconds += answer.get("busy", 0.0)
+        if answer.get("error"):
+            self.errors.append(f"{run_id(run)} {answer['status']}: {answer['error']}")
 
     @property
     def efficiency(self) -> float:
@@ -63,100 +75,178 @@ def set_aside(runs: list[Run], store: Store, statuses: set[str]) -> int:
 
 
 def launch(runs: list[Run], store: Store, how: Any, workers: int,
-           progress: Callable[[str, str], None] = lambda name, status: None) -> Report:
-    """Execute the missing runs; `progress(run id, outcome)` is called after each.
+           progress: Callable[[str, str], None] = lambda name, status: None, *, timeout: float | None = None,
+           per_gpu: int = 1, notice: Callable[[str], None] = lambda line: None) -> Report:
+    """Execute the missing runs; `progress(run id, outcome)` is called after each, `notice(line)` for news.
 
-    Ctrl-C stops the workers at once (interrupted runs continue from their checkpoints next time) and
-    re-raises KeyboardInterrupt. A cell that cannot start (outcome "refused") is reported, not recorded.
+    `timeout`: seconds a cell may take before it is stopped and recorded as such. Worker i gets GPU i // per_gpu.
+    Ctrl-C lets the running cells finish their epoch and save a checkpoint, a second one kills them; both
+    end with KeyboardInterrupt. A cell that cannot start (outcome "refused") is reported, not recorded.
     """
     todo = deque(missing(runs, store))
     report = Report(workers=max(1, min(workers, len(todo))))
-    started = time.perf_counter()
+    started = time.monotonic()
     # A worker's share of the cores follows from what was asked for, not from how many cells are left: with
     # another number of threads a sum is rounded otherwise, and a resumed run would differ in its last bits.
-    pool = [_Worker(store, how, workers) for _ in range(report.workers if todo else 0)]
-    idle = list(pool)
-    try:
-        while todo or len(idle) < len(pool):
-            while idle and todo:
-                idle.pop().give(todo.popleft())
-            for worker in _ready(pool):
-                answer = worker.answer()
-                if answer["status"] == "busy":  # another launcher has it: look again when little else is left
-                    time.sleep(0.2)
-                    todo.append(worker.run)
-                else:
-                    report.outcomes[answer["status"]] += 1
-                    report.busy_seconds += answer.get("busy", 0.0)
-                    if answer.get("error"):
-                        report.errors.append(f"{run_id(worker.run)} {answer['status']}: {answer['error']}")
-                    progress(run_id(worker.run), answer["status"])
-                if answer.get("died"):
-                    pool.remove(worker)
-                    worker = _Worker(store, how, workers)
-                    pool.append(worker)
-                worker.run = None
-                idle.append(worker)
-    finally:
-        for worker in pool:
-            worker.stop()
-        report.wall_seconds = time.perf_counter() - started
+    setting = _Setting(store, how, workers, per_gpu, RawValue("b", 0))
+    pool = [_Worker(setting, place) for place in range(report.workers if todo else 0)]
+    with _interrupts(setting, notice):
+        try:
+            while (todo and not setting.stop.value) or any(worker.run for worker in pool):
+                for worker in pool:
+                    if worker.run is None and todo and not setting.stop.value:
+                        worker.give(todo.popleft(), timeout)
+                for worker in _ready(pool):
+                    run, answer = worker.run, worker.answer()
+                    if answer["status"] == "busy":  # another launcher has it: look again when little else is left
+                        time.sleep(0.2)
+                        todo.append(run)
+                    elif answer["status"] != "interrupted":
+                        report.add(run, answer)
+                        progress(run_id(run), answer["status"])
+        finally:
+            for worker in pool:
+                worker.stop()
+            report.wall_seconds = time.monotonic() - started
+        if setting.stop.value:
+            raise KeyboardInterrupt
     return report
 
 
+@dataclass
+class _Setting:
+    """What all workers of a launch share."""
+
+    store: Store
+    how: Any
+    workers: int
+    per_gpu: int
+    stop: Any  # one shared byte without a lock, which a killed worker could keep
+
+
+@contextmanager
+def _interrupts(setting: _Setting, notice: Callable[[str], None]) -> Iterator[None]:
+    """The first Ctrl-C sets the stop byte, the second raises KeyboardInterrupt."""
+    def on_interrupt(_number: int, _frame: Any) -> None:
+        if setting.stop.value:
+            raise KeyboardInterrupt
+        setting.stop.value = 1
+        notice("stopping after the current epochs, with checkpoints; Ctrl-C again stops now")
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Worker:
-    """One warm process and the cell it has."""
+    """One warm process and the cell it has; it is replaced when it dies."""
 
-    def __init__(self, store: Store, how: Any, workers: int) -> None:
-        self.store = store
+    def __init__(self, setting: _Setting, place: int) -> None:
+        self.setting, self.place = setting, place
         self.run: Run | None = None
-        self.pipe, theirs = mp.Pipe()
-        context = mp.get_context("spawn")
-        self.process = context.Process(target=_serve, args=(theirs, str(store.root), how, workers), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.timeout: float | None = None
+        self.deadline = math.inf
+        self._start()
 
-    def give(self, run: Run) -> None:
-        self.run = run
+    def give(self, run: Run, timeout: float | None) -> None:
+        """Hand over a cell. Its time runs from here; the clock is one that no one sets."""
+        self.run, self.timeout = run, timeout
+        self.deadline = math.inf if timeout is None else time.monotonic() + timeout
         with suppress(BrokenPipeError):  # it died idle; `answer` will say so
             self.pipe.send(run.model_dump(mode="json"))
 
     def answer(self) -> dict[str, Any]:
-        """Its report, or the record of its death."""
+        """Its report, or the record of its end; it is free afterwards."""
         try:
-            return self.pipe.recv()
+            answer = self.pipe.recv() if self.pipe.poll() else self._overdue()
         except (EOFError, ConnectionResetError):
             self.process.join()
-            return self._died()
+            answer = self._ended(*self._cause())
+        if not self.process.is_alive():
+            self._start()
+        self.run, self.deadline = None, math.inf
+        return answer
 
     def stop(self) -> None:
+        """End the process: an idle one by itself, so that it tidies up what its libraries hold."""
         self.pipe.close()
-        if self.run is None:  # an idle one ends by itself, and tidies up what its libraries hold
+        if self.run is None:
             self.process.join(timeout=5)
         self.process.kill()  # any moment is safe: the store holds only whole records
         self.process.join()
 
-    def _died(self) -> dict[str, Any]:
+    def _start(self) -> None:
+        self.oom_kills = _oom_kills()
+        self.pipe, theirs = mp.Pipe()
+        gpu = _gpu(self.place // self.setting.per_gpu) if self.setting.how.device == "auto" else None
+        self.process = mp.get_context("spawn").Process(
+            target=_serve, daemon=True,
+            args=(theirs, str(self.setting.store.root), self.setting.how, self.setting.workers, gpu, self.setting.stop))
+        self.process.start()
+        theirs.close()
+
+    def _overdue(self) -> dict[str, Any]:
+        self.process.kill()
+        self.process.join()
+        return self._ended(TIMEOUT, f"stopped after {self.timeout:g} s; --retry timeout continues from its checkpoint")
+
+    def _cause(self) -> tuple[str, str]:
         code = self.process.exitcode or 0
-        error = f"worker killed by {signal.Signals(-code).name}" if code < 0 else f"worker ended with exit code {code}"
-        folder = self.store.folder(run_id(self.run))
+        if code == -signal.SIGKILL and _oom_kills() > self.oom_kills:
+            return OOM, "worker killed by the kernel: out of memory"
+        return FAILED, f"worker killed by {signal.Signals(-code).name}" if code < 0 else (
+            f"worker ended with exit code {code}")
+
+    def _ended(self, status: str, error: str) -> dict[str, Any]:
+        """Record this end of its run, unless the run had come to one of its own."""
+        folder = self.setting.store.folder(run_id(self.run))
         with folder.locked():
-            if folder.row() is None:
-                if not (folder.path / "run.json").exists():
-                    folder.begin(self.run, {})
-                folder.finish({"schema": SCHEMA, "id": run_id(self.run), "status": FAILED, "error": error,
-                               "run": self.run.model_dump(mode="json"), "metrics": {}, "seconds": {}})
-        return {"status": FAILED, "error": error, "died": True}
+            if (row := folder.row()) is not None:
+                return {"status": row["status"], "error": row["error"]}
+            if not (folder.path / "run.json").exists():
+                folder.begin(self.run, {})
+            folder.finish({"schema": SCHEMA, "id": run_id(self.run), "status": status, "error": error,
+                           "run": self.run.model_dump(mode="json"), "metrics": {}, "seconds": {},
+                           "when": datetime.now(UTC).isoformat(timespec="seconds")})
+        return {"status": status, "error": error}
 
 
 def _ready(pool: list[_Worker]) -> list[_Worker]:
+    """Workers that have answered, died, or run out of time."""
     working = {worker.pipe: worker for worker in pool if worker.run is not None}
-    return [working[pipe] for pipe in wait(list(working))]  # type: ignore[index]
+    first = min((worker.deadline for worker in working.values()), default=math.inf)
+    heard = wait(list(working), None if math.isinf(first) else max(0.0, first - time.monotonic()))
+    now = time.monotonic()
+    return [worker for pipe, worker in working.items() if pipe in heard or worker.deadline <= now]
 
 
-def _serve(pipe: Connection, root: str, how: Any, workers: int) -> None:
+def _gpu(turn: int) -> str | None:
+    """The GPU of the turn-th set of workers, among those this process may see; None where there are none."""
+    driver = Path("/proc/driver/nvidia/gpus")
+    there = [str(number) for number, _ in enumerate(driver.iterdir())] if driver.is_dir() else []
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(there)).split(",") if name]
+    return visible[turn % len(visible)] if visible else None
+
+
+def _oom_kills() -> int:
+    """How many processes of this control group the kernel has killed for memory; 0 where it does not say."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.events").read_text()
+        return int(text.split("oom_kill ")[1].split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _serve(pipe: Connection, root: str, how: Any, workers: int, gpu: str | None, stop: Any) -> None:
     """A worker's life: imports once, then one cell after another until the launcher hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
 
     from experiments.run import execute
@@ -172,11 +262,13 @@ def _serve(pipe: Connection, root: str, how: Any, workers: int) -> None:
         run = Run.model_validate(settings)
         try:
             with _log_to(store, run_id(run)):
-                row = execute(run, store, how)
+                row = execute(run, store, how, lambda: bool(stop.value))
             busy = row["seconds"].get("train", 0.0) + row["seconds"].get("eval", 0.0)
             pipe.send({"status": row["status"], "error": row["error"], "busy": busy})
         except Busy:
             pipe.send({"status": "busy"})
+        except KeyboardInterrupt:
+            pipe.send({"status": "interrupted"})
         except (UserError, OSError) as error:
             pipe.send({"status": "refused", "error": str(error)})
 

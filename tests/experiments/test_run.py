@@ -167,6 +167,34 @@ def leaf_name(path):
     return path.rsplit(".", 1)[1]
 
 
+@pytest.mark.parametrize("fault", [MemoryError("host"), torch.OutOfMemoryError("device"),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")], ids=repr)
+def test_lack_of_memory_is_an_outcome_of_its_own_and_keeps_the_checkpoint(fault, store, monkeypatch):
+    original = tasks.ImageClassification.training_step
+
+    def starved(self, batch, batch_idx):
+        if self.current_epoch == 1:
+            raise fault
+        return original(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.ImageClassification, "training_step", starved)
+        row = execute(tiny(), store, NOW)
+    assert row["status"] == "oom" and row["metrics"] == {}
+    folder = store.folder(row["id"])
+    assert (folder.path / "last.ckpt").exists()
+    folder.set_aside()
+    assert execute(tiny(), store, NOW)["status"] == "finished"
+
+
+def test_a_run_asked_to_stop_saves_a_checkpoint_first(store):
+    with pytest.raises(KeyboardInterrupt):
+        execute(tiny(), store, Execution("cpu", checkpoint_every=float("inf")), lambda: True)
+    name = run_id(tiny())
+    assert store.status(name) == "interrupted" and (store.folder(name).path / "last.ckpt").exists()
+    assert [e["epoch"] for e in store.folder(name).metrics()] == [1]
+
+
 def test_a_boundary_called_twice_a_step_fails_the_run(store, monkeypatch):
     original = tasks.ImageClassification.training_step
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -61,12 +62,25 @@ def wait_for(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", ["launcher", "worker", "both"])
-def test_kill_minus_nine_and_start_again(victim, tmp_path):
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """What comes of the cells when nothing disturbs them."""
+    store = Store(tmp_path_factory.mktemp("straight"))
+    launch(cells(), store, HOW, 2)
+    return numbers(store)
+
+
+def in_the_middle(store):
+    """Both workers have saved a checkpoint of a run they are still at."""
+    return len(list(store.root.glob("*/last.ckpt"))) >= 2
+
+
+@pytest.mark.parametrize("victim", ["launcher", "worker", "both", "ctrl-c", "ctrl-c twice"])
+def test_whatever_is_killed_the_same_rows_come_out(victim, tmp_path, straight):
     store = Store(tmp_path / "store")
     process = start(tmp_path / "go.py", store.root)
     try:
-        wait_for(lambda: any(store.root.glob("*/last.ckpt")))  # in the middle of a run
+        wait_for(lambda: in_the_middle(store))
         workers = children(process.pid)
         if victim in ("launcher", "both"):
             process.send_signal(signal.SIGKILL)
@@ -78,16 +92,72 @@ def test_kill_minus_nine_and_start_again(victim, tmp_path):
             assert row["error"] == "worker killed by SIGKILL"
             assert len(store.rows()) == 4  # its neighbour and the rest went on
             assert set_aside(cells(), store, {"failed"}) == 1
+        if victim.startswith("ctrl-c"):
+            process.send_signal(signal.SIGINT)
+            if victim == "ctrl-c twice":
+                time.sleep(0.05)
+                process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) != 0
+            statuses = {store.status(run_id(run)) for run in cells()}
+            assert statuses == {"interrupted", "missing"}  # two were running, two had not begun
+            assert all(not Path(f"/proc/{pid}").exists() for pid in workers)
     finally:
         if process.poll() is None and victim != "worker":
             process.wait(timeout=30)
     # An orphaned worker may still hold its cell; the next launcher waits for it and repeats nothing.
     report = launch(cells(), store, HOW, 2)
     assert report.outcomes["failed"] == 0
-    straight = Store(tmp_path / "straight")
-    launch(cells(), straight, HOW, 2)
-    assert numbers(store) == numbers(straight)
-    assert len(numbers(store)) == 4
+    assert numbers(store) == straight
+    assert len(straight) == 4
+
+
+def test_two_launchers_share_one_store_and_repeat_nothing(tmp_path, straight):
+    store = Store(tmp_path / "store")
+    both = [start(tmp_path / f"go{i}.py", store.root) for i in range(2)]
+    assert [process.wait(timeout=250) for process in both] == [0, 0]
+    assert numbers(store) == straight
+    logs = [(store.folder(run_id(run)).path / "metrics.jsonl").read_text().splitlines() for run in cells()]
+    assert [len(lines) for lines in logs] == [1] * 4  # each cell was evaluated once
+
+
+def test_a_cell_that_takes_too_long_is_stopped_recorded_and_continued_by_a_retry(store, straight):
+    slow, quick = cells()[0], tiny()
+    report = launch([slow, quick], store, HOW, 1, timeout=30 if os.cpu_count() == 1 else 12)
+    if report.outcomes["timeout"] == 0:
+        pytest.skip("this machine is too fast for the cell")
+    assert report.outcomes["timeout"] == 1
+    row = store.folder(run_id(slow)).row()
+    assert row["status"] == "timeout" and "--retry timeout continues" in row["error"]
+    assert set_aside([slow, quick], store, {"timeout"}) == 1
+    assert launch([slow, quick], store, HOW, 1).outcomes == {"finished": 1 + (report.outcomes["finished"] == 0)}
+
+
+def test_a_damaged_outcome_is_set_aside_and_the_run_repeated(store):
+    run = tiny()
+    launch([run], store, HOW, 1)
+    done = store.folder(run_id(run)).path / "done.json"
+    whole = done.read_text()
+    for damage in (whole[:40], "", "[]"):
+        done.write_text(damage)
+        assert store.status(run_id(run)) == "damaged"
+        lines = store.mend([run_id(run)])
+        assert len(lines) == 1 and "kept as done." in lines[0]
+        assert missing([run], store) == [run]
+    assert sorted(p.name for p in done.parent.glob("done*")) == ["done.1.json", "done.2.json", "done.3.json"]
+    done.write_text(whole)
+    assert store.mend([run_id(run)]) == []
+
+
+def test_prune_removes_what_no_sweep_names_and_nothing_that_runs(store):
+    named, unnamed, running = tiny(seed=1), tiny(seed=2), tiny(seed=3)
+    register("kept", [named], store)
+    for run in (named, unnamed, running):
+        store.folder(run_id(run)).begin(run, {})
+    assert store.unnamed() == sorted([run_id(unnamed), run_id(running)])
+    with store.folder(run_id(running)).locked():
+        assert [store.remove(name) for name in (run_id(unnamed), run_id(running))] == [True, False]
+    assert store.ids() == sorted([run_id(named), run_id(running)])
+    assert not list(store.root.glob(".removed-*"))
 
 
 def test_a_second_launch_finds_nothing_to_do_and_a_larger_grid_runs_only_what_is_new(store):

@@ -1,0 +1,83 @@
+"""`commsweep bench store`: status, plan, loading and tables over 10,000 finished runs (seconds, not ratios)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from commsweep.bench import Result
+from experiments.config import SCHEMA, Run, override, run_id
+from experiments.presets import preset
+from experiments.store import Store, write_json
+from sweeps import papers
+from sweeps.grid import seeds
+from sweeps.papers.rudakov import topk
+
+RUNS = 10_000
+
+
+def bench() -> Iterator[Result]:
+    """What a user waits for when a store has grown large. The rows are made up; nothing is trained."""
+    from analysis import contents, results  # pandas and matplotlib are not what is timed
+    from commsweep.main import main
+
+    runs = grid()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        generate(store, runs)
+        papers.SWEEPS["ten_thousand"] = lambda: runs
+        try:
+            for command in ("status", "plan"):
+                arguments = ["sweep", command, "ten_thousand", "--store", folder]
+                yield _timed(f"sweep {command} of 10,000 finished runs", 2.0, lambda a=arguments: _quietly(main, a))
+        finally:
+            del papers.SWEEPS["ten_thousand"]
+        yield _timed("loading all rows, first time", 5.0, lambda: results.load(folder))
+        yield _timed("loading all rows, again", 1.0, lambda: results.load(folder))
+        frame = results.load(folder)
+        yield _timed("all tables of them", 2.0, lambda: contents.all_tables(frame))
+
+
+def grid() -> list[Run]:
+    """10,000 Runs: dense and six TopK levels over many seeds."""
+    base = preset("digits")
+    cells = [base, *topk(base), *topk(override(base, {"fwd.compressor.kind": "topk", "fwd.feedback.kind": "ef"}))]
+    return seeds(cells, -(-RUNS // len(cells)))[:RUNS]
+
+
+def generate(store: Store, runs: list[Run]) -> None:
+    """A finished run folder for each, and the sweep that names them."""
+    named = {}
+    for place, run in enumerate(runs):
+        name, settings = run_id(run), run.model_dump(mode="json")
+        named[name] = settings
+        folder = store.root / name
+        folder.mkdir()
+        scores = {f"{split}_{mode}_{what}": 0.5 + (place % 97) / 200 for split in ("val", "test")
+                  for mode in ("on", "off") for what in ("acc", "loss")}
+        boundaries = {cut: {"fwd": 1000, "bwd": 1000, "fwd_dense": 9000, "bwd_dense": 9000, "calls": 10, "samples": 80}
+                      for cut in run.model.cuts}
+        row = {"schema": SCHEMA, "id": name, "status": "finished", "error": None, "run": settings, "metrics": scores,
+               "steps": 10, "boundaries": boundaries,
+               "bytes": {"fwd_per_step": 3e3, "bwd_per_step": 3e3, "ratio": 0.11},
+               "seconds": {"train": 3.0, "eval": 1.0, "wall": 4.0}, "when": "2026-01-01T00:00:00+00:00"}
+        (folder / "run.json").write_text(json.dumps({"schema": SCHEMA, "id": name, "run": settings}))
+        (folder / "done.json").write_text(json.dumps(row, indent=1))
+    write_json(store.root / "sweeps" / "ten_thousand.json", {"name": "ten_thousand", "runs": named})
+
+
+def _quietly(main: Callable[[list[str]], int], arguments: list[str]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        if main(arguments):
+            raise RuntimeError(f"{' '.join(arguments)} failed")
+
+
+def _timed(name: str, bound: float, call: Callable[[], object]) -> Result:
+    started = time.perf_counter()
+    call()
+    return Result(f"{name} (seconds)", time.perf_counter() - started, bound)
