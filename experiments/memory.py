@@ -103,13 +103,14 @@ class MappedMemory(nn.Module):
         """Hand the rows to the writer."""
         self._settle(lambda samples: len(self._waiting) >= AHEAD)
         samples = keys.samples.tolist()
-        rows = rows.detach().to(self.dtype)
+        rows, ready = rows.detach(), None
         if rows.device.type == "cuda":  # the copy to the host runs behind the computation; the writer waits for it
-            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+            host = torch.empty(rows.shape, dtype=self.dtype, pin_memory=True)
+            host.copy_(rows.to(self.dtype), non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
         else:
-            host, ready = rows.clone(), None
+            host = rows.to(self.dtype, copy=True, memory_format=torch.contiguous_format)
         self._waiting.append((set(samples), self._writer.submit(self._write, samples, host, ready)))
 
     def snapshot(self, tag: str) -> None:

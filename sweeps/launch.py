@@ -94,10 +94,12 @@ def launch(runs: list[Run], store: Store, how: Any, workers: int,
         try:
             while (todo and not setting.stop.value) or any(worker.run for worker in pool):
                 for worker in pool:
-                    if worker.run is None and todo and not setting.stop.value:
+                    if worker.ready and worker.run is None and todo and not setting.stop.value:
                         worker.give(todo.popleft(), timeout)
-                for worker in _ready(pool):
+                for worker in _heard(pool):
                     run, answer = worker.run, worker.answer()
+                    if run is None:
+                        continue  # it has finished its imports, or died at them
                     if answer["status"] == "busy":  # another launcher has it: look again when little else is left
                         time.sleep(0.2)
                         todo.append(run)
@@ -111,6 +113,12 @@ def launch(runs: list[Run], store: Store, how: Any, workers: int,
         if setting.stop.value:
             raise KeyboardInterrupt
     return report
+
+
+# Workers are forked from a server that has imported everything once: another worker, or a dead one's successor,
+# costs nothing. The server itself never computes, so no thread and no CUDA context is forked.
+_FORKS = mp.get_context("forkserver")
+_FORKS.set_forkserver_preload(["experiments.run"])
 
 
 @dataclass
@@ -151,6 +159,7 @@ class _Worker:
         self.run: Run | None = None
         self.timeout: float | None = None
         self.deadline = math.inf
+        self.deaths = 0  # at its imports, in a row
         self._start()
 
     def give(self, run: Run, timeout: float | None) -> None:
@@ -164,13 +173,22 @@ class _Worker:
         """Its report, or the record of its end; it is free afterwards."""
         try:
             answer = self.pipe.recv() if self.pipe.poll() else self._overdue()
+            self.ready = True
         except (EOFError, ConnectionResetError):
             self.process.join()
-            answer = self._ended(*self._cause())
+            answer = self._ended(*self._cause()) if self.run else self._unborn()
         if not self.process.is_alive():
             self._start()
         self.run, self.deadline = None, math.inf
         return answer
+
+    def _unborn(self) -> dict[str, Any]:
+        """It died before it could take a cell: try again, but not for ever."""
+        self.deaths += 1
+        if self.deaths == 3:
+            raise UserError(f"workers cannot start: {self._cause()[1]} three times; run one cell with `commsweep run` "
+                            "to see why")
+        return {}
 
     def stop(self) -> None:
         """End the process: an idle one by itself, so that it tidies up what its libraries hold."""
@@ -181,10 +199,10 @@ class _Worker:
         self.process.join()
 
     def _start(self) -> None:
-        self.oom_kills = _oom_kills()
+        self.ready, self.oom_kills = False, _oom_kills()
         self.pipe, theirs = mp.Pipe()
         gpu = _gpu(self.place // self.setting.per_gpu) if self.setting.how.device == "auto" else None
-        self.process = mp.get_context("spawn").Process(
+        self.process = _FORKS.Process(
             target=_serve, daemon=True,
             args=(theirs, str(self.setting.store.root), self.setting.how, self.setting.workers, gpu, self.setting.stop))
         self.process.start()
@@ -216,9 +234,9 @@ class _Worker:
         return {"status": status, "error": error}
 
 
-def _ready(pool: list[_Worker]) -> list[_Worker]:
-    """Workers that have answered, died, or run out of time."""
-    working = {worker.pipe: worker for worker in pool if worker.run is not None}
+def _heard(pool: list[_Worker]) -> list[_Worker]:
+    """Workers that are ready, have answered, died, or run out of time; waits until there is one."""
+    working = {worker.pipe: worker for worker in pool if worker.run is not None or not worker.ready}
     first = min((worker.deadline for worker in working.values()), default=math.inf)
     heard = wait(list(working), None if math.isinf(first) else max(0.0, first - time.monotonic()))
     now = time.monotonic()
@@ -243,7 +261,7 @@ def _oom_kills() -> int:
 
 
 def _serve(pipe: Connection, root: str, how: Any, workers: int, gpu: str | None, stop: Any) -> None:
-    """A worker's life: imports once, then one cell after another until the launcher hangs up."""
+    """A worker's life: one cell after another until the launcher hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -254,6 +272,7 @@ def _serve(pipe: Connection, root: str, how: Any, workers: int, gpu: str | None,
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     store = Store(root)
+    pipe.send({"status": "ready"})
     while True:
         try:
             settings = pipe.recv()

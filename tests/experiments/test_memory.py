@@ -25,7 +25,7 @@ def rows(value, n=1):
 
 
 def test_a_mapped_memory_far_larger_than_what_stays_resident(tmp_path):
-    """2 GiB of rows, 600 MiB of them written and read in a process that may grow by 150 MiB."""
+    """2 GiB of rows, 600 MiB of them written and read in a process that may grow by 250 MiB."""
     code = f"""
 import torch
 from pathlib import Path
@@ -43,7 +43,7 @@ assert made.read(Keys(torch.tensor([207]), torch.device("cpu")))[0, 0, 0] == 7
 print(resident() - before)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert float(out) < 150
+    assert float(out) < 250
     assert (tmp_path / "m.buffer").stat().st_size == 2 << 30
     assert (tmp_path / "m.buffer").stat().st_blocks * 512 < 1 << 30  # rows never written take no room
 
