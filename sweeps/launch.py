@@ -117,8 +117,8 @@ def launch(runs: list[Run], store: Store, how: Any, workers: int,
 
 # Workers are forked from a server that has imported everything once: another worker, or a dead one's successor,
 # costs nothing. The server itself never computes, so no thread and no CUDA context is forked.
-_FORKS = mp.get_context("forkserver")
-_FORKS.set_forkserver_preload(["experiments.run"])
+FORKS = mp.get_context("forkserver")
+FORKS.set_forkserver_preload(["experiments.run"])
 
 
 @dataclass
@@ -202,7 +202,7 @@ class _Worker:
         self.ready, self.oom_kills = False, _oom_kills()
         self.pipe, theirs = mp.Pipe()
         gpu = _gpu(self.place // self.setting.per_gpu) if self.setting.how.device == "auto" else None
-        self.process = _FORKS.Process(
+        self.process = FORKS.Process(
             target=_serve, daemon=True,
             args=(theirs, str(self.setting.store.root), self.setting.how, self.setting.workers, gpu, self.setting.stop))
         self.process.start()

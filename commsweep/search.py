@@ -1,0 +1,121 @@
+"""`commsweep search`: Optuna over compression settings; `commsweep dashboard`: optuna-dashboard on its studies."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import multiprocessing as mp
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from commsweep.runs import execution, execution_options
+from experiments.errors import UserError
+from experiments.store import Store
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommands."""
+    parser = commands.add_parser(
+        "search", parents=[shared, execution_options()], help="search for the best settings with Optuna",
+        description="Search over K, bits, scales and feedback of both directions: the best validation quality within a "
+                    "byte budget, or (without --budget) the front of quality against bytes. A killed search continues "
+                    "with the same command; its runs are ordinary runs of the store.")
+    parser.add_argument("name", help="what to search: synthetic, digits, sotu_nano, resnet18, gpt2_scratch")
+    parser.add_argument("--trials", type=int, default=30, help="trials the study shall have in the end (default: 30)")
+    parser.add_argument("--budget", type=float, metavar="SHARE", help="largest share of the dense bytes, such as 0.125")
+    parser.add_argument("--sampler", choices=("tpe", "nsga2"), default="tpe")
+    parser.add_argument("--prune", action="store_true", help="stop hopeless trials early (needs --budget)")
+    parser.add_argument("--study", help="name of the study (default: NAME-budget or NAME-front)")
+    parser.add_argument("--storage", metavar="URL", help="a database for many machines, such as postgresql://host/name "
+                                                         "(default: a journal file in the store)")
+    parser.add_argument("--workers", type=int, help="processes (default: one a GPU, or one a CPU core)")
+    parser.set_defaults(command=_search)
+
+
+def _search(args: argparse.Namespace) -> int:
+    from sweeps import search as searching
+    from sweeps.launch import FORKS
+
+    search, store, how = searching.search_of(args.name), Store(args.store), execution(args)
+    goal = _goal(args)
+    study_name = args.study or f"{args.name}-{'front' if args.budget is None else f'budget-{args.budget:g}'}"
+    workers = args.workers if args.workers is not None else how.workers()
+    if workers < 1 or args.trials < 1:
+        raise UserError(f"--workers {workers}, --trials {args.trials}: at least 1 each")
+    study = searching.open_study(study_name, search, goal, args.storage, store)
+    with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
+        if alone:
+            searching.revive(study)
+        here, there = mp.Pipe()
+        processes = [FORKS.Process(target=searching.serve, daemon=True, args=(
+            there, args.name, study_name, goal, args.storage, str(store.root), how, args.trials, workers))
+            for _ in range(workers)]
+        for process in processes:
+            process.start()
+        there.close()
+        try:
+            _watch(study, processes, args)
+        finally:
+            here.close()
+            for process in processes:
+                process.kill()
+                process.join()
+    chosen = searching.best(study, goal)
+    done = sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
+    if args.json:
+        print(json.dumps({"study": study_name, "trials": done, "best": [searching.summary(one) for one in chosen]}))
+    else:
+        print(f"study {study_name}: {done} trials; " + (
+            "the front of validation quality against bytes:" if args.budget is None else
+            f"best validation quality within {100 * args.budget:g} % of the bytes:" if chosen else
+            f"none within {100 * args.budget:g} % of the bytes"))
+        print("\n".join(searching.describe(trial) for trial in chosen))
+    return 0 if done >= args.trials else 1
+
+
+def _goal(args: argparse.Namespace) -> Any:
+    from sweeps.search import Goal
+
+    if args.budget is not None and not 0 < args.budget <= 1:
+        raise UserError(f"--budget {args.budget:g}: a share of the dense bytes, 0 < SHARE <= 1")
+    if args.prune and args.budget is None:
+        raise UserError("--prune needs one objective: give a --budget")
+    return Goal(args.budget, args.sampler, args.prune)
+
+
+class _alone:
+    """Whether no other search process of this store works on the study."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.handle = open(path, "a")  # noqa: SIM115 (held until __exit__)
+
+    def __enter__(self) -> bool:
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.close()
+
+
+def _watch(study: Any, processes: list[Any], args: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    def count() -> int:
+        return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.get_trials(deepcopy=False))
+
+    with tqdm(total=args.trials, initial=min(args.trials, count()), unit="trial", desc=args.name, file=sys.stderr,
+              disable=args.json) as bar:
+        while any(process.is_alive() for process in processes):
+            time.sleep(0.3)
+            bar.update(min(args.trials, count()) - bar.n)
+        bar.update(min(args.trials, count()) - bar.n)
+    broken = [process.exitcode for process in processes if process.exitcode]
+    if broken and len(broken) == len(processes):
+        raise UserError(f"every worker of the search ended with exit code {broken[0]}; its log is beside the study")

@@ -1,0 +1,287 @@
+"""Optuna searches for the best quality at a byte budget, or for the front of quality against bytes.
+
+A trial is one setting with all its seeds. Its runs are ordinary rows of the store, executed once and shared with
+every sweep; the study only remembers which parameters led to which runs. Parameter names are dotted settings,
+so what Optuna suggests goes through `override` like anything a user types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from experiments.config import Run, canonical, override, run_id
+from experiments.errors import UserError, nearest
+from experiments.presets import preset
+from experiments.store import DIVERGED, FINISHED, Store
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True)
+class Search:
+    """A base Run, what may vary, and how many seeds make a trial."""
+
+    base: Run
+    suggest: Callable[[optuna.Trial], dict[str, Any]]  # dotted changes
+    seeds: int = 2
+
+    def signature(self) -> str:
+        """Changes when the base, the seeds or the code of the space change."""
+        import inspect
+
+        text = f"{canonical(self.base)}|{self.seeds}|{inspect.getsource(self.suggest)}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is searched for. `budget`: largest share of the dense bytes; None: the front of quality against bytes."""
+
+    budget: float | None = None
+    sampler: str = "tpe"  # or nsga2
+    prune: bool = False
+
+    @property
+    def directions(self) -> list[str]:
+        """Of the study: quality up, and bytes down when they are an objective."""
+        return ["maximize"] if self.budget is not None else ["maximize", "minimize"]
+
+
+def links(trial: optuna.Trial) -> dict[str, Any]:
+    """K, bits, scales and feedback of both directions."""
+    changes: dict[str, Any] = {}
+    for side in ("fwd", "bwd"):
+        def name(part: str, side: str = side) -> str:
+            return f"{side}.{part}"
+
+        kind = trial.suggest_categorical(name("compressor.kind"), ["topk", "uniform", "fixed"])
+        changes[name("compressor.kind")] = kind
+        if kind == "topk":
+            changes[name("compressor.ratio")] = trial.suggest_float(name("compressor.ratio"), 0.02, 0.5, log=True)
+        else:
+            changes[name("compressor.bits")] = trial.suggest_int(f"{side}.{kind}.bits", 2, 8)
+            changes[name("compressor.scale")] = trial.suggest_categorical(f"{side}.{kind}.scale",
+                                                                          ["tensor", "sample", "group"])
+        changes[name("feedback.kind")] = trial.suggest_categorical(name("feedback.kind"), ["none", "ef", "ef21"])
+    return changes
+
+
+def runs_of(search: Search, changes: dict[str, Any]) -> list[Run]:
+    """The runs of a trial, one a seed."""
+    return [override(search.base, changes | {"seed": seed}) for seed in range(search.seeds)]
+
+
+def open_study(name: str, search: Search, goal: Goal, storage: str | None, store: Store) -> optuna.Study:
+    """The study of this name, made if it is new. Raises UserError when it belongs to another search or goal."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = _guarded(storage, lambda: optuna.create_study(
+        study_name=name, storage=_storage(name, storage, store), directions=goal.directions, load_if_exists=True,
+        sampler=_sampler(goal, 0), pruner=optuna.pruners.MedianPruner(n_startup_trials=4) if goal.prune else
+        optuna.pruners.NopPruner()))
+    mark = {"search": search.signature(), "budget": goal.budget}
+    known = study.user_attrs.get("commsweep")
+    if known is None and not study.trials:
+        study.set_user_attr("commsweep", mark)
+    elif known != mark:
+        raise UserError(f"study '{name}' belongs to another search or byte budget; choose another name with --study")
+    # Re-seeded by what is there, or a resumed search would repeat its first suggestions.
+    study.sampler = _sampler(goal, len(study.trials))
+    return study
+
+
+def revive(study: optuna.Study) -> int:
+    """Put trials that a killed worker left running back into the queue. Call only while no worker runs."""
+    import optuna
+
+    stale = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+    for trial in stale:
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        if trial.params:
+            study.enqueue_trial(trial.params)
+    return len(stale)
+
+
+def work(study: optuna.Study, search: Search, goal: Goal, store: Store, how: Any, trials: int,
+         progress: Callable[[], None] = lambda: None) -> None:
+    """Make trials until the study has `trials` of them that count (complete or pruned)."""
+    import optuna
+
+    done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+
+    def enough(study: optuna.Study, _trial: Any) -> None:
+        progress()
+        if len(study.get_trials(deepcopy=False, states=done)) >= trials:
+            study.stop()
+
+    if len(study.get_trials(deepcopy=False, states=done)) < trials:
+        study.optimize(lambda trial: evaluate(trial, search, goal, store, how), callbacks=[enough],
+                       catch=(CellFailed,))
+
+
+class CellFailed(Exception):
+    """A run of a trial came to no number; the trial fails and the search goes on."""
+
+
+def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, how: Any) -> Any:
+    """Execute a trial's runs (those recorded are reused); quality, and the share of the dense bytes."""
+    import optuna
+
+    from experiments.run import execute
+
+    runs = runs_of(search, search.suggest(trial))
+    trial.set_user_attr("runs", [run_id(run) for run in runs])
+    qualities, shares = [], []
+    for place, run in enumerate(runs):
+        pruning = _Pruning(trial, store, run) if goal.prune and goal.budget is not None and place == 0 else None
+        try:
+            row = execute(run, store, how, pruning or (lambda: False))
+        except KeyboardInterrupt:
+            if pruning and pruning.pruned:
+                raise optuna.TrialPruned from None
+            raise
+        if row["status"] not in (FINISHED, DIVERGED):
+            raise CellFailed(f"{row['id']} {row['status']}: {row['error']}")
+        qualities.append(quality(row))
+        shares.append(row["bytes"]["ratio"])
+    share = sum(shares) / len(shares)
+    trial.set_user_attr("share", share)
+    mean = sum(qualities) / len(qualities)
+    return mean if goal.budget is not None else (mean, share)
+
+
+def quality(row: dict[str, Any]) -> float:
+    """Larger is better: validation accuracy, or minus the validation loss of a language model, compression on."""
+    metrics = row["metrics"]
+    if row["status"] == DIVERGED:  # it did happen: worse than any run that trains
+        return 0.0 if "width" in row["run"]["model"] else -100.0
+    return metrics["val_on_acc"] if "val_on_acc" in metrics else -metrics["val_on_loss"]
+
+
+class _Pruning:
+    """Asked after each epoch: reports the last evaluation to Optuna and says whether to stop."""
+
+    def __init__(self, trial: optuna.Trial, store: Store, run: Run) -> None:
+        self.trial, self.folder, self.pruned = trial, store.folder(run_id(run)), False
+
+    def __call__(self) -> bool:
+        evaluations = self.folder.metrics()
+        if evaluations and evaluations[-1]["epoch"] not in self.trial.storage.get_trial(
+                self.trial._trial_id).intermediate_values:
+            self.trial.report(quality({"metrics": evaluations[-1], "status": FINISHED}), evaluations[-1]["epoch"])
+        self.pruned = self.trial.should_prune()
+        return self.pruned
+
+
+def best(study: optuna.Study, goal: Goal) -> list[optuna.trial.FrozenTrial]:
+    """The best feasible trial, or the Pareto front by bytes."""
+    if goal.budget is None:
+        return sorted(study.best_trials, key=lambda trial: trial.values[1])
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    feasible = [trial for trial in complete if trial.user_attrs["share"] <= goal.budget]
+    return [max(feasible, key=lambda trial: trial.value)] if feasible else []
+
+
+def _sampler(goal: Goal, made: int) -> optuna.samplers.BaseSampler:
+    import optuna
+
+    def over_budget(trial: optuna.trial.FrozenTrial) -> tuple[float]:
+        return (trial.user_attrs.get("share", 1.0) - (goal.budget or 1.0),)
+
+    seed = made + os.getpid() if made else None
+    constraint = over_budget if goal.budget is not None else None
+    if goal.sampler == "nsga2":
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=16, constraints_func=constraint)
+    return optuna.samplers.TPESampler(seed=seed, constraints_func=constraint, multivariate=True, group=True)
+
+
+def _storage(name: str, storage: str | None, store: Store) -> Any:
+    import optuna
+
+    if storage is None:
+        if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+            raise UserError(f"study name '{name}' cannot be a file name")
+        path = store.root / "studies" / f"{name}.journal"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    if "://" not in storage:
+        raise UserError("--storage takes a database URL such as postgresql://user@host/name; leave it out for a file "
+                        "in the store")
+    return optuna.storages.RDBStorage(storage, heartbeat_interval=60)
+
+
+def _guarded(storage: str | None, call: Callable[[], Any]) -> Any:
+    """Database errors as one line that never shows a password."""
+    try:
+        return call()
+    except UserError:
+        raise
+    except Exception as error:
+        if storage is None:
+            raise
+        place = re.sub(r"//[^@/]*@", "//", storage)
+        raise UserError(f"--storage {place}: cannot be used ({type(error).__name__}); is the server running, are user "
+                        "and password right, and is its driver installed?") from None
+
+
+SEARCHES: dict[str, Search] = {
+    "synthetic": Search(preset("synthetic"), links, seeds=1),
+    "digits": Search(preset("digits"), links),
+    "sotu_nano": Search(preset("sotu_nano"), links),
+    "resnet18": Search(preset("resnet18_corrected"), links),
+    "gpt2_scratch": Search(preset("gpt2_scratch"), links),
+}
+
+
+def _end_with(launcher: Connection) -> None:
+    with suppress(EOFError, OSError):
+        launcher.recv()
+    os._exit(1)  # any moment is safe: store and study hold only whole records
+
+
+def search_of(name: str) -> Search:
+    """The search of this name. Raises UserError naming the nearest one."""
+    if name not in SEARCHES:
+        raise UserError(f"unknown search '{name}'{nearest(name, SEARCHES)} (one of: {', '.join(SEARCHES)})")
+    return SEARCHES[name]
+
+
+def serve(launcher: Connection, name: str, study_name: str, goal: Goal, storage: str | None, root: str, how: Any,
+          trials: int, workers: int) -> None:
+    """One worker process of a search; it ends with its launcher, whose other end of the pipe closes then."""
+    import signal
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    store, search = Store(root), search_of(name)
+    log = os.open(store.root / "studies" / f"{study_name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    work(open_study(study_name, search, goal, storage, store), search, goal, store, how, trials)
+
+
+def summary(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    """A trial for people and programs."""
+    return {"number": trial.number, "values": trial.values, "share": trial.user_attrs.get("share"),
+            "params": trial.params, "runs": trial.user_attrs.get("runs", [])}
+
+
+def describe(trial: optuna.trial.FrozenTrial) -> str:
+    """One line about a trial."""
+    values = summary(trial)
+    return (f"trial {values['number']:>4}  quality {values['values'][0]:.4f}  bytes {100 * values['share']:.2f} %  "
+            f"{json.dumps(values['params'])}  runs {' '.join(values['runs'])}")

@@ -1,0 +1,158 @@
+"""Searches: seeds inside a trial, budgets, fronts, resuming after a kill; their runs are ordinary rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+
+from commsweep.main import main
+from experiments.config import run_id
+from experiments.errors import UserError
+from experiments.execution import Execution
+from experiments.store import Store
+from sweeps import search as searching
+from sweeps.search import SEARCHES, Goal, Search, best, evaluate, links, open_study, revive, runs_of, work
+from tests.helpers import tiny
+
+HOW = Execution("cpu")
+PARAMS = {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.1, "fwd.feedback.kind": "ef",
+          "bwd.compressor.kind": "uniform", "bwd.uniform.bits": 4, "bwd.uniform.scale": "group",
+          "bwd.feedback.kind": "none"}
+
+
+def row(run, score, share=0.1, status="finished"):
+    """A made-up outcome."""
+    return {"id": run_id(run), "status": status, "error": "x", "run": run.model_dump(mode="json"),
+            "metrics": {"val_on_acc": score} if status == "finished" else {}, "bytes": {"ratio": share}}
+
+
+def test_a_trials_parameters_are_settings_and_its_runs_differ_in_the_seed():
+    changes = links(optuna.trial.FixedTrial(PARAMS))
+    runs = runs_of(Search(tiny(), links, seeds=3), changes)
+    assert [run.seed for run in runs] == [0, 1, 2]
+    assert runs[0].fwd.compressor.ratio == 0.1 and runs[0].fwd.feedback.kind == "ef"
+    assert runs[0].bwd.compressor.model_dump() == {"kind": "uniform", "bits": 4, "scale": "group", "group": 128,
+                                                    "rounding": "nearest"}
+
+
+def test_a_trial_is_the_mean_over_its_seeds_and_names_its_runs(store, monkeypatch):
+    monkeypatch.setattr("experiments.run.execute", lambda run, *_: row(run, 0.5 + 0.1 * run.seed, 0.1 * (1 + run.seed)))
+    search = Search(tiny(), links, seeds=3)
+    trial = optuna.trial.FixedTrial(PARAMS)
+    assert evaluate(trial, search, Goal(), store, HOW) == (pytest.approx(0.6), pytest.approx(0.2))
+    assert trial.user_attrs["runs"] == [run_id(run) for run in runs_of(search, links(trial))]
+    assert evaluate(trial, search, Goal(budget=0.3), store, HOW) == pytest.approx(0.6)
+
+
+def test_a_diverged_run_counts_as_the_worst_and_a_failed_one_fails_the_trial(store, monkeypatch):
+    monkeypatch.setattr("experiments.run.execute", lambda run, *_: row(run, 0, status="diverged"))
+    assert evaluate(optuna.trial.FixedTrial(PARAMS), SEARCHES["synthetic"], Goal(), store, HOW)[0] == 0.0
+    monkeypatch.setattr("experiments.run.execute", lambda run, *_: row(run, 0, status="oom"))
+    study = open_study("s", SEARCHES["synthetic"], Goal(), None, store)
+    study.enqueue_trial(PARAMS)
+    study.optimize(lambda trial: evaluate(trial, SEARCHES["synthetic"], Goal(), store, HOW), n_trials=1,
+                   catch=(searching.CellFailed,))
+    assert study.trials[0].state.name == "FAIL"
+
+
+@pytest.mark.parametrize("goal", [Goal(0.2), Goal(), Goal(None, "nsga2"), Goal(0.2, "nsga2")], ids=str)
+def test_a_search_finds_what_is_there_to_find(goal, store, monkeypatch):
+    """A world in which quality is the share of bytes, so the best within the budget is just below it."""
+    def world(run, *_):
+        share = getattr(run.fwd.compressor, "ratio", run.fwd.compressor.bits / 16 if hasattr(
+            run.fwd.compressor, "bits") else 1.0)
+        return row(run, share, share)
+
+    monkeypatch.setattr("experiments.run.execute", world)
+    search = SEARCHES["synthetic"]
+    study = open_study("s", search, goal, None, store)
+    work(study, search, goal, store, HOW, 40)
+    assert len(study.trials) == 40
+    found = best(study, goal)
+    if goal.budget:
+        assert 0.1 < found[0].user_attrs["share"] <= 0.2
+        assert found[0].value == max(t.value for t in study.trials if t.user_attrs["share"] <= 0.2)
+    else:
+        shares = [t.values[1] for t in found]
+        assert shares == sorted(shares) and len(found) > 5
+    before = len(study.trials)
+    work(open_study("s", search, goal, None, store), search, goal, store, HOW, 40)
+    assert len(study.trials) == before  # nothing was left to do
+
+
+def test_a_resumed_search_does_not_repeat_its_first_suggestions(store, monkeypatch):
+    monkeypatch.setattr("experiments.run.execute", lambda run, *_: row(run, 0.5))
+    search, goal = SEARCHES["synthetic"], Goal()
+    for trials in (4, 8):
+        work(open_study("s", search, goal, None, store), search, goal, store, HOW, trials)
+    params = [json.dumps(t.params) for t in open_study("s", search, goal, None, store).trials]
+    assert len(set(params)) == 8
+
+
+def test_pruning_reports_each_evaluation_and_leaves_the_run_to_be_continued(store, monkeypatch):
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=0.9), direction="maximize")
+    search = Search(tiny(epochs=3, eval_every=1, schedule__t_max=3, optim__lr=1e-6), links, seeds=1)
+    study.enqueue_trial(PARAMS)
+    study.optimize(lambda trial: evaluate(trial, search, Goal(0.5, prune=True), store, HOW), n_trials=1)
+    trial = study.trials[0]
+    assert trial.state.name == "PRUNED" and list(trial.intermediate_values) == [1]
+    assert [store.status(name) for name in trial.user_attrs["runs"]] == ["interrupted"]
+
+
+def test_a_study_of_another_search_is_refused(store):
+    open_study("s", SEARCHES["synthetic"], Goal(0.1), None, store)
+    for search, goal in ((SEARCHES["digits"], Goal(0.1)), (SEARCHES["synthetic"], Goal(0.2))):
+        with pytest.raises(UserError, match="belongs to another search or byte budget"):
+            open_study("s", search, goal, None, store)
+
+
+def test_a_database_that_cannot_be_used_is_one_line_without_the_password(store):
+    with pytest.raises(UserError) as caught:
+        open_study("s", SEARCHES["synthetic"], Goal(), "postgresql://me:secret@127.0.0.1:1/x", store)
+    assert "secret" not in str(caught.value) and "postgresql://127.0.0.1:1/x" in str(caught.value)
+    with pytest.raises(UserError, match="takes a database URL"):
+        open_study("s", SEARCHES["synthetic"], Goal(), "file.db", store)
+
+
+def test_several_workers_share_one_study_and_a_killed_search_resumes(tmp_path):
+    command = [sys.executable, "-m", "commsweep", "search", "synthetic", "--trials", "12", "--workers", "2",
+               "--store", str(tmp_path), "--json"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    store, end = Store(tmp_path), time.monotonic() + 120
+    while len(store.rows()) < 3:
+        assert time.monotonic() < end and first.poll() is None
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    time.sleep(1.5)  # its workers end with it
+    recorded = {row["id"]: row["when"] for row in store.rows()}
+    out = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout)
+    assert out["trials"] >= 12 and out["study"] == "synthetic-front"
+    study = open_study("synthetic-front", SEARCHES["synthetic"], Goal(), None, store)
+    states = [trial.state.name for trial in study.trials]
+    assert states.count("RUNNING") == 0 and states.count("COMPLETE") >= 12
+    assert revive(study) == 0
+    rows = {row["id"]: row for row in store.rows()}
+    assert all(rows[name]["when"] == when for name, when in recorded.items())  # none was executed again
+    named = {name for trial in study.trials if trial.state.name == "COMPLETE" for name in trial.user_attrs["runs"]}
+    assert named <= rows.keys()
+    assert all(run in rows for entry in out["best"] for run in entry["runs"])
+
+
+@pytest.mark.parametrize("args,message", [
+    (["search", "digit"], "did you mean 'digits'"),
+    (["search", "digits", "--budget", "2"], "0 < SHARE <= 1"),
+    (["search", "digits", "--prune"], "--prune needs one objective"),
+    (["search", "digits", "--trials", "0"], "at least 1 each"),
+    (["search", "digits", "--study", "../x"], "cannot be a file name"),
+])
+def test_bad_input_is_one_line(args, message, capsys, tmp_path):
+    assert main([*args, "--store", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
