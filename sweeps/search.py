@@ -12,6 +12,7 @@ import json
 import os
 import re
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -195,6 +196,8 @@ def best(study: optuna.Study, goal: Goal) -> list[optuna.trial.FrozenTrial]:
 
 def _sampler(goal: Goal, made: int) -> optuna.samplers.BaseSampler:
     import optuna
+
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of constraints and grouped TPE
 
     def over_budget(trial: optuna.trial.FrozenTrial) -> tuple[float]:
         return (trial.user_attrs.get("share", 1.0) - (goal.budget or 1.0),)

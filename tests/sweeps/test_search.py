@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import optuna
 import pytest
@@ -18,6 +20,8 @@ from experiments.errors import UserError
 from experiments.execution import Execution
 from experiments.store import Store
 from sweeps import search as searching
+from sweeps.launch import register
+from sweeps.mirror import mirror
 from sweeps.search import SEARCHES, Goal, Search, best, evaluate, links, open_study, revive, runs_of, work
 from tests.helpers import tiny
 
@@ -146,7 +150,56 @@ def test_several_workers_share_one_study_and_a_killed_search_resumes(tmp_path):
     assert all(run in rows for entry in out["best"] for run in entry["runs"])
 
 
+def test_a_sweep_is_mirrored_into_a_study_made_anew_each_time(store):
+    runs = [tiny(seed=seed, **extra) for seed in range(2) for extra in
+            ({}, {"fwd__compressor__kind": "topk"}, {"fwd__compressor__kind": "topk", "fwd__compressor__ratio": 0.3})]
+    for run in runs[:5]:
+        folder = store.folder(run_id(run))
+        folder.begin(run, {})
+        made = row(run, 0.0, 0.1 + getattr(run.fwd.compressor, "ratio", 0.9))
+        folder.finish(made | {"metrics": {"test_on_acc": 0.5 + run.seed / 10}})
+    register("grid", runs, store)
+    for _ in range(2):
+        path = mirror("grid", store)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        study = optuna.load_study(study_name="grid", storage=storage)
+        assert len(study.trials) == 5 and study.metric_names == ["quality", "share of dense bytes"]
+    trial = next(t for t in study.trials if t.user_attrs["run"] == run_id(runs[2]))
+    assert trial.values == [0.5, pytest.approx(0.4)]
+    assert trial.params == {"seed": 0, "fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.3,
+                            "fwd.compressor.scope": "sample"}
+    with pytest.raises(UserError, match="knows no sweep 'grod'"):
+        mirror("grod", store)
+
+
+def test_the_dashboard_serves_a_sweep(store):
+    run = tiny()
+    store.folder(run_id(run)).begin(run, {})
+    store.folder(run_id(run)).finish(row(run, 0.0) | {"metrics": {"test_on_acc": 0.5}})
+    register("grid", [run], store)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "commsweep", "dashboard", "grid", "--store", str(store.root), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert f"http://127.0.0.1:{port}/" in process.stdout.readline()
+            end = time.monotonic() + 60
+            while True:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies", timeout=5) as answer:
+                        assert "grid" in answer.read().decode()
+                    break
+                except OSError:
+                    assert time.monotonic() < end
+                    time.sleep(0.2)
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 0
+
+
 @pytest.mark.parametrize("args,message", [
+    (["dashboard", "nothing"], "neither a study nor a sweep"),
     (["search", "digit"], "did you mean 'digits'"),
     (["search", "digits", "--budget", "2"], "0 < SHARE <= 1"),
     (["search", "digits", "--prune"], "--prune needs one objective"),

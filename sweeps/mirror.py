@@ -1,0 +1,58 @@
+"""A sweep as an Optuna study, so that its dashboard shows grids too. A view: made anew each time, never the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from experiments.config import flatten
+from experiments.errors import UserError
+from experiments.store import FINISHED, Store
+
+
+def mirror(name: str, store: Store) -> Path:
+    """Write the finished runs of a sweep as the trials of a study; returns its journal file.
+
+    Objectives: test quality with compression on (accuracy, or minus the loss) and share of the dense bytes;
+    parameters: the settings in which the runs differ. Raises UserError when the store knows no such sweep.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    path = store.root / "sweeps" / f"{name}.json"
+    if not path.is_file():
+        raise UserError(f"store '{store.root}' knows no sweep '{name}'; launch it with: commsweep sweep launch {name}")
+    named = json.loads(path.read_text())["runs"]
+    rows = [row for row in store.rows() if row["id"] in named and row["status"] == FINISHED]
+    settings = [flatten(row["run"]) for row in rows]
+    choices = {key: sorted({_value(one.get(key)) for one in settings}, key=str) for key in dict.fromkeys(
+        key for one in settings for key in one)}
+    choices = {key: values for key, values in choices.items() if len(values) > 1}
+    journal = store.root / "studies" / f"{name}.journal"
+    part = journal.with_name(f".{name}.{os.getpid()}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.unlink(missing_ok=True)
+    backend = optuna.storages.journal.JournalFileBackend(str(part))
+    study = optuna.create_study(study_name=name, directions=["maximize", "minimize"],
+                                storage=optuna.storages.JournalStorage(backend))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(["quality", "share of dense bytes"])
+    kinds = {key: optuna.distributions.CategoricalDistribution(values) for key, values in choices.items()}
+    for row, one in zip(rows, settings, strict=True):
+        metrics = row["metrics"]
+        quality = metrics["test_on_acc"] if "test_on_acc" in metrics else -metrics["test_on_loss"]
+        study.add_trial(optuna.trial.create_trial(
+            params={key: _value(one.get(key)) for key in kinds}, distributions=kinds,
+            values=[quality, row["bytes"]["ratio"]],
+            user_attrs={"run": row["id"], **{key: round(value, 6) for key, value in metrics.items()}}))
+    os.replace(part, journal)
+    return journal
+
+
+def _value(value: Any) -> Any:
+    """A setting as Optuna takes it."""
+    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value
