@@ -15,7 +15,8 @@ import pandas as pd
 from experiments.store import UNFINISHED
 
 ON, OFF = "test_on_acc", "test_off_acc"
-PERCENT, SHARE, BYTES, PLAIN = "percent", "share", "bytes", "plain"  # how a cell is shown; a share needs no spread
+# How a cell is shown; shares and bytes need no spread.
+PERCENT, SHARE, BYTES, PLAIN, RATE = "percent", "share", "bytes", "plain", "rate"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Cell:
             return self.lost[0][0] if self.lost else "missing"
         if self.unit == BYTES:
             return f"{self.mean:,.0f}"
+        if self.unit == RATE:
+            return f"{self.mean:.1f}"
         if self.unit == PLAIN:
             out = _short(self.mean) + (f" {spread} {_short(self.sd)}" if self.sd is not None else "")
         else:

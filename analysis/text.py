@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from analysis.claims import DENSE, Claim, Effect, Wanted, difference
 from analysis.figures import COLUMN, INK, MARKS, STYLE, pareto
-from analysis.tables import PLAIN, SHARE, Cell, Table, cell
+from analysis.tables import PLAIN, RATE, SHARE, Cell, Table, cell
 
 ON, OFF, LOSS = "test_on_ppl", "test_off_ppl", "test_on_loss"
 BYTES = ("speed.fwd_bytes_per_token", "speed.bwd_bytes_per_token")
@@ -173,7 +173,7 @@ def _whiskers(cells: list[Cell]) -> np.ndarray:
 
 def _scores(rows: pd.DataFrame) -> list[Cell | str]:
     n = int((rows.status == "finished").sum())
-    return [cell(rows, ON, PLAIN), cell(rows, OFF, PLAIN), str(n), *(cell(rows, name, PLAIN) for name in BYTES)]
+    return [cell(rows, ON, PLAIN), cell(rows, OFF, PLAIN), str(n), *(cell(rows, name, RATE) for name in BYTES)]
 
 
 def _levels(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:

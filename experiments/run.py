@@ -255,7 +255,8 @@ def _environment(device: str) -> dict[str, Any]:
 @cache
 def _quiet() -> None:
     """Lightning's banners and advice for other set-ups say nothing about a run."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    for chatty in ("pytorch_lightning", "huggingface_hub"):  # the hub's retries end in one line of ours
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     for noise in (".*does not have many workers.*", ".*dataloader.*", ".*isinstance.*LeafSpec.*",
                   ".*GPU available but not used.*", ".*lr_scheduler.step.*", ".*srun.*"):
         warnings.filterwarnings("ignore", noise)

@@ -1,8 +1,9 @@
 """Optuna searches for the best quality at a byte budget, or for the front of quality against bytes.
 
 A trial is one setting with all its seeds. Its runs are ordinary rows of the store, executed once and shared with
-every sweep; the study only remembers which parameters led to which runs. Parameter names are dotted settings,
-so what Optuna suggests goes through `override` like anything a user types.
+every sweep; the study only remembers which parameters led to which runs. What Optuna suggests goes through
+`override` like anything a user types. A parameter is named as its setting, or side.kind.parameter where its
+range depends on the kind.
 """
 
 from __future__ import annotations
@@ -175,12 +176,13 @@ class _Pruning:
 
     def __init__(self, trial: optuna.Trial, store: Store, run: Run) -> None:
         self.trial, self.folder, self.pruned = trial, store.folder(run_id(run)), False
+        self.reported: set[int] = set()
 
     def __call__(self) -> bool:
-        evaluations = self.folder.metrics()
-        if evaluations and evaluations[-1]["epoch"] not in self.trial.storage.get_trial(
-                self.trial._trial_id).intermediate_values:
-            self.trial.report(quality({"metrics": evaluations[-1], "status": FINISHED}), evaluations[-1]["epoch"])
+        for record in self.folder.metrics():
+            if record["epoch"] not in self.reported:
+                self.trial.report(quality({"metrics": record, "status": FINISHED}), record["epoch"])
+                self.reported.add(record["epoch"])
         self.pruned = self.trial.should_prune()
         return self.pruned
 

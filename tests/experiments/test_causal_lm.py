@@ -212,7 +212,7 @@ def test_a_confined_subspace_loses_nothing_and_an_open_one_does():
         step.training = False
         parts.task.eval()
         for step.compress in (True, False):
-            scores[constrain, step.compress] = float(parts.task.score(x, y)[0])
+            scores[constrain, step.compress] = float(parts.task.score(x, y)[0].detach())
     assert scores[True, True] == pytest.approx(scores[True, False], rel=1e-5)
     assert scores[False, True] != pytest.approx(scores[False, False], rel=1e-3)
 
