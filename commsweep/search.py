@@ -37,7 +37,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _search(args: argparse.Namespace) -> int:
     from sweeps import search as searching
-    from sweeps.launch import FORKS
+    from sweeps.executors.local import FORKS
 
     search, store, how = searching.search_of(args.name), Store(args.store), execution(args)
     goal = _goal(args)

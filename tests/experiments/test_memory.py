@@ -127,6 +127,7 @@ def test_copies_work_where_the_file_system_has_no_fast_copy(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_run_of_200_steps_with_buffers_far_larger_than_what_it_may_use(tmp_path):
     """AQ-SGD over 800 blocks of 1024: 300 MiB of buffers cost the process less than 60 MiB more than no memory."""
     code = """

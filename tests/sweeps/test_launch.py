@@ -16,7 +16,7 @@ from experiments.config import run_id
 from experiments.errors import UserError
 from experiments.execution import Execution
 from experiments.store import Store
-from sweeps import launch as launching
+from sweeps.executors import local
 from sweeps.launch import launch, missing, register, set_aside
 from sweeps.papers import SWEEPS, sweep
 from tests.helpers import tiny
@@ -193,7 +193,7 @@ def test_efficiency_is_a_share_of_the_workers_time(store):
 
 
 def test_workers_that_cannot_start_are_one_line_and_no_endless_loop(store, monkeypatch):
-    monkeypatch.setattr(launching, "_serve", dies)
+    monkeypatch.setattr(local, "_serve", dies)
     with pytest.raises(UserError, match="workers cannot start: worker ended with exit code 7 three times"):
         launch([tiny()], store, HOW, 1)
     assert store.status(run_id(tiny())) == "missing"
