@@ -10,11 +10,11 @@ from collections import Counter
 from datetime import datetime
 from typing import Any
 
-from commsweep.runs import execution, execution_options
+from commsweep.runs import changes, execution, execution_options
 from experiments.config import Run, run_id
 from experiments.errors import UserError
 from experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
-from sweeps.launch import launch, missing, register, set_aside
+from sweeps.launch import EXECUTORS, launch, missing, register, set_aside
 from sweeps.papers import SWEEPS, sweep
 
 
@@ -33,6 +33,15 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     start.add_argument("--timeout", type=float, metavar="SECONDS",
                        help="stop a cell after so long and record it (default: never)")
     start.add_argument("--per-gpu", type=int, default=1, metavar="N", help="cells at once on each GPU (default: 1)")
+    start.add_argument("--executor", metavar="ENGINE", default="local",
+                       help=f"{', '.join(EXECUTORS)} (default: local)")
+    start.add_argument("--ray-address", metavar="HOST:PORT",
+                       help="a running Ray cluster (default: this machine as one)")
+    start.add_argument("--ray-cpus", metavar="N", help="CPU cores of a cell on Ray (default: 1)")
+    start.add_argument("--ray-gpus", metavar="N", help="GPUs of a cell on Ray (default: one for --per-gpu cells)")
+    start.add_argument("--slurm", metavar="KEY=VALUE", action="append", default=[],
+                       help="parameter of submitit, such as partition=gpu, gpus_per_node=1, timeout_min=240; "
+                            "cluster=local tries it here; --workers is the size of the job array")
     start.set_defaults(command=_launch)
     status = kinds.add_parser("status", parents=[shared], help="outcomes so far, rate, time left, failures")
     status.set_defaults(command=_status)
@@ -101,9 +110,8 @@ def _launch(args: argparse.Namespace) -> int:
 
     runs, store = sweep(args.name), Store(args.store)
     how = execution(args)
-    workers = args.workers if args.workers is not None else how.workers(args.per_gpu)
-    if workers < 1:
-        raise UserError(f"--workers {workers}: at least 1")
+    if args.workers is not None and args.workers < 1:
+        raise UserError(f"--workers {args.workers}: at least 1")
     if args.per_gpu < 1:
         raise UserError(f"--per-gpu {args.per_gpu}: at least 1")
     if args.timeout is not None and not args.timeout > 0:
@@ -120,8 +128,9 @@ def _launch(args: argparse.Namespace) -> int:
         how.torch_device()  # a device that is not there is said once, not once a cell
     with tqdm(total=len(runs), initial=len(runs) - len(left), unit="run", desc=args.name, file=sys.stderr,
               disable=args.json, smoothing=0.05) as bar:
-        report = launch(left, store, how, workers, lambda name, status: bar.update(), timeout=args.timeout,
-                        per_gpu=args.per_gpu, notice=lambda line: bar.write(line, file=sys.stderr))
+        report = launch(left, store, how, args.workers, executor=args.executor, place=_place(args),
+                        timeout=args.timeout, per_gpu=args.per_gpu, progress=lambda run, status: bar.update(),
+                        notice=lambda line: bar.write(line, file=sys.stderr))
     result = {"sweep": args.name, "executed": sum(report.outcomes.values()), "outcomes": dict(report.outcomes),
               "efficiency": round(report.efficiency, 4), "seconds": round(report.wall_seconds, 1),
               "errors": report.errors}
@@ -135,6 +144,17 @@ def _launch(args: argparse.Namespace) -> int:
         for line in list(dict.fromkeys(report.errors))[:5]:
             print(f"  {line}", file=sys.stderr)
     return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused")) else 0
+
+
+def _place(args: argparse.Namespace) -> dict[str, str]:
+    """What the executor must know of its cluster. Raises UserError on options of another executor."""
+    of = {"ray": {key: value for key in ("address", "cpus", "gpus")
+                  if (value := getattr(args, f"ray_{key}")) is not None},
+          "slurm": changes(args.slurm)}
+    for engine, given in of.items():
+        if given and args.executor != engine:
+            raise UserError(f"--{engine}... has no effect with --executor {args.executor}; set --executor {engine}")
+    return of.get(args.executor, {})
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -150,7 +150,8 @@ class _Worker:
     def _overdue(self) -> dict[str, Any]:
         self.process.kill()
         self.process.join()
-        return self._ended(TIMEOUT, f"stopped after {self.setting.job.timeout:g} s; --retry timeout continues from its checkpoint")
+        return self._ended(TIMEOUT, f"stopped after {self.setting.job.timeout:g} s; --retry timeout continues from its "
+                                    "checkpoint")
 
     def _cause(self) -> tuple[str, str]:
         code = self.process.exitcode or 0

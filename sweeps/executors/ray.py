@@ -8,15 +8,15 @@ their checkpoint.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Run, parse, run_id
+from experiments.config import Run, parse
 from experiments.errors import UserError
 from experiments.store import FAILED, OOM, Busy, Store
 from sweeps.executors import local
@@ -28,18 +28,21 @@ PAUSE = 2.0  # seconds before a cell that another launcher has is looked at agai
 
 def run(job: Job) -> Report:
     """Execute the job's cells on the cluster. Raises UserError when Ray is not installed or does not answer."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # what goes wrong is said in one line of ours
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         import ray
     except ImportError:
         raise UserError("--executor ray needs Ray: pip install 'commsweep[ray]'") from None
-    cores, gpus = _share(job)
     store = str(job.store.root.resolve())
     stop = StopFile(Path(store), f"ray-{os.getpid()}")
     report, started = Report(), time.monotonic()
     todo = deque(job.runs)
     if not todo:
         return report
+    shares = _given(job.place)
     _connect(ray, job.place.get("address"))
+    cores, gpus = shares.get("cpus", 1.0), shares.get("gpus", _gpu_share(ray, job))
     task = ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=RETRIES)(_cell)
     running: dict[Any, Run] = {}
     try:
@@ -113,7 +116,6 @@ def _connect(ray: Any, address: str | None) -> None:
         except (OSError, ValueError) as error:
             raise UserError(f"--ray-address {address}: no Ray cluster answers there ({error}); start one with: "
                             "ray start --head --port 6379") from None
-    # Ray would make every task's process ignore the CPUs' share that torch was given, and copy its output here.
     options = {"address": address} if address else {"include_dashboard": False}
     try:
         ray.init(**options, log_to_driver=False, configure_logging=False, ignore_reinit_error=True)
@@ -121,16 +123,22 @@ def _connect(ray: Any, address: str | None) -> None:
         raise UserError(f"--ray-address {address or 'local'}: {str(error).strip().splitlines()[0]}") from None
 
 
-def _share(job: Job) -> tuple[float, float]:
-    """CPU cores and GPUs of one cell. Raises UserError naming what is no number."""
-    shares = {"cpus": 1.0, "gpus": 1.0 / job.per_gpu if job.how.device.startswith("cuda") else 0.0}
-    for key, value in job.place.items():
-        if key in shares:
-            with suppress(ValueError):
-                shares[key] = float(value)
-                continue
-            raise UserError(f"--ray-{key} {value}: a number of {key} for each cell")
-    return shares["cpus"], shares["gpus"]
+def _given(place: dict[str, str]) -> dict[str, float]:
+    """CPU cores and GPUs of one cell, where asked for. Raises UserError naming what is no number."""
+    shares = {}
+    for key in ("cpus", "gpus"):
+        if key in place:
+            try:
+                shares[key] = float(place[key])
+            except ValueError:
+                raise UserError(f"--ray-{key} {place[key]}: give a number of {key} for each cell") from None
+    return shares
+
+
+def _gpu_share(ray: Any, job: Job) -> float:
+    """The GPUs of a cell when nothing is asked: a share of one wherever the cluster has any, unless told otherwise."""
+    wanted = job.how.device.startswith("cuda") or (job.how.device == "auto" and ray.cluster_resources().get("GPU"))
+    return 1.0 / job.per_gpu if wanted else 0.0
 
 
 def _room(ray: Any, cores: float, gpus: float) -> int:

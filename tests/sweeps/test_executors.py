@@ -1,0 +1,203 @@
+"""The same cells on a real Ray cluster of two nodes and as jobs of submitit's local executor, both disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from commsweep.main import main
+from experiments.config import run_id
+from experiments.execution import Execution
+from experiments.store import Store
+from sweeps.executors import slurm
+from sweeps.launch import launch, register
+from tests.helpers import tiny
+from tests.sweeps.test_launch import cells, in_the_middle, numbers, straight, wait_for  # noqa: F401 (a fixture)
+
+HOW = Execution("cpu", checkpoint_every=0)
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def descendants(pid):
+    """A process and all below it."""
+    found = [pid]
+    for parent in found:
+        try:
+            found += [int(one) for one in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def kill_all(process):
+    for pid in reversed(descendants(process.pid)):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """(address, head, second node): two Ray nodes of one CPU each on this machine."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: sockets lie below it
+    address = f"127.0.0.1:{free_port()}"
+    common = ["--node-ip-address=127.0.0.1", "--num-cpus=1", "--disable-usage-stats", "--block"]
+    head = subprocess.Popen([RAY, "start", "--head", f"--port={address.split(':')[1]}", "--include-dashboard=false",
+                             f"--temp-dir={folder}", *common], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    nodes = [head]
+    try:
+        wait_for(lambda: subprocess.run([RAY, "status", f"--address={address}"], capture_output=True).returncode == 0)
+        nodes.append(subprocess.Popen([RAY, "start", f"--address={address}", *common], stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL))
+        wait_for(lambda: b"0.0/2.0 CPU" in subprocess.run([RAY, "status", f"--address={address}"],
+                                                          capture_output=True).stdout)
+        yield address, *nodes
+    finally:
+        for node in nodes:
+            kill_all(node)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_ray_cluster_that_loses_a_node_ends_with_the_same_rows(cluster, store, straight):  # noqa: F811
+    address, _, second = cluster
+
+    def lose_a_node():
+        wait_for(lambda: in_the_middle(store))
+        kill_all(second)
+
+    threading.Thread(target=lose_a_node, daemon=True).start()
+    report = launch(cells(), store, HOW, executor="ray", place={"address": address})
+    assert report.workers == 2
+    assert second.poll() is not None
+    assert numbers(store) == straight
+    assert launch(cells(), store, HOW, executor="ray", place={"address": address}).outcomes == {}
+    assert not list(store.root.glob(".stop-*"))
+
+
+def test_jobs_of_submitit_end_with_the_same_rows(store, straight):  # noqa: F811
+    report = launch(cells(), store, HOW, 2, executor="slurm", place={"cluster": "local"})
+    assert report.outcomes == {"finished": 4} and report.workers == 2
+    assert numbers(store) == straight
+
+
+def test_a_job_at_its_time_limit_is_queued_again_and_one_that_is_killed_is_said(store, straight, monkeypatch):  # noqa: F811
+    jobs = []
+    submit = slurm._submit
+    monkeypatch.setattr(slurm, "_submit", lambda *args: jobs.append(submit(*args)) or jobs[-1])
+
+    def disturb():
+        wait_for(lambda: in_the_middle(store))
+        limited, killed = jobs[0]
+        limited._interrupt()  # what Slurm sends before the limit
+        for pid in reversed(descendants(killed._process.pid)):
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=disturb, daemon=True).start()
+    report = launch(cells(), store, HOW, 2, executor="slurm", place={"cluster": "local"})
+    rows = {row["id"]: row for row in store.rows()}
+    assert len(rows) == 4 and report.outcomes.total() == 4
+    failed = [row for row in rows.values() if row["status"] == "failed"]
+    assert all("its Slurm job ended: INTERRUPTED" in row["error"] for row in failed)
+    assert len(failed) <= 2  # each job has two cells at once; none where the other job took one over
+    assert {name: one for name, one in numbers(store).items() if one[0] == "finished"}.items() <= straight.items()
+
+
+def test_ctrl_c_stops_cells_on_other_machines(store):
+    runs = cells()
+    register("four", runs, store)
+    code = ("import sys\nfrom experiments.execution import Execution\nfrom experiments.store import Store\n"
+            "from sweeps.launch import launch\nfrom tests.sweeps.test_launch import cells\n"
+            "launch(cells(), Store(sys.argv[1]), Execution('cpu', checkpoint_every=0), 2, executor='slurm', "
+            "place={'cluster': 'local'})\n")
+    process = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stderr=subprocess.DEVNULL,
+                               env=os.environ | {"PYTHONPATH": os.getcwd()})
+    wait_for(lambda: in_the_middle(store))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) != 0
+    assert {store.status(run_id(run)) for run in runs} <= {"interrupted", "missing"}
+    assert not list(store.root.glob(".stop-*"))
+
+
+def test_cells_that_no_job_can_begin_are_reported(store):
+    bad = tiny(model__cuts=["layer9"])
+    report = launch([bad], store, HOW, 1, executor="slurm", place={"cluster": "local"})
+    assert report.outcomes == {"refused": 1}
+    assert "'layer9' is no legal cut" in report.errors[0]
+
+
+@pytest.mark.parametrize("options, line", [
+    (["--executor", "slrm"], "--executor slrm: not one of local, ray, slurm; did you mean 'slurm'?"),
+    (["--executor", "ray", "--ray-address", "127.0.0.1:9"], "--ray-address 127.0.0.1:9: no Ray cluster answers there"),
+    (["--executor", "ray", "--ray-cpus", "x"], "--ray-cpus x: give a number of cpus for each cell"),
+    (["--executor", "slurm", "--slurm", "partitoin=a"], "--slurm partitoin=a: submitit has no such parameter; did you "
+                                                        "mean 'partition'?"),
+    (["--executor", "slurm"], "--executor slurm: Could not detect \"srun\""),
+    (["--slurm", "partition=a"], "--slurm... has no effect with --executor local"),
+])
+def test_what_cannot_be_launched_is_one_line(options, line, tmp_path, capsys):
+    assert main(["sweep", "launch", "smoke", "--store", str(tmp_path / "s"), "--device", "cpu", *options]) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith(f"commsweep: {line}")
+    assert not list((tmp_path / "s").glob("*/run.json"))
+
+
+@pytest.mark.parametrize("engine, module", [("ray", "ray"), ("slurm", "submitit")])
+def test_an_engine_that_is_not_installed_says_how_to_install_it(engine, module, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["sweep", "launch", "smoke", "--store", str(tmp_path), "--executor", engine]) == 2
+    assert f"pip install 'commsweep[{engine}]'" in capsys.readouterr().err
+
+
+def test_cells_run_where_the_store_is_full_are_reported_and_run_later(tmp_path):
+    """A store on a disk of its own that fills up: the launch says so, and goes on where it stood once there is room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk],
+                                     capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        store = Store(disk / "store")
+        ballast = disk / "ballast"
+        runs = [tiny(seed=seed) for seed in range(3)]
+        first = launch(runs[:1], store, HOW, 1)
+        try:
+            ballast.write_bytes(b"x" * 400_000)
+        except OSError:
+            pass
+        full = launch(runs, store, HOW, 1)
+        assert first.outcomes == {"finished": 1}
+        assert full.outcomes == {"refused": 2} and "No space left" in full.errors[0]
+        ballast.unlink()
+        assert launch(runs, store, HOW, 1).outcomes == {"finished": 2}
+        assert [json.loads((store.root / run_id(run) / "done.json").read_text())["status"] for run in runs] == (
+            ["finished"] * 3)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_clock_that_is_set_back_or_forward_times_nothing_out(store, monkeypatch):
+    jumps = iter(range(10**9))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 1e6)
+    assert launch([tiny(), tiny(seed=1)], store, HOW, 1, timeout=100).outcomes == {"finished": 2}
