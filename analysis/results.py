@@ -42,8 +42,15 @@ def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
     return pd.DataFrame([record | {"id": name} for name in ids for record in opened.folder(name).metrics()])
 
 
-def describe(row: Any) -> str:
-    """A run's compression in a few words: "EF21 + TopK 10 %", "min-max 4 / 8 bits"."""
+def describe(row: dict[str, Any]) -> str:
+    """A run's compression in a few words: "EF21 + TopK 10 %", "min-max 4 / 8 bits; layer1: TopK 30 %"."""
+    cuts = dict.fromkeys(key.split(".")[1] for key in row if key.startswith("at."))
+    own = {cut: {key.removeprefix(f"at.{cut}."): value for key, value in row.items() if key.startswith(f"at.{cut}.")}
+           for cut in cuts}
+    return "; ".join([_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())])
+
+
+def _pair(row: dict[str, Any]) -> str:
     fwd, bwd = _link(row, "fwd"), _link(row, "bwd")
     if row["bwd.compressor.kind"] == "forward_mask":
         return f"{fwd}, shared mask"

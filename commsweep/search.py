@@ -28,7 +28,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument("--budget", type=float, metavar="SHARE", help="largest share of the dense bytes, such as 0.125")
     parser.add_argument("--sampler", choices=("tpe", "nsga2"), default="tpe")
     parser.add_argument("--prune", action="store_true", help="stop hopeless trials early (needs --budget)")
-    parser.add_argument("--study", help="name of the study (default: NAME-budget or NAME-front)")
+    parser.add_argument("--per-boundary", action="store_true", help="give every boundary settings of its own")
+    parser.add_argument("--study", help="name of the study (default: from NAME and goal)")
     parser.add_argument("--storage", metavar="URL", help="a database for many machines, such as postgresql://host/name "
                                                          "(default: a journal file in the store)")
     parser.add_argument("--workers", type=int, help="processes (default: one a GPU, or one a CPU core)")
@@ -41,7 +42,8 @@ def _search(args: argparse.Namespace) -> int:
 
     search, store, how = searching.search_of(args.name), Store(args.store), execution(args)
     goal = _goal(args)
-    study_name = args.study or f"{args.name}-{'front' if args.budget is None else f'budget-{args.budget:g}'}"
+    aim = "front" if args.budget is None else f"budget-{args.budget:g}"
+    study_name = args.study or f"{args.name}{'-boundaries' if args.per_boundary else ''}-{aim}"
     workers = args.workers if args.workers is not None else how.workers()
     if workers < 1 or args.trials < 1:
         raise UserError(f"--workers {workers}, --trials {args.trials}: at least 1 each")
@@ -83,7 +85,7 @@ def _goal(args: argparse.Namespace) -> Any:
         raise UserError(f"--budget {args.budget:g}: a share of the dense bytes, 0 < SHARE <= 1")
     if args.prune and args.budget is None:
         raise UserError("--prune needs one objective: give a --budget")
-    return Goal(args.budget, args.sampler, args.prune)
+    return Goal(args.budget, args.sampler, args.prune, args.per_boundary)
 
 
 class _alone:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
+from copy import deepcopy
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
@@ -16,7 +18,7 @@ from pydantic.fields import FieldInfo
 from experiments.errors import UserError, nearest
 from experiments.specs import CODERS, SPARSIFIERS, Link, NoCompressor, Spec
 
-SCHEMA = 2  # raised whenever the meaning of a stored run changes; it is part of the hash
+SCHEMA = 3  # raised whenever the meaning of a stored run changes; it is part of the hash
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -122,8 +124,19 @@ Optim = Annotated[SGD | AdamW, Field(discriminator="kind")]
 Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]
 
 
+class Links(Spec):
+    """Both directions of one boundary."""
+
+    fwd: Link = Link()
+    bwd: Link = Link()
+
+
 class Run(Spec):
-    """One training run. Two Runs are the same run exactly when all of these fields are equal."""
+    """One training run. Two Runs are the same run exactly when all of these fields are equal.
+
+    `at` holds the boundaries whose links differ from `fwd` and `bwd`, by cut ("layer1", "block1"; a dot in a
+    cut's name is written "_"): at.layer1.fwd.compressor.ratio=0.3. One equal to them is dropped.
+    """
 
     model: Model = ImageModel()
     data: Data = ImageSet()
@@ -131,6 +144,7 @@ class Run(Spec):
     schedule: Schedule = Cosine()
     fwd: Link = Link()
     bwd: Link = Link()
+    at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
     epochs: Count = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -144,20 +158,33 @@ class Run(Spec):
                 f"eval_every={self.eval_every} does not divide epochs={self.epochs}; "
                 "the last epoch must be evaluated, so choose a divisor"
             )
-        if self.fwd.compressor.kind == "forward_mask":
-            raise ValueError("fwd.compressor.kind=forward_mask exists for bwd only; choose topk for fwd")
-        if self.bwd.compressor.kind in CODERS:
-            raise ValueError(f"bwd.compressor.kind={self.bwd.compressor.kind} exists for fwd only, where it makes the "
-                             "gradient as short as the code; bwd may compress that further")
-        if self.bwd.compressor.kind == "forward_mask":
-            self._mask_can_be_shared()
-        for name, link in (("fwd", self.fwd), ("bwd", self.bwd)):
-            _link_fits(name, link)
+        everywhere = Links(fwd=self.fwd, bwd=self.bwd)
+        self.__dict__["at"] = {cut: links for cut, links in self.at.items() if links != everywhere}
+        for where, links in (("", everywhere), *((f"at.{cut}.", links) for cut, links in self.at.items())):
+            _links_fit(where, links)
+        if self.at and any(links.fwd.compressor.kind in CODERS for links in (everywhere, *self.at.values())):
+            raise ValueError(f"at: {' and '.join(CODERS)} are part of the model and stand at every boundary; "
+                             "leave at out")
         if isinstance(self.model, TextModel):
             self._text_fits()
         else:
             self._images_fit()
         return self
+
+    def links(self, cut: str) -> Links:
+        """The links of the boundary at a cut."""
+        return self.at.get(cut.replace(".", "_"), Links(fwd=self.fwd, bwd=self.bwd))
+
+    def check_cuts(self, cuts: Iterable[str]) -> None:
+        """Raise UserError when `at` names no boundary, or all of them."""
+        known = [cut.replace(".", "_") for cut in cuts]
+        for cut in self.at:
+            if cut not in known:
+                raise UserError(f"at.{cut}: there is no such boundary{nearest(cut, known)} (boundaries: "
+                                f"{', '.join(known) or 'none'})")
+        if known and len(self.at) == len(known):
+            raise UserError("at: every boundary has links of its own, so fwd and bwd mean nothing; leave out "
+                            f"at.{known[-1]} and let them speak for it")
 
     def _images_fit(self) -> None:
         if isinstance(self.data, TextSet):
@@ -179,19 +206,32 @@ class Run(Spec):
         if self.data.tokenizer == "weights" and self.model.name != "pretrained":
             raise ValueError("data.tokenizer=weights needs model.name=pretrained; use bytes or gpt2")
 
-    def _mask_can_be_shared(self) -> None:
-        if self.fwd.compressor.kind not in SPARSIFIERS:
-            raise ValueError(
-                f"bwd.compressor.kind=forward_mask needs a forward sparsifier ({', '.join(SPARSIFIERS)}), "
-                f"not fwd.compressor.kind={self.fwd.compressor.kind}"
-            )
-        if self.bwd.feedback.kind != "none" or self.fwd.feedback.kind == "ef_mixed":
-            raise ValueError(
-                "bwd.compressor.kind=forward_mask needs bwd.feedback.kind=none and a forward feedback "
-                "with one mask (not ef_mixed)"
-            )
-        if self.bwd.start_epoch != self.fwd.start_epoch:
-            raise ValueError("bwd.compressor.kind=forward_mask needs bwd.start_epoch equal to fwd.start_epoch")
+
+def _links_fit(where: str, links: Links) -> None:
+    """Refuse links of a boundary that do not go together; `where` is "" or "at.CUT."."""
+    fwd, bwd = links.fwd, links.bwd
+    if fwd.compressor.kind == "forward_mask":
+        raise ValueError(f"{where}fwd.compressor.kind=forward_mask exists for bwd only; choose topk for fwd")
+    if bwd.compressor.kind in CODERS:
+        raise ValueError(f"{where}bwd.compressor.kind={bwd.compressor.kind} exists for fwd only, where it makes the "
+                         "gradient as short as the code; bwd may compress that further")
+    for name, link in (("fwd", fwd), ("bwd", bwd)):
+        _link_fits(where + name, link)
+    if bwd.compressor.kind != "forward_mask":
+        return
+    if fwd.compressor.kind not in SPARSIFIERS:
+        raise ValueError(
+            f"{where}bwd.compressor.kind=forward_mask needs a forward sparsifier ({', '.join(SPARSIFIERS)}), "
+            f"not {where}fwd.compressor.kind={fwd.compressor.kind}"
+        )
+    if bwd.feedback.kind != "none" or fwd.feedback.kind == "ef_mixed":
+        raise ValueError(
+            f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.feedback.kind=none and a forward feedback "
+            "with one mask (not ef_mixed)"
+        )
+    if bwd.start_epoch != fwd.start_epoch:
+        raise ValueError(f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.start_epoch equal to "
+                         f"{where}fwd.start_epoch")
 
 
 def _link_fits(name: str, link: Link) -> None:
@@ -252,19 +292,24 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     Raises UserError on unknown names.
     """
     tree = run.model_dump(mode="json")
-    for key in sorted(changes, key=lambda name: not name.endswith((".kind", ".name"))):
+    # A boundary of its own begins from what holds everywhere, so that comes first; kinds come before parameters.
+    for key in sorted(changes, key=lambda name: (name.startswith("at."), not name.endswith((".kind", ".name")))):
         _set(tree, key, _literal(changes[key]))
     return parse(tree)
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, leaf = key.split(".")
+    if path[:1] == ["at"] and len(path) < 3:
+        raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
     node, spec, field = tree, Run, None
     for part in path:
         field = spec.model_fields.get(part)
         if field is None or not _members(field):
             raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree))}")
         node = node[part]
+        if spec is Run and part == "at":
+            node = node.setdefault(path.pop(1), {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])})
         spec = _member(field, node)
     if leaf not in spec.model_fields or _members(spec.model_fields[leaf]):
         raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or nearest(key, _known(tree))}")
@@ -303,6 +348,9 @@ def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> li
     keys = []
     for name, field in spec.model_fields.items():
         node = tree.get(name)
+        if name == "at":
+            keys += [one for cut, links in node.items() for one in _known(links, Links, f"at.{cut}.")]
+            continue
         below = _members(field) and isinstance(node, dict)
         keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]
     return keys

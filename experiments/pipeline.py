@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from experiments import feedback
 from experiments.boundary import Boundary, Channel, Step
-from experiments.config import Run
+from experiments.config import Links, Run
 from experiments.errors import UserError
 from experiments.memory import MappedMemory
-from experiments.specs import CODERS
+from experiments.specs import CODERS, Link
 
 
 class Boundaries(nn.ModuleDict):
@@ -28,8 +28,10 @@ class Boundaries(nn.ModuleDict):
                  folder: Path | None = None) -> None:
         super().__init__()
         self.step = Step()
+        run.check_cuts(modules)
         for place, (cut, module) in enumerate(modules.items()):
-            fwd, bwd = (self._channel(run, side, 2 * place + (side == "bwd"), shapes[cut], n_samples,
+            links = run.links(cut)
+            fwd, bwd = (self._channel(run, getattr(links, side), 2 * place + (side == "bwd"), shapes[cut], n_samples,
                                       folder and folder / f"{cut}.{side}.buffer") for side in ("fwd", "bwd"))
             coder = fwd.compressor.coder(torch.Size([1, *shapes[cut]])) if run.fwd.compressor.kind in CODERS else None
             boundary = Boundary(cut, fwd, bwd, coder)
@@ -37,9 +39,8 @@ class Boundaries(nn.ModuleDict):
             # The closure, not the module, is hooked: the boundary must not become a child of the model.
             module.register_forward_hook(partial(_hook, boundary.forward))
 
-    def _channel(self, run: Run, side: str, stream: int, shape: torch.Size, n_samples: int,
+    def _channel(self, run: Run, link: Link, stream: int, shape: torch.Size, n_samples: int,
                  file: Path | None) -> Channel:
-        link = getattr(run, side)
         memory = feedback.build(link.feedback, shape, run.data.batch_size, n_samples, run.channels_last, file)
         return Channel(link, memory, self.step, (run.seed << 8) + stream, shape)
 
@@ -50,9 +51,9 @@ class Boundaries(nn.ModuleDict):
             memory.snapshot(tag)
         return mapped
 
-    def links(self) -> dict[str, dict[str, Any]]:
+    def links(self) -> dict[str, Links]:
         """Every boundary's installed links, read back from the objects."""
-        return {b.name: {"fwd": b.fwd.link, "bwd": b.bwd.link} for b in self.values()}
+        return {b.name.replace(".", "_"): Links(fwd=b.fwd.link, bwd=b.bwd.link) for b in self.values()}
 
     def check_calls(self, steps: int) -> None:
         """Each boundary is crossed once per direction and step; anything else is a fault of the harness."""
@@ -106,10 +107,11 @@ def message_shapes(model: nn.Module, modules: dict[str, nn.Module], sample: Tens
 def memory_bytes(run: Run, shapes: dict[str, torch.Size], n_samples: int) -> dict[str, int]:
     """Bytes of all feedback memories: {"slot": ..., "sample": ...}."""
     total = {"slot": 0, "sample": 0}
-    for link in (run.fwd, run.bwd):
-        kind = "sample" if feedback.sample_keyed(link.feedback) else "slot"
-        total[kind] += sum(feedback.memory_bytes(link.feedback, shape, run.data.batch_size, n_samples)
-                           for shape in shapes.values())
+    for cut, shape in shapes.items():
+        links = run.links(cut)
+        for link in (links.fwd, links.bwd):
+            kind = "sample" if feedback.sample_keyed(link.feedback) else "slot"
+            total[kind] += feedback.memory_bytes(link.feedback, shape, run.data.batch_size, n_samples)
     return total
 
 

@@ -234,7 +234,8 @@ def _nothing_lost(run: Run, ran: dict[str, Any]) -> None:
 
 def _dump(ran: dict[str, Any]) -> dict[str, Any]:
     """Installed settings as a Run would be stored; not validated, for a lost setting may be no valid one."""
-    return {key: part.model_dump(mode="json") if isinstance(part, Spec) else part for key, part in ran.items()}
+    return {key: part.model_dump(mode="json") if isinstance(part, Spec) else _dump(part) if isinstance(part, dict)
+            else part for key, part in ran.items()}
 
 
 @cache

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments.compressors.base import channels_last
-from experiments.config import SGD, AdamW, Constant, Cosine, ImageModel, Linear, Run, TextModel
+from experiments.config import SGD, AdamW, Constant, Cosine, ImageModel, Linear, Links, Run, TextModel
 from experiments.data.module import Batch, Blocks, ImageData
 from experiments.errors import Diverged
 from experiments.memory import Keys
@@ -237,16 +237,15 @@ def _sums(loss: Tensor, *rest: Tensor | int) -> Tensor:
 
 def installed(run: Run, task: Task, data: ImageData | Blocks, trainer: pl.Trainer) -> dict[str, Any]:
     """The settings that really ran, read from the optimizer, scheduler, loaders, boundaries and trainer."""
-    links = list(task.boundaries.links().values())
-    for side in ("fwd", "bwd"):
-        if any(link[side] != links[0][side] for link in links):
-            raise RuntimeError(f"the boundaries were given different {side} links")
+    links = task.boundaries.links()
+    common = next((one for cut, one in links.items() if cut not in run.at), Links(fwd=run.fwd, bwd=run.bwd))
     return {
         "model": _model(run, task),
         "data": data.installed,
         "optim": _optim(trainer),
         "schedule": _schedule(trainer.lr_scheduler_configs[0].scheduler),
-        **(links[0] if links else {"fwd": run.fwd, "bwd": run.bwd}),
+        "fwd": common.fwd, "bwd": common.bwd,
+        "at": {cut: one for cut, one in links.items() if one != common},
         "epochs": trainer.max_epochs,
         "eval_every": trainer.check_val_every_n_epoch,
         "precision": "bfloat16" if "bf16" in str(trainer.precision) else "float32",

@@ -34,14 +34,19 @@ class Search:
     """A base Run, what may vary, and how many seeds make a trial."""
 
     base: Run
-    suggest: Callable[[optuna.Trial], dict[str, Any]]  # dotted changes
+    cuts: tuple[str, ...]  # its boundaries, each varied by itself with Goal.per_boundary
     seeds: int = 2
+
+    def suggest(self, trial: optuna.Trial, per_boundary: bool = False) -> dict[str, Any]:
+        """A trial's dotted changes; per boundary, the last one's links are those of the run."""
+        places = [f"at.{cut}." for cut in self.cuts[:-1]] if per_boundary else []
+        return {name: value for place in ("", *places) for name, value in links(trial, place).items()}
 
     def signature(self) -> str:
         """Changes when the base, the seeds or the code of the space change."""
         import inspect
 
-        text = f"{canonical(self.base)}|{self.seeds}|{inspect.getsource(self.suggest)}"
+        text = f"{canonical(self.base)}|{self.seeds}|{self.cuts}|{inspect.getsource(links)}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -52,6 +57,7 @@ class Goal:
     budget: float | None = None
     sampler: str = "tpe"  # or nsga2
     prune: bool = False
+    per_boundary: bool = False
 
     @property
     def directions(self) -> list[str]:
@@ -59,22 +65,19 @@ class Goal:
         return ["maximize"] if self.budget is not None else ["maximize", "minimize"]
 
 
-def links(trial: optuna.Trial) -> dict[str, Any]:
-    """K, bits, scales and feedback of both directions."""
+def links(trial: optuna.Trial, place: str = "") -> dict[str, Any]:
+    """K, bits, scales and feedback of both directions, everywhere or (place "at.layer1.") at one boundary."""
     changes: dict[str, Any] = {}
-    for side in ("fwd", "bwd"):
-        def name(part: str, side: str = side) -> str:
-            return f"{side}.{part}"
-
-        kind = trial.suggest_categorical(name("compressor.kind"), ["topk", "uniform", "fixed"])
-        changes[name("compressor.kind")] = kind
+    for side in (f"{place}fwd", f"{place}bwd"):
+        kind = trial.suggest_categorical(f"{side}.compressor.kind", ["topk", "uniform", "fixed"])
+        changes[f"{side}.compressor.kind"] = kind
         if kind == "topk":
-            changes[name("compressor.ratio")] = trial.suggest_float(name("compressor.ratio"), 0.02, 0.5, log=True)
+            changes[f"{side}.compressor.ratio"] = trial.suggest_float(f"{side}.compressor.ratio", 0.02, 0.5, log=True)
         else:
-            changes[name("compressor.bits")] = trial.suggest_int(f"{side}.{kind}.bits", 2, 8)
-            changes[name("compressor.scale")] = trial.suggest_categorical(f"{side}.{kind}.scale",
-                                                                          ["tensor", "sample", "group"])
-        changes[name("feedback.kind")] = trial.suggest_categorical(name("feedback.kind"), ["none", "ef", "ef21"])
+            changes[f"{side}.compressor.bits"] = trial.suggest_int(f"{side}.{kind}.bits", 2, 8)
+            changes[f"{side}.compressor.scale"] = trial.suggest_categorical(f"{side}.{kind}.scale",
+                                                                            ["tensor", "sample", "group"])
+        changes[f"{side}.feedback.kind"] = trial.suggest_categorical(f"{side}.feedback.kind", ["none", "ef", "ef21"])
     return changes
 
 
@@ -92,7 +95,7 @@ def open_study(name: str, search: Search, goal: Goal, storage: str | None, store
         study_name=name, storage=_storage(name, storage, store), directions=goal.directions, load_if_exists=True,
         sampler=_sampler(goal, 0), pruner=optuna.pruners.MedianPruner(n_startup_trials=4) if goal.prune else
         optuna.pruners.NopPruner()))
-    mark = {"search": search.signature(), "budget": goal.budget}
+    mark = {"search": search.signature(), "budget": goal.budget, "per_boundary": goal.per_boundary}
     known = study.user_attrs.get("commsweep")
     if known is None and not study.trials:
         study.set_user_attr("commsweep", mark)
@@ -142,7 +145,7 @@ def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, how:
 
     from experiments.run import execute
 
-    runs = runs_of(search, search.suggest(trial))
+    runs = runs_of(search, search.suggest(trial, goal.per_boundary))
     trial.set_user_attr("runs", [run_id(run) for run in runs])
     qualities, shares = [], []
     for place, run in enumerate(runs):
@@ -223,7 +226,9 @@ def _storage(name: str, storage: str | None, store: Store) -> Any:
     if "://" not in storage:
         raise UserError("--storage takes a database URL such as postgresql://user@host/name; leave it out for a file "
                         "in the store")
-    return optuna.storages.RDBStorage(storage, heartbeat_interval=60)
+    # psycopg 3 is the driver of the extra commsweep[postgres]; a bare URL would mean version 2.
+    return optuna.storages.RDBStorage(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", storage),
+                                      heartbeat_interval=60)
 
 
 def _guarded(storage: str | None, call: Callable[[], Any]) -> Any:
@@ -235,17 +240,18 @@ def _guarded(storage: str | None, call: Callable[[], Any]) -> Any:
     except Exception as error:
         if storage is None:
             raise
-        place = re.sub(r"//[^@/]*@", "//", storage)
+        place = re.sub(r"//.*@", "//", storage).partition("?")[0]  # no user, no password, whatever stands in them
         raise UserError(f"--storage {place}: cannot be used ({type(error).__name__}); is the server running, are user "
-                        "and password right, and is its driver installed?") from None
+                        "and password right, and is 'commsweep[postgres]' installed?") from None
 
 
+_IMAGES, _TEXT = ("layer1", "layer2", "layer3"), ("block2", "block5", "block8")
 SEARCHES: dict[str, Search] = {
-    "synthetic": Search(preset("synthetic"), links, seeds=1),
-    "digits": Search(preset("digits"), links),
-    "sotu_nano": Search(preset("sotu_nano"), links),
-    "resnet18": Search(preset("resnet18_corrected"), links),
-    "gpt2_scratch": Search(preset("gpt2_scratch"), links),
+    "synthetic": Search(preset("synthetic"), _IMAGES, seeds=1),
+    "digits": Search(preset("digits"), _IMAGES),
+    "sotu_nano": Search(preset("sotu_nano"), ("block0", "block1", "block2")),
+    "resnet18": Search(preset("resnet18_corrected"), _IMAGES),
+    "gpt2_scratch": Search(preset("gpt2_scratch"), _TEXT),
 }
 
 

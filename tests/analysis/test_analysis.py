@@ -13,7 +13,7 @@ from scipy import stats
 
 from analysis import claims, contents, figures, results, tables
 from analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED, Claim, Effect
-from experiments.config import run_id
+from experiments.config import override, run_id
 from experiments.errors import UserError
 from experiments.store import Store
 from sweeps.launch import register
@@ -201,12 +201,14 @@ def test_an_empty_store_and_an_unknown_sweep(store):
 
 
 def test_descriptions_name_what_differs():
-    frame = pd.DataFrame([{"id": run_id(r), **results.flatten(r.model_dump(mode="json"))} for r in
-                          rudakov.resnet18_paper() if r.seed == 0])
-    names = frame.apply(results.describe, axis=1)
-    assert names.nunique() == len(frame) - 6  # the six AQ-SGD cells with fixed augmentation share names
+    runs = [run for run in rudakov.resnet18_paper() if run.seed == 0]
+    names = [results.describe(results.flatten(run.model_dump(mode="json"))) for run in runs]
+    assert len(set(names)) == len(runs) - 6  # the six AQ-SGD cells with fixed augmentation share names
     assert {"dense", "EF21 + TopK 10 %", "activations: min-max 4 bit", "gradients: min-max 2 bit, group scale",
             "AQ-SGD + TopK 5 % / TopK 5 %", "min-max 4 bit / min-max 8 bit"} <= set(names)
+    own = override(runs[0], {"fwd.compressor.kind": "topk", "at.layer1_0.fwd.compressor.ratio": 0.5})
+    assert results.describe(results.flatten(own.model_dump(mode="json"))) == (
+        "activations: TopK 10 %; layer1_0: activations: TopK 50 %")
 
 
 @pytest.mark.parametrize("module", ["analysis.results", "analysis.tables", "analysis.claims", "analysis.figures",

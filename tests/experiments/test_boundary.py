@@ -222,4 +222,24 @@ def test_memories_that_cannot_fit_stop_the_run_before_it_starts(monkeypatch, tmp
 def test_an_override_reaches_the_installed_link():
     run = override(tiny(), {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": "0.05"})
     links = build(run, Execution("cpu")).task.boundaries.links()
-    assert all(link["fwd"].compressor.ratio == 0.05 for link in links.values())
+    assert all(link.fwd.compressor.ratio == 0.05 for link in links.values())
+
+
+def test_a_boundary_of_its_own_gets_its_links_and_its_bytes():
+    run = override(tiny(), {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.1,
+                            "at.layer1.fwd.compressor.ratio": 0.5, "at.layer3.bwd.compressor.kind": "uniform"})
+    boundaries = build(run, Execution("cpu")).task.boundaries
+    links = boundaries.links()
+    assert [links[cut].fwd.compressor.ratio for cut in ("layer1", "layer2", "layer3")] == [0.5, 0.1, 0.1]
+    assert [links[cut].bwd.compressor.kind for cut in ("layer1", "layer2", "layer3")] == ["none", "none", "uniform"]
+    train(run, steps=1, model=(task := build(run, Execution("cpu")).task).model, boundaries=task.boundaries)
+    sent = {boundary.name: boundary.fwd.counts for boundary in task.boundaries.values()}
+    share = {cut: counts.total() / counts.dense_bytes for cut, counts in sent.items()}
+    assert share["layer1"] > 3 * share["layer2"] and share["layer2"] == pytest.approx(share["layer3"], rel=0.2)
+
+
+@pytest.mark.parametrize("cuts, at", [(["layer1"], "layer1"), (["layer1", "layer2"], "layer3")])
+def test_boundaries_that_are_not_there_or_leave_nothing_to_the_rest_are_refused(cuts, at):
+    run = override(tiny(), {"model.cuts": cuts, f"at.{at}.fwd.compressor.kind": "topk"})
+    with pytest.raises(UserError, match="mean nothing" if at in cuts else "at.layer3: there is no such boundary; did"):
+        build(run, Execution("cpu"))

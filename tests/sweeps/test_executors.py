@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -181,10 +182,8 @@ def test_cells_run_where_the_store_is_full_are_reported_and_run_later(tmp_path):
         ballast = disk / "ballast"
         runs = [tiny(seed=seed) for seed in range(3)]
         first = launch(runs[:1], store, HOW, 1)
-        try:
+        with suppress(OSError):
             ballast.write_bytes(b"x" * 400_000)
-        except OSError:
-            pass
         full = launch(runs, store, HOW, 1)
         assert first.outcomes == {"finished": 1}
         assert full.outcomes == {"refused": 2} and "No space left" in full.errors[0]

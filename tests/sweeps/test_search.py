@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from pathlib import Path
 
 import optuna
+import psycopg
 import pytest
 
 from commsweep.main import main
-from experiments.config import run_id
+from experiments.config import TextModel, run_id
 from experiments.errors import UserError
 from experiments.execution import Execution
 from experiments.store import Store
@@ -26,6 +30,7 @@ from sweeps.search import SEARCHES, Goal, Search, best, evaluate, links, open_st
 from tests.helpers import tiny
 
 HOW = Execution("cpu")
+CUTS = ("layer1", "layer2", "layer3")
 PARAMS = {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.1, "fwd.feedback.kind": "ef",
           "bwd.compressor.kind": "uniform", "bwd.uniform.bits": 4, "bwd.uniform.scale": "group",
           "bwd.feedback.kind": "none"}
@@ -39,7 +44,7 @@ def row(run, score, share=0.1, status="finished"):
 
 def test_a_trials_parameters_are_settings_and_its_runs_differ_in_the_seed():
     changes = links(optuna.trial.FixedTrial(PARAMS))
-    runs = runs_of(Search(tiny(), links, seeds=3), changes)
+    runs = runs_of(Search(tiny(), CUTS, seeds=3), changes)
     assert [run.seed for run in runs] == [0, 1, 2]
     assert runs[0].fwd.compressor.ratio == 0.1 and runs[0].fwd.feedback.kind == "ef"
     assert runs[0].bwd.compressor.model_dump() == {"kind": "uniform", "bits": 4, "scale": "group", "group": 128,
@@ -48,7 +53,7 @@ def test_a_trials_parameters_are_settings_and_its_runs_differ_in_the_seed():
 
 def test_a_trial_is_the_mean_over_its_seeds_and_names_its_runs(store, monkeypatch):
     monkeypatch.setattr("experiments.run.execute", lambda run, *_: row(run, 0.5 + 0.1 * run.seed, 0.1 * (1 + run.seed)))
-    search = Search(tiny(), links, seeds=3)
+    search = Search(tiny(), CUTS, seeds=3)
     trial = optuna.trial.FixedTrial(PARAMS)
     assert evaluate(trial, search, Goal(), store, HOW) == (pytest.approx(0.6), pytest.approx(0.2))
     assert trial.user_attrs["runs"] == [run_id(run) for run in runs_of(search, links(trial))]
@@ -102,7 +107,7 @@ def test_a_resumed_search_does_not_repeat_its_first_suggestions(store, monkeypat
 
 def test_pruning_reports_each_evaluation_and_leaves_the_run_to_be_continued(store, monkeypatch):
     study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=0.9), direction="maximize")
-    search = Search(tiny(epochs=3, eval_every=1, schedule__t_max=3, optim__lr=1e-6), links, seeds=1)
+    search = Search(tiny(epochs=3, eval_every=1, schedule__t_max=3, optim__lr=1e-6), CUTS, seeds=1)
     study.enqueue_trial(PARAMS)
     study.optimize(lambda trial: evaluate(trial, search, Goal(0.5, prune=True), store, HOW), n_trials=1)
     trial = study.trials[0]
@@ -123,6 +128,89 @@ def test_a_database_that_cannot_be_used_is_one_line_without_the_password(store):
     assert "secret" not in str(caught.value) and "postgresql://127.0.0.1:1/x" in str(caught.value)
     with pytest.raises(UserError, match="takes a database URL"):
         open_study("s", SEARCHES["synthetic"], Goal(), "file.db", store)
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:se@cr/et@127.0.0.1:1/x", "postgresql://127.0.0.1:1/x?password=secret",
+                                 "nothing://me:secret@h/x"])
+def test_no_password_is_ever_printed(url, tmp_path, capsys):
+    assert main(["search", "synthetic", "--storage", url, "--store", str(tmp_path)]) == 2
+    out = capsys.readouterr()
+    assert "cannot be used" in out.err and len(out.err.strip().splitlines()) == 1
+    assert not any(word in out.out + out.err for word in ("secret", "se@cr", "cr/et", "me:"))
+
+
+def test_every_boundary_may_have_settings_of_its_own(store, monkeypatch):
+    ran = []
+    monkeypatch.setattr("experiments.run.execute", lambda run, *_: ran.append(run) or row(run, 0.5))
+    search, goal = SEARCHES["synthetic"], Goal(per_boundary=True)
+    work(open_study("s", search, goal, None, store), search, goal, store, HOW, 6)
+    assert {tuple(run.at) for run in ran} == {("layer1", "layer2")}
+    assert len({run_id(run) for run in ran}) == 6
+    assert any(run.at["layer1"].fwd != run.at["layer2"].fwd for run in ran)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_boundaries_of_a_search_are_those_of_its_model(name):
+    search = SEARCHES[name]
+    if isinstance(search.base.model, TextModel):
+        from experiments.models import causal_lm
+
+        model = causal_lm.build(search.base.model, 256, 32, None)
+        assert search.cuts == tuple(causal_lm.cut_points(search.base.model, model))
+    else:
+        assert search.cuts == search.base.model.cuts
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory):
+    """URL of a PostgreSQL server of Debian's packages that lives as long as this module's tests."""
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not binaries:
+        pytest.skip("no PostgreSQL server here (apt-get install postgresql)")
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    as_user = []
+    if os.getuid() == 0:  # the server refuses to run as root
+        shutil.chown(folder, "postgres")
+        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+    (folder / "word").write_text("secret")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    made = subprocess.run([*as_user, binaries[-1] / "initdb", "-D", folder / "data", "-U", "me", "-A", "scram-sha-256",
+                           "--pwfile", folder / "word"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    server = subprocess.Popen([*as_user, binaries[-1] / "postgres", "-D", folder / "data", "-p", str(port), "-k",
+                               folder, "-h", "127.0.0.1", "-F"], stderr=subprocess.DEVNULL)
+    url = f"postgresql://me:secret@127.0.0.1:{port}/postgres"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(url).close()
+                break
+            except psycopg.OperationalError:
+                assert server.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.send_signal(signal.SIGINT)  # a fast shutdown: SIGTERM would wait for open connections
+        server.wait(timeout=30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_several_workers_share_a_study_in_postgresql(postgres, tmp_path, capsys):
+    command = [sys.executable, "-m", "commsweep", "search", "synthetic", "--trials", "8", "--workers", "2", "--storage",
+               postgres, "--store", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["trials"] >= 8 and said["best"]
+    study = optuna.load_study(study_name=said["study"], storage=postgres.replace("ql://", "ql+psycopg://"))
+    named = {name for trial in study.trials if trial.state.name == "COMPLETE" for name in trial.user_attrs["runs"]}
+    assert named <= {row["id"] for row in Store(tmp_path).rows()}
+    assert main(["search", "synthetic", "--storage", postgres.replace("secret", "wr0ng"), "--store",
+                 str(tmp_path)]) == 2
+    assert "wr0ng" not in (err := capsys.readouterr().err) and "are user and password right" in err
 
 
 def test_several_workers_share_one_study_and_a_killed_search_resumes(tmp_path):
