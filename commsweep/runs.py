@@ -21,6 +21,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                                           "shown, not repeated; an interrupted one continues from its checkpoint.")
     run.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
     run.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for instance fwd.compressor.ratio=0.05")
+    run.add_argument("--wandb", choices=("disabled", "offline", "online"), default="disabled",
+                     help="show the run in Weights & Biases when it is recorded")
     run.set_defaults(command=_run)
     presets = commands.add_parser("presets", help="list presets, or the settings of one",
                                   description="List the presets, or every setting of one by its dotted name.")
@@ -43,6 +45,8 @@ def execution_options() -> argparse.ArgumentParser:
     options.add_argument("--model-root", type=Path, help="folder with a folder for each pretrained model or tokenizer")
     options.add_argument("--buffers", choices=("memory", "mmap"), default="memory",
                          help="where feedback memories with one row a sample lie (default: memory)")
+    options.add_argument("--tensorboard", action="store_true",
+                         help="also write TensorBoard's files into the run's folder (tensorboard --logdir STORE)")
     options.add_argument("--checkpoint-every", type=float, default=30.0, metavar="SECONDS",
                          help="least time between checkpoints, taken after an epoch (default: 30)")
     return options
@@ -53,7 +57,8 @@ def execution(args: argparse.Namespace, progress: bool = False) -> Execution:
     for name, folder in (("data", args.data_root), ("model", args.model_root)):
         if folder is not None and not folder.is_dir():
             raise UserError(f"--{name}-root '{folder}': no such folder")
-    return Execution(args.device, args.data_root, args.model_root, args.buffers, args.checkpoint_every, progress)
+    return Execution(args.device, args.data_root, args.model_root, args.buffers, args.checkpoint_every, progress,
+                     args.tensorboard)
 
 
 def changes(settings: list[str]) -> dict[str, str]:
@@ -71,10 +76,19 @@ def _run(args: argparse.Namespace) -> int:
     recorded = store.folder(run_id(run)).row()
     from experiments.run import execute
 
+    view = None
+    if args.wandb != "disabled":
+        from sweeps.wandb import View
+
+        view = View(store, mode=args.wandb)
+        view.check()
+
     try:
         row = recorded or execute(run, store, execution(args, progress=not args.json))
     except Busy:
         raise UserError(f"run {run_id(run)} is being executed by another process") from None
+    if view is not None:
+        view.push([row["id"]])
     print(json.dumps(row) if args.json else _describe(row, store.folder(row["id"]).path, recorded is not None))
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 1)
 

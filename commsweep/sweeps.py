@@ -6,8 +6,11 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 from collections import Counter
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from commsweep.runs import changes, execution, execution_options
@@ -42,6 +45,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     start.add_argument("--slurm", metavar="KEY=VALUE", action="append", default=[],
                        help="parameter of submitit, such as partition=gpu, gpus_per_node=1, timeout_min=240; "
                             "cluster=local tries it here; --workers is the size of the job array")
+    start.add_argument("--wandb", choices=("disabled", "offline", "online"), default="disabled",
+                       help="show finished runs in Weights & Biases, the report at the end")
     start.set_defaults(command=_launch)
     status = kinds.add_parser("status", parents=[shared], help="outcomes so far, rate, time left, failures")
     status.set_defaults(command=_status)
@@ -126,11 +131,24 @@ def _launch(args: argparse.Namespace) -> int:
     left = missing(runs, store)
     if how.device != "auto":
         how.torch_device()  # a device that is not there is said once, not once a cell
+    view = _view(args, store)
     with tqdm(total=len(runs), initial=len(runs) - len(left), unit="run", desc=args.name, file=sys.stderr,
               disable=args.json, smoothing=0.05) as bar:
-        report = launch(left, store, how, args.workers, executor=args.executor, place=_place(args),
-                        timeout=args.timeout, per_gpu=args.per_gpu, progress=lambda run, status: bar.update(),
-                        notice=lambda line: bar.write(line, file=sys.stderr))
+        def note(run: Run, _status: str) -> None:
+            bar.update()
+            if view is not None:
+                view.add(run_id(run))
+
+        try:
+            report = launch(left, store, how, args.workers, executor=args.executor, place=_place(args),
+                            timeout=args.timeout, per_gpu=args.per_gpu, progress=note,
+                            notice=lambda line: bar.write(line, file=sys.stderr))
+        finally:
+            fault = view.end() if view is not None else ""
+    if fault:
+        print(f"commsweep: {fault}", file=sys.stderr)
+    elif view is not None:
+        _show(view, args, runs)
     result = {"sweep": args.name, "executed": sum(report.outcomes.values()), "outcomes": dict(report.outcomes),
               "efficiency": round(report.efficiency, 4), "seconds": round(report.wall_seconds, 1),
               "errors": report.errors}
@@ -144,6 +162,26 @@ def _launch(args: argparse.Namespace) -> int:
         for line in list(dict.fromkeys(report.errors))[:5]:
             print(f"  {line}", file=sys.stderr)
     return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused")) else 0
+
+
+def _view(args: argparse.Namespace, store: Store) -> Any:
+    """The replay into W&B beside a launch; None where it is not wanted."""
+    if args.wandb == "disabled":
+        return None
+    from sweeps.wandb import Follower, View
+
+    view = View(store, args.name, args.wandb)
+    view.check()
+    return Follower(view)
+
+
+def _show(view: Any, args: argparse.Namespace, runs: list[Run]) -> None:
+    """What was recorded by earlier launches, and the report, where there is anything to report."""
+    from analysis import report
+
+    view.view.push([run_id(run) for run in runs])
+    with tempfile.TemporaryDirectory() as folder, suppress(UserError):  # no run has finished yet
+        view.view.push_report(report.write(args.store, args.name, Path(folder), page=False).folder)
 
 
 def _place(args: argparse.Namespace) -> dict[str, str]:

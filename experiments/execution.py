@@ -23,6 +23,7 @@ class Execution:
     buffers: str = "memory"  # or mmap: where sample-keyed feedback memories lie
     checkpoint_every: float = 30.0  # seconds between checkpoints, taken at the end of an epoch
     progress: bool = False
+    tensorboard: bool = False  # also write TensorBoard's event files into the run's folder
 
     def torch_device(self) -> torch.device:
         """The device meant. Raises UserError when there is none such."""

@@ -20,17 +20,18 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import Logger
 
 from experiments import data as datasets
 from experiments import models, tasks
 from experiments.config import SCHEMA, Run, flatten, run_id
 from experiments.data import Blocks, ImageData
-from experiments.errors import Diverged, Stopped
+from experiments.errors import Diverged, Stopped, UserError
 from experiments.execution import Execution
 from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
 from experiments.specs import Spec
 from experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
-from experiments.tasks import Task, installed
+from experiments.tasks import CHECK_EVERY, Task, installed
 
 
 def execute(run: Run, store: Store, how: Execution | None = None, stopping: Callable[[], bool] = lambda: False) -> Row:
@@ -86,19 +87,30 @@ def build(run: Run, how: Execution, folder: Path | None = None) -> Parts:
     return Parts(tasks.build(run, model, boundaries), data, device, need)
 
 
-def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool) -> pl.Trainer:
-    """A Lightning Trainer with this run's settings and no records of its own: the store is the record."""
+def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool,
+            tensorboard: Path | None = None) -> pl.Trainer:
+    """A Lightning Trainer with this run's settings. The store is the record; TensorBoard gets a copy where asked."""
     made = pl.Trainer(
         accelerator="gpu" if parts.device.type == "cuda" else "cpu",
         devices=[parts.device.index or 0] if parts.device.type == "cuda" else 1,
         max_epochs=run.epochs, check_val_every_n_epoch=run.eval_every,
         precision="bf16-mixed" if run.precision == "bfloat16" else "32-true",
         gradient_clip_val=getattr(run.optim, "clip", 0.0) or None, deterministic="warn",
-        logger=False, enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=progress,
+        logger=_tensorboard(tensorboard) if tensorboard else False, log_every_n_steps=CHECK_EVERY,
+        enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=progress,
         num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks)
     # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory each.
     torch.utils.deterministic.fill_uninitialized_memory = False
     return made
+
+
+def _tensorboard(folder: Path) -> Logger:
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(folder.parent, name=folder.name, version="tensorboard")
+    except ModuleNotFoundError:
+        raise UserError("--tensorboard needs TensorBoard: pip install 'commsweep[tensorboard]'") from None
 
 
 class Recorder(pl.Callback):
@@ -132,7 +144,8 @@ class Recorder(pl.Callback):
 
 def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution, stopping: Callable[[], bool]) -> Row:
     """Fit and describe what came of it; Ctrl-C passes through and leaves the run to be continued."""
-    made = trainer(run, parts, [Recorder(folder, how.checkpoint_every, stopping)], how.progress)
+    made = trainer(run, parts, [Recorder(folder, how.checkpoint_every, stopping)], how.progress,
+                   folder.path if how.tensorboard else None)
     status, error = FINISHED, None
     checkpoint = folder.path / "last.ckpt"
     if sum(parts.memory.values()):
