@@ -49,7 +49,6 @@ def tag(figure: Figure, alt: str, width: int = 620) -> str:
     out = io.BytesIO()
     with plt.rc_context(STYLE):
         figure.savefig(out, format="png")
-    plt.close(figure)
     return f'<img alt="{alt}" width="{width}" src="data:image/png;base64,{b64encode(out.getvalue()).decode()}"/>'
 
 

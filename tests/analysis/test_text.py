@@ -110,10 +110,10 @@ def test_families_join_the_levels_of_a_method():
     assert text.family("low rank 7") == "low rank"
 
 
-def test_the_report_notebook_shows_language_models(store, tmp_path):
+def test_the_page_shows_language_models(store, tmp_path):
     fill(store, paper_world)
     made = report.write(store.root, "demo-text", tmp_path / "out")
     page = made.page.read_text()
     assert {table.name for table in made.tables} == {"topk", "methods"}
-    assert page.count('alt="figure ') == 3 and "C8: supported" in page and "test_on_ppl" in page
-    assert NOT_ENOUGH not in page
+    assert page.count('alt="figure ') == 3 and "on, ppl" in page
+    assert '<b>C8</b> <span class="badge supported">' in page and NOT_ENOUGH not in page
