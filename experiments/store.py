@@ -46,10 +46,17 @@ class RunFolder:
         write_json(self.path / "run.json", {"schema": SCHEMA, "id": run_id(run), "run": run.model_dump(mode="json")})
         write_json(self.path / "env.json", env)
 
+    def make(self) -> None:
+        """Make the folder. Raises UserError when the store is gone: its mount point may be there, on another disk."""
+        if not (self.path.parent / "store.json").exists():
+            raise UserError(f"store '{self.path.parent}' is not there any more; mount its disk again, or name another "
+                            "folder with --store")
+        self.path.mkdir(exist_ok=True)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Own the run; the kernel gives the lock back when the process dies, however it dies."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         with open(self.path / "lock", "a") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,6 +32,10 @@ def mirror(name: str, store: Store) -> Path:
         key for one in settings for key in one)}
     choices = {key: values for key, values in choices.items() if len(values) > 1}
     journal = store.root / "studies" / f"{name}.journal"
+    mark = {"mirror": name}
+    if journal.exists() and _mark(journal, name) != mark:
+        raise UserError(f"study '{name}' in store '{store.root}' is a search's, not a view of the sweep of that name; "
+                        f"look at it with: optuna-dashboard {journal}, and rename the file to see the sweep")
     part = journal.with_name(f".{name}.{os.getpid()}")
     part.parent.mkdir(parents=True, exist_ok=True)
     part.unlink(missing_ok=True)
@@ -41,6 +45,7 @@ def mirror(name: str, store: Store) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(["quality", "share of dense bytes"])
+    study.set_user_attr("commsweep", mark)
     kinds = {key: optuna.distributions.CategoricalDistribution(values) for key, values in choices.items()}
     for row, one in zip(rows, settings, strict=True):
         metrics = row["metrics"]
@@ -51,6 +56,13 @@ def mirror(name: str, store: Store) -> Path:
             user_attrs={"run": row["id"], **{key: round(value, 6) for key, value in metrics.items()}}))
     os.replace(part, journal)
     return journal
+
+
+def _mark(journal: Path, name: str) -> Any:
+    import optuna
+
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+    return optuna.load_study(study_name=name, storage=storage).user_attrs.get("commsweep")
 
 
 def _value(value: Any) -> Any:

@@ -227,13 +227,13 @@ class _log_to:
     """Send everything the process prints, C code included, to the run's log."""
 
     def __init__(self, store: Store, name: str) -> None:
-        self.path = store.folder(name).path / "log.txt"
+        self.folder = store.folder(name)
 
     def __enter__(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.make()
         sys.stdout.flush()
         self.kept = os.dup(1), os.dup(2)
-        log = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(self.folder.path / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

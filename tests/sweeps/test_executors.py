@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -170,29 +169,56 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(engine, module, 
     assert f"pip install 'commsweep[{engine}]'" in capsys.readouterr().err
 
 
-def test_cells_run_where_the_store_is_full_are_reported_and_run_later(tmp_path):
-    """A store on a disk of its own that fills up: the launch says so, and goes on where it stood once there is room."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk],
+@pytest.fixture
+def disk(tmp_path):
+    """A small file system of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", place],
                                      capture_output=True).returncode:
         pytest.skip("needs the right to mount a small file system")
-    try:
-        store = Store(disk / "store")
-        ballast = disk / "ballast"
-        runs = [tiny(seed=seed) for seed in range(3)]
-        first = launch(runs[:1], store, HOW, 1)
-        with suppress(OSError):
-            ballast.write_bytes(b"x" * 400_000)
-        full = launch(runs, store, HOW, 1)
-        assert first.outcomes == {"finished": 1}
-        assert full.outcomes == {"refused": 2} and "No space left" in full.errors[0]
-        ballast.unlink()
-        assert launch(runs, store, HOW, 1).outcomes == {"finished": 2}
-        assert [json.loads((store.root / run_id(run) / "done.json").read_text())["status"] for run in runs] == (
-            ["finished"] * 3)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], capture_output=True)
+
+
+def test_on_a_full_disk_cells_are_reported_and_executed_later(disk):
+    store, ballast = Store(disk / "store"), disk / "ballast"
+    runs = [tiny(seed=seed) for seed in range(3)]
+    assert launch(runs[:1], store, HOW, 1).outcomes == {"finished": 1}
+    with suppress(OSError):
+        ballast.write_bytes(b"x" * 400_000)
+    full = launch(runs, store, HOW, 1)
+    assert full.outcomes == {"refused": 2} and "No space left" in full.errors[0]
+    ballast.unlink()
+    assert launch(runs, store, HOW, 1).outcomes == {"finished": 2}
+    assert {row["status"] for row in store.rows()} == {"finished"} and len(store.rows()) == 3
+
+
+def test_a_read_only_store_is_one_line_and_can_still_be_looked_at(disk, capsys):
+    register("smoke", [], store := Store(disk / "store"))
+    launch([tiny()], store, HOW, 1)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    assert main(["sweep", "launch", "smoke", "--store", str(store.root)]) == 2
+    assert "Read-only file system" in (err := capsys.readouterr().err) and len(err.strip().splitlines()) == 1
+    assert main(["list", "--store", str(store.root)]) == 0
+    assert run_id(tiny()) in capsys.readouterr().out
+    assert main(["sweep", "status", "smoke", "--store", str(store.root)]) == 0
+
+
+def test_a_disk_that_vanishes_during_a_launch_leaves_nothing_beside_it(disk):
+    store = Store(disk)
+    runs = [tiny(seed=seed) for seed in range(3)]
+
+    def vanish(_run, _status):
+        if not gone:
+            subprocess.run(["umount", "-l", disk], check=True)
+        gone.append(_status)
+
+    gone = []
+    report = launch(runs, store, HOW, 1, progress=vanish)
+    assert gone[0] == "finished" and report.outcomes == {"finished": 1, "refused": 2}
+    assert "is not there any more; mount its disk again" in report.errors[0]
+    assert not list(disk.iterdir())  # what lies below the mount point was left alone
 
 
 def test_a_clock_that_is_set_back_or_forward_times_nothing_out(store, monkeypatch):

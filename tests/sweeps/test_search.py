@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from sweeps.search import SEARCHES, Goal, Search, best, evaluate, links, open_st
 from tests.helpers import tiny
 
 HOW = Execution("cpu")
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 CUTS = ("layer1", "layer2", "layer3")
 PARAMS = {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.1, "fwd.feedback.kind": "ef",
           "bwd.compressor.kind": "uniform", "bwd.uniform.bits": 4, "bwd.uniform.scale": "group",
@@ -260,6 +262,18 @@ def test_a_sweep_is_mirrored_into_a_study_made_anew_each_time(store):
         mirror("grod", store)
 
 
+def test_a_search_and_a_sweep_of_one_name_do_not_overwrite_each_other(store):
+    register("s", [], store)
+    open_study("s", SEARCHES["synthetic"], Goal(), None, store)
+    with pytest.raises(UserError, match="study 's' in store .* is a search's"):
+        mirror("s", store)
+    register("m", [], store)
+    mirror("m", store)
+    mirror("m", store)
+    with pytest.raises(UserError, match="belongs to another search"):
+        open_study("m", SEARCHES["synthetic"], Goal(), None, store)
+
+
 def test_the_dashboard_serves_a_sweep(store):
     run = tiny()
     store.folder(run_id(run)).begin(run, {})
@@ -281,6 +295,11 @@ def test_the_dashboard_serves_a_sweep(store):
                 except OSError:
                     assert time.monotonic() < end
                     time.sleep(0.2)
+            if BROWSER is not None:  # the page draws itself: what a person sees has the study's name
+                page = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+                                       "--virtual-time-budget=8000", f"http://127.0.0.1:{port}/"], capture_output=True,
+                                      text=True, timeout=120, env=os.environ | {"HOME": str(store.root)}).stdout
+                assert "grid" in re.sub("<script.*?</script>", "", page, flags=re.S)
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=30) == 0
