@@ -139,11 +139,68 @@ class Subspace(Spec):
     constrain: bool = True
 
 
-CompressorSpec = Annotated[
-    NoCompressor | Cast | TopK | TopKStrict | RandomK | RandTopK | ForwardMask | Uniform | FixedPoint | FixedBatch
-    | TAH | LowRank | Bottleneck | Subspace,
-    Field(discriminator="kind"),
-]
+class Sign(Spec):
+    """Signs, with one scale a sample: mean |x| (EF-signSGD), |x|_2 / sqrt(n) (1-bit Adam) or one (signSGD)."""
+
+    kind: Literal["sign"] = "sign"
+    scale: Literal["mean", "l2", "one"] = "mean"
+
+
+class OneBit(Spec):
+    """Signs with two scales a sample: the mean of the negative and of the other entries (1-bit SGD)."""
+
+    kind: Literal["onebit"] = "onebit"
+
+
+class Tern(Spec):
+    """Three values, drawn without bias; entries are clipped at `clip` standard deviations first (TernGrad)."""
+
+    kind: Literal["tern"] = "tern"
+    clip: Annotated[float, Field(ge=0, description="standard deviations; 0: no clipping")] = 2.5
+
+
+class QSGD(Spec):
+    """`levels` levels of a norm over `bucket` elements, drawn without bias, Elias-coded (QSGD)."""
+
+    kind: Literal["qsgd"] = "qsgd"
+    levels: Annotated[int, Field(ge=1, le=2**15)] = 4
+    bucket: Annotated[int, Field(ge=1)] = 512
+    norm: Literal["l2", "max"] = "l2"
+    coding: Literal["elias", "fixed"] = "elias"
+
+
+class Natural(Spec):
+    """Powers of two, drawn without bias: 9 bits a value (natural compression)."""
+
+    kind: Literal["natural"] = "natural"
+
+
+class Threshold(Spec):
+    """Keep the entries whose size exceeds `value`."""
+
+    kind: Literal["threshold"] = "threshold"
+    value: Annotated[float, Field(ge=0)] = 0.01
+
+
+class Dryden(Spec):
+    """Keep the top `ratio` of the positive and of the negative entries, each as its group's mean."""
+
+    kind: Literal["dryden"] = "dryden"
+    ratio: Ratio = 0.01
+
+
+class SIDCo(Spec):
+    """Keep about `ratio`: a threshold from a distribution fitted to the sizes, in `stages` stages (SIDCo)."""
+
+    kind: Literal["sidco"] = "sidco"
+    ratio: Ratio = 0.01
+    fit: Literal["exponential", "gpareto"] = "exponential"
+    stages: Annotated[int, Field(ge=1, le=8)] = 2
+
+
+AnyCompressor = (NoCompressor | Cast | TopK | TopKStrict | RandomK | RandTopK | Uniform | FixedPoint | FixedBatch | TAH
+                 | LowRank | Sign | OneBit | Tern | QSGD | Natural | Threshold | Dryden | SIDCo)
+CompressorSpec = Annotated[AnyCompressor | ForwardMask | Bottleneck | Subspace, Field(discriminator="kind")]
 
 Key = Literal["slot", "sample"]
 

@@ -9,10 +9,12 @@ from pydantic import TypeAdapter, ValidationError
 from experiments.compressors.base import Compressor, Payload
 from experiments.compressors.coders import Bottleneck, Subspace
 from experiments.compressors.dense import Cast, Dense
+from experiments.compressors.levels import QSGD, Natural, OneBit, Sign, Tern
 from experiments.compressors.lowrank import LowRank
 from experiments.compressors.quantize import FixedBatch, FixedPoint, Uniform
 from experiments.compressors.sparse import ForwardMask, RandomK, RandTopK, Sparsifier, TopK, TopKStrict
 from experiments.compressors.tah import TAH
+from experiments.compressors.thresholds import Dryden, SIDCo, Threshold
 from experiments.config import explain
 from experiments.errors import UserError
 from experiments.specs import CompressorSpec, Spec
@@ -30,6 +32,14 @@ KINDS: dict[str, type[Compressor]] = {
     "fixed_batch": FixedBatch,
     "tah": TAH,
     "lowrank": LowRank,
+    "sign": Sign,
+    "onebit": OneBit,
+    "tern": Tern,
+    "qsgd": QSGD,
+    "natural": Natural,
+    "threshold": Threshold,
+    "dryden": Dryden,
+    "sidco": SIDCo,
     "bottleneck": Bottleneck,
     "subspace": Subspace,
 }

@@ -199,3 +199,102 @@ def _uniform(x, lo, gains, steps, out, row_from, row_to, a, b):  # pragma: no co
         row, near = x[r, a:b], out[r, a:b]
         for i in range(row.size):
             near[i] = np.rint((row[i] - low) * gain) * step + low
+
+
+def elias_encode(levels: np.ndarray) -> np.ndarray:
+    """QSGD's code of whole levels int32 [n], as uint8: for each non-zero gamma(run), sign bit, gamma(|level|)."""
+    out = np.zeros(_elias(levels, np.zeros(1, np.uint8), False) // 8 + 1, np.uint8)
+    bits = _elias(levels, out, True)
+    return out[: (bits + 7) // 8]
+
+
+def elias_decode(code: np.ndarray, n: int) -> np.ndarray:
+    """Inverse of `elias_encode`: int32 [n]."""
+    return _elias_back(code, np.zeros(n, np.int32))
+
+
+@_compiled
+def _elias(levels, out, write):  # pragma: no cover (compiled)
+    """Bits of the code; written most significant bit of a number first, into the low bits of each byte first."""
+    place, last = 0, -1
+    for i in range(levels.size):
+        level = levels[i]
+        if level == 0:
+            continue
+        for turn in range(2):
+            value = i - last if turn == 0 else abs(level)
+            length = 0
+            while value >> (length + 1):
+                length += 1
+            if write:
+                for b in range(length, -1, -1):
+                    p = place + length + (length - b)
+                    if (value >> b) & 1:
+                        out[p >> 3] |= np.uint8(1 << (p & 7))
+            place += 2 * length + 1
+            if turn == 0:
+                if write and level < 0:
+                    out[place >> 3] |= np.uint8(1 << (place & 7))
+                place += 1
+        last = i
+    return place
+
+
+@_compiled
+def _elias_back(code, levels):  # pragma: no cover (compiled)
+    """Reads until no further code fits; zeros pad the last byte, and a code has at least one set bit."""
+    total, place, i = code.size * 8, 0, -1
+    while True:
+        negative = False
+        for turn in range(2):
+            length = 0
+            while place < total and not (code[place >> 3] >> (place & 7)) & 1:
+                length += 1
+                place += 1
+            if place + length >= total:
+                return levels
+            value = 0
+            for _ in range(length + 1):
+                value = (value << 1) | ((code[place >> 3] >> (place & 7)) & 1)
+                place += 1
+            if turn == 0:
+                i += value
+                if i >= levels.size or place >= total:
+                    return levels
+                negative = (code[place >> 3] >> (place & 7)) & 1 == 1
+                place += 1
+            else:
+                levels[i] = -value if negative else value
+
+
+@_compiled
+def _adacomp(g, d, ahead, size, top, row_from, row_to):  # pragma: no cover (compiled)
+    """Largest |g| of every bin in [row_from, row_to) -> top."""
+    for b in range(row_from, row_to):
+        most = np.float32(0)
+        for i in range(b * size, min((b + 1) * size, g.size)):
+            most = max(most, abs(g[i]))
+        top[b] = most
+
+
+@_compiled
+def _adacomp_keep(g, d, ahead, size, top, scale, out, row_from, row_to):  # pragma: no cover (compiled)
+    """What is sent of the bins in [row_from, row_to): +-scale where |g + ahead d| reaches the bin's top."""
+    for b in range(row_from, row_to):
+        most = top[b] if top[b] > 0 else np.float32(np.inf)
+        for i in range(b * size, min((b + 1) * size, g.size)):
+            keep = abs(g[i] + ahead * d[i]) >= most
+            out[i] = (scale if g[i] > 0 else -scale) if keep and g[i] != 0 else np.float32(0)
+
+
+def adacomp(g: Tensor, d: Tensor, ahead: float, size: int) -> Tensor:
+    """AdaComp's message of float32 g [n] with new gradient d [n]; see `adacomp.AdaComp`."""
+    flat, new = g.detach().contiguous().numpy(), d.detach().contiguous().numpy()
+    bins = -(-flat.size // size)
+    top, out = np.empty(bins, np.float32), np.empty_like(flat)
+    factor = np.float32(ahead)
+    _over_rows(lambda a, b: _adacomp(flat, new, factor, size, top, a, b), bins, size)
+    some = np.count_nonzero(top)
+    scale = np.float32(top.sum(dtype=np.float64) / some) if some else np.float32(0)
+    _over_rows(lambda a, b: _adacomp_keep(flat, new, factor, size, top, scale, out, a, b), bins, size)
+    return torch.from_numpy(out)

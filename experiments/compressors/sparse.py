@@ -96,12 +96,57 @@ class TopK(Sparsifier):
         return flat.reshape(like.shape) if self.spec.scope == "last" else unrows(flat, like)
 
 
-class TopKStrict(Sparsifier):
+class Counted(Sparsifier):
+    """A sparsifier whose number of kept entries m depends on the data; none of them is zero.
+
+    nbytes = 1 (which coding) + m * itemsize + min(ceil(m * ceil(log2 d) / 8) + 4 * rows, ceil(rows * d / 8)).
+    """
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        m = torch.count_nonzero(y)
+        return m * y.element_size() + self.place_bytes(m, *row_shape(y.shape))
+
+    @staticmethod
+    def place_bytes(m: Tensor, n_rows: int, row: int) -> Tensor:
+        """What it takes to say where m entries of `n_rows` rows of `row` are."""
+        indices = (m * index_bits(row) + 7) // 8 + 4 * n_rows
+        return indices.clamp(max=packed_bytes(n_rows * row, 1)) + 1
+
+    @staticmethod
+    def places(mask: Tensor) -> dict[str, Tensor]:
+        """The parts of a payload that say where a mask [rows, row] is true."""
+        n_rows, row = mask.shape
+        bits = index_bits(row)
+        if packed_bytes(int(mask.sum()), bits) + 4 * n_rows <= packed_bytes(n_rows * row, 1):
+            return {"coding": _byte(mask, 1), "counts": mask.sum(1, dtype=torch.int32),
+                    "places": pack(mask.nonzero()[:, 1], bits)}
+        return {"coding": _byte(mask, 2), "places": pack(mask, 1)}
+
+    @staticmethod
+    def mask_of(payload: Payload) -> Tensor:
+        """Inverse of `places`: the mask [rows, row]."""
+        n_rows, row = row_shape(payload.shape)
+        parts = payload.parts
+        if int(parts["coding"]) != 1:
+            return unpack(parts["places"], 1, n_rows * row).bool().reshape(n_rows, row)
+        columns = unpack(parts["places"], index_bits(row), int(parts["counts"].sum()))
+        starts = torch.arange(n_rows, device=columns.device).repeat_interleave(parts["counts"].long()) * row
+        mask = torch.zeros(n_rows * row, dtype=torch.bool, device=columns.device)
+        return mask.scatter_(0, starts + columns, True).reshape(n_rows, row)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        flat, mask = rows(x), rows(self.masked(x, seed)[1])
+        return payload(x, values=flat[mask], **self.places(mask))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        return unrows(scatter(payload.parts["values"], self.mask_of(payload)), payload)
+
+
+class TopKStrict(Counted):
     """The authors' operator: per sample, t = the int(d * (1 - ratio))-th smallest |x|, keep |x| > t.
 
-    Ties with t all drop, so sparse maps keep fewer than ratio * d. nbytes = 1 (which coding) +
-    m * itemsize + min(ceil(m * ceil(log2 d) / 8) + 4 * rows, ceil(rows * d / 8)) with m entries kept.
-    Source: authors' notebooks; their crash at ratio = 1 is replaced by keeping everything.
+    Ties with t all drop, so sparse maps keep fewer than ratio * d. nbytes as `Counted`; elements * itemsize + 1 when
+    nothing drops. Source: authors' notebooks; their crash at ratio = 1 is replaced by keeping everything.
     """
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -113,42 +158,22 @@ class TopKStrict(Sparsifier):
         return unrows(y, x), unrows(mask, x) if want_mask else None
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
-        n_rows, row = row_shape(y.shape)
-        if self._dropped(row) == 0:
+        if self._dropped(row_shape(y.shape)[1]) == 0:
             return y.numel() * y.element_size() + 1
-        m = torch.count_nonzero(y)  # kept entries exceed a threshold >= 0, so none of them is zero
-        indices = (m * index_bits(row) + 7) // 8 + 4 * n_rows
-        return m * y.element_size() + indices.clamp(max=packed_bytes(n_rows * row, 1)) + 1
+        return super().bytes_sent(y)
 
     def _dropped(self, row: int) -> int:
         return int(row * (1 - self.spec.ratio))
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        flat, mask = rows(x), rows(self.masked(x, seed)[1])
-        n_rows, row = flat.shape
-        if self._dropped(row) == 0:
-            return payload(x, values=flat.flatten(), coding=_byte(x, 0))
-        bits = index_bits(row)
-        if packed_bytes(int(mask.sum()), bits) + 4 * n_rows <= packed_bytes(n_rows * row, 1):
-            counts = mask.sum(1, dtype=torch.int32)
-            places = pack(mask.nonzero()[:, 1], bits)
-            return payload(x, values=flat[mask], coding=_byte(x, 1), counts=counts, places=places)
-        return payload(x, values=flat[mask], coding=_byte(x, 2), places=pack(mask, 1))
+        if self._dropped(row_shape(x.shape)[1]) == 0:
+            return payload(x, values=rows(x).flatten(), coding=_byte(x, 0))
+        return super()._encode(x, seed)
 
     def _decode(self, payload: Payload) -> Tensor:
-        n_rows, row = row_shape(payload.shape)
-        parts = payload.parts
-        coding = int(parts["coding"])
-        if coding == 0:
-            return unrows(parts["values"], payload)
-        if coding == 1:
-            columns = unpack(parts["places"], index_bits(row), parts["values"].numel())
-            starts = torch.arange(n_rows, device=columns.device).repeat_interleave(parts["counts"].long()) * row
-            mask = torch.zeros(n_rows * row, dtype=torch.bool, device=columns.device)
-            mask = mask.scatter_(0, starts + columns, True).reshape(n_rows, row)
-        else:
-            mask = unpack(parts["places"], 1, n_rows * row).bool().reshape(n_rows, row)
-        return unrows(scatter(parts["values"], mask), payload)
+        if int(payload.parts["coding"]) == 0:
+            return unrows(payload.parts["values"].reshape(row_shape(payload.shape)), payload)
+        return super()._decode(payload)
 
 
 class RandomK(Sparsifier):

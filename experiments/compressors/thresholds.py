@@ -1,0 +1,100 @@
+"""Sparsifiers whose threshold is given, or estimated without sorting; how many entries stay depends on the data."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from experiments.compressors.base import Payload, payload, row_shape, rows, unrows
+from experiments.compressors.bits import pack, unpack
+from experiments.compressors.sparse import Counted, scatter
+
+
+class Threshold(Counted):
+    """Entries with |x| > v (Strom 2015; GRACE's threshold-v). nbytes as `Counted`."""
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        return _above(x, torch.full((row_shape(x.shape)[0], 1), self.spec.value, device=x.device), want_mask)
+
+
+class SIDCo(Counted):
+    """Above a threshold at which a distribution fitted to |x| says that `ratio` of the entries lie.
+
+    Exponential: t = -mu ln r; generalised Pareto: t = a (1 - exp(k ln r)) / k with a = mu (mu^2 / var + 1) / 2 and
+    k = (mu^2 / var - 1) / 2. The first of `stages` aims at a quarter, each later one refits what exceeds the last
+    threshold, exponentially (as the authors' code does). Their adaptation of the number of stages to the ratio
+    reached is left out: a message is a function of its tensor. nbytes as `Counted`. Source: arXiv 2101.10761.
+    """
+
+    FIRST = 0.25
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        size = rows(x).float().abs()
+        stages = self.spec.stages if self.spec.ratio < self.FIRST else 1
+        first = self.spec.ratio if stages == 1 else self.FIRST
+        rest = (self.spec.ratio / first) ** (1 / max(1, stages - 1))
+        mean, var = size.mean(1, keepdim=True), size.var(1, correction=0, keepdim=True)
+        edge = -mean * math.log(first)
+        if self.spec.fit == "gpareto":
+            shape = mean.square() / var.clamp(min=1e-30)
+            a, k = 0.5 * mean * (shape + 1), 0.5 * (shape - 1)
+            pareto = a * (1 - torch.exp(k * math.log(first))) / k.where(k.abs() > 1e-6, 1e-6)
+            edge = torch.where(pareto.isfinite() & (var > 0), pareto, edge)
+        for _ in range(stages - 1):
+            over = size > edge
+            n = over.sum(1, keepdim=True).clamp(min=1)
+            excess = (size - edge).where(over, 0.0).sum(1, keepdim=True) / n
+            edge = edge - excess * math.log(rest)
+        return _above(x, edge, want_mask)
+
+
+class Dryden(Counted):
+    """The top `ratio` of the positive and of the negative entries, each replaced by its group's mean.
+
+    nbytes = as `Counted`, but one sign bit an entry and two float32 means a sample instead of values. Source:
+    Dryden 2016 (adaptive quantization), as in GRACE.
+    """
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        flat = rows(x).float()
+        up, down = (_top_share(flat * sign, self.spec.ratio) for sign in (1, -1))
+        high, low = (flat.where(mask, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+                     for mask in (up, down))
+        largest = flat.abs().amax(1, keepdim=True)
+        y = torch.where(up, high, torch.where(down, low, 0.0)) + (largest - largest)  # NaN where one is not finite
+        return unrows(y.to(x.dtype), x), unrows(up | down, x) if want_mask else None
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        n_rows, row = row_shape(y.shape)
+        m = torch.count_nonzero(y)
+        return (m + 7) // 8 + 8 * n_rows + self.place_bytes(m, n_rows, row)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        y, mask = (rows(part) for part in self.masked(x, seed))
+        y = y.float()
+        means = torch.stack([y.amin(1).clamp(max=0), y.amax(1).clamp(min=0)], dim=1)
+        return payload(x, signs=pack(y[mask] > 0, 1), means=means, **self.places(mask))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        mask = self.mask_of(payload)
+        signs = unpack(payload.parts["signs"], 1, int(mask.sum())).bool()
+        low, high = payload.parts["means"].unsqueeze(2).unbind(1)
+        y = torch.where(scatter(signs, mask), high, low).where(mask, 0.0)
+        return unrows(y.to(payload.dtype), payload)
+
+
+def _above(x: Tensor, edge: Tensor, want_mask: bool) -> tuple[Tensor, Tensor | None]:
+    """Entries of each row whose size exceeds its edge [rows, 1] (at least 0, so that what is kept is not zero)."""
+    flat = rows(x)
+    mask = ~(flat.float().abs() <= edge.clamp(0, torch.finfo(torch.float32).max))  # NaN and infinities stay
+    return unrows(flat.where(mask, flat.new_zeros(())), x), unrows(mask, x) if want_mask else None
+
+
+def _top_share(flat: Tensor, ratio: float) -> Tensor:
+    """Per row, the mask of the largest round(ratio * p) of its p positive entries; ties with the last all stay."""
+    ordered = flat.clamp(min=0).sort(1, descending=True).values
+    k = ((flat > 0).sum(1, keepdim=True) * ratio).round().long()
+    edge = ordered.gather(1, (k - 1).clamp(min=0))
+    return (flat >= edge) & (flat > 0) & (k > 0)
