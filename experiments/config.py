@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from experiments.errors import UserError, nearest
-from experiments.specs import CODERS, SPARSIFIERS, Link, NoCompressor, Spec
+from experiments.specs import CODERS, SPARSIFIERS, Gradients, Link, NoCompressor, Spec
 
 SCHEMA = 3  # raised whenever the meaning of a stored run changes; it is part of the hash
 
@@ -145,6 +145,7 @@ class Run(Spec):
     fwd: Link = Link()
     bwd: Link = Link()
     at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
+    grad: Gradients = Gradients()
     epochs: Count = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -165,6 +166,7 @@ class Run(Spec):
         if self.at and any(links.fwd.compressor.kind in CODERS for links in (everywhere, *self.at.values())):
             raise ValueError(f"at: {' and '.join(CODERS)} are part of the model and stand at every boundary; "
                              "leave at out")
+        _gradients_fit(self.grad, self.data.batch_size)
         if isinstance(self.model, TextModel):
             self._text_fits()
         else:
@@ -232,6 +234,38 @@ def _links_fit(where: str, links: Links) -> None:
     if bwd.start_epoch != fwd.start_epoch:
         raise ValueError(f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.start_epoch equal to "
                          f"{where}fwd.start_epoch")
+
+
+SUMMABLE = ("none", "randomk", "cltk", "powersgd")  # messages that may be added up on the way
+
+
+def _gradients_fit(grad: Gradients, batch_size: int) -> None:
+    """Refuse settings of the gradients' exchange that would have no effect or no meaning."""
+    kind, feedback = grad.compressor.kind, grad.feedback.kind
+    if batch_size % grad.learners:
+        raise ValueError(f"grad.learners={grad.learners} does not divide data.batch_size={batch_size}; every learner "
+                         "takes an equal share")
+    if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange):
+        raise ValueError(f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors and "
+                         "start_epoch have no effect; set grad.compressor.kind")
+    if grad.exchange == "allreduce" and kind not in SUMMABLE:
+        raise ValueError(f"grad.exchange=allreduce adds messages up on the way, so all learners must send the same "
+                         f"places, uncoded: grad.compressor.kind={kind} does not (these do: {', '.join(SUMMABLE)}); "
+                         "use grad.exchange=allgather or server")
+    if grad.exchange == "server" and kind == "cltk":
+        raise ValueError("grad.exchange=server has no leader whose places all learners could share: "
+                         "grad.compressor.kind=cltk needs allreduce or allgather")
+    if (kind == "adacomp") != (feedback == "adacomp") and feedback in ("adacomp", "dgc"):
+        raise ValueError(f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
+                         + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk"))
+    if grad.vote and kind != "sign":
+        raise ValueError(f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign")
+    ratio = getattr(grad.compressor, "ratio", None)
+    if grad.schedule.kind == "ramp" and ratio is None:
+        raise ValueError(f"grad.schedule.kind=ramp changes a ratio; grad.compressor.kind={kind} has none")
+    if grad.schedule.kind == "accordion" and ratio is None and kind != "powersgd":
+        raise ValueError(f"grad.schedule.kind=accordion changes a ratio or a rank; grad.compressor.kind={kind} has "
+                         "neither")
 
 
 def _link_fits(name: str, link: Link) -> None:

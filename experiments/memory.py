@@ -20,13 +20,14 @@ AHEAD = 4  # batches that may wait to be written; more would be memory spent on 
 
 
 class Keys:
-    """Which memory rows a batch owns: the first b slots, or the rows of its samples.
+    """Which memory rows a batch owns: b slots from `first` on, or the rows of its samples.
 
-    samples: int64 [b] on the host; the copy on `device` is made once a step.
+    samples: int64 [b] on the host; the copy on `device` is made once a step. first: the place in the whole batch
+    of the first sample, for a learner that has a share of it.
     """
 
-    def __init__(self, samples: Tensor, device: torch.device) -> None:
-        self.samples = samples
+    def __init__(self, samples: Tensor, device: torch.device, first: int = 0) -> None:
+        self.samples, self.first = samples, first
         self.on_device = samples.to(device, non_blocking=True)
 
     def subset(self, mask: Tensor) -> Keys:
@@ -56,16 +57,19 @@ class Memory(nn.Module):
 
     def read(self, keys: Keys) -> Tensor:
         """Rows of this batch: a view for slots, a copy for samples; on the batch's device."""
-        return self.state[keys.on_device] if self.by_sample else self.state[: len(keys.samples)]
+        return self.state[keys.on_device] if self.by_sample else self._slots(keys)
 
     def write(self, keys: Keys, rows: Tensor) -> None:
         """Store rows; nothing to do when they are the view that `read` gave."""
         if self.by_sample:
             self.state[keys.on_device] = rows.to(self.dtype)
             return
-        own = self.state[: len(keys.samples)]
+        own = self._slots(keys)
         if rows.data_ptr() != own.data_ptr():
             own.copy_(rows)
+
+    def _slots(self, keys: Keys) -> Tensor:
+        return self.state[keys.first : keys.first + len(keys.samples)]
 
 
 class MappedMemory(nn.Module):

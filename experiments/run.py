@@ -69,7 +69,7 @@ class Parts:
     memory: dict[str, int]
 
 
-def build(run: Run, how: Execution, folder: Path | None = None) -> Parts:
+def build(run: Run, how: Execution, folder: Path | None = None, rank: int | None = None) -> Parts:
     """Model, boundaries and data of a run. Raises UserError when they cannot exist or do not fit."""
     _quiet()
     device = how.torch_device()
@@ -84,15 +84,15 @@ def build(run: Run, how: Execution, folder: Path | None = None) -> Parts:
     on_disk = folder if how.buffers == "mmap" else None
     check_room(need, device, on_disk, copies=0 if math.isinf(how.checkpoint_every) else 2)
     boundaries = Boundaries(run, modules, shapes, n, on_disk)
-    return Parts(tasks.build(run, model, boundaries), data, device, need)
+    return Parts(tasks.build(run, model, boundaries, rank), data, device, need)
 
 
 def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool,
-            tensorboard: Path | None = None) -> pl.Trainer:
+            tensorboard: Path | None = None, **options: Any) -> pl.Trainer:
     """A Lightning Trainer with this run's settings. The store is the record; TensorBoard gets a copy where asked."""
     made = pl.Trainer(
-        accelerator="gpu" if parts.device.type == "cuda" else "cpu",
-        devices=[parts.device.index or 0] if parts.device.type == "cuda" else 1,
+        **{"accelerator": "gpu" if parts.device.type == "cuda" else "cpu",
+           "devices": [parts.device.index or 0] if parts.device.type == "cuda" else 1} | options,
         max_epochs=run.epochs, check_val_every_n_epoch=run.eval_every,
         precision="bf16-mixed" if run.precision == "bfloat16" else "32-true",
         gradient_clip_val=getattr(run.optim, "clip", 0.0) or None, deterministic="warn",
@@ -121,10 +121,11 @@ class Recorder(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = {"epoch": task.current_epoch + 1, "step": task.global_step, "train_loss": task.train_loss,
-                  **task.scores, "bytes": sum(b["fwd"] + b["bwd"] for b in task.boundaries.ledger().values())}
+                  **task.scores, "bytes": sum(b["fwd"] + b["bwd"] for b in task.boundaries.ledger().values()),
+                  **task.learners.evaluation()}
         self.folder.append(record)
         with open(self.folder.path / "log.txt", "a") as log:
-            log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items()) + "\n")
+            log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items() if key != "rates") + "\n")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, task: Task) -> None:
         if trainer.current_epoch + 1 >= trainer.max_epochs:
@@ -183,6 +184,7 @@ def _row(run: Run, parts: Parts, folder: RunFolder, made: pl.Trainer, status: st
         "schema": SCHEMA, "id": run_id(run), "status": status, "error": error, "run": ran,
         "metrics": summarise(folder.metrics()) if status == FINISHED else {},
         "steps": made.global_step, "boundaries": ledger, "bytes": traffic(ledger),
+        "gradients": parts.task.learners.totals(),
         "speed": _speed(ledger, parts),
         "memory_bytes": parts.memory, "device": str(parts.device),
         "seconds": {key: round(value, 4) for key, value in parts.task.seconds.items()},
@@ -198,7 +200,7 @@ def summarise(evaluations: list[dict[str, Any]]) -> dict[str, float]:
     evaluations on the test set itself, kept to show how far it flatters.
     """
     last = evaluations[-1]
-    out = {key: value for key, value in last.items() if key not in ("epoch", "step", "bytes")}
+    out = {key: value for key, value in last.items() if key not in ("epoch", "step", "bytes", "rates")}
     name, best = ("acc", max) if "test_on_acc" in last else ("ppl", min)
     for mode in ("on", "off"):
         score = f"test_{mode}_{name}"
@@ -272,6 +274,6 @@ def _quiet() -> None:
     for chatty in ("pytorch_lightning", "huggingface_hub"):  # the hub's retries end in one line of ours
         logging.getLogger(chatty).setLevel(logging.ERROR)
     for noise in (".*does not have many workers.*", ".*dataloader.*", ".*isinstance.*LeafSpec.*",
-                  ".*GPU available but not used.*", ".*lr_scheduler.step.*", ".*srun.*"):
+                  ".*GPU available but not used.*", ".*lr_scheduler.step.*", ".*srun.*", ".*sync_dist=True.*"):
         warnings.filterwarnings("ignore", noise)
 

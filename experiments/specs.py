@@ -198,9 +198,11 @@ class SIDCo(Spec):
     stages: Annotated[int, Field(ge=1, le=8)] = 2
 
 
-AnyCompressor = (NoCompressor | Cast | TopK | TopKStrict | RandomK | RandTopK | Uniform | FixedPoint | FixedBatch | TAH
-                 | LowRank | Sign | OneBit | Tern | QSGD | Natural | Threshold | Dryden | SIDCo)
-CompressorSpec = Annotated[AnyCompressor | ForwardMask | Bottleneck | Subspace, Field(discriminator="kind")]
+CompressorSpec = Annotated[
+    NoCompressor | Cast | TopK | TopKStrict | RandomK | RandTopK | ForwardMask | Uniform | FixedPoint | FixedBatch
+    | TAH | LowRank | Sign | OneBit | Tern | QSGD | Natural | Threshold | Dryden | SIDCo | Bottleneck | Subspace,
+    Field(discriminator="kind"),
+]
 
 Key = Literal["slot", "sample"]
 
@@ -255,3 +257,132 @@ class Link(Spec):
     compressor: CompressorSpec = NoCompressor()
     feedback: FeedbackSpec = NoFeedback()
     start_epoch: Annotated[int, Field(ge=0, description="first compressed epoch; earlier ones travel dense")] = 0
+
+
+# Data parallelism: n learners and their weight gradients.
+
+
+class AdaComp(Spec):
+    """The residues whose look-ahead reaches their bin's maximum, as one of three values (AdaComp).
+
+    Bins of `conv` elements in convolutions, `fc` in all other layers. Go with feedback "adacomp".
+    """
+
+    kind: Literal["adacomp"] = "adacomp"
+    conv: Annotated[int, Field(ge=1, le=2**15, description="elements of a bin in convolutions")] = 50
+    fc: Annotated[int, Field(ge=1, le=2**15, description="elements of a bin in other layers")] = 500
+
+
+class CLTK(Spec):
+    """The top `ratio` of one learner's message, another one each step, at all learners (ScaleCom's CLT-k)."""
+
+    kind: Literal["cltk"] = "cltk"
+    ratio: Ratio = 0.01
+
+
+class PowerSGD(Spec):
+    """Rank-`rank` product of the mean gradient by one power iteration that begins from the last one (PowerSGD)."""
+
+    kind: Literal["powersgd"] = "powersgd"
+    rank: Annotated[int, Field(ge=1)] = 2
+
+
+GradientCompressor = Annotated[
+    NoCompressor | Cast | TopK | TopKStrict | RandomK | Uniform | FixedPoint | Sign | OneBit | Tern | QSGD | Natural
+    | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD, Field(discriminator="kind")]
+
+
+class Residue(Spec):
+    """Error feedback: send C(g + e), keep e = g + e - C(g + e)."""
+
+    kind: Literal["ef"] = "ef"
+
+
+class AdaCompResidue(Spec):
+    """AdaComp's: R <- R + g; the compressor looks ahead to R + (scale - 1) g; what was sent leaves R."""
+
+    kind: Literal["adacomp"] = "adacomp"
+    scale: Annotated[float, Field(ge=1)] = 2.0
+
+
+class MomentumCorrection(Spec):
+    """DGC's: u <- momentum u + g, v <- v + u; v is sent, and both are zero afterwards where it was."""
+
+    kind: Literal["dgc"] = "dgc"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    clip: Annotated[float, Field(ge=0, description="largest norm of a layer, over sqrt(learners); 0: any")] = 0.0
+
+
+class LowPass(Spec):
+    """ScaleCom's residue: e <- (1 - beta) e + beta (g + e - sent)."""
+
+    kind: Literal["lowpass"] = "lowpass"
+    beta: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+class LoCo(Spec):
+    """LoCo's error: e <- beta e + (1 - beta) (g + e - sent), kept in 8 bits, zero every `reset` steps."""
+
+    kind: Literal["loco"] = "loco"
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    reset: Annotated[int, Field(ge=1)] = 1024
+
+
+class EF21Gradient(Spec):
+    """Send m = C(g - A); both ends keep A = A + m and use A."""
+
+    kind: Literal["ef21"] = "ef21"
+
+
+class EF21SGDM(Spec):
+    """EF21 on a running mean of the gradients: v <- (1 - eta) v + eta g, send C(v - A), use A."""
+
+    kind: Literal["ef21_sgdm"] = "ef21_sgdm"
+    eta: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+GradientFeedback = Annotated[NoFeedback | Residue | AdaCompResidue | MomentumCorrection | LowPass | LoCo | EF21Gradient
+                             | EF21SGDM, Field(discriminator="kind")]
+
+
+class Steady(Spec):
+    """The same compression throughout."""
+
+    kind: Literal["steady"] = "steady"
+
+
+class Ramp(Spec):
+    """DGC's warm-up: in epoch e (from 0) of the first `epochs` keep 0.25^(e + 1) where that is more than `ratio`."""
+
+    kind: Literal["ramp"] = "ramp"
+    epochs: Annotated[int, Field(ge=1)] = 4
+
+
+class Accordion(Spec):
+    """A layer keeps `mild` times its ratio or rank while the norm of its epoch gradient changes by more than `eta`."""
+
+    kind: Literal["accordion"] = "accordion"
+    mild: Annotated[float, Field(gt=1)] = 10.0
+    eta: Annotated[float, Field(gt=0)] = 0.5
+    every: Annotated[int, Field(ge=1, description="epochs between decisions")] = 10
+
+
+GradientSchedule = Annotated[Steady | Ramp | Accordion, Field(discriminator="kind")]
+
+
+class Gradients(Spec):
+    """Data parallelism: how many learners share a batch, and how their weight gradients travel.
+
+    exchange: "allreduce" sums messages on the way, "allgather" brings every message to every learner, "server" sends
+    them to a parameter server and the mean back. `vote`: the mean's sign instead of the mean (majority vote).
+    Parameters of one dimension travel dense unless `vectors`; every one does before `start_epoch`.
+    """
+
+    learners: Annotated[int, Field(ge=1)] = 1
+    exchange: Literal["allreduce", "allgather", "server"] = "allreduce"
+    compressor: GradientCompressor = NoCompressor()
+    feedback: GradientFeedback = NoFeedback()
+    schedule: GradientSchedule = Steady()
+    vote: bool = False
+    vectors: bool = False
+    start_epoch: Annotated[int, Field(ge=0, description="first compressed epoch")] = 0

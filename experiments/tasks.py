@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from experiments.compressors.base import channels_last
 from experiments.config import SGD, AdamW, Constant, Cosine, ImageModel, Linear, Links, Run, TextModel
 from experiments.data.module import Batch, Blocks, ImageData
+from experiments.data_parallel.learners import Learners
 from experiments.errors import Diverged
 from experiments.memory import Keys
 from experiments.models import causal_lm
@@ -26,9 +27,11 @@ CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the
 class Task(pl.LightningModule):
     """Training of a staged network, scored with compression on and off; subclasses say what the loss is."""
 
-    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries) -> None:
+    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries, rank: int | None = None) -> None:
         super().__init__()
         self.run, self.model, self.boundaries = run, model, boundaries
+        trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
+        self.learners = Learners(run.grad, trained, run.seed, rank)
         self.seconds = {"train": 0.0, "eval": 0.0}
         self._totals: dict[str, Tensor] = {}
         self._loss_sum = self._samples = None
@@ -87,20 +90,29 @@ class Task(pl.LightningModule):
         x, y, samples = batch
         step = self.boundaries.step
         step.training, step.compress, step.epoch = True, True, self.current_epoch
-        step.number, step.keys = self.global_step, Keys(samples, x.device)
-        loss = self.loss(x, y)
-        self._loss_sum += loss.detach() * len(y)
-        self._samples += len(y)
+        for share in self.learners.shares(len(y)):
+            step.number = self.global_step * self.run.grad.learners + share.learner
+            step.keys = Keys(samples[share.rows], x.device, share.rows.start)
+            with self.learners.turn(share):
+                loss = self.loss(x[share.rows], y[share.rows])
+                self._loss_sum += loss.detach() * share.size
+                self._samples += share.size
+                if not share.last:
+                    loss.backward()
         return loss
 
+    def on_after_backward(self) -> None:
+        self.learners.exchange_gradients(self.global_step, self.current_epoch)
+
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        self.boundaries.check_calls(self.global_step)
+        self.boundaries.check_calls(self.learners.passes)
         if self.global_step % CHECK_EVERY == 0:
             self._check_finite()
         self.seconds["train"] += time.perf_counter() - self._clock
 
     def on_train_epoch_end(self) -> None:
         self._check_finite()
+        self.learners.epoch_ended(self.current_epoch)
         self.log("train_loss", self.train_loss)
 
     @property
@@ -177,8 +189,8 @@ class ImageClassification(Task):
 class LanguageModelling(Task):
     """Next-token cross-entropy; perplexity is exp of the mean over all predicted tokens of a split."""
 
-    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries) -> None:
-        super().__init__(run, model, boundaries)
+    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries, rank: int | None = None) -> None:
+        super().__init__(run, model, boundaries, rank)
         coders = [boundary.coder for boundary in boundaries.values() if boundary.coder is not None]
         if coders and coders[0].anchored:
             causal_lm.entrance(model).register_forward_pre_hook(self._anchor, with_kwargs=True)
@@ -224,9 +236,10 @@ class LinearRamp:
         return max(0.0, (self.total - step) / max(1, self.total - self.warmup))
 
 
-def build(run: Run, model: nn.Module, boundaries: Boundaries) -> Task:
-    """The task of a run."""
-    return (LanguageModelling if isinstance(run.model, TextModel) else ImageClassification)(run, model, boundaries)
+def build(run: Run, model: nn.Module, boundaries: Boundaries, rank: int | None = None) -> Task:
+    """The task of a run; `rank`: of the only learner in this process, where learners are processes."""
+    kind = LanguageModelling if isinstance(run.model, TextModel) else ImageClassification
+    return kind(run, model, boundaries, rank)
 
 
 def _sums(loss: Tensor, *rest: Tensor | int) -> Tensor:
@@ -246,6 +259,7 @@ def installed(run: Run, task: Task, data: ImageData | Blocks, trainer: pl.Traine
         "schedule": _schedule(trainer.lr_scheduler_configs[0].scheduler),
         "fwd": common.fwd, "bwd": common.bwd,
         "at": {cut: one for cut, one in links.items() if one != common},
+        "grad": task.learners.installed,
         "epochs": trainer.max_epochs,
         "eval_every": trainer.check_val_every_n_epoch,
         "precision": "bfloat16" if "bf16" in str(trainer.precision) else "float32",

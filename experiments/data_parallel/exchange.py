@@ -1,0 +1,299 @@
+"""n learners in one process: their gradients are compressed, averaged, and every byte is counted.
+
+A learner's message for a layer is what it would send to others; what the optimizer sees is the mean of what arrives.
+`real.py` does the same with processes, one learner each, through these classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments import compressors
+from experiments.compressors import Compressor
+from experiments.compressors.bits import packed_bytes
+from experiments.compressors.sparse import Counted
+from experiments.data_parallel import feedback
+from experiments.data_parallel.adacomp import AdaComp
+from experiments.data_parallel.shared import Here, Leader, PowerIteration, Together
+from experiments.specs import AdaCompResidue, Gradients, Spec
+
+OWN = {"adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration}
+SPARSE = ("topk", "topk_strict", "threshold", "dryden", "sidco", "adacomp")  # each learner has places of its own
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A trainable parameter as a thing to send."""
+
+    name: str
+    kind: str  # conv, fc, embedding or vector
+    shape: torch.Size
+    dense: bool  # travels as it is
+
+    @property
+    def dense_bytes(self) -> int:
+        """Uncompressed, in float32."""
+        return 4 * self.shape.numel()
+
+
+class Exchange(nn.Module):
+    """The exchange of gradients of one model: residues of every learner, what is sent, and its ledger."""
+
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int) -> None:
+        super().__init__()
+        self.spec, self.seed = spec, seed
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.layers = layers(model, spec)
+        self.memories = nn.ModuleList(
+            nn.ModuleList(feedback.KINDS["none" if layer.dense else spec.feedback.kind](
+                spec.feedback, layer.shape, spec.learners) for layer in self.layers) for _ in range(spec.learners))
+        self.base = build(spec.compressor)
+        for place, layer in enumerate(self.layers):
+            if isinstance(self.base, PowerIteration) and not layer.dense:
+                self.register_buffer(f"warm{place}", self.base.begin(layer.shape, seed + place))
+        self.accordion = _Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
+        self.ledger = Ledger(self.layers, spec)
+        self.collected: list[list[Tensor]] = []
+
+    @property
+    def installed(self) -> Gradients:
+        """The settings as installed, read back from the objects."""
+        memories = [memory for memory, layer in zip(self.memories[0], self.layers, strict=True) if not layer.dense]
+        return self.spec.model_copy(update={
+            "learners": len(self.memories), "compressor": self.base.spec,
+            "feedback": memories[0].spec if memories else self.spec.feedback})
+
+    def collect(self, weight: float) -> None:
+        """Take the gradients of the next learner from the parameters; `weight` is its share of the batch times n."""
+        grads = []
+        for p in self.trained:
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            grads.append(grad if weight == 1 else grad * weight)
+            p.grad = None
+        self.collected.append(grads)
+
+    def reduce(self, step: int, epoch: int) -> None:
+        """Give the parameters the mean of what arrives of the collected gradients."""
+        learners, self.collected = self.collected, []
+        for place, p in enumerate(self.trained):
+            p.grad = self.send(place, [grads[place] for grads in learners], step, epoch)
+        self.ledger.steps += 1
+
+    def send(self, place: int, grads: list[Tensor], step: int, epoch: int) -> Tensor:
+        """The mean of what arrives of all learners' gradients of a layer."""
+        layer = self.layers[place]
+        if layer.dense or epoch < self.spec.start_epoch:
+            if not layer.dense:
+                for memory, grad in zip(self.memories, grads, strict=True):
+                    memory[place].saw_dense(grad)
+            self.ledger.sent(place, layer.dense_bytes * len(grads))
+            return mean(grads)
+        method = self.method(place, epoch)
+        messages = [memory[place].offer(grad) for memory, grad in zip(self.memories, grads, strict=True)]
+        if isinstance(method, Together):
+            arrived, warm = method.combine(messages, getattr(self, f"warm{place}", None), step, Here())
+            self.keep_warm(place, warm)
+            self.ledger.sent(place, round(method.nbytes(layer.shape, len(grads)) * len(grads)))
+        else:
+            arrived = []
+            for learner, (message, grad) in enumerate(zip(messages, grads, strict=True)):
+                y = self.arrives(method, message, grad, place, learner, step)
+                arrived.append(y)
+                self.ledger.sent(place, method.bytes_sent(y[None]))
+        used = [memory[place].settle(message, y)
+                for memory, message, y in zip(self.memories, messages, arrived, strict=True)]
+        return self.merge(place, used, epoch)
+
+    def arrives(self, method: Compressor, message: Tensor, grad: Tensor, place: int, learner: int, step: int) -> Tensor:
+        """What the others see of a learner's message."""
+        if isinstance(method, AdaComp) and isinstance(self.spec.feedback, AdaCompResidue):
+            return method.look_ahead(message[None], grad[None], self.spec.feedback.scale - 1)[0]
+        return method.apply(message[None], self.draw(place, learner, step))[0]
+
+    def keep_warm(self, place: int, warm: Tensor | None) -> None:
+        """Begin the next step's power iteration from `warm`; with another rank for a while, from where it was."""
+        if warm is not None and warm.shape == (before := getattr(self, f"warm{place}")).shape:
+            before.copy_(warm)
+
+    def merge(self, place: int, used: list[Tensor], epoch: int) -> Tensor:
+        """The gradient that the optimizer sees; and what a server would send back."""
+        merged = mean(used)
+        if self.spec.vote:
+            size = mean([y.abs() for y in used])
+            merged = torch.where(merged >= 0, size, -size)
+        if self.spec.exchange == "server":
+            self.ledger.back(place, merged)
+        if self.accordion is not None:
+            self.accordion.add(place, merged)
+        return merged
+
+    def method(self, place: int, epoch: int) -> Compressor | Together:
+        """What a layer's messages go through in this epoch."""
+        schedule = self.spec.schedule
+        if schedule.kind == "ramp" and epoch < schedule.epochs:
+            return build(_scaled(self.base.spec, ratio=max(self.base.spec.ratio, 0.25 ** (epoch + 1))))
+        if self.accordion is not None and self.accordion.mild[place]:
+            ratio, rank = (getattr(self.base.spec, name, 0) * schedule.mild for name in ("ratio", "rank"))
+            return build(_scaled(self.base.spec, ratio=min(1.0, ratio), rank=round(rank)))
+        return self.base
+
+    def draw(self, place: int, learner: int, step: int) -> int:
+        """Seed of a message; learners that must choose the same places share theirs."""
+        if self.spec.compressor.kind == "randomk":
+            learner = 0
+        z = ((self.seed + 1) * 0x9E3779B97F4A7C15 + (place << 40) + (learner << 28) + step) & _WORD
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & _WORD
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _WORD
+        return (z ^ z >> 31) >> 1
+
+    def epoch_ended(self, epoch: int) -> None:
+        """Let Accordion decide."""
+        if self.accordion is not None:
+            self.accordion.decide(epoch)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"ledger": self.ledger.state(), "mild": self.accordion.mild if self.accordion else []}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.ledger.load(state["ledger"])
+        if self.accordion is not None:
+            self.accordion.mild = state["mild"]
+
+
+class Ledger:
+    """Bytes of every layer over training, all learners together; what depends on data is summed on the device."""
+
+    def __init__(self, layers: list[Layer], spec: Gradients) -> None:
+        self.layers, self.spec, self.steps = layers, spec, 0
+        self.up: list[Any] = [0] * len(layers)
+        self.down: list[Any] = [0] * len(layers)
+        self._seen, self._seen_steps = [0] * len(layers), 0
+
+    def sent(self, place: int, nbytes: int | Tensor) -> None:
+        """A message for a layer left a learner."""
+        self.up[place] = self.up[place] + nbytes
+
+    def back(self, place: int, merged: Tensor) -> None:
+        """What a server sends to one learner for a layer: the mean, sparse or as signs where it is that."""
+        n, kind = merged.numel(), self.spec.compressor.kind
+        if self.spec.vote:
+            nbytes: int | Tensor = packed_bytes(n, 1)
+        elif kind in SPARSE:
+            m = torch.count_nonzero(merged)
+            nbytes = (4 * m + Counted.place_bytes(m, 1, n)).clamp(max=4 * n)
+        elif kind == "powersgd":
+            nbytes = round(PowerIteration(self.spec.compressor).nbytes(merged.shape, 1))
+        else:
+            nbytes = 4 * n
+        self.down[place] = self.down[place] + nbytes
+
+    def totals(self) -> dict[str, Any]:
+        """Bytes a learner sends up a step, and what that makes on the links of the exchange; by layer class, too.
+
+        up: a learner's own messages; learner_sends, learner_receives: with what it forwards; total: over all learners.
+        rate: dense bytes over up (the effective compression rate).
+        """
+        up = [int(one) / max(1, self.steps) / self.spec.learners for one in self.up]
+        dense = [layer.dense_bytes for layer in self.layers]
+        down = self._down(sum(up))
+        n, own = self.spec.learners, sum(up)
+        factor = {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
+        receives = down if self.spec.exchange == "server" else factor * own
+        out: dict[str, Any] = {
+            "up": own, "dense": sum(dense), "rate": sum(dense) / own if own else 1.0, "learner_sends": factor * own,
+            "learner_receives": receives, "total": n * (factor * own + (down if self.spec.exchange == "server" else 0))}
+        for kind in sorted({layer.kind for layer in self.layers}):
+            ours = [place for place, layer in enumerate(self.layers) if layer.kind == kind]
+            sent = sum(up[place] for place in ours)
+            out |= {f"{kind}.up": sent, f"{kind}.dense": sum(dense[place] for place in ours),
+                    f"{kind}.rate": sum(dense[place] for place in ours) / sent if sent else 1.0}
+        return out
+
+    def _down(self, own: float) -> float:
+        """Bytes a server sends to one learner a step."""
+        if self.spec.exchange != "server":
+            return 0.0
+        return sum(int(back) / max(1, self.steps) if int(back) else layer.dense_bytes
+                   for back, layer in zip(self.down, self.layers, strict=True))
+
+    def rates(self) -> dict[str, float]:
+        """Every layer's compression rate since the last call (waits for the device)."""
+        up, steps = [int(one) for one in self.up], max(1, self.steps - self._seen_steps)
+        out = {layer.name: layer.dense_bytes * steps * self.spec.learners / max(1, now - before)
+               for layer, now, before in zip(self.layers, up, self._seen, strict=True) if not layer.dense}
+        self._seen, self._seen_steps = up, self.steps
+        return out
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"up": [int(one) for one in self.up], "down": [int(one) for one in self.down], "steps": self.steps,
+                "seen": self._seen, "seen_steps": self._seen_steps}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.up, self.down, self.steps = state["up"], state["down"], state["steps"]
+        self._seen, self._seen_steps = state["seen"], state["seen_steps"]
+
+
+class _Accordion:
+    """Which layers are in a critical regime: their gradient's norm over an epoch changes a lot (arXiv 2010.16248)."""
+
+    def __init__(self, spec: Gradients, layers: list[Layer]) -> None:
+        self.schedule = spec.schedule
+        self.mild = [not layer.dense for layer in layers]  # the first epochs are critical
+        self.sums: list[Tensor | None] = [None] * len(layers)
+        self.before: list[float] | None = None
+
+    def add(self, place: int, gradient: Tensor) -> None:
+        """Add a step's mean gradient of a layer."""
+        own = self.sums[place]
+        self.sums[place] = gradient.clone() if own is None else own.add_(gradient)
+
+    def decide(self, epoch: int) -> None:
+        """After an epoch: compare norms with those of the last decision."""
+        norms = [math.nan if one is None else float(torch.linalg.vector_norm(one)) for one in self.sums]
+        self.sums = [None] * len(self.sums)
+        if (epoch + 1) % self.schedule.every:
+            return
+        if self.before is not None:
+            self.mild = [math.isfinite(now) and (last == 0 or abs(last - now) / last >= self.schedule.eta)
+                         for last, now in zip(self.before, norms, strict=True)]
+        self.before = norms
+
+
+def layers(model: nn.Module, spec: Gradients) -> list[Layer]:
+    """The trainable parameters of a model, in order, with their class."""
+    found = {}
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            kind = "vector" if p.dim() < 2 else "conv" if p.dim() > 2 else (
+                "embedding" if isinstance(module, nn.Embedding) else "fc")
+            found.setdefault(id(p), kind)
+    every = spec.compressor.kind == "none"
+    return [Layer(name, found[id(p)], p.shape, every or (p.dim() < 2 and not spec.vectors))
+            for name, p in model.named_parameters() if p.requires_grad]
+
+
+def build(spec: Spec) -> Compressor | Together:
+    """The compressor, or the way of sending together, of a spec."""
+    return OWN[spec.kind](spec) if spec.kind in OWN else compressors.build(spec)
+
+
+def mean(parts: list[Tensor]) -> Tensor:
+    """The mean in the learners' order."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total.div_(len(parts)) if len(parts) > 1 else total
+
+
+def _scaled(spec: Spec, **values: Any) -> Spec:
+    return spec.model_copy(update={name: value for name, value in values.items() if name in type(spec).model_fields})
+
+
+_WORD = 2**64 - 1

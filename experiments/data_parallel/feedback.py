@@ -1,0 +1,145 @@
+"""What a learner remembers of a layer's gradient: `offer` what to send, `settle` with what arrived.
+
+Notation: g the new gradient, m what is compressed, y what arrives of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from experiments.specs import Spec
+
+
+class Feedback(nn.Module):
+    """Nothing is remembered: m = g."""
+
+    mirrored = False  # whether a receiver must remember, too, to know what is used
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__()
+        self.spec, self.learners = spec, learners
+
+    def offer(self, g: Tensor) -> Tensor:
+        """m, to be compressed."""
+        return g
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        """y arrived for m; returns what the mean is taken of."""
+        return y
+
+    def saw_dense(self, g: Tensor) -> None:
+        """g travelled uncompressed (before the first compressed epoch)."""
+
+
+class Residue(Feedback):
+    """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time."""
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("e", torch.zeros(shape))
+
+    def offer(self, g: Tensor) -> Tensor:
+        return self.e.add_(g)
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        y = y.clone() if y.data_ptr() == m.data_ptr() else y  # everything was kept
+        self.e.sub_(y)
+        return y
+
+
+class LowPass(Residue):
+    """m = g + e; e <- (1 - beta) e + beta (m - y) (ScaleCom; beta 1 is error feedback)."""
+
+    def offer(self, g: Tensor) -> Tensor:
+        return self.e + g
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        self.e.mul_(1 - self.spec.beta).add_(m - y, alpha=self.spec.beta)
+        return y
+
+
+class LoCo(Residue):
+    """m = g + e; e <- beta e + (1 - beta) (m - y), stored in 8 bits with one scale a layer (arXiv 2407.04480).
+
+    An average of errors: it does not telescope. Zero every `reset` steps.
+    """
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def offer(self, g: Tensor) -> Tensor:
+        return self.e + g
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        e = self.e.mul(self.spec.beta).add_(m - y, alpha=1 - self.spec.beta)
+        step = (e.abs().amax() / 127).clamp(min=1e-30)
+        self.steps += 1
+        self.e.copy_((e / step).round_().mul_(step * (self.steps % self.spec.reset != 0)))
+        return y
+
+
+class MomentumCorrection(Feedback):
+    """u <- mu u + g; v <- v + u; m = v; both zero where something was sent (DGC, Lin 2018).
+
+    The optimizer's own momentum should be zero then. Clipping to `clip` / sqrt(learners) comes first.
+    """
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("u", torch.zeros(shape))
+        self.register_buffer("v", torch.zeros(shape))
+
+    def offer(self, g: Tensor) -> Tensor:
+        if self.spec.clip:
+            norm = torch.linalg.vector_norm(g)
+            g = g * (self.spec.clip / self.learners**0.5 / norm.clamp(min=1e-30)).clamp(max=1.0)
+        self.u.mul_(self.spec.momentum).add_(g)
+        return self.v.add_(self.u)
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        y = y.clone() if y.data_ptr() == m.data_ptr() else y
+        kept = y == 0
+        self.u.mul_(kept)
+        self.v.mul_(kept)
+        return y
+
+
+class EF21(Feedback):
+    """m = g - A; A <- A + y is what is used (Richtarik 2021)."""
+
+    mirrored = True
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("a", torch.zeros(shape))
+
+    def offer(self, g: Tensor) -> Tensor:
+        return g - self.a
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        return self.a.add_(y).clone()
+
+    def saw_dense(self, g: Tensor) -> None:
+        self.a.copy_(g)
+
+
+class EF21SGDM(EF21):
+    """v <- (1 - eta) v + eta g; m = v - A; A <- A + y is what is used (Fatkhullin 2023). The first v is the first g."""
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("v", torch.zeros(shape))
+        self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
+
+    def offer(self, g: Tensor) -> Tensor:
+        self.v.copy_(torch.where(self.begun, torch.lerp(self.v, g, self.spec.eta), g))
+        self.begun.fill_(True)
+        return self.v - self.a
+
+
+KINDS: dict[str, type[Feedback]] = {
+    "none": Feedback, "ef": Residue, "adacomp": Residue, "dgc": MomentumCorrection, "lowpass": LowPass, "loco": LoCo,
+    "ef21": EF21, "ef21_sgdm": EF21SGDM,
+}

@@ -1,0 +1,113 @@
+"""A batch shared out among learners within one process; one learner without compression is plain training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from experiments.data_parallel.exchange import Exchange
+from experiments.errors import UserError
+from experiments.specs import Gradients, NoCompressor
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of a batch that a learner works on."""
+
+    learner: int
+    rows: slice
+    size: int
+    weight: float  # its share of the batch, times n
+    last: bool
+
+
+class Learners(nn.Module):
+    """Shares out batches, and exchanges gradients once all learners have theirs.
+
+    Each learner's pass uses its own batch statistics; of the running statistics the first learner's are kept, which
+    is what DistributedDataParallel does (it broadcasts rank 0's buffers).
+    """
+
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int, rank: int | None = None) -> None:
+        """rank: the only learner of this process, when each has one of its own."""
+        super().__init__()
+        self.spec, self.rank = spec, rank
+        alone = spec.learners == 1 and isinstance(spec.compressor, NoCompressor)
+        self.exchange = None if alone else Exchange(spec, model, seed)
+        self._statistics = [buffer for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+                            for buffer in module.buffers(recurse=False)]
+        self._kept: list[Tensor] = []
+        self.weight = 1.0
+        self.passes = 0
+
+    def shares(self, batch: int) -> list[Share]:
+        """Contiguous equal shares; of a short last batch the first learners get one row more, or all there is."""
+        n = self.spec.learners
+        sizes = [batch // n + (learner < batch % n) for learner in range(n)]
+        starts = [sum(sizes[:learner]) for learner in range(n)]
+        busy = [learner for learner in range(n) if sizes[learner]]
+        every = [Share(learner, slice(starts[learner], starts[learner] + sizes[learner]), sizes[learner],
+                       sizes[learner] * n / batch, learner == busy[-1]) for learner in busy]
+        if self.rank is None:
+            return every
+        if len(busy) < n:
+            raise UserError(f"a batch of {batch} has no row for learner {self.rank} of {n}: set data.drop_last=true or "
+                            "another data.batch_size")
+        return [replace(every[self.rank], last=True)]
+
+    @contextmanager
+    def turn(self, share: Share) -> Iterator[None]:
+        """Within it a learner passes its share forward and, unless it is the last, backward."""
+        self.passes += 1
+        if share.last:
+            self.weight = share.weight
+        yield
+        if self.exchange is None or self.spec.learners == 1 or self.rank is not None:
+            return
+        if share.learner == 0:
+            self._kept = [buffer.clone() for buffer in self._statistics]
+        if not share.last:
+            self.exchange.collect(share.weight)
+
+    def exchange_gradients(self, step: int, epoch: int) -> None:
+        """After the last learner's backward: its gradients join the others', and the mean takes their place."""
+        if self.exchange is None:
+            return
+        if self.rank is not None:  # the hook of real.py has done it
+            self.exchange.ledger.steps += 1
+            return
+        self.exchange.collect(self.weight)
+        while len(self.exchange.collected) < self.spec.learners:  # the batch had fewer rows than there are learners
+            self.exchange.collect(0.0)
+        self.exchange.reduce(step, epoch)
+        for buffer, kept in zip(self._statistics, self._kept, strict=False):
+            buffer.copy_(kept)
+
+    def epoch_ended(self, epoch: int) -> None:
+        """Let schedules decide."""
+        if self.exchange is not None:
+            self.exchange.epoch_ended(epoch)
+
+    @property
+    def installed(self) -> Gradients:
+        """The settings as installed."""
+        return Gradients(exchange=self.spec.exchange) if self.exchange is None else self.exchange.installed
+
+    def totals(self) -> dict[str, Any]:
+        """Bytes of the exchange; empty without one."""
+        return {} if self.exchange is None else self.exchange.ledger.totals()
+
+    def evaluation(self) -> dict[str, Any]:
+        """For the record of an evaluation: the layers' rates since the last one."""
+        return {} if self.exchange is None else {"rates": self.exchange.ledger.rates()}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.passes = state["passes"]
+

@@ -1,0 +1,284 @@
+"""The same learners as processes: DistributedDataParallel with a communication hook that sends packed payloads.
+
+Every process has one learner. What it hands to the collective is the serialised payloads of a bucket's layers; what
+it gets are all learners' payloads, which it decodes and averages in the learners' order, as the simulation does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from experiments.compressors.base import Payload
+from experiments.config import Run
+from experiments.data_parallel.adacomp import AdaComp
+from experiments.data_parallel.exchange import mean
+from experiments.data_parallel.learners import Learners
+from experiments.data_parallel.shared import Here, Together
+from experiments.errors import UserError
+from experiments.execution import Execution
+from experiments.specs import AdaCompResidue
+
+DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
+PATIENCE = timedelta(minutes=5)
+
+
+class Wire(Here):
+    """Collectives between the learners' processes; counts what is handed to them."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    @property
+    def learners(self) -> int:
+        return dist.get_world_size()
+
+    def gather(self, parts: list[Tensor]) -> list[Tensor]:
+        mine = parts[0].contiguous()
+        self.sent += mine.numel() * mine.element_size()
+        out = [torch.empty_like(mine) for _ in range(self.learners)]
+        dist.all_gather(out, mine)
+        return out
+
+    def from_leader(self, parts: list[Tensor], leader: int) -> Tensor:
+        mine = parts[0].contiguous()
+        self.sent += mine.numel() * mine.element_size() * (dist.get_rank() == leader)
+        dist.broadcast(mine, leader)
+        return mine
+
+    def gather_bytes(self, mine: Tensor) -> list[Tensor]:
+        """Every learner's bytes (uint8), whatever their lengths."""
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.learners)]
+        dist.all_gather(sizes, torch.tensor([mine.numel()]))
+        self.sent += mine.numel() + 8
+        lengths = [int(size) for size in sizes]
+        padded = torch.nn.functional.pad(mine, (0, max(lengths) - mine.numel()))
+        out = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(out, padded)
+        return [one[:length] for one, length in zip(out, lengths, strict=True)]
+
+
+class Process:
+    """The state of the hook: this process's learner, and of the others what a receiver must remember."""
+
+    def __init__(self, learners: Learners) -> None:
+        self.learners, self.exchange, self.wire = learners, learners.exchange, Wire()
+        self.rank = dist.get_rank()
+        self.places = {id(p): place for place, p in enumerate(self.exchange.trained)}
+        self.step = self.epoch = 0
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """DDP's hook: the bucket's gradients become what the optimizer is to see."""
+        grads = [grad * self.learners.weight if self.learners.weight != 1 else grad.clone()
+                 for grad in bucket.gradients()]
+        places = [self.places[id(p)] for p in bucket.parameters()]
+        packed, waiting = [], []
+        done: dict[int, Tensor] = {}
+        for place, grad in zip(places, grads, strict=True):
+            layer, exchange = self.exchange.layers[place], self.exchange
+            if layer.dense or self.epoch < exchange.spec.start_epoch:
+                if not layer.dense:
+                    exchange.memories[self.rank][place].saw_dense(grad)
+                done[place] = mean(self.wire.gather([grad]))
+                exchange.ledger.sent(place, layer.dense_bytes)
+                continue
+            message = exchange.memories[self.rank][place].offer(grad)
+            method = exchange.method(place, self.epoch)
+            if isinstance(method, Together):
+                arrived, warm = method.combine([message], getattr(exchange, f"warm{place}", None), self.step, self.wire)
+                exchange.keep_warm(place, warm)
+                exchange.ledger.sent(place, round(method.nbytes(layer.shape, self.wire.learners)))
+                done[place] = self._settle(place, message, arrived)
+                continue
+            if isinstance(method, AdaComp) and isinstance(exchange.spec.feedback, AdaCompResidue):
+                payload = method.pack(exchange.arrives(method, message, grad, place, self.rank, self.step)[None])
+            else:
+                payload = method.encode(message[None], exchange.draw(place, self.rank, self.step))
+            exchange.ledger.sent(place, payload.nbytes)
+            packed.append(payload)
+            waiting.append((place, message, method))
+        if packed:
+            texts = [unpack(text, packed) for text in self.wire.gather_bytes(pack(packed))]
+            for turn, (place, message, method) in enumerate(waiting):
+                done[place] = self._settle(place, message, [method.decode(text[turn])[0] for text in texts])
+        for place, grad in zip(places, bucket.gradients(), strict=True):
+            grad.copy_(done[place])
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def _settle(self, place: int, message: Tensor, arrived: list[Tensor]) -> Tensor:
+        used = []
+        for learner, y in enumerate(arrived):
+            memory = self.exchange.memories[learner][place]
+            used.append(memory.settle(message, y) if learner == self.rank or memory.mirrored else y)
+        return self.exchange.merge(place, used, self.epoch)
+
+
+def pack(payloads: list[Payload]) -> Tensor:
+    """Payloads as one uint8 tensor. Framing: for every part its type and length, 5 bytes; for every payload 1 byte."""
+    pieces = []
+    for payload in payloads:
+        head = struct.pack("<B", len(payload.parts))
+        for part in payload.parts.values():
+            head += struct.pack("<BI", DTYPES.index(part.dtype), part.numel())
+        pieces.append(torch.frombuffer(bytearray(head), dtype=torch.uint8))
+        pieces += [part.contiguous().view(-1).view(torch.uint8) for part in payload.parts.values() if part.numel()]
+    return torch.cat(pieces)
+
+
+def unpack(text: Tensor, like: list[Payload]) -> list[Payload]:
+    """Inverse of `pack`, for payloads of the same layers. Raises UserError when the bytes are of something else."""
+    data, place, out = text.numpy().tobytes(), 0, []
+    try:
+        for own in like:
+            count = data[place]
+            place += 1
+            heads = [struct.unpack_from("<BI", data, place + 5 * i) for i in range(count)]
+            place += 5 * count
+            parts = {}
+            for name, (kind, n) in zip(_names(own, count), heads, strict=True):
+                size = n * DTYPES[kind].itemsize
+                if place + size > len(data):
+                    raise ValueError
+                parts[name] = (torch.frombuffer(bytearray(data[place : place + size]), dtype=DTYPES[kind]) if n
+                               else torch.empty(0, dtype=DTYPES[kind]))
+                place += size
+            parts = {name: part.reshape(own.parts[name].shape) if name in own.parts
+                     and own.parts[name].numel() == part.numel() else part for name, part in parts.items()}
+            out.append(Payload(parts, own.shape, own.dtype, own.device, own.channels_last))
+        if place != len(data):
+            raise ValueError
+    except (ValueError, IndexError, struct.error):
+        raise UserError("a learner's message does not fit: the processes disagree in their configuration") from None
+    return out
+
+
+# The parts of payloads whose coding depends on the data, by how many there are.
+_CODINGS = {("values", "coding", "places"), ("values", "coding", "counts", "places"),
+            ("signs", "means", "coding", "places"), ("signs", "means", "coding", "counts", "places"),
+            ("full", "scale", "elements"), ("full", "scale", "elements", "bins")}
+
+
+def _names(own: Payload, count: int) -> tuple[str, ...]:
+    names = tuple(own.parts)
+    if len(names) == count:
+        return names
+    return next(one for one in _CODINGS if len(one) == count and one[0] == names[0])
+
+
+def learn(rank: int, run: Run, how: Execution, port: int, answer: Connection) -> None:
+    """One learner's process: train, and (rank 0) send the outcome through `answer`."""
+    import pytorch_lightning as pl
+    from pytorch_lightning.plugins.environments import LightningEnvironment
+    from pytorch_lightning.strategies import DDPStrategy
+
+    from experiments.run import build, trainer
+
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // run.grad.learners))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "NODE_RANK": "0",
+                   "WORLD_SIZE": str(run.grad.learners)}
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=run.grad.learners, timeout=PATIENCE)
+        _agree(run)
+        parts = build(run, how, rank=rank)
+        process = Process(parts.task.learners)
+
+        class Hooked(pl.Callback):
+            def on_train_start(self, trainer: pl.Trainer, task: pl.LightningModule) -> None:
+                trainer.strategy.model.register_comm_hook(process, Process.reduce)  # Lightning does so on GPUs only
+
+            def on_train_batch_start(self, trainer: pl.Trainer, task: pl.LightningModule, *_: Any) -> None:
+                process.step, process.epoch = task.global_step, task.current_epoch
+
+        class Losses(pl.Callback):
+            seen: list[dict[str, float]] = []
+
+            def on_validation_end(self, trainer: pl.Trainer, task: Any) -> None:
+                self.seen.append({"epoch": task.current_epoch + 1, "train_loss": task.train_loss, **task.scores})
+
+        ignored = [name for name, _ in parts.task.named_buffers() if not name.startswith("model.")]
+        parts.task._ddp_params_and_buffers_to_ignore = ignored  # every learner has memories of its own
+        strategy = DDPStrategy(cluster_environment=LightningEnvironment(), process_group_backend="gloo",
+                               timeout=PATIENCE)
+        losses = Losses()
+        made = trainer(run, parts, [Hooked(), losses], how.progress and rank == 0, accelerator="cpu",
+                       devices=run.grad.learners, strategy=strategy)
+        made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
+        state = {name: one.clone() for name, one in parts.task.model.state_dict().items()}
+        answer.send({"rank": rank, "evaluations": losses.seen, "steps": made.global_step, "sent": process.wire.sent,
+                     "gradients": parts.task.learners.totals(), "seconds": parts.task.seconds["train"],
+                     "weights": {name: one.numpy() for name, one in state.items()} if rank == 0 else None})
+    except UserError as error:
+        answer.send({"rank": rank, "error": str(error)})
+    finally:
+        answer.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _agree(run: Run) -> None:
+    """Raise UserError unless all processes execute the same run."""
+    from experiments.config import run_id
+
+    ids: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(ids, run_id(run))
+    if len(set(ids)) > 1:
+        raise UserError(f"the learners' configurations differ (runs {', '.join(map(str, ids))}); start all with the same "
+                        "settings")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def execute(run: Run, how: Execution) -> dict[str, Any]:
+    """Train with one process a learner on this machine; rank 0's evaluations, the weights, bytes handed to gloo.
+
+    Raises UserError when a process fails; all others are ended then.
+    """
+    import multiprocessing as mp
+    from multiprocessing.connection import wait
+
+    context = mp.get_context("spawn")
+    port, pipes, processes = free_port(), [], []
+    for rank in range(run.grad.learners):
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=learn, args=(rank, run, how, port, there), daemon=True)
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    answers: dict[int, dict[str, Any]] = {}
+    try:
+        left = list(pipes)
+        while left:
+            for pipe in wait(left):
+                left.remove(pipe)
+                try:
+                    answer = pipe.recv()
+                except EOFError:
+                    rank = pipes.index(pipe)
+                    processes[rank].join()
+                    raise UserError(f"learner {rank} ended with exit code {processes[rank].exitcode}; all others were "
+                                    "ended") from None
+                if "error" in answer:
+                    raise UserError(answer["error"])
+                answers[answer["rank"]] = answer
+    finally:
+        for process in processes:
+            if process.is_alive() and len(answers) < len(processes):
+                process.kill()
+            process.join()
+    return answers[0] | {"sent": [answers[rank]["sent"] for rank in sorted(answers)]}
