@@ -44,7 +44,8 @@ class Layer:
 class Exchange(nn.Module):
     """The exchange of gradients of one model: residues of every learner, what is sent, and its ledger."""
 
-    def __init__(self, spec: Gradients, model: nn.Module, seed: int) -> None:
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int, rank: int | None = None) -> None:
+        """rank: the only learner of this process, where learners are processes."""
         super().__init__()
         self.spec, self.seed = spec, seed
         self.trained = [p for p in model.parameters() if p.requires_grad]
@@ -57,7 +58,7 @@ class Exchange(nn.Module):
             if isinstance(self.base, PowerIteration) and not layer.dense:
                 self.register_buffer(f"warm{place}", self.base.begin(layer.shape, seed + place))
         self.accordion = _Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
-        self.ledger = Ledger(self.layers, spec)
+        self.ledger = Ledger(self.layers, spec, spec.learners if rank is None else 1)
         self.collected: list[list[Tensor]] = []
 
     @property
@@ -67,6 +68,11 @@ class Exchange(nn.Module):
         return self.spec.model_copy(update={
             "learners": len(self.memories), "compressor": self.base.spec,
             "feedback": memories[0].spec if memories else self.spec.feedback})
+
+    def clear(self) -> None:
+        """Forget the parameters' gradients."""
+        for p in self.trained:
+            p.grad = None
 
     def collect(self, weight: float) -> None:
         """Take the gradients of the next learner from the parameters; `weight` is its share of the batch times n."""
@@ -168,8 +174,8 @@ class Exchange(nn.Module):
 class Ledger:
     """Bytes of every layer over training, all learners together; what depends on data is summed on the device."""
 
-    def __init__(self, layers: list[Layer], spec: Gradients) -> None:
-        self.layers, self.spec, self.steps = layers, spec, 0
+    def __init__(self, layers: list[Layer], spec: Gradients, learners_here: int) -> None:
+        self.layers, self.spec, self.here, self.steps = layers, spec, learners_here, 0
         self.up: list[Any] = [0] * len(layers)
         self.down: list[Any] = [0] * len(layers)
         self._seen, self._seen_steps = [0] * len(layers), 0
@@ -198,7 +204,7 @@ class Ledger:
         up: a learner's own messages; learner_sends, learner_receives: with what it forwards; total: over all learners.
         rate: dense bytes over up (the effective compression rate).
         """
-        up = [int(one) / max(1, self.steps) / self.spec.learners for one in self.up]
+        up = [int(one) / max(1, self.steps) / self.here for one in self.up]
         dense = [layer.dense_bytes for layer in self.layers]
         down = self._down(sum(up))
         n, own = self.spec.learners, sum(up)
@@ -224,7 +230,7 @@ class Ledger:
     def rates(self) -> dict[str, float]:
         """Every layer's compression rate since the last call (waits for the device)."""
         up, steps = [int(one) for one in self.up], max(1, self.steps - self._seen_steps)
-        out = {layer.name: layer.dense_bytes * steps * self.spec.learners / max(1, now - before)
+        out = {layer.name: layer.dense_bytes * steps * self.here / max(1, now - before)
                for layer, now, before in zip(self.layers, up, self._seen, strict=True) if not layer.dense}
         self._seen, self._seen_steps = up, self.steps
         return out

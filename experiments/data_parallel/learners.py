@@ -37,7 +37,7 @@ class Learners(nn.Module):
         super().__init__()
         self.spec, self.rank = spec, rank
         alone = spec.learners == 1 and isinstance(spec.compressor, NoCompressor)
-        self.exchange = None if alone else Exchange(spec, model, seed)
+        self.exchange = None if alone else Exchange(spec, model, seed, rank)
         self._statistics = [buffer for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
                             for buffer in module.buffers(recurse=False)]
         self._kept: list[Tensor] = []
@@ -65,6 +65,8 @@ class Learners(nn.Module):
         self.passes += 1
         if share.last:
             self.weight = share.weight
+        elif share.learner == 0:
+            self.exchange.clear()  # the last step's mean; Lightning clears it only before the last learner's backward
         yield
         if self.exchange is None or self.spec.learners == 1 or self.rank is not None:
             return

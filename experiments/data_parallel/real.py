@@ -123,6 +123,14 @@ class Process:
         return self.exchange.merge(place, used, self.epoch)
 
 
+def hook(state, bucket):  # type: ignore[no-untyped-def]
+    """DDP's communication hook."""
+    return state.reduce(bucket)
+
+
+hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}  # DDP looks at the types
+
+
 def pack(payloads: list[Payload]) -> Tensor:
     """Payloads as one uint8 tensor. Framing: for every part its type and length, 5 bytes; for every payload 1 byte."""
     pieces = []
@@ -194,7 +202,7 @@ def learn(rank: int, run: Run, how: Execution, port: int, answer: Connection) ->
 
         class Hooked(pl.Callback):
             def on_train_start(self, trainer: pl.Trainer, task: pl.LightningModule) -> None:
-                trainer.strategy.model.register_comm_hook(process, Process.reduce)  # Lightning does so on GPUs only
+                trainer.strategy.model.register_comm_hook(process, hook)  # Lightning does so on GPUs only
 
             def on_train_batch_start(self, trainer: pl.Trainer, task: pl.LightningModule, *_: Any) -> None:
                 process.step, process.epoch = task.global_step, task.current_epoch
@@ -232,8 +240,8 @@ def _agree(run: Run) -> None:
     ids: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(ids, run_id(run))
     if len(set(ids)) > 1:
-        raise UserError(f"the learners' configurations differ (runs {', '.join(map(str, ids))}); start all with the same "
-                        "settings")
+        raise UserError(f"the learners' configurations differ (runs {', '.join(map(str, ids))}); start all with the "
+                        "same settings")
 
 
 def free_port() -> int:
