@@ -25,10 +25,10 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class ImageModel(Spec):
-    """A ResNet and where it is cut: a boundary follows each named module."""
+    """A ResNet, or a perceptron, and where it is cut: a boundary follows each named module."""
 
-    name: Literal["resnet18", "resnet_small"] = "resnet_small"
-    width: Annotated[int, Field(ge=1, description="channels of the first stage")] = 8
+    name: Literal["resnet18", "resnet_small", "mlp"] = "resnet_small"
+    width: Annotated[int, Field(ge=1, description="channels of the first stage; units of a hidden layer")] = 8
     cuts: tuple[str, ...] = ("layer1", "layer2", "layer3")
 
 
@@ -195,6 +195,8 @@ class Run(Spec):
             raise ValueError("model.name=resnet18 takes 3-channel images; data.name=digits has 1: use resnet_small")
         if self.model.name == "resnet18" and self.model.width != 64:
             raise ValueError(f"model.width={self.model.width}: resnet18 has width 64; use resnet_small to vary it")
+        if self.model.name == "mlp" and self.channels_last:
+            raise ValueError("channels_last=true has no effect on model.name=mlp, which has no convolutions")
         if self.fwd.compressor.kind == "subspace":
             raise ValueError("fwd.compressor.kind=subspace needs token embeddings: use a language model")
 

@@ -271,7 +271,8 @@ def installed(run: Run, task: Task, data: ImageData | Blocks, trainer: pl.Traine
 def _model(run: Run, task: Task) -> Spec:
     cuts = tuple(boundary.name for boundary in task.boundaries.values())
     if isinstance(run.model, ImageModel):
-        return ImageModel(name=run.model.name, width=task.model.conv1.out_channels, cuts=cuts)
+        width = task.model.fc.in_features if run.model.name == "mlp" else task.model.conv1.out_channels
+        return ImageModel(name=run.model.name, width=width, cuts=cuts)
     wrapped = any("forward" in vars(block) for block in causal_lm.blocks(task.model))
     return TextModel(name=run.model.name, weights=run.model.weights, stages=len(cuts) + 1,
                      dropout=causal_lm.dropout(task.model), gradient_checkpointing=wrapped)

@@ -87,7 +87,9 @@ class Exchange(nn.Module):
         """Give the parameters the mean of what arrives of the collected gradients."""
         learners, self.collected = self.collected, []
         for place, p in enumerate(self.trained):
-            p.grad = self.send(place, [grads[place] for grads in learners], step, epoch)
+            merged = self.send(place, [grads[place] for grads in learners], step, epoch)
+            # A fused optimizer walks through memory: a gradient must lie there as its parameter does.
+            p.grad = merged if merged.stride() == p.stride() else torch.empty_like(p).copy_(merged)
         self.ledger.steps += 1
 
     def send(self, place: int, grads: list[Tensor], step: int, epoch: int) -> Tensor:

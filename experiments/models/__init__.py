@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.config import ImageModel, Run
 from experiments.data.images import CLASSES
-from experiments.models import resnet
+from experiments.models import mlp, resnet
 
 if TYPE_CHECKING:
     from experiments.data import Blocks, ImageData
@@ -20,6 +20,9 @@ def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple
 
     `root` holds folders of pretrained weights. Raises UserError on an illegal cut or unusable weights.
     """
+    if isinstance(run.model, ImageModel) and run.model.name == "mlp":
+        perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, CLASSES)
+        return perceptron, mlp.cut_points(run.model, perceptron)
     if isinstance(run.model, ImageModel):
         model = resnet.build(run.model, data.images.channels, CLASSES)
         return model, resnet.cut_points(run.model, model)

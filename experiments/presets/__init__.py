@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from experiments.config import Run
 from experiments.errors import UserError, nearest
-from experiments.presets import digits, resnet18, text
+from experiments.presets import digits, gradients, resnet18, text
 
-PRESETS: dict[str, Run] = digits.PRESETS | resnet18.PRESETS | text.PRESETS
+PRESETS: dict[str, Run] = digits.PRESETS | gradients.PRESETS | resnet18.PRESETS | text.PRESETS
 
 
 def preset(name: str) -> Run:

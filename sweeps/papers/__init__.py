@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from experiments.config import Run
 from experiments.errors import UserError, nearest
-from sweeps.papers import rudakov, text
+from sweeps.papers import gradients, rudakov, text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -23,6 +23,9 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "gpt2_aqsgd": text.gpt2_aqsgd,
     "gpt2_matched": text.gpt2_matched,
     "finetune": text.finetune,
+    "demo-gradients": gradients.demo_gradients,
+    "smoke-gradients": gradients.smoke_gradients,
+    "cifar_gradients": gradients.cifar_gradients,
 }
 
 
