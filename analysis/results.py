@@ -47,7 +47,28 @@ def describe(row: dict[str, Any]) -> str:
     cuts = dict.fromkeys(key.split(".")[1] for key in row if key.startswith("at."))
     own = {cut: {key.removeprefix(f"at.{cut}."): value for key, value in row.items() if key.startswith(f"at.{cut}.")}
            for cut in cuts}
-    return "; ".join([_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())])
+    parts = [_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())]
+    return "; ".join(parts + [f"exchange: {how}" for how in [exchange(row)] if how])
+
+
+def exchange(row: dict[str, Any]) -> str:
+    """How a run's gradients travel in a few words; "" for plain training."""
+    kind, learners = row.get("grad.compressor.kind", "none"), row.get("grad.learners", 1)
+    if kind == "none":
+        return f"{learners} learners" if learners > 1 else ""
+    names = {"topk": "TopK", "randomk": "RandomK", "adacomp": "AdaComp", "dryden": "Dryden", "sidco": "SIDCo",
+             "cltk": "CLT-k", "powersgd": "PowerSGD", "sign": "sign", "onebit": "1-bit", "tern": "TernGrad",
+             "qsgd": "QSGD", "topk_strict": "TopK", "fixed": "fixed-point", "uniform": "min-max"}
+    text = names.get(kind, kind)
+    if (ratio := row.get("grad.compressor.ratio")) is not None:
+        text += f" {100 * ratio:g} %"
+    for part, unit in (("bits", " bit"), ("rank", ""), ("levels", " levels")):
+        if (value := row.get(f"grad.compressor.{part}")) is not None:
+            text += f" {value:g}{unit}"
+    feedback = {"none": "", "ef": "EF + ", "adacomp": "", "dgc": "DGC + ", "lowpass": "low-pass + ", "loco": "LoCo + ",
+                "ef21": "EF21 + ", "ef21_sgdm": "EF21-SGDM + "}[row["grad.feedback.kind"]]
+    schedule = {"steady": "", "ramp": ", ramp", "accordion": ", Accordion"}[row["grad.schedule.kind"]]
+    return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}, {learners} learners"
 
 
 def _pair(row: dict[str, Any]) -> str:
@@ -92,7 +113,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     if "model.cuts" in out:
         out["model.cuts"] = ",".join(out["model.cuts"])
     out |= row.get("metrics", {})
-    for part in ("bytes", "seconds", "speed"):
+    for part in ("bytes", "seconds", "speed", "gradients"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
     return out | {"method": describe(out)}
 

@@ -46,9 +46,9 @@ def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
 
 def benches() -> dict[str, Callable[[], Iterable[Result]]]:
     """All benches by name; a later one adds a line."""
-    from commsweep.bench import boundary, store, text
+    from commsweep.bench import boundary, gradients, store, text
 
-    return {"boundary": boundary.bench, "text": text.bench, "store": store.bench}
+    return {"boundary": boundary.bench, "text": text.bench, "store": store.bench, "gradients": gradients.bench}
 
 
 def run(name: str | None, as_json: bool) -> int:

@@ -1,0 +1,75 @@
+"""`commsweep bench gradients`: what compressing weight gradients costs, beside exact TopK and beside plain passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from commsweep.bench import Result, alternate, paired
+from experiments import specs
+from experiments.config import ImageModel
+from experiments.data_parallel.exchange import Exchange
+from experiments.data_parallel.learners import Learners
+from experiments.models import resnet
+
+LEARNERS, BATCH = 8, 256  # as AdaComp and PowerSGD train: 32 rows a learner
+MILLISECONDS = 60.0
+
+
+def bench() -> Iterator[Result]:
+    """All gradients of ResNet-18 (11.2 M) with AdaComp; 8 learners against the passes they contain."""
+    torch.manual_seed(0)
+    net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
+    yield from _compression(net)
+    yield _learners(net)
+
+
+def _compression(net: torch.nn.Module) -> Iterator[Result]:
+    grads = [torch.randn_like(p) * 1e-3 for p in net.parameters()]
+    kinds = {"adacomp": (specs.AdaComp(), specs.AdaCompResidue()),
+             "topk": (specs.TopK(ratio=0.01), specs.Residue())}
+    sides = {}
+    for name, (compressor, feedback) in kinds.items():
+        exchange = Exchange(specs.Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0)
+
+        def one(exchange: Exchange = exchange) -> None:
+            for place, grad in enumerate(grads):
+                exchange.send(place, [grad], 0, 0)
+
+        sides[name] = one
+    with torch.no_grad():
+        seconds = alternate(sides, rounds=9, warmup=2)
+    medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
+    yield Result(f"AdaComp with its residue, 11.2 M gradients: milliseconds / {MILLISECONDS:g}",
+                 medians["adacomp ms"] / MILLISECONDS, 1.0, medians=medians)
+    yield Result("AdaComp / exact TopK 1 %, both with residue", paired(seconds, "adacomp", "topk"), 0.5,
+                 medians=medians)
+
+
+def _learners(net: torch.nn.Module) -> Result:
+    """One step of 8 learners, exchange included, against 8 plain forward and backward passes of their shares."""
+    spec = specs.Gradients(learners=LEARNERS, exchange="allgather", compressor=specs.AdaComp(),
+                           feedback=specs.AdaCompResidue())
+    learners = Learners(spec, net, 0)
+    x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+
+    def step() -> None:
+        for share in learners.shares(BATCH):
+            with learners.turn(share):
+                loss = cross_entropy(net(x[share.rows]), y[share.rows])
+                if share.last:
+                    net.zero_grad()
+                loss.backward()
+        learners.exchange_gradients(0, 0)
+
+    def passes() -> None:
+        for share in learners.shares(BATCH):
+            net.zero_grad()
+            cross_entropy(net(x[share.rows]), y[share.rows]).backward()
+
+    seconds = alternate({"learners": step, "passes": passes}, rounds=5, warmup=1)
+    medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
+    return Result(f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, minibatch {BATCH}",
+                  paired(seconds, "learners", "passes"), 1.15, medians=medians)

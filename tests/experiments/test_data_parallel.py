@@ -1,0 +1,496 @@
+"""Learners: equal to one learner, to the formulas, to published cases and volumes, and to real processes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from experiments import specs
+from experiments.compressors import kernels
+from experiments.config import ImageModel, override
+from experiments.data_parallel import feedback, real
+from experiments.data_parallel.adacomp import AdaComp
+from experiments.data_parallel.exchange import Exchange, build, layers
+from experiments.errors import UserError
+from experiments.execution import Execution
+from experiments.models import resnet
+from experiments.run import build as build_run
+from experiments.run import execute, trainer
+from experiments.specs import Gradients
+from sweeps.papers.gradients import METHODS
+from tests.helpers import same_bits, tiny, tiny_text
+
+HOW = Execution("cpu")
+GATHER = {"grad.exchange": "allgather"}
+each_method = pytest.mark.parametrize("name", METHODS)
+
+
+def trained(run):
+    """The task after a whole run."""
+    torch.set_num_threads(1)
+    parts = build_run(run, HOW)
+    made = trainer(run, parts, [], False)
+    made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
+    return parts.task
+
+
+def weights(task):
+    return {name: one.clone() for name, one in task.model.state_dict().items()}
+
+
+def largest_difference(a, b):
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def exchange(compressor, memory=None, learners=1, shape=(40, 30), **more):
+    """An exchange of one matrix."""
+    net = nn.Linear(shape[1], shape[0], bias=False)
+    spec = Gradients(learners=learners, exchange=more.pop("exchange", "allgather"), compressor=compressor,
+                     feedback=memory or specs.NoFeedback(), **more)
+    return Exchange(spec, net, seed=0)
+
+
+# Learners.
+
+
+def test_learners_without_compression_equal_one_learner_up_to_rounding():
+    """A GPT-2 has no batch statistics, so only the order of sums differs (float32: 1e-6 of the largest weight)."""
+    one, four = (weights(trained(tiny_text(grad__learners=n, optim__kind="sgd", optim__lr=0.1))) for n in (1, 4))
+    assert largest_difference(one, four) < 1e-6 * max(float(w.abs().max()) for w in one.values())
+
+
+@pytest.mark.parametrize("base", [tiny(), tiny(channels_last=True), tiny_text(epochs=1)], ids=["image", "last", "text"])
+def test_what_is_kept_whole_changes_nothing(base):
+    """Law 2 for gradients: K = 100 % with two learners is bit-identical to two learners without compression."""
+    dense = trained(override(base, {"grad.learners": 2}))
+    for memory in ("none", "ef"):
+        whole = trained(override(base, GATHER | {"grad.learners": 2, "grad.compressor.kind": "topk",
+                                                 "grad.compressor.ratio": 1.0, "grad.feedback.kind": memory}))
+        assert all(same_bits(a, b) for a, b in zip(weights(dense).values(), weights(whole).values(), strict=True)
+                   if a.is_floating_point())
+
+
+def test_learners_share_a_batch_and_a_short_one_too():
+    learners = build_run(tiny(grad__learners=4), HOW).task.learners
+    for batch in (32, 13, 3):
+        shares = learners.shares(batch)
+        rows = [row for share in shares for row in range(share.rows.start, share.rows.stop)]
+        assert rows == list(range(batch))
+        assert sum(share.weight for share in shares) == pytest.approx(4)
+        assert [share.last for share in shares] == [False] * (len(shares) - 1) + [True]
+
+
+def test_running_statistics_are_the_first_learners(store):
+    """DistributedDataParallel broadcasts rank 0's buffers before every pass."""
+    task = trained(tiny(grad__learners=2, epochs=1, eval_every=1))
+    assert task.model.bn1.num_batches_tracked == task.global_step
+
+
+def test_each_learners_slots_of_a_boundary_are_its_own():
+    run = tiny(grad__learners=2, fwd__compressor__kind="topk", fwd__feedback__kind="ef")
+    task = trained(run)
+    state = next(iter(task.boundaries.values())).fwd.feedback.memory.state
+    assert all(float(row.abs().sum()) > 0 for row in state)
+
+
+@each_method
+def test_every_method_trains_and_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
+    from experiments.store import Store
+
+    run = override(tiny(epochs=4, eval_every=2, schedule__t_max=4), {"grad.learners": 2} | METHODS[name])
+    straight = execute(run, Store(tmp_path / "a"), HOW)
+    assert straight["status"] == "finished", straight["error"]
+    turns = itertools.count()
+    store = Store(tmp_path / "b")
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, store, Execution("cpu", checkpoint_every=0), lambda: next(turns) == 1)
+    resumed = execute(run, store, HOW)
+    assert resumed["metrics"] == straight["metrics"] and resumed["gradients"] == straight["gradients"]
+    assert straight["run"]["grad"] == run.model_dump(mode="json")["grad"]
+
+
+# AdaComp.
+
+
+def worked():
+    r = torch.tensor([0.5, -0.25, 0, 0.125, 1, -0.5, 0.25, 0])
+    d = torch.tensor([0.25, -0.5, 0.125, -0.125, -0.25, -0.25, 0.5, 0.125])
+    return r, d, torch.tensor([0.75, -0.75, 0, 0, 0, -0.75, 0.75, 0]), torch.tensor([0, 0, 0.125, 0, 0.75, 0, 0, 0.125])
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_adacomps_worked_case(compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "numba", None)
+    r, d, sent, left = worked()
+    made = exchange(specs.AdaComp(fc=4), specs.AdaCompResidue(), shape=(2, 4))
+    made.memories[0][0].e.copy_(r.reshape(2, 4))
+    assert torch.equal(made.send(0, [d.reshape(2, 4)], 0, 0).flatten(), sent)
+    assert torch.equal(made.memories[0][0].e.flatten(), left)
+    assert made.ledger.up[0] == 5 + 2 * 4 // 2  # 1 + scale + four elements of a byte (bins of up to 64)
+
+
+@given(data=st.data())
+def test_adacomp_against_a_plain_loop_and_its_payload(data):
+    n, size = data.draw(st.integers(1, 200)), data.draw(st.sampled_from([1, 4, 50, 64, 65, 500]))
+    values = st.sampled_from([-2.0, -1.0, -0.5, 0.0, 0.25, 1.0, 3.0])
+    g, d = (np.array(data.draw(st.lists(values, min_size=n, max_size=n)), np.float32) for _ in range(2))
+    want, tops = np.zeros(n, np.float32), []
+    for start in range(0, n, size):
+        part = slice(start, start + size)
+        top = np.abs(g[part]).max()
+        tops += [top] if top > 0 else []
+        keep = (np.abs(g[part] + d[part]) >= top) & (g[part] != 0)
+        want[part] = np.sign(g[part]) * keep
+    want *= np.float32(np.mean(tops)) if tops else 0
+    method = AdaComp(specs.AdaComp(fc=size))
+    y = method.look_ahead(torch.from_numpy(g)[None], torch.from_numpy(d)[None], 1.0)
+    assert np.allclose(y[0].numpy(), want, rtol=1e-6, atol=0)
+    payload = method.pack(y)
+    assert same_bits(method.decode(payload), y + 0.0) and payload.nbytes == int(method.bytes_sent(y))
+
+
+def test_adacomps_layout_gives_the_published_rates_at_five_elements_a_bin():
+    for spec, shape, rate in ((specs.AdaComp(), (1, 100, 50, 10, 10), 40), (specs.AdaComp(), (1, 1000, 500), 200)):
+        y = torch.zeros(shape)
+        size = AdaComp(spec).bin_size(torch.Size(shape))
+        y.view(-1, size)[:, :5] = 1.0
+        assert 4 * y.numel() / int(AdaComp(spec).bytes_sent(y)) == pytest.approx(rate, rel=1e-3)
+
+
+def test_bins_of_zeros_send_nothing_and_a_bitmap_names_them():
+    y = torch.zeros(1, 4, 500)
+    method = AdaComp(specs.AdaComp())
+    assert int(method.bytes_sent(y)) == 1 + 4 + 1
+    assert torch.equal(method.decode(method.pack(y)), y)
+
+
+# Feedbacks, against their formulas in float64.
+
+
+def reference(kind, grads, compress, **p):
+    """(what is used, state) of each step, in float64."""
+    e = a = v = u = np.zeros_like(grads[0])
+    out, begun = [], False
+    for g in grads:
+        if kind in ("ef", "lowpass"):
+            m = g + e
+            y = compress(m)
+            e = m - y if kind == "ef" else (1 - p["beta"]) * e + p["beta"] * (m - y)
+            out.append(y)
+        elif kind == "ef21":
+            a = a + compress(g - a)
+            out.append(a)
+        elif kind == "ef21_sgdm":
+            v = g if not begun else (1 - p["eta"]) * v + p["eta"] * g
+            begun = True
+            a = a + compress(v - a)
+            out.append(a)
+        elif kind == "dgc":
+            u = p["momentum"] * u + g
+            v = v + u
+            y = compress(v)
+            u, v = u * (y == 0), v * (y == 0)
+            out.append(y)
+    return out
+
+
+@pytest.mark.parametrize("kind, spec", [
+    ("ef", specs.Residue()), ("lowpass", specs.LowPass(beta=0.3)), ("ef21", specs.EF21Gradient()),
+    ("ef21_sgdm", specs.EF21SGDM(eta=0.2)), ("dgc", specs.MomentumCorrection(momentum=0.8))])
+def test_feedbacks_follow_their_formulas(kind, spec):
+    made = exchange(specs.TopK(ratio=0.1), spec)
+    grads = [torch.randn(40, 30, generator=torch.Generator().manual_seed(step)) for step in range(6)]
+
+    def top(x):
+        keep = np.argsort(-np.abs(x).ravel(), kind="stable")[:120]
+        out = np.zeros(x.size)
+        out[keep] = x.ravel()[keep]
+        return out.reshape(x.shape)
+
+    wanted = reference(kind, [g.double().numpy() for g in grads], top, **spec.model_dump(exclude={"kind"}))
+    for step, (grad, want) in enumerate(zip(grads, wanted, strict=True)):
+        assert np.allclose(made.send(0, [grad.clone()], step, 0).numpy(), want, atol=1e-5)
+
+
+def test_loco_keeps_a_mean_error_in_eight_bits_and_forgets_it():
+    made = exchange(specs.FixedPoint(bits=4, scale="sample"), specs.LoCo(beta=0.8, reset=3))
+    errors = []
+    for step in range(3):
+        made.send(0, [torch.randn(40, 30, generator=torch.Generator().manual_seed(step))], step, 0)
+        errors.append(made.memories[0][0].e.clone())
+    assert len(errors[0].unique()) <= 255 and errors[0].abs().sum() > 0
+    assert errors[2].abs().sum() == 0
+
+
+@each_method
+def test_residues_telescope_where_the_method_says_so(name):
+    grad = override(tiny(), {"grad.learners": 2} | METHODS[name]).grad
+    if grad.feedback.kind not in ("ef", "adacomp") or grad.vote:
+        pytest.skip("its feedback is no residue of everything")
+    made = exchange(grad.compressor, grad.feedback, learners=2, exchange=grad.exchange, schedule=grad.schedule)
+    total = torch.zeros(40, 30)
+    used = torch.zeros(40, 30)
+    for step in range(8):
+        grads = [torch.randn(40, 30, generator=torch.Generator().manual_seed(10 * step + i)) for i in range(2)]
+        total += sum(grads) / 2
+        used += made.send(0, grads, step, 0)
+    left = sum(memory[0].e for memory in made.memories) / 2
+    assert torch.allclose(used + left, total, atol=1e-4)
+
+
+# Published cases (facts, section 5.2).
+
+
+def sent(spec, *values, seed=0):
+    return build(spec).roundtrip(torch.tensor([values], dtype=torch.float32), seed)[0].tolist()
+
+
+@pytest.mark.parametrize("got, want", [
+    (sent(specs.TopK(ratio=3 / 8), 1, 3, 5, 12, 5, 3, -11, 9), [0, 0, 0, 12, 0, 0, -11, 9]),
+    (sent(specs.TopK(ratio=0.5), 1, 2, 3, 4, 5, 6, 7, -8), [0, 0, 0, 0, 5, 6, 7, -8]),
+    (sent(specs.TopK(ratio=2 / 3), 1, -2.75, 2.75), [0, -2.75, 2.75]),
+    (sent(specs.TopK(ratio=0.5), 1, 2, 3, 4), [0, 0, 3, 4]),
+    (sent(specs.OneBit(), 3, -1, 2, -2), [2.5, -1.5, 2.5, -1.5]),
+    (sent(specs.OneBit(), 0, 2, -1), [1, 1, -1]),
+    (sent(specs.QSGD(levels=7), 2, 3, 6), [2, 3, 6]),
+    (sent(specs.QSGD(levels=1), 1), [1]),
+    (sent(specs.QSGD(levels=2), 2), [2]),
+    (sent(specs.Tern(clip=0.0), -1, 0, 1), [-1, 0, 1]),
+    (sent(specs.Tern(clip=0.0), -1, 0, 1e5), [0, 0, 1e5]),
+    (sent(specs.Sign(), 1, -2, 3), [2, -2, 2]),
+])
+def test_published_cases(got, want):
+    assert got == want
+
+
+def test_two_clients_sum():
+    made = exchange(specs.TopK(ratio=0.5), learners=2, shape=(1, 4))
+    clients = [torch.tensor([[1.0, 2, 3, 4]]), torch.tensor([[4.0, 3, 2, 1]])]
+    assert (2 * made.send(0, clients, 0, 0)).tolist() == [[4, 3, 3, 4]]
+
+
+@pytest.mark.parametrize("spec, values, code_bits", [
+    (specs.QSGD(levels=7), [2, 3, 6], 17), (specs.QSGD(levels=1), [1], 3), (specs.QSGD(levels=2), [2], 5)])
+def test_qsgds_code_has_the_published_length(spec, values, code_bits):
+    payload = build(spec).encode(torch.tensor([values], dtype=torch.float32))
+    assert payload.parts["codes"].numel() == math.ceil(code_bits / 8)
+    assert payload.nbytes == math.ceil(code_bits / 8) + 4
+
+
+def test_elias_gamma_lengths_are_the_published_ones():
+    for value, bits in zip((1, 2, 3, 4, 7, 8, 15, 16), (1, 3, 3, 5, 5, 7, 7, 9), strict=True):
+        code = kernels.elias_encode(np.array([value], np.int32))
+        assert len(code) == math.ceil((1 + 1 + bits) / 8)  # a run of one, a sign, the level
+        assert kernels.elias_decode(code, 1).tolist() == [value]
+
+
+@given(st.lists(st.integers(-300, 300) | st.just(0), min_size=1, max_size=120))
+def test_elias_codes_come_back(levels):
+    code = kernels.elias_encode(np.array(levels, np.int32))
+    assert kernels.elias_decode(code, len(levels)).tolist() == levels
+
+
+@pytest.mark.parametrize("spec, omega", [
+    (specs.Natural(), 1 / 8), (specs.QSGD(levels=4, bucket=64), min(64 / 16, 8 / 4)), (specs.Tern(clip=0.0), 64.0)])
+def test_stochastic_methods_are_unbiased_with_the_stated_variance_and_do_something(spec, omega):
+    x = torch.randn(1, 64, generator=torch.Generator().manual_seed(3))
+    draws = torch.stack([build(spec).apply(x, seed) for seed in range(4000)])
+    spread = draws.std(0) / 4000**0.5
+    assert ((draws.mean(0) - x).abs() <= 5 * spread + 1e-5).all()
+    error = (draws - x).square().sum(2).mean()
+    assert 0 < float(error) <= 1.05 * omega * float(x.square().sum())
+
+
+def test_natural_rounds_to_the_neighbouring_powers_with_the_right_chance():
+    draws = build(specs.Natural()).apply(torch.full((1, 20000), 2.75), 1)
+    assert set(draws.unique().tolist()) == {2.0, 4.0}
+    assert float((draws == 4).float().mean()) == pytest.approx(0.375, abs=0.015)
+
+
+# Accounting.
+
+
+@pytest.mark.parametrize("rank, ratio, mib", [(1, 243.26, 4.21), (2, 135.84, 7.53), (4, 72.13, 14.18),
+                                              (7, 42.34, 24.16)])
+def test_powersgds_volumes_come_out_of_the_ledger(rank, ratio, mib):
+    net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
+    spec = Gradients(learners=16, compressor=specs.PowerSGD(rank=rank), feedback=specs.Residue())
+    made = Exchange(spec, nn.ModuleDict({"model": net}), 0)
+    grads = [torch.randn(p.shape) for p in made.trained]
+    for place, grad in enumerate(grads):
+        if made.layers[place].shape.numel() < 50_000:  # the arithmetic of one small layer of each kind is enough
+            made.send(place, [grad] * 16, 0, 0)
+        else:
+            layer = made.layers[place]
+            made.ledger.sent(place, round(16 * made.base.nbytes(layer.shape, 16)))
+    made.ledger.steps = 1
+    totals = made.ledger.totals()
+    assert totals["dense"] == 4 * 11_173_962
+    assert totals["rate"] == pytest.approx(ratio, abs=0.005)
+    assert totals["up"] * 24 / 2**20 == pytest.approx(mib, abs=0.005)
+    assert totals["dense"] * 24 / 2**20 == pytest.approx(1023.0, abs=0.05)
+
+
+def test_patterns_cost_what_their_links_carry():
+    for pattern, sends, receives, total in (("allreduce", 1.5, 1.5, 6), ("allgather", 3, 3, 12), ("server", 1, 1, 8)):
+        made = exchange(specs.NoCompressor(), learners=4, exchange=pattern)
+        made.send(0, [torch.ones(40, 30)] * 4, 0, 0)
+        made.ledger.steps = 1
+        totals = made.ledger.totals()
+        assert [totals[key] / 4800 for key in ("up", "learner_sends", "learner_receives", "total")] == [
+            1, sends, receives, total]
+
+
+def test_a_servers_answer_is_as_sparse_as_the_union_of_what_it_got():
+    made = exchange(specs.TopK(ratio=0.01), learners=2, exchange="server")
+    grads = [torch.zeros(40, 30), torch.zeros(40, 30)]
+    grads[0][0, :12], grads[1][1, :12] = 1.0, 1.0
+    made.send(0, grads, 0, 0)
+    made.ledger.steps = 1
+    totals = made.ledger.totals()
+    assert totals["up"] == 12 * 4 + math.ceil(12 * 11 / 8)
+    assert totals["learner_receives"] == 24 * 4 + math.ceil(24 * 11 / 8) + 4 + 1
+
+
+def test_dense_warm_up_steps_and_vectors_are_counted(store):
+    run = override(tiny(epochs=2, eval_every=1), GATHER | {
+        "grad.learners": 2, "grad.compressor.kind": "topk", "grad.compressor.ratio": 0.01, "grad.start_epoch": 1})
+    row = execute(run, store, HOW)["gradients"]
+    whole = override(run, {"grad.start_epoch": 0})
+    without = execute(whole, store, HOW)["gradients"]
+    assert row["vector.up"] == row["vector.dense"]
+    assert row["conv.up"] == pytest.approx((row["conv.dense"] + without["conv.up"]) / 2)
+
+
+def test_layers_have_their_class():
+    kinds = {layer.name: layer.kind for layer in layers(build_run(tiny_text(), HOW).task.model, Gradients())}
+    assert kinds["transformer.wte.weight"] == "embedding" and kinds["transformer.h.0.attn.c_attn.weight"] == "fc"
+    assert kinds["transformer.h.0.ln_1.bias"] == "vector"
+    assert {layer.kind for layer in layers(build_run(tiny(), HOW).task.model, Gradients())} == {"conv", "fc", "vector"}
+
+
+def test_coders_learn_with_learners(store):
+    run = tiny(grad__learners=2, fwd__compressor__kind="bottleneck", fwd__compressor__width=2)
+    before = build_run(run, HOW).task.boundaries.state_dict()
+    after = trained(run).boundaries.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name in before if "weight" in name or "encoder" in name)
+
+
+# Schedules.
+
+
+def test_a_ramp_keeps_less_every_epoch():
+    made = exchange(specs.TopK(ratio=0.01), schedule=specs.Ramp(epochs=3))
+    assert [made.method(0, epoch).spec.ratio for epoch in range(5)] == [0.25, 0.0625, 0.015625, 0.01, 0.01]
+
+
+def test_accordion_is_mild_while_gradients_change():
+    made = exchange(specs.PowerSGD(rank=1), specs.Residue(), exchange="allreduce",
+                    schedule=specs.Accordion(mild=4, eta=0.5, every=1))
+    ranks = []
+    for epoch, size in enumerate((1.0, 1.0, 1.1, 3.0)):
+        ranks.append(made.method(0, epoch).spec.rank)
+        made.send(0, [size * torch.ones(40, 30)], epoch, epoch)
+        made.epoch_ended(epoch)
+    assert ranks == [4, 4, 1, 1] and made.method(0, 4).spec.rank == 4
+
+
+# Settings.
+
+
+@pytest.mark.parametrize("changes, line", [
+    ({"grad.learners": 3}, "grad.learners=3 does not divide data.batch_size=32"),
+    ({"grad.compressor.kind": "topk"}, "grad.exchange=allreduce adds messages up on the way"),
+    ({"grad.compressor.kind": "cltk", "grad.exchange": "server"}, "grad.exchange=server has no leader"),
+    ({"grad.compressor.kind": "adacomp", "grad.exchange": "allgather", "grad.compressor.fc": 40000}, "32768"),
+    ({"grad.feedback.kind": "ef"}, "grad.compressor.kind=none"),
+    ({"grad.compressor.kind": "topk", "grad.exchange": "server", "grad.vote": True}, "grad.vote=true counts signs"),
+    ({"grad.compressor.kind": "sign", "grad.exchange": "server", "grad.schedule.kind": "ramp"}, "changes a ratio"),
+    ({"grad.compressor.kind": "topk", "grad.exchange": "server", "grad.feedback.kind": "adacomp"}, "does not go with"),
+])
+def test_settings_that_do_not_go_together_are_one_line(changes, line):
+    with pytest.raises(UserError, match=line):
+        override(tiny(), changes)
+
+
+# Real processes.
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", ["AdaComp", "PowerSGD 2", "CLT-k 1 %", "EF21 TopK 1 %",
+                                  *(pytest.param(name, marks=SLOW) for name in ("dense", "QSGD 4", "1-bit"))])
+def test_processes_equal_the_simulation_bit_for_bit(name):
+    run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | METHODS[name])
+    made, simulated = real.execute(run, HOW), trained(run)
+    assert all(same_bits(torch.from_numpy(one), simulated.model.state_dict()[key].cpu())
+               for key, one in made["weights"].items() if one.dtype == np.float32)
+    last = made["evaluations"][-1]
+    assert {key: last[key] for key in simulated.scores} == simulated.scores
+    ledger = simulated.learners.exchange.ledger
+    handed = sum(made["sent"])
+    framing = handed - sum(int(one) for one in ledger.up)
+    assert 0 <= framing <= 4 * ledger.steps * 2 * (8 + 16 * len(ledger.layers))  # lengths, types, sizes
+    if name in ("dense", "PowerSGD 2"):
+        assert framing == 0
+
+
+def plain_ddp(rank, run, port, answer):
+    """Three steps of plain DistributedDataParallel, torch's own all-reduce, SGD: one process of two."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    parts = build_run(run, HOW)
+    model = nn.parallel.DistributedDataParallel(parts.task.model)
+    optimizer = torch.optim.SGD(model.parameters(), run.optim.lr, run.optim.momentum,
+                                weight_decay=run.optim.weight_decay)
+    parts.data.train.set_epoch(0)
+    for x, y, _ in parts.data.train:
+        own = slice(rank * len(y) // 2, (rank + 1) * len(y) // 2)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+    if rank == 0:
+        answer.send({name: one.numpy() for name, one in parts.task.model.state_dict().items()})
+    torch.distributed.destroy_process_group()
+
+
+def test_learners_equal_plain_ddp_with_torchs_own_all_reduce():
+    """Batch statistics and all; float32, 1e-6 of the largest weight for another order of sums."""
+    run = tiny(epochs=1, eval_every=1, grad__learners=2, schedule__kind="constant")
+    context, port = torch.multiprocessing.get_context("spawn"), real.free_port()
+    here, there = context.Pipe(duplex=False)
+    processes = [context.Process(target=plain_ddp, args=(rank, run, port, there)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    assert here.poll(120)
+    made = {name: torch.from_numpy(one) for name, one in here.recv().items()}
+    for process in processes:
+        process.join()
+    ours = weights(trained(run))
+    assert largest_difference(ours, made) < 1e-6 * max(float(w.abs().max()) for w in made.values())
+
+
+def test_payloads_survive_the_wire_and_foreign_bytes_are_refused():
+    payloads = [build(spec).encode(torch.randn(1, 30), 1) for spec in (specs.TopK(ratio=0.1), specs.QSGD(),
+                                                                        specs.Threshold(value=0.5), specs.Sign())]
+    text = real.pack(payloads)
+    back = real.unpack(text, payloads)
+    for one, other in zip(payloads, back, strict=True):
+        assert all(torch.equal(one.parts[name], other.parts[name]) for name in one.parts)
+    for bad in (text[:-1], torch.cat([text, text[:1]]), text[:0]):
+        with pytest.raises(UserError, match="processes disagree"):
+            real.unpack(bad, payloads)
+
+
+def test_feedback_kinds_are_all_reached():
+    assert set(feedback.KINDS) == {
+        override(tiny(), {"grad.learners": 2} | change).grad.feedback.kind for change in METHODS.values()}
