@@ -7,7 +7,7 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-text demo-finetune test test-slow lint lock clean
+.PHONY: demo demo-text demo-gradients demo-finetune test test-slow lint lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
@@ -16,6 +16,10 @@ demo: $(VENV)/ready
 demo-text: $(VENV)/ready
 	$(SWEEP) sweep launch demo-text
 	$(SWEEP) report demo-text --out out/demo-text
+
+demo-gradients: $(VENV)/ready
+	$(SWEEP) sweep launch demo-gradients
+	$(SWEEP) report demo-gradients --out out/demo-gradients
 
 demo-finetune: $(VENV)/ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-finetune.txt

@@ -16,8 +16,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from analysis.tables import OFF, ON
 
@@ -147,6 +148,16 @@ def _band(axis: Axes, curves: pd.DataFrame, metric: str, label: str, place: int)
     axis.plot(by_epoch.index, by_epoch["mean"], color=INK[place % 7], marker=MARKS[place % 9], label=label)
     axis.fill_between(by_epoch.index, by_epoch["mean"] - by_epoch["std"], by_epoch["mean"] + by_epoch["std"],
                       color=INK[place % 7], alpha=0.15, lw=0)
+
+
+def logarithmic(*axes: Axis) -> None:
+    """Logarithmic axes with plain numbers at 1, 2 and 5; left linear where nothing is drawn."""
+    for axis in axes:
+        if np.isfinite(axis.get_minpos()):
+            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
 
 
 IMAGES: dict[str, Callable[..., Figure]] = {

@@ -9,9 +9,10 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from analysis.claims import SLIGHT, Claim, Effect
-from analysis.figures import COLUMN, INK, MARKS, STYLE
+from analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic
 from analysis.results import exchange
 from analysis.tables import BYTES, ON, PLAIN, RATE, Cell, Table, cell
 
@@ -206,8 +207,7 @@ def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
                           marker=MARKS[place % 9], color=INK[place % 7], elinewidth=0.7, label=_short(name))
         axis.set(xscale="log", yscale="log", xlabel="compression rate (dense bytes / bytes sent up)",
                  ylabel="test error (%)")
-        for one in (axis.xaxis, axis.yaxis):
-            one.set_major_formatter(lambda value, _: f"{value:g}")
+        logarithmic(axis.xaxis, axis.yaxis)
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -216,7 +216,8 @@ def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
     """AdaComp's rate adapts by itself: of every layer at every evaluation, one panel a model (first seed)."""
     rows = _plain(frame)
     done = rows[(rows["grad.compressor.kind"] == "adacomp") & (rows.status == "finished")]
-    chosen = done.drop_duplicates("model.name")
+    several = [name for name, own in curves.groupby("id") if len(own) > 1] if len(curves) else []
+    chosen = done[done.id.isin(several)].drop_duplicates("model.name")
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(max(1, len(chosen)), 1, figsize=(COLUMN, 0.4 + 1.9 * max(1, len(chosen))),
                                     squeeze=False)
@@ -228,7 +229,7 @@ def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
                           color=plt.get_cmap("viridis")(place / max(1, len(layers) - 1)))
             axis.set(title=f"{run['model.name']}: {len(layers)} layers, first dark, last bright", yscale="log",
                      ylabel="rate", xlabel="epoch")
-            axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            logarithmic(axis.yaxis)
     return figure
 
 
@@ -249,7 +250,8 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
                 axis.plot(counts, [factor(n) * up for n in counts], style, marker=MARKS[place], color=INK[place],
                           label=f"{label}, {pattern}")
         axis.set(xscale="log", yscale="log", xlabel="learners", ylabel="bytes a learner sends a step")
-        axis.set_xticks(counts, [str(n) for n in counts], minor=False)
+        axis.set_xticks(counts, [str(n) for n in counts])
+        axis.xaxis.set_minor_locator(NullLocator())
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 

@@ -11,12 +11,11 @@ import math
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from analysis.claims import DENSE, Claim, Effect, Wanted, difference
-from analysis.figures import COLUMN, INK, MARKS, STYLE, pareto
+from analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic, pareto
 from analysis.tables import PLAIN, RATE, SHARE, Cell, Table, cell
 
 ON, OFF, LOSS = "test_on_ppl", "test_off_ppl", "test_on_loss"
@@ -90,7 +89,7 @@ def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
         if dense.values:
             axis.axhline(dense.mean, color="0.4", lw=1, ls="--", label="uncompressed")
         axis.set(xlabel="K (% of entries kept)", ylabel="test perplexity")
-        _logarithmic(axis.xaxis, axis.yaxis)
+        logarithmic(axis.xaxis, axis.yaxis)
         figure.legend(loc="outside lower center", ncols=1)
     return figure
 
@@ -106,7 +105,7 @@ def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
         front = pareto(points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}), worst=-math.inf)
         axis.plot(front["bytes"], front["ppl"], color="0.5", lw=1, zorder=1, label="Pareto front")
         axis.set(xlabel="bytes a token and boundary, both ways", ylabel="test perplexity")
-        _logarithmic(axis.xaxis, axis.yaxis)
+        logarithmic(axis.xaxis, axis.yaxis)
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -155,14 +154,7 @@ def family(method: str) -> str:
     return " ".join(kept) + (f" {SEPARATE}" if "TopK" in kept and "shared" not in kept else "")
 
 
-def _logarithmic(*axes: Axis) -> None:
-    """Logarithmic axes with plain numbers at 1, 2 and 5; left linear where nothing is drawn."""
-    for axis in axes:
-        if np.isfinite(axis.get_minpos()):
-            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.set_minor_formatter(NullFormatter())
+
 
 
 def _whiskers(cells: list[Cell]) -> np.ndarray:

@@ -268,33 +268,54 @@ def _elias_back(code, levels):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _adacomp(g, d, ahead, size, top, row_from, row_to):  # pragma: no cover (compiled)
-    """Largest |g| of every bin in [row_from, row_to) -> top."""
+def _adacomp_tops(e, bits, d, size, top, row_from, row_to):  # pragma: no cover (compiled)
+    """e += d, and the bits of the largest |e| of every bin in [row_from, row_to) -> top."""
+    whole, new = e[row_from * size : row_to * size], d[row_from * size : row_to * size]
+    for i in range(whole.size):
+        whole[i] += new[i]
     for b in range(row_from, row_to):
-        most = np.float32(0)
-        for i in range(b * size, min((b + 1) * size, g.size)):
-            most = max(most, abs(g[i]))
+        own = bits[b * size : (b + 1) * size]
+        most = np.int32(0)
+        for i in range(own.size):  # bits of a non-negative float order like it; whole numbers vectorise
+            most = max(most, own[i] & np.int32(0x7FFFFFFF))
         top[b] = most
 
 
 @_compiled
-def _adacomp_keep(g, d, ahead, size, top, scale, out, row_from, row_to):  # pragma: no cover (compiled)
-    """What is sent of the bins in [row_from, row_to): +-scale where |g + ahead d| reaches the bin's top."""
+def _adacomp_send(e, d, ahead, size, top, scale, out, sent, row_from, row_to):  # pragma: no cover (compiled)
+    """What is sent of the bins in [row_from, row_to), taken off e: +-scale where |e + ahead d| reaches the top."""
     for b in range(row_from, row_to):
+        own, new, go = (e[b * size : (b + 1) * size], d[b * size : (b + 1) * size], out[b * size : (b + 1) * size])
+        if not np.isfinite(top[b]):
+            go[:] = np.nan
+            continue
         most = top[b] if top[b] > 0 else np.float32(np.inf)
-        for i in range(b * size, min((b + 1) * size, g.size)):
-            keep = abs(g[i] + ahead * d[i]) >= most
-            out[i] = (scale if g[i] > 0 else -scale) if keep and g[i] != 0 else np.float32(0)
+        count = np.int32(0)
+        for i in range(own.size):
+            keep = np.int32(abs(own[i] + ahead * new[i]) >= most) & np.int32(own[i] != 0)
+            go[i] = np.copysign(scale, own[i]) * np.float32(keep) + np.float32(0)  # never -0.0
+            count += keep
+        for i in range(own.size):
+            own[i] -= go[i]
+        sent[b] = count
 
 
-def adacomp(g: Tensor, d: Tensor, ahead: float, size: int) -> Tensor:
-    """AdaComp's message of float32 g [n] with new gradient d [n]; see `adacomp.AdaComp`."""
-    flat, new = g.detach().contiguous().numpy(), d.detach().contiguous().numpy()
-    bins = -(-flat.size // size)
-    top, out = np.empty(bins, np.float32), np.empty_like(flat)
-    factor = np.float32(ahead)
-    _over_rows(lambda a, b: _adacomp(flat, new, factor, size, top, a, b), bins, size)
+def adacomp(e: Tensor, d: Tensor, ahead: float, size: int) -> tuple[Tensor, int, bool]:
+    """AdaComp's message of residue e [n] (float32, contiguous, changed in place) and new gradient d [n].
+
+    Returns what arrives, how many entries were sent, and whether a bin sent nothing; see `adacomp.AdaComp`.
+    """
+    residue, new = e.detach().numpy(), d.detach().contiguous().numpy()
+    bins = -(-residue.size // size)
+    top, sent, out = np.empty(bins, np.int32), np.zeros(bins, np.int32), np.empty_like(residue)
+    bits, factor = residue.view(np.int32), np.float32(ahead)
+    _in_bins(lambda a, b: _adacomp_tops(residue, bits, new, size, top, a, b), bins, residue.size)
+    tops = top.view(np.float32)
     some = np.count_nonzero(top)
-    scale = np.float32(top.sum(dtype=np.float64) / some) if some else np.float32(0)
-    _over_rows(lambda a, b: _adacomp_keep(flat, new, factor, size, top, scale, out, a, b), bins, size)
-    return torch.from_numpy(out)
+    scale = np.float32(tops.sum(dtype=np.float64) / some) if some else np.float32(0)
+    _in_bins(lambda a, b: _adacomp_send(residue, new, factor, size, tops, scale, out, sent, a, b), bins, residue.size)
+    return torch.from_numpy(out), int(sent.sum()), bool((sent == 0).any())
+
+
+def _in_bins(task: Callable[[int, int], None], bins: int, n: int) -> None:
+    _over_rows(task, bins, -(-n // bins))

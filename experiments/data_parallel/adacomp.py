@@ -37,9 +37,22 @@ class AdaComp(Compressor):
     def look_ahead(self, g: Tensor, d: Tensor, ahead: float) -> Tensor:
         """What arrives for residue g [1, *layer] (new gradient d in it)."""
         size = self.bin_size(g.shape)
-        if kernels.usable(g) and kernels.usable(d):
-            return kernels.adacomp(g.reshape(-1), d.reshape(-1), ahead, size).reshape(g.shape)
         return self._torch(g.float().reshape(-1), d.float().reshape(-1), ahead, size).to(g.dtype).reshape(g.shape)
+
+    def step(self, e: Tensor, d: Tensor, ahead: float) -> tuple[Tensor, int | Tensor]:
+        """A learner's whole step for a layer: e <- e + d, send, e <- e - sent. Returns what arrives and its bytes.
+
+        e, d: [*layer]. On the CPU in two passes over memory.
+        """
+        size = self.bin_size(torch.Size([1, *e.shape]))
+        if kernels.usable(e) and kernels.usable(d) and e.is_contiguous():
+            y, sent, empty = kernels.adacomp(e.view(-1), d.reshape(-1), ahead, size)
+            bins = -(-e.numel() // size)
+            return y.view(e.shape), 5 + sent * (1 if size <= SHORT else 2) + empty * packed_bytes(bins, 1)
+        e += d
+        y = self.look_ahead(e[None], d[None], ahead)[0]
+        e -= y
+        return y, self._bytes(y, size)
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         return self._bytes(y, self.bin_size(y.shape))
@@ -53,7 +66,8 @@ class AdaComp(Compressor):
         keep = (h.abs() >= top) & (top > 0) & (bins != 0)
         some = torch.count_nonzero(top)
         scale = (top.sum(dtype=torch.float64) / some.clamp(min=1)).float()
-        return torch.where(keep, torch.where(bins > 0, scale, -scale), 0.0).reshape(-1)[: g.numel()]
+        sent = torch.where(keep, torch.where(bins > 0, scale, -scale), 0.0)
+        return sent.where(top.isfinite(), torch.nan).reshape(-1)[: g.numel()]  # a bad value stays visible
 
     @staticmethod
     def _bytes(y: Tensor, size: int) -> Tensor:

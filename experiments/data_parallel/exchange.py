@@ -102,6 +102,14 @@ class Exchange(nn.Module):
             self.ledger.sent(place, layer.dense_bytes * len(grads))
             return mean(grads)
         method = self.method(place, epoch)
+        if self.looks_ahead:
+            ahead = self.spec.feedback.scale - 1
+            arrived = []
+            for memory, grad in zip(self.memories, grads, strict=True):
+                y, nbytes = method.step(memory[place].e, grad, ahead)
+                self.ledger.sent(place, nbytes)
+                arrived.append(y)
+            return self.merge(place, arrived, epoch)
         messages = [memory[place].offer(grad) for memory, grad in zip(self.memories, grads, strict=True)]
         if isinstance(method, Together):
             arrived, warm = method.combine(messages, getattr(self, f"warm{place}", None), step, Here())
@@ -109,19 +117,18 @@ class Exchange(nn.Module):
             self.ledger.sent(place, round(method.nbytes(layer.shape, len(grads)) * len(grads)))
         else:
             arrived = []
-            for learner, (message, grad) in enumerate(zip(messages, grads, strict=True)):
-                y = self.arrives(method, message, grad, place, learner, step)
+            for learner, message in enumerate(messages):
+                y = method.apply(message[None], self.draw(place, learner, step))[0]
                 arrived.append(y)
                 self.ledger.sent(place, method.bytes_sent(y[None]))
         used = [memory[place].settle(message, y)
                 for memory, message, y in zip(self.memories, messages, arrived, strict=True)]
         return self.merge(place, used, epoch)
 
-    def arrives(self, method: Compressor, message: Tensor, grad: Tensor, place: int, learner: int, step: int) -> Tensor:
-        """What the others see of a learner's message."""
-        if isinstance(method, AdaComp) and isinstance(self.spec.feedback, AdaCompResidue):
-            return method.look_ahead(message[None], grad[None], self.spec.feedback.scale - 1)[0]
-        return method.apply(message[None], self.draw(place, learner, step))[0]
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it is AdaComp with its own residue, which selection sees."""
+        return isinstance(self.base, AdaComp) and isinstance(self.spec.feedback, AdaCompResidue)
 
     def keep_warm(self, place: int, warm: Tensor | None) -> None:
         """Begin the next step's power iteration from `warm`; with another rank for a while, from where it was."""
@@ -293,11 +300,13 @@ def build(spec: Spec) -> Compressor | Together:
 
 
 def mean(parts: list[Tensor]) -> Tensor:
-    """The mean in the learners' order."""
+    """The mean in the learners' order; of one, itself."""
+    if len(parts) == 1:
+        return parts[0]
     total = parts[0].clone()
     for part in parts[1:]:
         total += part
-    return total.div_(len(parts)) if len(parts) > 1 else total
+    return total.div_(len(parts))
 
 
 def _scaled(spec: Spec, **values: Any) -> Spec:

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from experiments.compressors.base import Payload
 from experiments.config import Run
-from experiments.data_parallel.adacomp import AdaComp
 from experiments.data_parallel.exchange import mean
 from experiments.data_parallel.learners import Learners
 from experiments.data_parallel.shared import Here, Together
 from experiments.errors import UserError
 from experiments.execution import Execution
-from experiments.specs import AdaCompResidue
 
 DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
 PATIENCE = timedelta(minutes=5)
@@ -74,13 +72,13 @@ class Process:
         self.rank = dist.get_rank()
         self.places = {id(p): place for place, p in enumerate(self.exchange.trained)}
         self.step = self.epoch = 0
+        self.waiting: list[tuple[int, Any, Tensor | None, Payload]] = []  # layers of a bucket: place, how, m, payload
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's hook: the bucket's gradients become what the optimizer is to see."""
         grads = [grad * self.learners.weight if self.learners.weight != 1 else grad.clone()
                  for grad in bucket.gradients()]
         places = [self.places[id(p)] for p in bucket.parameters()]
-        packed, waiting = [], []
         done: dict[int, Tensor] = {}
         for place, grad in zip(places, grads, strict=True):
             layer, exchange = self.exchange.layers[place], self.exchange
@@ -90,36 +88,43 @@ class Process:
                 done[place] = mean(self.wire.gather([grad]))
                 exchange.ledger.sent(place, layer.dense_bytes)
                 continue
-            message = exchange.memories[self.rank][place].offer(grad)
             method = exchange.method(place, self.epoch)
+            if exchange.looks_ahead:
+                y, _ = method.step(exchange.memories[self.rank][place].e, grad, exchange.spec.feedback.scale - 1)
+                self._waits(place, method, None, method.pack(y[None]))
+                continue
+            message = exchange.memories[self.rank][place].offer(grad)
             if isinstance(method, Together):
                 arrived, warm = method.combine([message], getattr(exchange, f"warm{place}", None), self.step, self.wire)
                 exchange.keep_warm(place, warm)
                 exchange.ledger.sent(place, round(method.nbytes(layer.shape, self.wire.learners)))
                 done[place] = self._settle(place, message, arrived)
                 continue
-            if isinstance(method, AdaComp) and isinstance(exchange.spec.feedback, AdaCompResidue):
-                payload = method.pack(exchange.arrives(method, message, grad, place, self.rank, self.step)[None])
-            else:
-                payload = method.encode(message[None], exchange.draw(place, self.rank, self.step))
-            exchange.ledger.sent(place, payload.nbytes)
-            packed.append(payload)
-            waiting.append((place, message, method))
-        if packed:
+            payload = method.encode(message[None], exchange.draw(place, self.rank, self.step))
+            self._waits(place, method, message, payload)
+        if self.waiting:
+            packed = [payload for *_, payload in self.waiting]
             texts = [unpack(text, packed) for text in self.wire.gather_bytes(pack(packed))]
-            for turn, (place, message, method) in enumerate(waiting):
+            for turn, (place, method, message, _) in enumerate(self.waiting):
                 done[place] = self._settle(place, message, [method.decode(text[turn])[0] for text in texts])
+            self.waiting = []
         for place, grad in zip(places, bucket.gradients(), strict=True):
             grad.copy_(done[place])
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
 
-    def _settle(self, place: int, message: Tensor, arrived: list[Tensor]) -> Tensor:
+    def _waits(self, place: int, method: Any, message: Tensor | None, payload: Payload) -> None:
+        self.exchange.ledger.sent(place, payload.nbytes)
+        self.waiting.append((place, method, message, payload))
+
+    def _settle(self, place: int, message: Tensor | None, arrived: list[Tensor]) -> Tensor:
+        """The gradient for the optimizer; without `message` the residue is settled already."""
         used = []
         for learner, y in enumerate(arrived):
             memory = self.exchange.memories[learner][place]
-            used.append(memory.settle(message, y) if learner == self.rank or memory.mirrored else y)
+            own = learner == self.rank and message is not None
+            used.append(memory.settle(message, y) if own or memory.mirrored else y)
         return self.exchange.merge(place, used, self.epoch)
 
 

@@ -153,8 +153,23 @@ def test_adacomp_against_a_plain_loop_and_its_payload(data):
     method = AdaComp(specs.AdaComp(fc=size))
     y = method.look_ahead(torch.from_numpy(g)[None], torch.from_numpy(d)[None], 1.0)
     assert np.allclose(y[0].numpy(), want, rtol=1e-6, atol=0)
+    e = torch.from_numpy(g - d)
+    fast, nbytes = method.step(e, torch.from_numpy(d), 1.0)
+    assert same_bits(fast + 0.0, y[0] + 0.0) and nbytes == int(method.bytes_sent(y))
+    assert same_bits(e, torch.from_numpy(g) - y[0])
     payload = method.pack(y)
     assert same_bits(method.decode(payload), y + 0.0) and payload.nbytes == int(method.bytes_sent(y))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bad_gradient_stays_visible(bad, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "numba", None)
+    made = exchange(specs.AdaComp(), specs.AdaCompResidue())
+    grad = torch.randn(40, 30)
+    grad[3, 3] = bad
+    assert not made.send(0, [grad], 0, 0).isfinite().all()
 
 
 def test_adacomps_layout_gives_the_published_rates_at_five_elements_a_bin():
