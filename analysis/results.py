@@ -54,8 +54,9 @@ def describe(row: dict[str, Any]) -> str:
 def exchange(row: dict[str, Any]) -> str:
     """How a run's gradients travel in a few words; "" for plain training."""
     kind, learners = row.get("grad.compressor.kind", "none"), row.get("grad.learners", 1)
+    local = f", {steps} local steps" if (steps := row.get("grad.local_steps", 1)) > 1 else ""
     if kind == "none":
-        return f"{learners} learners" if learners > 1 else ""
+        return f"{learners} learners{local}" if learners > 1 else ""
     names = {"topk": "TopK", "randomk": "RandomK", "adacomp": "AdaComp", "dryden": "Dryden", "sidco": "SIDCo",
              "cltk": "CLT-k", "powersgd": "PowerSGD", "sign": "sign", "onebit": "1-bit", "tern": "TernGrad",
              "qsgd": "QSGD", "topk_strict": "TopK", "fixed": "fixed-point", "uniform": "min-max"}
@@ -68,7 +69,7 @@ def exchange(row: dict[str, Any]) -> str:
     feedback = {"none": "", "ef": "EF + ", "adacomp": "", "dgc": "DGC + ", "lowpass": "low-pass + ", "loco": "LoCo + ",
                 "ef21": "EF21 + ", "ef21_sgdm": "EF21-SGDM + "}[row["grad.feedback.kind"]]
     schedule = {"steady": "", "ramp": ", ramp", "accordion": ", Accordion"}[row["grad.schedule.kind"]]
-    return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}, {learners} learners"
+    return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, {learners} learners"
 
 
 def _pair(row: dict[str, Any]) -> str:

@@ -244,10 +244,12 @@ SUMMABLE = ("none", "randomk", "cltk", "powersgd")  # messages that may be added
 def _gradients_fit(grad: Gradients, batch_size: int) -> None:
     """Refuse settings of the gradients' exchange that would have no effect or no meaning."""
     kind, feedback = grad.compressor.kind, grad.feedback.kind
-    if batch_size % grad.learners:
-        raise ValueError(f"grad.learners={grad.learners} does not divide data.batch_size={batch_size}; every learner "
-                         "takes an equal share")
-    if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange):
+    if batch_size % (grad.learners * grad.local_steps):
+        steps = f" times grad.local_steps={grad.local_steps}" if grad.local_steps > 1 else ""
+        raise ValueError(f"grad.learners={grad.learners}{steps} does not divide data.batch_size={batch_size}; every "
+                         "learner takes an equal share")
+    if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange,
+                                            local_steps=grad.local_steps):
         raise ValueError(f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors and "
                          "start_epoch have no effect; set grad.compressor.kind")
     if grad.exchange == "allreduce" and kind not in SUMMABLE:

@@ -375,7 +375,9 @@ class Gradients(Spec):
 
     exchange: "allreduce" sums messages on the way, "allgather" brings every message to every learner, "server" sends
     them to a parameter server and the mean back. `vote`: the mean's sign instead of the mean (majority vote).
-    Parameters of one dimension travel dense unless `vectors`; every one does before `start_epoch`.
+    Parameters of one dimension travel dense unless `vectors`; every one does before `start_epoch`. With `local_steps`
+    H a learner takes H plain SGD steps at the current rate, each on 1/H of its share, and sends the sum of their
+    gradients (Local SGD; the optimizer's momentum acts on the mean of the learners).
     """
 
     learners: Annotated[int, Field(ge=1)] = 1
@@ -385,4 +387,5 @@ class Gradients(Spec):
     schedule: GradientSchedule = Steady()
     vote: bool = False
     vectors: bool = False
+    local_steps: Annotated[int, Field(ge=1, description="SGD steps of a learner between exchanges")] = 1
     start_epoch: Annotated[int, Field(ge=0, description="first compressed epoch")] = 0

@@ -91,15 +91,20 @@ class Task(pl.LightningModule):
         step = self.boundaries.step
         step.training, step.compress, step.epoch = True, True, self.current_epoch
         for share in self.learners.shares(len(y)):
-            step.number = self.global_step * self.run.grad.learners + share.learner
+            step.number = self.learners.passes
             step.keys = Keys(samples[share.rows], x.device, share.rows.start)
-            with self.learners.turn(share):
+            with self.learners.turn(share, self.rate):
                 loss = self.loss(x[share.rows], y[share.rows])
                 self._loss_sum += loss.detach() * share.size
                 self._samples += share.size
                 if not share.last:
                     loss.backward()
         return loss
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of this step."""
+        return self.trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_after_backward(self) -> None:
         self.learners.exchange_gradients(self.global_step, self.current_epoch)

@@ -60,6 +60,8 @@ class Exchange(nn.Module):
         self.accordion = _Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
         self.ledger = Ledger(self.layers, spec, spec.learners if rank is None else 1)
         self.collected: list[list[Tensor]] = []
+        self._summed: list[Tensor] = []  # of the local steps of the learner whose turn it is
+        self._shared: list[Tensor] = []
 
     @property
     def installed(self) -> Gradients:
@@ -74,13 +76,30 @@ class Exchange(nn.Module):
         for p in self.trained:
             p.grad = None
 
+    @torch.no_grad()
+    def step_locally(self, rate: float) -> None:
+        """A learner's SGD step on its own weights; its gradients are summed until it is collected."""
+        if not self._summed:
+            self._shared = [p.detach().clone() for p in self.trained]
+            self._summed = [torch.zeros_like(p) for p in self.trained]
+        for p, total in zip(self.trained, self._summed, strict=True):
+            if p.grad is not None:
+                total += p.grad
+                p.sub_(p.grad, alpha=rate)
+                p.grad = None
+
+    @torch.no_grad()
     def collect(self, weight: float) -> None:
         """Take the gradients of the next learner from the parameters; `weight` is its share of the batch times n."""
         grads = []
-        for p in self.trained:
+        for place, p in enumerate(self.trained):
             grad = torch.zeros_like(p) if p.grad is None else p.grad
+            if self._summed:  # back to the weights that all learners share
+                grad = self._summed[place].add_(grad)
+                p.copy_(self._shared[place])
             grads.append(grad if weight == 1 else grad * weight)
             p.grad = None
+        self._summed, self._shared = [], []
         self.collected.append(grads)
 
     def reduce(self, step: int, epoch: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,13 +17,14 @@ from experiments.specs import Gradients, NoCompressor
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of a batch that a learner works on."""
+    """The rows of a batch that a learner works on in one pass."""
 
     learner: int
     rows: slice
     size: int
-    weight: float  # its share of the batch, times n
-    last: bool
+    weight: float  # the learner's share of the batch, times n
+    settles: bool  # whether it is the learner's last pass before the exchange
+    last: bool  # whether Lightning makes its backward
 
 
 class Learners(nn.Module):
@@ -36,12 +38,12 @@ class Learners(nn.Module):
         """rank: the only learner of this process, when each has one of its own."""
         super().__init__()
         self.spec, self.rank = spec, rank
-        alone = spec.learners == 1 and isinstance(spec.compressor, NoCompressor)
+        alone = spec.learners == spec.local_steps == 1 and isinstance(spec.compressor, NoCompressor)
         self.exchange = None if alone else Exchange(spec, model, seed, rank)
         self._statistics = [buffer for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
                             for buffer in module.buffers(recurse=False)]
         self._kept: list[Tensor] = []
-        self.weight = 1.0
+        self.weight, self._begun = 1.0, False
         self.passes = 0
 
     def shares(self, batch: int) -> list[Share]:
@@ -50,29 +52,37 @@ class Learners(nn.Module):
         sizes = [batch // n + (learner < batch % n) for learner in range(n)]
         starts = [sum(sizes[:learner]) for learner in range(n)]
         busy = [learner for learner in range(n) if sizes[learner]]
-        every = [Share(learner, slice(starts[learner], starts[learner] + sizes[learner]), sizes[learner],
-                       sizes[learner] * n / batch, learner == busy[-1]) for learner in busy]
+        every = []
+        for learner in busy:
+            edges = [starts[learner] + sizes[learner] * step // self.spec.local_steps
+                     for step in range(self.spec.local_steps + 1)]
+            parts = [slice(a, b) for a, b in pairwise(edges) if b > a]
+            every += [Share(learner, rows, rows.stop - rows.start, sizes[learner] * n / batch, rows is parts[-1],
+                            rows is parts[-1] and learner == busy[-1]) for rows in parts]
         if self.rank is None:
             return every
         if len(busy) < n:
             raise UserError(f"a batch of {batch} has no row for learner {self.rank} of {n}: set data.drop_last=true or "
                             "another data.batch_size")
-        return [replace(every[self.rank], last=True)]
+        return [replace(every[self.rank], settles=True, last=True)]
 
     @contextmanager
-    def turn(self, share: Share) -> Iterator[None]:
-        """Within it a learner passes its share forward and, unless it is the last, backward."""
+    def turn(self, share: Share, rate: float = 0.0) -> Iterator[None]:
+        """Within it a learner passes its share forward and, unless it is the last, backward; `rate` of local steps."""
         self.passes += 1
         if share.last:
             self.weight = share.weight
-        elif share.learner == 0:
+        if share.learner == 0 and not self._begun and self.exchange is not None and self.rank is None:
+            self._begun = True
             self.exchange.clear()  # the last step's mean; Lightning clears it only before the last learner's backward
         yield
-        if self.exchange is None or self.spec.learners == 1 or self.rank is not None:
+        if self.exchange is None or self.rank is not None:
             return
-        if share.learner == 0:
+        if share.learner == 0 and share.settles:
             self._kept = [buffer.clone() for buffer in self._statistics]
-        if not share.last:
+        if not share.settles:
+            self.exchange.step_locally(rate)
+        elif not share.last:
             self.exchange.collect(share.weight)
 
     def exchange_gradients(self, step: int, epoch: int) -> None:
@@ -83,6 +93,7 @@ class Learners(nn.Module):
             self.exchange.ledger.steps += 1
             return
         self.exchange.collect(self.weight)
+        self._begun = False
         while len(self.exchange.collected) < self.spec.learners:  # the batch had fewer rows than there are learners
             self.exchange.collect(0.0)
         self.exchange.reduce(step, epoch)

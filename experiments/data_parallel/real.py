@@ -264,6 +264,9 @@ def execute(run: Run, how: Execution) -> dict[str, Any]:
     import multiprocessing as mp
     from multiprocessing.connection import wait
 
+    if run.grad.local_steps > 1:
+        raise UserError(f"grad.local_steps={run.grad.local_steps}: processes exchange every step's gradients; simulate "
+                        "local steps with commsweep run")
     context = mp.get_context("spawn")
     port, pipes, processes = free_port(), [], []
     for rank in range(run.grad.learners):

@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "1-bit": GATHER | EF | {"grad.compressor.kind": "onebit"},
     "TernGrad": GATHER | {"grad.compressor.kind": "tern"},
     "QSGD 4": GATHER | {"grad.compressor.kind": "qsgd", "grad.compressor.levels": 4},
+    "Local SGD, 4 steps": {"grad.local_steps": 4},
     "natural": GATHER | {"grad.compressor.kind": "natural"},
     "LoCo 4 bit": GATHER | {"grad.compressor.kind": "fixed", "grad.compressor.bits": 4, "grad.feedback.kind": "loco",
                             "grad.compressor.scale": "group"},

@@ -87,6 +87,32 @@ def test_learners_share_a_batch_and_a_short_one_too():
         assert [share.last for share in shares] == [False] * (len(shares) - 1) + [True]
 
 
+@pytest.mark.parametrize("learners", [1, 2])
+def test_local_steps_are_sgd_steps_on_weights_of_ones_own(learners):
+    """Against a plain loop: every learner's copy takes its steps, then the copies are averaged."""
+    run = override(tiny(model__name="mlp", epochs=1, eval_every=1, optim__momentum=0.0, optim__weight_decay=0.0,
+                        optim__lr=0.02, schedule__kind="constant"), {"grad.learners": learners, "grad.local_steps": 4})
+    torch.set_num_threads(1)
+    parts = build_run(run, HOW)
+    shared = {name: p.detach().clone() for name, p in parts.task.model.named_parameters()}
+    model = parts.task.model
+    parts.data.train.set_epoch(0)
+    for x, y, _ in parts.data.train:
+        ends = []
+        for rows in torch.arange(len(y)).chunk(learners):
+            model.load_state_dict(shared, strict=False)
+            for part in rows.chunk(4):
+                model.zero_grad()
+                nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.02 * p.grad
+            ends.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        shared = {name: sum(end[name] for end in ends) / learners for name in shared}
+    ours = dict(trained(run).model.named_parameters())
+    assert largest_difference(shared, {name: p.detach() for name, p in ours.items()}) < 1e-5
+
+
 def test_running_statistics_are_the_first_learners(store):
     """DistributedDataParallel broadcasts rank 0's buffers before every pass."""
     task = trained(tiny(grad__learners=2, epochs=1, eval_every=1))
@@ -422,6 +448,7 @@ def test_accordion_is_mild_while_gradients_change():
 
 
 @pytest.mark.parametrize("changes, line", [
+    ({"grad.learners": 4, "grad.local_steps": 16}, "times grad.local_steps=16 does not divide data.batch_size=32"),
     ({"grad.learners": 3}, "grad.learners=3 does not divide data.batch_size=32"),
     ({"grad.compressor.kind": "topk"}, "grad.exchange=allreduce adds messages up on the way"),
     ({"grad.compressor.kind": "cltk", "grad.exchange": "server"}, "grad.exchange=server has no leader"),
