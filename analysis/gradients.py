@@ -51,7 +51,7 @@ def classes(frame: pd.DataFrame) -> Table:
     kinds = [kind for kind in ("conv", "fc", "embedding", "vector") if f"gradients.{kind}.rate" in frame]
     table = Table("classes", "AdaComp: compression rate by layer class, over training", ["Model", *kinds, "all"])
     rows = _plain(frame)
-    for model, own in rows[rows["grad.compressor.kind"] == "adacomp"].groupby("model.name", sort=False):
+    for model, own in rows[rows["kind"] == "adacomp"].groupby("model.name", sort=False):
         table.rows.append([model, *(_rate(own, f"gradients.{kind}.rate") for kind in kinds), _rate(own, RATE_UP)])
     return table
 
@@ -61,7 +61,7 @@ def robust(frame: pd.DataFrame) -> Table:
     table = Table("robustness", "AdaComp over learners and minibatch: test accuracy (%)",
                   ["Learners", "Minibatch", "dense", "AdaComp", "rate"])
     for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
-        own, dense = (part[part["grad.compressor.kind"] == kind] for kind in ("adacomp", "none"))
+        own, dense = (part[part["kind"] == kind] for kind in ("adacomp", "none"))
         if len(own) and len(dense) and ON in own:
             table.rows.append([str(learners), str(batch), cell(dense, ON), cell(own, ON), cell(own, RATE_UP, RATE)])
     return table if len(table.rows) > 1 else Table("robustness", "", [])
@@ -72,7 +72,7 @@ def exchanges(frame: pd.DataFrame) -> Table:
     table = Table("exchanges", "Bytes a step by exchange: measured message sizes on the links of each pattern",
                   ["Model", "Message", "Exchange", "Learners", "a learner sends", "all learners send"])
     rows = _unlinked(frame)
-    rows = rows[rows["grad.compressor.kind"].isin(["none", "adacomp"]) & (rows["data.batch_size"] == _usual(rows))]
+    rows = rows[rows["kind"].isin(["none", "adacomp"]) & (rows["data.batch_size"] == _usual(rows))]
     for (model, name, pattern, n), part in rows[rows["grad.learners"] > 1].groupby(
             ["model.name", "gradient", "grad.exchange", "grad.learners"], sort=False):
         table.rows.append([model, name.rsplit(", ", 1)[0] if "," in name else "dense", pattern, str(n),
@@ -130,7 +130,7 @@ def a3(frame: pd.DataFrame) -> Claim:
     """Robust over learners and minibatch."""
     effects = []
     for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
-        if (part["grad.compressor.kind"] == "adacomp").any():
+        if (part["kind"] == "adacomp").any():
             effects.append(_difference(part, f"accuracy, dense minus AdaComp, {learners} learners, minibatch {batch}",
                                        "none", "adacomp", ON, below=SLIGHT))
     return Claim("A3", "AdaComp holds over numbers of learners and minibatch sizes "
@@ -144,9 +144,9 @@ def a4(frame: pd.DataFrame) -> Claim:
     for model in ("mlp", "resnet_small", "resnet18"):
         part = rows[rows["model.name"] == model]
         for kind, name in (("topk", "TopK 1 %"), ("dryden", "Dryden 1 %")):
-            other = part[(part["grad.compressor.kind"] != kind) | ((part["grad.compressor.ratio"] == 0.01)
+            other = part[(part["kind"] != kind) | ((part["grad.compressor.ratio"] == 0.01)
                                                                    & (part["grad.feedback.kind"] == "ef"))]
-            if (other["grad.compressor.kind"] == kind).any():
+            if (other["kind"] == kind).any():
                 what = f"{model}: accuracy, AdaComp minus {name} with EF"
                 effects.append(_difference(other, what, "adacomp", kind, ON, above=0.0))
     return Claim("A4", "AdaComp's selection is better than selection at a fixed rate.",
@@ -159,7 +159,7 @@ CLAIMS = [a1, a2, a3, a4]
 def _rates(frame: pd.DataFrame, model: str, kind: str) -> Effect:
     effect = Effect(f"{model}: compression rate of {kind} layers", MANY, None)
     rows = _plain(frame)
-    rows = rows[(rows["grad.compressor.kind"] == "adacomp") & (rows["model.name"] == model)]
+    rows = rows[(rows["kind"] == "adacomp") & (rows["model.name"] == model)]
     column = f"gradients.{kind}.rate"
     if column in rows:
         done = rows[rows[column].notna()]
@@ -182,7 +182,7 @@ def _difference(rows: pd.DataFrame, what: str, a: str, b: str, metric: str, *, a
     effect = Effect(what, above, below, digits=1 if unit == 100 else 3)
     if metric not in rows:
         return effect
-    left, right = (rows[(rows["grad.compressor.kind"] == kind) & (rows.status == "finished")] for kind in (a, b))
+    left, right = (rows[(rows["kind"] == kind) & (rows.status == "finished")] for kind in (a, b))
     pairs = left.merge(right, on=["seed", "model.name"], suffixes=("_a", "_b"))
     effect.values = [float(one) for one in unit * (pairs[f"{metric}_a"] - pairs[f"{metric}_b"])]
     effect.ids = sorted({*pairs.id_a, *pairs.id_b})
@@ -215,7 +215,7 @@ def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
 def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
     """AdaComp's rate adapts by itself: of every layer at every evaluation, one panel a model (first seed)."""
     rows = _plain(frame)
-    done = rows[(rows["grad.compressor.kind"] == "adacomp") & (rows.status == "finished")]
+    done = rows[(rows["kind"] == "adacomp") & (rows.status == "finished")]
     several = [name for name, own in curves.groupby("id") if len(own) > 1] if len(curves) else []
     chosen = done[done.id.isin(several)].drop_duplicates("model.name")
     with plt.rc_context(STYLE):
@@ -241,7 +241,7 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
         figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
         counts = [2, 4, 8, 16, 32, 64]
         for place, (kind, label) in enumerate((("none", "dense"), ("adacomp", "AdaComp"))):
-            up = rows[(rows["grad.compressor.kind"] == kind) & (rows.status == "finished")]["gradients.up"].mean()
+            up = rows[(rows["kind"] == kind) & (rows.status == "finished")]["gradients.up"].mean()
             if pd.isna(up):
                 continue
             patterns = [("server", lambda n: 1.0, ":"), ("all-gather", lambda n: n - 1, "-")]
@@ -267,7 +267,9 @@ def _with_names(frame: pd.DataFrame) -> pd.DataFrame:
     clean = [{key: value for key, value in row.items() if not (isinstance(value, float) and pd.isna(value))}
              for row in records]
     names = [exchange(row) or "1 learner" for row in clean]
-    return frame.assign(gradient=names, links=[row["method"].split("; exchange: ")[0] for row in clean])
+    local = frame["grad.local_steps"] > 1 if "grad.local_steps" in frame else False
+    kind = frame["grad.compressor.kind"].mask((frame["grad.compressor.kind"] == "none") & local, "local")
+    return frame.assign(gradient=names, kind=kind, links=[row["method"].split("; exchange: ")[0] for row in clean])
 
 
 def _unlinked(frame: pd.DataFrame) -> pd.DataFrame:
@@ -281,7 +283,7 @@ def _unlinked(frame: pd.DataFrame) -> pd.DataFrame:
 def _varied(frame: pd.DataFrame) -> pd.DataFrame:
     """Dense and AdaComp rows of the model that was trained with the most numbers of learners."""
     rows = _unlinked(frame)
-    rows = rows[rows["grad.compressor.kind"].isin(["none", "adacomp"])]
+    rows = rows[rows["kind"].isin(["none", "adacomp"])]
     counts = rows.groupby("model.name")["grad.learners"].nunique()
     return rows[rows["model.name"] == counts.idxmax()] if len(counts) else rows
 
@@ -311,7 +313,7 @@ def _usual(rows: pd.DataFrame) -> int:
 
 
 def _dense_name(rows: pd.DataFrame) -> str:
-    dense = rows[rows["grad.compressor.kind"] == "none"]
+    dense = rows[rows["kind"] == "none"]
     return str(dense.gradient.iloc[0]) if len(dense) else ""
 
 

@@ -96,7 +96,8 @@ def toy(run: Run) -> Run:
             "model.name": "gpt2-nano", "model.weights": "", "model.stages": 4, "data.name": "synthetic-text",
             "data.tokenizer": "bytes", "data.block_size": 32, "data.batch_size": 8, "data.train_blocks": 32,
             "data.eval_blocks": 8, "epochs": epochs, "eval_every": 1, "seed": 0})
-    changes = {"model.name": "resnet_small", "model.width": 4, "data.name": "synthetic", "data.batch_size": 32,
+    model = "mlp" if run.model.name == "mlp" else "resnet_small"
+    changes = {"model.name": model, "model.width": 4, "data.name": "synthetic", "data.batch_size": 32,
                "data.val_size": min(run.data.val_size, 32), "epochs": epochs, "eval_every": 1, "seed": 0}
     return override(run, changes)
 

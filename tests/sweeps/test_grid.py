@@ -64,7 +64,7 @@ def test_every_preset_executes_at_toy_size(name, store):
 
 
 @pytest.mark.parametrize("name", ["demo", "smoke", "resnet18_paper", "resnet18_corrected", "smoke-text", "gpt2_paper",
-                                  "gpt2_aqsgd", "finetune"])
+                                  "gpt2_aqsgd", "finetune", "demo-gradients"])
 def test_every_sweep_executes_at_toy_size(name, store):
     # The other sweeps are parts of these or differ in their base run only, as the tests below hold.
     for run in distinct(sweep(name)):
@@ -85,6 +85,15 @@ def test_text_sweeps_ask_the_same_of_every_model():
     kinds = {(r.fwd.compressor.kind, r.bwd.compressor.kind) for r in sweep("smoke-text")}
     for name in ("demo-text", "gpt2_matched"):
         assert {(r.fwd.compressor.kind, r.bwd.compressor.kind) for r in sweep(name)} <= kinds
+
+
+def test_gradient_sweeps_ask_the_same_of_every_model():
+    """smoke-gradients and cifar_gradients use demo-gradients' methods, which are executed above."""
+    def asked(name):
+        return {run.grad.model_copy(update={"learners": 1}) for run in sweep(name)}
+
+    for name in ("smoke-gradients", "cifar_gradients"):
+        assert asked(name) <= asked("demo-gradients")
 
 
 @pytest.mark.parametrize("base,width", [("sotu_nano", 64), ("sotu_micro", 192), ("gpt2_scratch", 768)])
