@@ -37,12 +37,13 @@ def gradient_tables(frame: pd.DataFrame) -> list[Table]:
 def methods(frame: pd.DataFrame) -> Table:
     """Every method with four learners and no compression at the boundaries, by model."""
     table = Table("methods", "Gradient compression: test score of the last epoch (accuracy %, or perplexity)", [
-        "Model", "Method", "score", "seeds", "rate", "bytes up a step", "bytes a learner sends", "and receives"])
+        "Model", "Method", "score", "seeds", "rate", "bytes up a step", "at the entropy bound", "a learner sends",
+        "and receives"])
     for (model, name), rows in _plain(frame).groupby(["model.name", "gradient"], sort=False):
         score = cell(rows, ON) if rows[ON].notna().any() else cell(rows, "test_on_ppl", PLAIN)
         table.rows.append([model, name, score, str(len(score.values)), cell(rows, RATE_UP, RATE),
-                           *(cell(rows, f"gradients.{part}", BYTES) for part in ("up", "learner_sends",
-                                                                                "learner_receives"))])
+                           *(cell(rows, f"gradients.{part}", BYTES) for part in (
+                               "up", "bound", "learner_sends", "learner_receives"))])
     return table
 
 

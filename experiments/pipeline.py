@@ -116,15 +116,15 @@ def memory_bytes(run: Run, shapes: dict[str, torch.Size], n_samples: int) -> dic
 
 
 def check_room(need: dict[str, int], device: torch.device, folder: Path | None, copies: int = 0) -> None:
-    """Raise UserError when the feedback memories cannot fit.
+    """Raise UserError when the feedback memories (and gradients of simulated learners) cannot fit.
 
     `folder` holds the memory-mapped ones, if any, and `copies` of them for checkpoints.
     """
-    in_memory = need["slot"] + (0 if folder else need["sample"])
+    in_memory = sum(nbytes for kind, nbytes in need.items() if kind != "sample" or not folder)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     if in_memory > free:
         raise UserError(f"the feedback memories need {gib(in_memory)} and {gib(free)} are free: "
-                        "use --buffers mmap, a 16-bit feedback.buffer, or fewer samples")
+                        "use --buffers mmap, a 16-bit feedback.buffer, fewer samples, or fewer grad.learners")
     on_disk = need["sample"] * (1 + copies)
     if folder and on_disk > (disk := shutil.disk_usage(folder).free):
         raise UserError(f"the memory-mapped feedback buffers need {gib(on_disk)} ({copies} copies for checkpoints "

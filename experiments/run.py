@@ -26,6 +26,7 @@ from experiments import data as datasets
 from experiments import models, tasks
 from experiments.config import SCHEMA, Run, flatten, run_id
 from experiments.data import Blocks, ImageData
+from experiments.data_parallel import learners
 from experiments.errors import Diverged, Stopped, UserError
 from experiments.execution import Execution
 from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
@@ -80,7 +81,7 @@ def build(run: Run, how: Execution, folder: Path | None = None, rank: int | None
         model = model.to(memory_format=torch.channels_last)
     shapes = message_shapes(model, modules, data.example)
     n = len(data.train.y)
-    need = memory_bytes(run, shapes, n)
+    need = memory_bytes(run, shapes, n) | {"learners": learners.memory_bytes(run.grad, model)}
     on_disk = folder if how.buffers == "mmap" else None
     check_room(need, device, on_disk, copies=0 if math.isinf(how.checkpoint_every) else 2)
     boundaries = Boundaries(run, modules, shapes, n, on_disk)
@@ -151,7 +152,7 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution, stopping
     checkpoint = folder.path / "last.ckpt"
     if sum(parts.memory.values()):
         print(f"feedback memories: {gib(parts.memory['slot'])} by slot, {gib(parts.memory['sample'])} by sample "
-              f"({how.buffers})", flush=True)
+              f"({how.buffers}), {gib(parts.memory['learners'])} of learners", flush=True)
     try:
         made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),
                  ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)

@@ -39,8 +39,9 @@ class AdaComp(Compressor):
         size = self.bin_size(g.shape)
         return self._torch(g.float().reshape(-1), d.float().reshape(-1), ahead, size).to(g.dtype).reshape(g.shape)
 
-    def step(self, e: Tensor, d: Tensor, ahead: float) -> tuple[Tensor, int | Tensor]:
-        """A learner's whole step for a layer: e <- e + d, send, e <- e - sent. Returns what arrives and its bytes.
+    def step(self, e: Tensor, d: Tensor, ahead: float) -> tuple[Tensor, int | Tensor, int | Tensor]:
+        """A learner's whole step for a layer: e <- e + d, send, e <- e - sent. Returns what arrives, its bytes, and how
+        many entries it has.
 
         e, d: [*layer]. On the CPU in two passes over memory.
         """
@@ -48,11 +49,11 @@ class AdaComp(Compressor):
         if kernels.usable(e) and kernels.usable(d) and e.is_contiguous():
             y, sent, empty = kernels.adacomp(e.view(-1), d.reshape(-1), ahead, size)
             bins = -(-e.numel() // size)
-            return y.view(e.shape), 5 + sent * (1 if size <= SHORT else 2) + empty * packed_bytes(bins, 1)
+            return y.view(e.shape), 5 + sent * (1 if size <= SHORT else 2) + empty * packed_bytes(bins, 1), sent
         e += d
         y = self.look_ahead(e[None], d[None], ahead)[0]
         e -= y
-        return y, self._bytes(y, size)
+        return y, self._bytes(y, size), torch.count_nonzero(y)
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         return self._bytes(y, self.bin_size(y.shape))

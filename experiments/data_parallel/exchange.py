@@ -125,8 +125,8 @@ class Exchange(nn.Module):
             ahead = self.spec.feedback.scale - 1
             arrived = []
             for memory, grad in zip(self.memories, grads, strict=True):
-                y, nbytes = method.step(memory[place].e, grad, ahead)
-                self.ledger.sent(place, nbytes)
+                y, nbytes, kept = method.step(memory[place].e, grad, ahead)
+                self.ledger.sent(place, nbytes, kept)
                 arrived.append(y)
             return self.merge(place, arrived, epoch)
         messages = [memory[place].offer(grad) for memory, grad in zip(self.memories, grads, strict=True)]
@@ -139,7 +139,8 @@ class Exchange(nn.Module):
             for learner, message in enumerate(messages):
                 y = method.apply(message[None], self.draw(place, learner, step))[0]
                 arrived.append(y)
-                self.ledger.sent(place, method.bytes_sent(y[None]))
+                kept = torch.count_nonzero(y) if self.spec.compressor.kind in SPARSE else 0
+                self.ledger.sent(place, method.bytes_sent(y[None]), kept)
         used = [memory[place].settle(message, y)
                 for memory, message, y in zip(self.memories, messages, arrived, strict=True)]
         return self.merge(place, used, epoch)
@@ -206,11 +207,13 @@ class Ledger:
         self.layers, self.spec, self.here, self.steps = layers, spec, learners_here, 0
         self.up: list[Any] = [0] * len(layers)
         self.down: list[Any] = [0] * len(layers)
+        self.kept: list[Any] = [0] * len(layers)  # entries in sparse messages
         self._seen, self._seen_steps = [0] * len(layers), 0
 
-    def sent(self, place: int, nbytes: int | Tensor) -> None:
-        """A message for a layer left a learner."""
+    def sent(self, place: int, nbytes: int | Tensor, kept: int | Tensor = 0) -> None:
+        """A message for a layer left a learner; `kept`: its entries, where each learner chooses its places."""
         self.up[place] = self.up[place] + nbytes
+        self.kept[place] = self.kept[place] + kept
 
     def back(self, place: int, merged: Tensor) -> None:
         """What a server sends to one learner for a layer: the mean, sparse or as signs where it is that."""
@@ -230,16 +233,18 @@ class Ledger:
         """Bytes a learner sends up a step, and what that makes on the links of the exchange; by layer class, too.
 
         up: a learner's own messages; learner_sends, learner_receives: with what it forwards; total: over all learners.
-        rate: dense bytes over up (the effective compression rate).
+        rate: dense bytes over up (the effective compression rate). bound: `up` if sparse layers were coded at the
+        entropy of their places, at the mean density.
         """
         up = [int(one) / max(1, self.steps) / self.here for one in self.up]
         dense = [layer.dense_bytes for layer in self.layers]
-        down = self._down(sum(up))
+        down = self._down()
         n, own = self.spec.learners, sum(up)
         factor = {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
         receives = down if self.spec.exchange == "server" else factor * own
         out: dict[str, Any] = {
-            "up": own, "dense": sum(dense), "rate": sum(dense) / own if own else 1.0, "learner_sends": factor * own,
+            "up": own, "bound": self._bound(up), "dense": sum(dense), "rate": sum(dense) / own if own else 1.0,
+            "learner_sends": factor * own,
             "learner_receives": receives, "total": n * (factor * own + (down if self.spec.exchange == "server" else 0))}
         for kind in sorted({layer.kind for layer in self.layers}):
             ours = [place for place, layer in enumerate(self.layers) if layer.kind == kind]
@@ -248,7 +253,18 @@ class Ledger:
                     f"{kind}.rate": sum(dense[place] for place in ours) / sent if sent else 1.0}
         return out
 
-    def _down(self, own: float) -> float:
+    def _bound(self, up: list[float]) -> float:
+        """Bytes a learner would send up a step at the entropy bound: v k + n H2(k / n) bits for k values of v bits."""
+        bits = 1 if self.spec.compressor.kind in ("adacomp", "dryden") else 32
+        total = 0.0
+        for sent, kept, layer in zip(up, self.kept, self.layers, strict=True):
+            k, n = int(kept) / max(1, self.steps) / self.here, layer.shape.numel()
+            p = k / n
+            entropy = -p * math.log2(p) - (1 - p) * math.log2(1 - p) if 0 < p < 1 else 0.0
+            total += min(sent, (bits * k + n * entropy) / 8) if k else sent
+        return total
+
+    def _down(self) -> float:
         """Bytes a server sends to one learner a step."""
         if self.spec.exchange != "server":
             return 0.0
@@ -266,11 +282,11 @@ class Ledger:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"up": [int(one) for one in self.up], "down": [int(one) for one in self.down], "steps": self.steps,
-                "seen": self._seen, "seen_steps": self._seen_steps}
+                "kept": [int(one) for one in self.kept], "seen": self._seen, "seen_steps": self._seen_steps}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.up, self.down, self.steps = state["up"], state["down"], state["steps"]
+        self.up, self.down, self.kept, self.steps = (state[key] for key in ("up", "down", "kept", "steps"))
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
 
 

@@ -143,3 +143,4 @@ KINDS: dict[str, type[Feedback]] = {
     "none": Feedback, "ef": Residue, "adacomp": Residue, "dgc": MomentumCorrection, "lowpass": LowPass, "loco": LoCo,
     "ef21": EF21, "ef21_sgdm": EF21SGDM,
 }
+TENSORS = {"none": 0, "dgc": 2, "ef21_sgdm": 2} | dict.fromkeys(("ef", "adacomp", "lowpass", "loco", "ef21"), 1)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from experiments.data_parallel import feedback
 from experiments.data_parallel.exchange import Exchange
 from experiments.errors import UserError
 from experiments.specs import Gradients, NoCompressor
@@ -124,3 +125,10 @@ class Learners(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.passes = state["passes"]
 
+
+def memory_bytes(spec: Gradients, model: nn.Module) -> int:
+    """Bytes of all learners' gradients and of what they remember; 0 for plain training."""
+    if spec.learners == spec.local_steps == 1 and isinstance(spec.compressor, NoCompressor):
+        return 0
+    tensors = 1 + feedback.TENSORS[spec.feedback.kind]
+    return spec.learners * tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)

@@ -90,7 +90,7 @@ class Process:
                 continue
             method = exchange.method(place, self.epoch)
             if exchange.looks_ahead:
-                y, _ = method.step(exchange.memories[self.rank][place].e, grad, exchange.spec.feedback.scale - 1)
+                y, *_ = method.step(exchange.memories[self.rank][place].e, grad, exchange.spec.feedback.scale - 1)
                 self._waits(place, method, None, method.pack(y[None]))
                 continue
             message = exchange.memories[self.rank][place].offer(grad)

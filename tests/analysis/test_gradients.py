@@ -36,8 +36,9 @@ def fill(store: Store, quality, statuses=None):
             "id": run_id(run), "status": status, "error": None, "run": run.model_dump(mode="json"), "seconds": {},
             "metrics": metrics if status == "finished" else {}, "bytes": {"ratio": 1.0}, "speed": {}, "steps": 20,
             "gradients": {} if n == 1 and rate == 1 else {
-                "up": up, "dense": 60_000, "rate": rate, "learner_sends": factor * up, "learner_receives": factor * up,
-                "total": n * factor * up, **{f"{kind}.rate": rate for kind in kinds}}})
+                "up": up, "bound": up / 2, "dense": 60_000, "total": n * factor * up,
+                "rate": rate, "learner_sends": factor * up, "learner_receives": factor * up,
+                **{f"{kind}.rate": rate for kind in kinds}}})
     return results.load(store.root, "demo-gradients")
 
 

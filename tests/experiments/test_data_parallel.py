@@ -18,6 +18,7 @@ from experiments.config import ImageModel, override
 from experiments.data_parallel import feedback, real
 from experiments.data_parallel.adacomp import AdaComp
 from experiments.data_parallel.exchange import Exchange, build, layers
+from experiments.data_parallel.learners import memory_bytes
 from experiments.errors import UserError
 from experiments.execution import Execution
 from experiments.models import resnet
@@ -180,7 +181,8 @@ def test_adacomp_against_a_plain_loop_and_its_payload(data):
     y = method.look_ahead(torch.from_numpy(g)[None], torch.from_numpy(d)[None], 1.0)
     assert np.allclose(y[0].numpy(), want, rtol=1e-6, atol=0)
     e = torch.from_numpy(g - d)
-    fast, nbytes = method.step(e, torch.from_numpy(d), 1.0)
+    fast, nbytes, kept = method.step(e, torch.from_numpy(d), 1.0)
+    assert kept == int(y.count_nonzero())
     assert same_bits(fast + 0.0, y[0] + 0.0) and nbytes == int(method.bytes_sent(y))
     assert same_bits(e, torch.from_numpy(g) - y[0])
     payload = method.pack(y)
@@ -411,6 +413,19 @@ def test_dense_warm_up_steps_and_vectors_are_counted(store):
     assert row["conv.up"] == pytest.approx((row["conv.dense"] + without["conv.up"]) / 2)
 
 
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3])
+def test_the_entropy_bound_is_that_of_places_and_values_and_lies_below_what_is_sent(ratio):
+    made = exchange(specs.TopK(ratio=ratio), learners=2)
+    made.send(0, [torch.randn(40, 30), torch.randn(40, 30)], 0, 0)
+    made.ledger.steps = 1
+    k = round(1200 * ratio)
+    entropy = -ratio * math.log2(ratio) - (1 - ratio) * math.log2(1 - ratio)
+    totals = made.ledger.totals()
+    assert totals["bound"] == pytest.approx((32 * k + 1200 * entropy) / 8)
+    assert totals["bound"] < totals["up"] == build(specs.TopK(ratio=ratio)).formula_bytes(
+        torch.Size([1, 40, 30]), torch.float32)
+
+
 def test_layers_have_their_class():
     kinds = {layer.name: layer.kind for layer in layers(build_run(tiny_text(), HOW).task.model, Gradients())}
     assert kinds["transformer.wte.weight"] == "embedding" and kinds["transformer.h.0.attn.c_attn.weight"] == "fc"
@@ -531,6 +546,23 @@ def test_payloads_survive_the_wire_and_foreign_bytes_are_refused():
     for bad in (text[:-1], torch.cat([text, text[:1]]), text[:0]):
         with pytest.raises(UserError, match="processes disagree"):
             real.unpack(bad, payloads)
+
+
+@each_method
+def test_the_stated_memory_is_what_the_learners_hold(name):
+    run = override(tiny(), {"grad.learners": 4} | METHODS[name] | {"grad.vectors": name != "dense" and "local" not in
+                                                                   name and "Local" not in name})
+    task = build_run(run, HOW).task
+    tensors = [one for key, one in task.learners.named_buffers() if one.dim() and "warm" not in key]
+    gradients = 4 * sum(4 * p.numel() for p in task.model.parameters())
+    held = sum(4 * one.numel() for one in tensors) + gradients
+    assert memory_bytes(run.grad, task.model) == held
+
+
+def test_learners_that_cannot_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("experiments.pipeline._free_memory", lambda: 1000)
+    with pytest.raises(UserError, match="fewer grad.learners"):
+        build_run(tiny(grad__learners=4), HOW)
 
 
 def test_feedback_kinds_are_all_reached():
