@@ -132,7 +132,7 @@ def a3(frame: pd.DataFrame) -> Claim:
     effects = []
     for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
         if (part["kind"] == "adacomp").any():
-            effects.append(_difference(part, f"accuracy, dense minus AdaComp, {learners} learners, minibatch {batch}",
+            effects.append(_difference(part, f"accuracy, dense minus AdaComp, learners {learners}, minibatch {batch}",
                                        "none", "adacomp", ON, below=SLIGHT))
     return Claim("A3", "AdaComp holds over numbers of learners and minibatch sizes "
                  f"(loss below {SLIGHT:g} point in each).", effects or [Effect("no runs", None, SLIGHT)])
@@ -250,7 +250,8 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
             for pattern, factor, style in patterns:
                 axis.plot(counts, [factor(n) * up for n in counts], style, marker=MARKS[place], color=INK[place],
                           label=f"{label}, {pattern}")
-        axis.set(xscale="log", yscale="log", xlabel="learners", ylabel="bytes a learner sends a step")
+        axis.set(xscale="log", yscale="log", xlabel="learners", ylabel="bytes a learner sends a step",
+                 title=f"from messages measured with {_learners(rows)} learners")
         axis.set_xticks(counts, [str(n) for n in counts])
         axis.xaxis.set_minor_locator(NullLocator())
         figure.legend(loc="outside lower center", ncols=2)
@@ -328,4 +329,6 @@ def _rate(rows: pd.DataFrame, column: str) -> Cell | str:
 
 
 def _short(name: str) -> str:
-    return name.rsplit(", ", 1)[0] if name[0].isalpha() or "-bit" in name else "dense"
+    """A method's name without the number of learners."""
+    parts = [part for part in name.split(", ") if not part.endswith(("learners", "learner"))]
+    return ", ".join(parts) or "dense"

@@ -73,14 +73,14 @@ def both(base: Run, levels: tuple[float, ...] = (0.3, 0.1)) -> list[Run]:
     links = [{}] + [{f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
                      for key, value in (("kind", "topk"), ("ratio", level))} for level in levels]
     return [override(base, link | {"grad.learners": 4} | METHODS[name]) for link in links
-            for name in ("dense", "AdaComp", "TopK 1 %")]
+            for name in ("dense", "AdaComp")]
 
 
 def demo_gradients() -> list[Run]:
     """Every method on a perceptron, AdaComp's claims also on a ResNet and a GPT-2 (`make demo-gradients`)."""
     resnet, mlp, gpt2 = (preset(name) for name in ("digits", "digits_mlp", "sotu_nano"))
     return seeds(union(methods(mlp), robustness(mlp), both(mlp),
-                       methods(resnet, ("dense", "AdaComp", "TopK 1 %", "Dryden 1 %")),
+                       methods(resnet, ("dense", "AdaComp", "TopK 1 %")),
                        methods(gpt2, ("dense", "AdaComp"))), 3)
 
 
