@@ -16,6 +16,7 @@ from experiments import compressors
 from experiments.config import Run, override
 from experiments.memory import Keys
 from experiments.models import resnet
+from experiments.models.cuts import chosen
 from experiments.pipeline import Boundaries, message_shapes
 from experiments.presets import preset
 
@@ -84,7 +85,7 @@ def step_of(name: str) -> Callable[[], None]:
 
 def _staged(run: Run) -> tuple[torch.nn.Module, Boundaries]:
     model = resnet.build(run.model, 3, 10).to(memory_format=torch.channels_last)
-    modules = resnet.cut_points(run.model, model)
+    modules = chosen(run.model, model, resnet.legal_cuts(model))
     return model, Boundaries(run, modules, message_shapes(model, modules, torch.zeros(1, 3, 32, 32)), BATCH)
 
 

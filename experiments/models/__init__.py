@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.config import ImageModel, Run
 from experiments.data.images import CLASSES
-from experiments.models import mlp, resnet
+from experiments.models import cuts, mlp, resnet
 
 if TYPE_CHECKING:
     from experiments.data import Blocks, ImageData
@@ -22,10 +22,10 @@ def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple
     """
     if isinstance(run.model, ImageModel) and run.model.name == "mlp":
         perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, CLASSES)
-        return perceptron, mlp.cut_points(run.model, perceptron)
+        return perceptron, cuts.chosen(run.model, perceptron, mlp.LAYERS)
     if isinstance(run.model, ImageModel):
         model = resnet.build(run.model, data.images.channels, CLASSES)
-        return model, resnet.cut_points(run.model, model)
+        return model, cuts.chosen(run.model, model, resnet.legal_cuts(model))
     from experiments.models import causal_lm  # transformers takes seconds to import
 
     model = causal_lm.build(run.model, data.vocabulary, run.data.block_size, root)

@@ -11,7 +11,6 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from experiments.config import ImageModel
-from experiments.errors import UserError, nearest
 
 
 def build(spec: ImageModel, channels: int, classes: int) -> nn.Module:
@@ -44,16 +43,3 @@ def legal_cuts(net: nn.Module) -> list[str]:
         last = len(getattr(net, f"layer{stage}")) - 1
         names += [f"layer{stage}.{block}" for block in range(last)] + [f"layer{stage}"]
     return [*names, "avgpool"]
-
-
-def cut_points(spec: ImageModel, model: nn.Module) -> dict[str, nn.Module]:
-    """The modules named in spec.cuts, in model order. Raises UserError on a cut that is not legal."""
-    legal = legal_cuts(model)
-    for cut in spec.cuts:
-        if cut not in legal:
-            raise UserError(f"model.cuts: '{cut}' is no legal cut of {spec.name}{nearest(cut, legal)} "
-                            f"(legal: {', '.join(legal)})")
-    order = [legal.index(cut) for cut in spec.cuts]
-    if order != sorted(set(order)):
-        raise UserError(f"model.cuts: {', '.join(spec.cuts)} must follow the model's order, each at most once")
-    return {cut: model.get_submodule(cut) for cut in spec.cuts}

@@ -12,6 +12,7 @@ from experiments.errors import UserError
 from experiments.execution import Execution
 from experiments.memory import Keys
 from experiments.models import resnet
+from experiments.models.cuts import chosen
 from experiments.presets import preset
 from experiments.run import build
 from tests.helpers import COMPRESSORS, FEEDBACKS, linked, name, same_bits, tiny
@@ -200,11 +201,11 @@ def test_resnet18_is_the_papers():
     run = preset("resnet18_paper")
     model = resnet.build(run.model, 3, 10)
     assert sum(p.numel() for p in model.parameters()) == 11_173_962
-    cuts = resnet.cut_points(ImageModel(name="resnet18", width=64, cuts=("layer1.0", "layer3", "layer4.0")), model)
+    cuts = chosen(ImageModel(name="resnet18", width=64, cuts=("layer1.0", "layer3", "layer4.0")), model, resnet.legal_cuts(model))
     assert list(cuts) == ["layer1.0", "layer3", "layer4.0"]
     from experiments.pipeline import message_shapes
 
-    shapes = message_shapes(model, resnet.cut_points(run.model, model), torch.zeros(1, 3, 32, 32))
+    shapes = message_shapes(model, chosen(run.model, model, resnet.legal_cuts(model)), torch.zeros(1, 3, 32, 32))
     assert [tuple(s) for s in shapes.values()] == [(64, 32, 32), (128, 16, 16), (256, 8, 8)]
 
 
