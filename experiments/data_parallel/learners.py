@@ -41,8 +41,7 @@ class Learners(nn.Module):
         self.spec, self.rank = spec, rank
         alone = spec.learners == spec.local_steps == 1 and isinstance(spec.compressor, NoCompressor)
         self.exchange = None if alone else Exchange(spec, model, seed, rank)
-        self._statistics = [buffer for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-                            for buffer in module.buffers(recurse=False)]
+        self._norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
         self._kept: list[Tensor] = []
         self.weight, self._begun = 1.0, False
         self.passes = 0
@@ -80,7 +79,7 @@ class Learners(nn.Module):
         if self.exchange is None or self.rank is not None:
             return
         if share.learner == 0 and share.settles:
-            self._kept = [buffer.clone() for buffer in self._statistics]
+            self._kept = [buffer.clone() for buffer in self._statistics()]
         if not share.settles:
             self.exchange.step_locally(rate)
         elif not share.last:
@@ -98,8 +97,12 @@ class Learners(nn.Module):
         while len(self.exchange.collected) < self.spec.learners:  # the batch had fewer rows than there are learners
             self.exchange.collect(0.0)
         self.exchange.reduce(step, epoch)
-        for buffer, kept in zip(self._statistics, self._kept, strict=False):
+        for buffer, kept in zip(self._statistics(), self._kept, strict=False):
             buffer.copy_(kept)
+
+    def _statistics(self) -> list[Tensor]:
+        """Running statistics as they are now: a module's buffers are other tensors once it has moved."""
+        return [buffer for norm in self._norms for buffer in norm.buffers(recurse=False)]
 
     def epoch_ended(self, epoch: int) -> None:
         """Let schedules decide."""

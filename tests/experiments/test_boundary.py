@@ -201,7 +201,8 @@ def test_resnet18_is_the_papers():
     run = preset("resnet18_paper")
     model = resnet.build(run.model, 3, 10)
     assert sum(p.numel() for p in model.parameters()) == 11_173_962
-    cuts = chosen(ImageModel(name="resnet18", width=64, cuts=("layer1.0", "layer3", "layer4.0")), model, resnet.legal_cuts(model))
+    spec = ImageModel(name="resnet18", width=64, cuts=("layer1.0", "layer3", "layer4.0"))
+    cuts = chosen(spec, model, resnet.legal_cuts(model))
     assert list(cuts) == ["layer1.0", "layer3", "layer4.0"]
     from experiments.pipeline import message_shapes
 
