@@ -264,6 +264,7 @@ def _gradients_fit(grad: Gradients, batch_size: int) -> None:
                          + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk"))
     if grad.vote and kind != "sign":
         raise ValueError(f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign")
+    _group_fits("grad", grad.compressor)
     ratio = getattr(grad.compressor, "ratio", None)
     if grad.schedule.kind == "ramp" and ratio is None:
         raise ValueError(f"grad.schedule.kind=ramp changes a ratio; grad.compressor.kind={kind} has none")
@@ -287,7 +288,12 @@ def _link_fits(name: str, link: Link) -> None:
                          "whose error the training itself corrects")
     if link.start_epoch and isinstance(link.compressor, NoCompressor):
         raise ValueError(f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none")
-    if getattr(link.compressor, "scale", "group") != "group" and link.compressor.group != 128:
+    _group_fits(name, link.compressor)
+
+
+def _group_fits(name: str, compressor: Spec) -> None:
+    """Refuse a size of groups where nothing is grouped."""
+    if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":
         raise ValueError(f"{name}.compressor.group has no effect unless {name}.compressor.scale=group")
 
 

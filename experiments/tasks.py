@@ -90,8 +90,8 @@ class Task(pl.LightningModule):
         x, y, samples = batch
         step = self.boundaries.step
         step.training, step.compress, step.epoch = True, True, self.current_epoch
-        for share in self.learners.shares(len(y)):
-            step.number = self.learners.passes
+        for turn, share in enumerate(self.learners.shares(len(y))):
+            step.number = self.learners.passes + turn
             step.keys = Keys(samples[share.rows], x.device, share.rows.start)
             with self.learners.turn(share, self.rate):
                 loss = self.loss(x[share.rows], y[share.rows])
@@ -110,6 +110,7 @@ class Task(pl.LightningModule):
         self.learners.exchange_gradients(self.global_step, self.current_epoch)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        self.learners.passes += len(self.learners.shares(len(batch[1])))
         self.boundaries.check_calls(self.learners.passes)
         if self.global_step % CHECK_EVERY == 0:
             self._check_finite()

@@ -44,7 +44,7 @@ class Learners(nn.Module):
         self._norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
         self._kept: list[Tensor] = []
         self.weight, self._begun = 1.0, False
-        self.passes = 0
+        self.passes = 0  # that all steps so far should have made
 
     def shares(self, batch: int) -> list[Share]:
         """Contiguous equal shares; of a short last batch the first learners get one row more, or all there is."""
@@ -69,7 +69,6 @@ class Learners(nn.Module):
     @contextmanager
     def turn(self, share: Share, rate: float = 0.0) -> Iterator[None]:
         """Within it a learner passes its share forward and, unless it is the last, backward; `rate` of local steps."""
-        self.passes += 1
         if share.last:
             self.weight = share.weight
         if share.learner == 0 and not self._begun and self.exchange is not None and self.rank is None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from commsweep.main import main
 from experiments import specs
 from experiments.compressors import kernels
 from experiments.config import ImageModel, override
@@ -484,8 +485,8 @@ def test_settings_that_do_not_go_together_are_one_line(changes, line):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["AdaComp", "PowerSGD 2", "CLT-k 1 %", "EF21 TopK 1 %",
-                                  *(pytest.param(name, marks=SLOW) for name in ("dense", "QSGD 4", "1-bit"))])
+@pytest.mark.parametrize("name", ["AdaComp", "PowerSGD 2", *(pytest.param(name, marks=SLOW) for name in (
+    "dense", "CLT-k 1 %", "EF21 TopK 1 %", "QSGD 4", "1-bit"))])
 def test_processes_equal_the_simulation_bit_for_bit(name):
     run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | METHODS[name])
     made, simulated = real.execute(run, HOW), trained(run)
@@ -499,6 +500,41 @@ def test_processes_equal_the_simulation_bit_for_bit(name):
     assert 0 <= framing <= 4 * ledger.steps * 2 * (8 + 16 * len(ledger.layers))  # lengths, types, sizes
     if name in ("dense", "PowerSGD 2"):
         assert framing == 0
+
+
+def test_learners_of_different_configurations_say_so():
+    runs = [tiny(grad__learners=2), tiny(grad__learners=2, optim__lr=0.01)]
+    context, port = torch.multiprocessing.get_context("spawn"), real.free_port()
+    pipes, processes = [], []
+    for rank, run in enumerate(runs):
+        here, there = context.Pipe(duplex=False)
+        processes.append(context.Process(target=real.learn, args=(rank, run, HOW, port, there)))
+        processes[-1].start()
+        pipes.append(here)
+    for pipe, process in zip(pipes, processes, strict=True):
+        assert pipe.poll(120)
+        assert "the learners' configurations differ" in pipe.recv()["error"]
+        process.join()
+
+
+@pytest.mark.slow
+def test_the_ddp_command_compares_itself_with_the_recorded_simulation(tmp_path, capsys):
+    settings = ["synthetic", "grad.exchange=allgather", "grad.compressor.kind=qsgd"]
+    torch.set_num_threads(1)
+    assert main(["run", *settings, "grad.learners=2", "--store", str(tmp_path), "--device", "cpu"]) == 0
+    assert main(["ddp", *settings, "--learners", "2", "--store", str(tmp_path)]) == 0
+    assert "the same losses, bit for bit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("args, line", [
+    (["--learners", "1"], "one learner has nobody to exchange gradients with"),
+    (["--learners", "3"], "grad.learners=3 does not divide data.batch_size=32"),
+    (["--learners", "2", "grad.local_steps=2"], "grad.local_steps=2: processes exchange every step's gradients"),
+    (["--learners", "2", "--device", "cuda"], "--device cuda: the learners are processes on this machine's CPU cores"),
+])
+def test_ddp_refuses_in_one_line(args, line, tmp_path, capsys):
+    assert main(["ddp", "synthetic", *args, "--store", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"commsweep: {line}")
 
 
 def plain_ddp(rank, run, port, answer):

@@ -95,6 +95,7 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_same_rows(cluster, store,
     assert not list(store.root.glob(".stop-*"))
 
 
+@pytest.mark.slow
 def test_jobs_of_submitit_end_with_the_same_rows(store, straight):  # noqa: F811
     report = launch(cells(), store, HOW, 2, executor="slurm", place={"cluster": "local"})
     assert report.outcomes == {"finished": 4} and report.workers == 2
@@ -123,6 +124,7 @@ def test_a_job_at_its_time_limit_is_queued_again_and_one_that_is_killed_is_said(
     assert {name: one for name, one in numbers(store).items() if one[0] == "finished"}.items() <= straight.items()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cells_on_other_machines(store):
     runs = cells()
     register("four", runs, store)
