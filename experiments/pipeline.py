@@ -56,7 +56,7 @@ class Boundaries(nn.ModuleDict):
         return {b.name.replace(".", "_"): Links(fwd=b.fwd.link, bwd=b.bwd.link) for b in self.values()}
 
     def check_calls(self, steps: int) -> None:
-        """Each boundary is crossed once per direction and step (of each learner); all else is a fault of the harness."""
+        """Each boundary is crossed once per direction and step (of each learner); all else is the harness's fault."""
         for boundary in self.values():
             for side in ("fwd", "bwd"):
                 calls = getattr(boundary, side).counts.calls

@@ -533,7 +533,9 @@ def test_the_ddp_command_compares_itself_with_the_recorded_simulation(tmp_path, 
     (["--learners", "2", "--device", "cuda"], "--device cuda: the learners are processes on this machine's CPU cores"),
 ])
 def test_ddp_refuses_in_one_line(args, line, tmp_path, capsys):
-    assert main(["ddp", "synthetic", *args, "--store", str(tmp_path)]) == 2
+    settings = [one for one in args if "=" in one]  # before the options, as argparse wants them
+    options = [one for one in args if "=" not in one]
+    assert main(["ddp", "synthetic", *settings, *options, "--store", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"commsweep: {line}")
 
 
