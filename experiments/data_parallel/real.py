@@ -76,8 +76,10 @@ class Process:
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's hook: the bucket's gradients become what the optimizer is to see."""
-        grads = [grad * self.learners.weight if self.learners.weight != 1 else grad.clone()
-                 for grad in bucket.gradients()]
+        # In the bucket a gradient lies as its parameter does; the views that the bucket gives say nothing of that.
+        views = [grad.as_strided(p.shape, p.stride(), grad.storage_offset())
+                 for grad, p in zip(bucket.gradients(), bucket.parameters(), strict=True)]
+        grads = [grad * self.learners.weight if self.learners.weight != 1 else grad.clone() for grad in views]
         places = [self.places[id(p)] for p in bucket.parameters()]
         done: dict[int, Tensor] = {}
         for place, grad in zip(places, grads, strict=True):
@@ -108,7 +110,7 @@ class Process:
             for turn, (place, method, message, _) in enumerate(self.waiting):
                 done[place] = self._settle(place, message, [method.decode(text[turn])[0] for text in texts])
             self.waiting = []
-        for place, grad in zip(places, bucket.gradients(), strict=True):
+        for place, grad in zip(places, views, strict=True):
             grad.copy_(done[place])
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())

@@ -488,7 +488,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize("name", ["AdaComp", "PowerSGD 2", *(pytest.param(name, marks=SLOW) for name in (
     "dense", "CLT-k 1 %", "EF21 TopK 1 %", "QSGD 4", "1-bit"))])
 def test_processes_equal_the_simulation_bit_for_bit(name):
-    run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | METHODS[name])
+    run = override(tiny(epochs=1, eval_every=1, channels_last=True), {"grad.learners": 2} | METHODS[name])
     made, simulated = real.execute(run, HOW), trained(run)
     assert all(same_bits(torch.from_numpy(one), simulated.model.state_dict()[key].cpu())
                for key, one in made["weights"].items() if one.dtype == np.float32)
