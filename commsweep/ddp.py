@@ -58,5 +58,6 @@ def _ddp(args: argparse.Namespace) -> int:
 def _compare(last: dict[str, float], row: dict | None) -> str:
     if row is None or row["status"] != FINISHED:
         return "not in the store: execute it with commsweep run and the same settings"
-    differ = max(abs(last[key] - row["metrics"][key]) for key in last if key.endswith("_loss"))
-    return "the same losses, bit for bit" if differ == 0 else f"losses differ by up to {differ:.2g}"
+    # The training loss is left out: a process knows that of its own share only.
+    differ = max(abs(last[key] - row["metrics"][key]) for key in last if key.startswith(("val_", "test_")))
+    return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"

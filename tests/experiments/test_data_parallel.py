@@ -523,7 +523,7 @@ def test_the_ddp_command_compares_itself_with_the_recorded_simulation(tmp_path, 
     torch.set_num_threads(1)
     assert main(["run", *settings, "grad.learners=2", "--store", str(tmp_path), "--device", "cpu"]) == 0
     assert main(["ddp", *settings, "--learners", "2", "--store", str(tmp_path)]) == 0
-    assert "the same losses, bit for bit" in capsys.readouterr().out
+    assert "the same scores, bit for bit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("args, line", [
