@@ -85,7 +85,7 @@ def both(frame: pd.DataFrame) -> Table:
     """Compression at the boundaries times compression of gradients, and whether the losses add."""
     table = Table("both", "Boundaries and gradients compressed in one run: test accuracy (%)",
                   ["Boundaries", "Gradients", "score", "seeds", "lost", "sum of the single losses"])
-    rows = _four(frame)
+    rows = _ordinary(_with_names(frame))
     linked = rows[rows["fwd.compressor.kind"] != "none"]
     rows = rows[rows["model.name"].isin(linked["model.name"])]
     if linked.empty or ON not in rows:
@@ -292,14 +292,11 @@ def _varied(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of the usual number of learners and the usual minibatch of their model, boundaries dense."""
-    rows = _unlinked(frame)
-    rows = rows[rows["grad.learners"] == _learners(rows)]
-    usual = rows.groupby("model.name")["data.batch_size"].transform(lambda sizes: sizes.mode().iloc[0])
-    return rows[rows["data.batch_size"] == usual]
+    return _ordinary(_unlinked(frame))
 
 
-def _four(frame: pd.DataFrame) -> pd.DataFrame:
-    rows = _with_names(frame)
+def _ordinary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Named rows of the usual number of learners and the usual minibatch of their model."""
     rows = rows[rows["grad.learners"] == _learners(rows)]
     usual = rows.groupby("model.name")["data.batch_size"].transform(lambda sizes: sizes.mode().iloc[0])
     return rows[rows["data.batch_size"] == usual]

@@ -128,7 +128,7 @@ class Exchange(nn.Module):
                 y, nbytes, kept = method.step(memory[place].e, grad, ahead)
                 self.ledger.sent(place, nbytes, kept)
                 arrived.append(y)
-            return self.merge(place, arrived, epoch)
+            return self.merge(place, arrived)
         messages = [memory[place].offer(grad) for memory, grad in zip(self.memories, grads, strict=True)]
         if isinstance(method, Together):
             arrived, warm = method.combine(messages, getattr(self, f"warm{place}", None), step, Here())
@@ -143,7 +143,7 @@ class Exchange(nn.Module):
                 self.ledger.sent(place, method.bytes_sent(y[None]), kept)
         used = [memory[place].settle(message, y)
                 for memory, message, y in zip(self.memories, messages, arrived, strict=True)]
-        return self.merge(place, used, epoch)
+        return self.merge(place, used)
 
     @property
     def looks_ahead(self) -> bool:
@@ -155,7 +155,7 @@ class Exchange(nn.Module):
         if warm is not None and warm.shape == (before := getattr(self, f"warm{place}")).shape:
             before.copy_(warm)
 
-    def merge(self, place: int, used: list[Tensor], epoch: int) -> Tensor:
+    def merge(self, place: int, used: list[Tensor]) -> Tensor:
         """The gradient that the optimizer sees; and what a server would send back."""
         merged = mean(used)
         if self.spec.vote:

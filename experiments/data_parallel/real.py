@@ -127,7 +127,7 @@ class Process:
             memory = self.exchange.memories[learner][place]
             own = learner == self.rank and message is not None
             used.append(memory.settle(message, y) if own or memory.mirrored else y)
-        return self.exchange.merge(place, used, self.epoch)
+        return self.exchange.merge(place, used)
 
 
 def hook(state, bucket):  # type: ignore[no-untyped-def]

@@ -103,7 +103,8 @@ class _Follow:
 
     def look(self) -> bool:
         """Note new outcomes; whether any cell is still without one."""
-        for name in [name for name in self.left if name in self.job.store.stamps()]:
+        recorded = self.job.store.stamps()  # one look at the store, however many cells are left
+        for name in [name for name in self.left if name in recorded]:
             row = self.job.store.folder(name).row()
             self._note(name, {"status": row["status"], "error": row["error"],
                               "busy": sum(row["seconds"].get(part, 0.0) for part in ("train", "eval"))})
