@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +32,25 @@ class Payload:
         return sum(part.numel() * part.element_size() for part in self.parts.values())
 
 
+@dataclass(frozen=True)
+class Field:
+    """What a receiver knows of a part of a payload beforehand: its type, and its shape or only its greatest length."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
+    most: int = 0  # elements, where the shape depends on the data
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes the part has at most."""
+        return (self.most if self.shape is None else math.prod(self.shape)) * self.dtype.itemsize
+
+    def fits(self, dtype: torch.dtype, elements: int) -> bool:
+        """Whether a part of this type and length may be it."""
+        return dtype == self.dtype and (elements <= self.most if self.shape is None else
+                                        elements == math.prod(self.shape))
+
+
 class Compressor:
     """Base of all compressors; subclasses implement `_encode`, `_decode`, `formula_bytes`, maybe `apply`.
 
@@ -46,7 +66,10 @@ class Compressor:
         return self._encode(x, seed)
 
     def decode(self, payload: Payload) -> Tensor:
-        """The tensor the receiver sees: shape, dtype and device of the one encoded."""
+        """The tensor the receiver sees: shape, dtype, device and layout of the one encoded.
+
+        Raises UserError when the parts cannot be a payload of this compressor, whatever bytes they hold.
+        """
         return self._decode(payload)
 
     def roundtrip(self, x: Tensor, seed: int = 0) -> Tensor:
@@ -69,6 +92,14 @@ class Compressor:
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         """Bytes of the message whose receiver saw `y`; a 0-dim tensor on y's device where they depend on data."""
         return self.formula_bytes(y.shape, y.dtype)
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        """The parts that a payload of such a message has, in order; several where its coding depends on the data."""
+        raise NotImplementedError
+
+    def most_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        """Bytes that a payload of such a message has at most."""
+        return max(sum(field.most_bytes for field in form.values()) for form in self.layouts(shape, dtype))
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         raise NotImplementedError
@@ -107,6 +138,12 @@ def unrows(flat: Tensor, like: Tensor | Payload) -> Tensor:
         return flat.reshape(like.shape)
     n, c, h, w = like.shape
     return flat.reshape(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def laid_out(values: Tensor, like: Tensor | Payload) -> Tensor:
+    """Values of the message's shape, in its memory layout: the next convolution's sums depend on that."""
+    last = like.channels_last if isinstance(like, Payload) else channels_last(like)
+    return values.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def row_shape(shape: torch.Size) -> tuple[int, int]:

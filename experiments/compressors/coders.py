@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from experiments.compressors.base import Compressor, Payload, payload
+from experiments.compressors.base import Compressor, Field, Payload, payload
 from experiments.compressors.features import columns, matrix, tensor
 
 
@@ -52,6 +52,12 @@ class CoderCompressor(Compressor):
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         d = columns(shape)
         return shape.numel() // d * min(self.spec.width, d) * dtype.itemsize
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        d = columns(shape)
+        width = min(self.spec.width, d)
+        flat = len(shape) in (0, 4)
+        return [{"code": Field(dtype, (shape.numel() // d, width) if flat else (*shape[:-1], width))}]
 
     @torch.no_grad()
     def _encode(self, x: Tensor, seed: int) -> Payload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Compressor, Payload, payload
+from experiments.compressors.base import Compressor, Field, Payload, laid_out, payload
 
 
 class Dense(Compressor):
@@ -20,8 +20,11 @@ class Dense(Compressor):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         return payload(x, values=x.clone())
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"values": Field(dtype, tuple(shape))}]
+
     def _decode(self, payload: Payload) -> Tensor:
-        return payload.parts["values"]
+        return laid_out(payload.parts["values"], payload)
 
 
 class Cast(Compressor):
@@ -43,5 +46,8 @@ class Cast(Compressor):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         return payload(x, values=self._narrow(x))
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"values": Field(getattr(torch, self.spec.to), tuple(shape))}]
+
     def _decode(self, payload: Payload) -> Tensor:
-        return payload.parts["values"].to(payload.dtype)
+        return laid_out(payload.parts["values"].to(payload.dtype), payload)

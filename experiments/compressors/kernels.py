@@ -128,68 +128,73 @@ def _keep(row, threshold, need, ties, strict, want_mask, sent, places):  # pragm
 
 
 @_compiled
-def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no cover (compiled)
-    """Selection on the bits of |x|: a non-negative float32 orders like its bit pattern.
+def _rank(row, k, exact, counts, pool):  # pragma: no cover (compiled)
+    """(threshold, entries to keep that equal it, entries that equal it) for the k largest magnitudes of a row of bits.
 
-    Long rows: radix selection, 11 + 11 + 9 bits, so three histograms find the exact threshold; only entries
-    sharing the threshold's leading bits (a few percent of a row) reach the second and third. Short rows,
-    which would spend their time on empty bins: bisection.
+    A non-negative float32 orders like its bit pattern. Long rows: radix selection, 11 + 11 + 9 bits, so three
+    histograms find the exact threshold; only entries sharing the threshold's leading bits (a few percent of a row)
+    reach the second and third. Short rows, which would spend their time on empty bins: bisection, which without
+    `exact` may stop at a smaller threshold that the same k entries reach.
     """
-    n = x.shape[1]
+    n = row.size
     magnitude = np.int32(0x7FFFFFFF)
+    if n <= _SHORT:
+        for i in range(n):
+            pool[i] = row[i] & magnitude
+        threshold, above, kept = _bisect(pool, n, k, exact)
+        return threshold, k - above, kept - above
+    counts[:] = 0
+    whole = n - n % 4
+    for i in range(0, whole, 4):
+        counts[0, (row[i] & magnitude) >> 20] += 1
+        counts[1, (row[i + 1] & magnitude) >> 20] += 1
+        counts[2, (row[i + 2] & magnitude) >> 20] += 1
+        counts[3, (row[i + 3] & magnitude) >> 20] += 1
+    for i in range(whole, n):
+        counts[0, (row[i] & magnitude) >> 20] += 1
+    need = k
+    top = 2047
+    while True:
+        here = counts[0, top] + counts[1, top] + counts[2, top] + counts[3, top]
+        if need <= here:
+            break
+        need -= here
+        top -= 1
+    m = 0
+    for i in range(n):
+        value = row[i] & magnitude
+        pool[m] = value
+        m += np.int32(value >> 20 == top)
+        if m == n:  # the whole row shares the leading bits; pool is full
+            break
+    counts[0] = 0
+    for i in range(m):
+        counts[0, (pool[i] >> 9) & 2047] += 1
+    middle = 2047
+    while need > counts[0, middle]:
+        need -= counts[0, middle]
+        middle -= 1
+    prefix = (top << 11) | middle
+    counts[1] = 0
+    for i in range(m):
+        if pool[i] >> 9 == prefix:
+            counts[1, pool[i] & 511] += 1
+    low = 511
+    while need > counts[1, low]:
+        need -= counts[1, low]
+        low -= 1
+    return np.int32((prefix << 9) | low), np.int32(need), counts[1, low]
+
+
+@_compiled
+def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no cover (compiled)
+    n = x.shape[1]
     # Four interleaved counters: neighbouring equal values would otherwise wait for each other's store.
     counts = np.zeros((4, 2048), np.int32)
     pool = np.empty(n, np.int32)
     for r in range(row_from, row_to):
-        row, sent, places = x[r], out[r], mask[r if want_mask else 0]
-        if n <= _SHORT:
-            for i in range(n):
-                pool[i] = row[i] & magnitude
-            threshold, above, kept = _bisect(pool, n, k, strict)
-            _keep(row, threshold, 0 if strict else k - above, kept - above, strict, want_mask, sent, places)
-            continue
-        counts[:] = 0
-        whole = n - n % 4
-        for i in range(0, whole, 4):
-            counts[0, (row[i] & magnitude) >> 20] += 1
-            counts[1, (row[i + 1] & magnitude) >> 20] += 1
-            counts[2, (row[i + 2] & magnitude) >> 20] += 1
-            counts[3, (row[i + 3] & magnitude) >> 20] += 1
-        for i in range(whole, n):
-            counts[0, (row[i] & magnitude) >> 20] += 1
-        need = k
-        top = 2047
-        while True:
-            here = counts[0, top] + counts[1, top] + counts[2, top] + counts[3, top]
-            if need <= here:
-                break
-            need -= here
-            top -= 1
-        m = 0
-        for i in range(n):
-            value = row[i] & magnitude
-            pool[m] = value
-            m += np.int32(value >> 20 == top)
-            if m == n:  # the whole row shares the leading bits; pool is full
-                break
-        counts[0] = 0
-        for i in range(m):
-            counts[0, (pool[i] >> 9) & 2047] += 1
-        middle = 2047
-        while need > counts[0, middle]:
-            need -= counts[0, middle]
-            middle -= 1
-        prefix = (top << 11) | middle
-        counts[1] = 0
-        for i in range(m):
-            if pool[i] >> 9 == prefix:
-                counts[1, pool[i] & 511] += 1
-        low = 511
-        while need > counts[1, low]:
-            need -= counts[1, low]
-            low -= 1
-        threshold = np.int32((prefix << 9) | low)
-        _keep(row, threshold, need, counts[1, low], strict, want_mask, sent, places)
+        threshold, need, ties = _rank(x[r], k, strict, counts, pool)
+        _keep(x[r], threshold, need, ties, strict, want_mask, out[r], mask[r if want_mask else 0])
 
 
 @_compiled
@@ -251,7 +256,7 @@ def _elias_back(code, levels):  # pragma: no cover (compiled)
             while place < total and not (code[place >> 3] >> (place & 7)) & 1:
                 length += 1
                 place += 1
-            if place + length >= total:
+            if place + length >= total or length > 31:  # no code is that long: the bytes are of something else
                 return levels
             value = 0
             for _ in range(length + 1):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from experiments.compressors import kernels
-from experiments.compressors.base import Compressor, Payload, payload, row_shape, rows, unrows
+from experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
 from experiments.compressors.bits import pack, packed_bytes, unpack
+from experiments.errors import UserError
 
 
 class Levels(Compressor):
@@ -26,6 +27,10 @@ class Levels(Compressor):
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return packed_bytes(shape.numel(), self.code_bits) + 4 * self.scales * row_shape(shape)[0]
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"codes": Field(torch.uint8, (packed_bytes(shape.numel(), self.code_bits),)),
+                 "scales": Field(torch.float32, (row_shape(shape)[0], self.scales))}]
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         codes, scales = self._codes(rows(x).float(), seed)
@@ -55,7 +60,7 @@ class Sign(Levels):
     def _codes(self, flat: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         size = flat.abs().mean(1, keepdim=True)
         if self.spec.scale == "l2":
-            size = torch.linalg.vector_norm(flat, dim=1, keepdim=True) / flat.shape[1] ** 0.5
+            size = _norm(flat, 2, 1) / flat.shape[1] ** 0.5
         elif self.spec.scale == "one":
             size = 1 + (size - size)  # NaN where a value is not finite
         return flat >= 0, size
@@ -127,6 +132,9 @@ class Natural(Compressor):
     def _floats(self, bits: Tensor) -> Tensor:
         return bits.view(torch.float32)
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"codes": Field(torch.uint8, (packed_bytes(shape.numel(), 9),))}]
+
     def _encode(self, x: Tensor, seed: int) -> Payload:
         bits = self._bits(rows(x), seed).flatten()
         return payload(x, codes=pack((bits >> 23) & 511, 9))
@@ -162,7 +170,7 @@ class QSGD(Compressor):
         short = -n % self.spec.bucket if n > self.spec.bucket else 0
         groups = torch.nn.functional.pad(flat, (0, short)).reshape(n_rows, -1, min(self.spec.bucket, n + short))
         order = torch.inf if self.spec.norm == "max" else 2
-        norms = torch.linalg.vector_norm(groups, ord=order, dim=2, keepdim=True)
+        norms = _norm(groups, order, 2)
         gain = self.spec.levels / norms
         size = groups.abs() * torch.where(norms > 0, gain.clamp(max=torch.finfo(torch.float32).max), 0.0)
         drawn = (size + _uniform(groups, seed)).floor_().clamp_(max=self.spec.levels)
@@ -185,6 +193,15 @@ class QSGD(Compressor):
         bits = 1 + _gamma_bits(place - last) + _gamma_bits(flat.abs().clamp(min=1))
         return (bits.where(here, 0).sum() + 7) // 8
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        n_rows, row = row_shape(shape)
+        norms = Field(torch.float32, (n_rows, -(-row // self.spec.bucket)))
+        width = self.spec.levels.bit_length()
+        if self.spec.coding == "fixed":
+            return [{"codes": Field(torch.uint8, (packed_bytes(shape.numel(), 1 + width),)), "norms": norms}]
+        # The longest code: every entry at a run of one, its sign, and the largest level.
+        return [{"codes": Field(torch.uint8, None, packed_bytes(shape.numel(), 1 + 2 * width)), "norms": norms}]
+
     def _encode(self, x: Tensor, seed: int) -> Payload:
         levels, norms = self._levels(rows(x).float(), seed)
         flat = levels.flatten()
@@ -202,7 +219,14 @@ class QSGD(Compressor):
             flat = torch.where(packed % 2 == 1, -(packed // 2), packed // 2).to(torch.int32)
         else:
             flat = torch.from_numpy(kernels.elias_decode(codes.cpu().numpy(), n_rows * row)).to(codes.device)
+        if flat.numel() and (int(flat.max()) > self.spec.levels or int(flat.min()) < -self.spec.levels):
+            raise UserError(f"a code names a level beyond {self.spec.levels}")
         return unrows(self._values(flat.reshape(n_rows, row), norms).to(payload.dtype), payload)
+
+
+def _norm(x: Tensor, order: float, axis: int) -> Tensor:
+    """float32, summed in float64: a square of 1e20 is no float32."""
+    return torch.linalg.vector_norm(x, ord=order, dim=axis, keepdim=True, dtype=torch.float64).float()
 
 
 def _gamma_bits(value: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Compressor, Payload, payload
+from experiments.compressors.base import Compressor, Field, Payload, payload
 from experiments.compressors.features import columns, matrix, tensor
 
 
@@ -38,6 +38,12 @@ class LowRank(Compressor):
         d = columns(shape)
         n = shape.numel() // d
         return (n + d) * min(self.spec.rank, n, d) * dtype.itemsize
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        d = columns(shape)
+        n = shape.numel() // d
+        rank = min(self.spec.rank, n, d)
+        return [{"p": Field(dtype, (n, rank)), "q": Field(dtype, (d, rank))}]
 
     def _factors(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         m = matrix(x).float()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors import kernels
-from experiments.compressors.base import Compressor, Payload, payload, row_shape, rows, unrows
+from experiments.compressors import kernels, packing
+from experiments.compressors.base import Compressor, Field, Payload, laid_out, payload, row_shape, rows, unrows
 from experiments.compressors.bits import pack, packed_bytes, unpack
 
 
@@ -27,17 +27,42 @@ class Quantizer(Compressor):
         groups = self._split(x)
         return self._join(self._nearby(groups, self._scales(groups), seed), x)
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"codes": Field(torch.uint8, (packed_bytes(shape.numel(), self.spec.bits),)),
+                 "scales": Field(torch.float32, (self.per_group, self._groups(shape)))}]
+
     def _encode(self, x: Tensor, seed: int) -> Payload:
+        """Codes travel group after group; what fills up the last group of a sample does not."""
         groups = self._split(x)
         scales = self._scales(groups)
-        codes = self._join(self._codes(groups, scales, seed).long() - self._lowest, x)
-        return payload(x, codes=pack(codes.contiguous().flatten(), self.spec.bits), scales=torch.stack(scales))
+        if self.spec.rounding == "nearest" and kernels.usable(groups) and groups.numel() == x.numel():
+            codes = packing.quantize(groups, *self._shift_gain(scales), self.spec.bits, self._lowest != 0)
+        else:
+            whole = self._codes(groups, scales, seed).nan_to_num(0.0).long() - self._lowest
+            codes = pack(self._trim(whole, x.shape).reshape(-1), self.spec.bits)
+        return payload(x, codes=codes, scales=torch.stack(scales))
 
     def _decode(self, payload: Payload) -> Tensor:
-        codes = unpack(payload.parts["codes"], self.spec.bits, payload.shape.numel()).reshape(payload.shape)
-        values = self._values((self._split(codes) + self._lowest).float(), tuple(payload.parts["scales"]))
-        y = self._join(values, payload)
-        return y.contiguous(memory_format=torch.channels_last) if payload.channels_last else y
+        packed, scales, shape = payload.parts["codes"], tuple(payload.parts["scales"]), payload.shape
+        n_groups, size = self._groups(shape), self._group_size(shape)
+        if n_groups * size == shape.numel() and kernels.usable(scales[0]):
+            values = packing.dequantize(packed, (n_groups, size), *self._shift_step(scales), self.spec.bits,
+                                        self._lowest != 0)
+        else:
+            codes = unpack(packed, self.spec.bits, shape.numel()) + self._lowest
+            if n_groups * size != shape.numel():
+                codes = codes.reshape(row_shape(shape))
+                codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % size))
+            values = self._values(codes.reshape(n_groups, size).float(), scales)
+        return self._join(values, payload)
+
+    def _shift_gain(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """What `packing.quantize` takes, each [G]."""
+        raise NotImplementedError
+
+    def _shift_step(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """What `packing.dequantize` takes, each [G]."""
+        raise NotImplementedError
 
     @property
     def _lowest(self) -> int:
@@ -89,20 +114,24 @@ class Quantizer(Compressor):
             return x.reshape(self._groups(x.shape), -1)
         return rows(x).reshape(self._groups(x.shape), -1)
 
+    def _group_size(self, shape: torch.Size) -> int:
+        return self.spec.group if self.spec.scale == "group" else shape.numel() // self._groups(shape)
+
+    def _trim(self, groups: Tensor, shape: torch.Size) -> Tensor:
+        """Without what fills up the last group of a sample."""
+        if groups.numel() == shape.numel():
+            return groups
+        n_rows, row = row_shape(shape)
+        return groups.reshape(n_rows, -1)[:, :row]
+
     def _join(self, groups: Tensor, like: Tensor | Payload) -> Tensor:
-        if groups.is_floating_point():
-            groups = groups.to(like.dtype)
+        groups = self._trim(groups.to(like.dtype), like.shape)
         shape, scale = like.shape, self.spec.scale
         if scale == "channel":
             axis = _channel_axis(shape)
             moved = [shape[axis], *(size for i, size in enumerate(shape) if i != axis)] if shape else [1]
-            return groups.reshape(moved).movedim(0, axis).reshape(shape)
-        if scale == "group":
-            n_rows, row = row_shape(shape)
-            return groups.reshape(n_rows, -1)[:, :row].reshape(shape)
-        if scale == "last":
-            return groups.reshape(shape)
-        return groups.reshape(shape) if isinstance(like, Payload) else unrows(groups.reshape(row_shape(shape)), like)
+            return laid_out(groups.reshape(moved).movedim(0, axis).reshape(shape), like)
+        return groups.reshape(shape) if scale in ("group", "last") else unrows(groups.reshape(row_shape(shape)), like)
 
 
 class Uniform(Quantizer):
@@ -118,6 +147,14 @@ class Uniform(Quantizer):
         if self.spec.rounding == "nearest" and kernels.usable(groups):
             return kernels.uniform_rows(groups, *self._affine(scales))
         return super()._nearby(groups, scales, seed)
+
+    def _shift_gain(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        lo, gain, _ = self._affine(scales)
+        return lo, gain
+
+    def _shift_step(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        lo, _, step = self._affine(scales)
+        return lo, step
 
     @property
     def _levels(self) -> int:
@@ -152,6 +189,12 @@ class FixedPoint(Quantizer):
     Zero has a code of its own; the largest positive value decodes one step low. Source: AC-SGD's
     quantizer, with float32 scales and no epsilon.
     """
+
+    def _shift_gain(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return scales[0], torch.full_like(scales[0], -self._lowest)
+
+    def _shift_step(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return scales[0], scales[0]
 
     @property
     def _lowest(self) -> int:
@@ -200,6 +243,10 @@ class FixedBatch(Compressor):
         codes, scale = self._codes(x)
         codes = codes.flatten().long() + 2 ** (self.spec.bits - 1)
         return payload(x, codes=pack(codes, self.spec.bits), scales=scale)
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"codes": Field(torch.uint8, (packed_bytes(shape.numel(), self.spec.bits),)),
+                 "scales": Field(torch.float16, (row_shape(shape)[1],))}]
 
     def _decode(self, payload: Payload) -> Tensor:
         codes = unpack(payload.parts["codes"], self.spec.bits, payload.shape.numel())

@@ -6,9 +6,21 @@ import torch
 from torch import Tensor
 
 from experiments import specs
-from experiments.compressors import kernels
-from experiments.compressors.base import Compressor, Payload, payload, row_shape, rows, unrows
-from experiments.compressors.bits import index_bits, mask_bytes, pack, pack_mask, packed_bytes, unpack, unpack_mask
+from experiments.compressors import kernels, packing
+from experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
+from experiments.compressors.bits import (
+    check_columns,
+    index_bits,
+    indices_win,
+    mask_bytes,
+    pack,
+    pack_mask,
+    packed_bytes,
+    unpack,
+    unpack_flags,
+    unpack_mask,
+)
+from experiments.errors import UserError
 from experiments.specs import Spec
 
 
@@ -17,6 +29,10 @@ class Sparsifier(Compressor):
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
         """(what the receiver sees, boolean mask of the kept entries or None), both of x's shape and layout."""
+        raise NotImplementedError
+
+    def kept(self, payload: Payload) -> Tensor:
+        """The boolean mask of the entries that a payload carries, of the message's shape and layout."""
         raise NotImplementedError
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
@@ -73,16 +89,41 @@ class TopK(Sparsifier):
         k = kept(self.spec.ratio, row)
         return n_rows * k * dtype.itemsize + mask_bytes(n_rows, row, k)
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        n_rows, row = self._row_shape(shape)
+        k = kept(self.spec.ratio, row)
+        return [{"values": Field(dtype, (n_rows * k,)), "places": Field(torch.uint8, (mask_bytes(n_rows, row, k),))}]
+
+    def kept(self, payload: Payload) -> Tensor:
+        n_rows, row = self._row_shape(payload.shape)
+        mask = unpack_mask(payload.parts["places"], n_rows, row, kept(self.spec.ratio, row))
+        return self._unrows(mask, payload)
+
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat = self._rows(x)
+        n_rows, row = flat.shape
+        k = kept(self.spec.ratio, row)
+        if k < row and kernels.usable(flat):
+            values, columns = packing.select(flat, k)
+            if indices_win(n_rows, row, k):
+                return payload(x, values=values.view(-1), places=pack(columns, index_bits(row)))
+            mask = torch.zeros(n_rows, row, dtype=torch.bool).scatter_(1, columns.long(), True)
+            return payload(x, values=values.view(-1), places=pack(mask, 1))
         mask = self._rows(self.masked(x, seed)[1])
-        k = kept(self.spec.ratio, flat.shape[1])
         return payload(x, values=flat[mask], places=pack_mask(mask, k))
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
-        mask = unpack_mask(payload.parts["places"], n_rows, row, kept(self.spec.ratio, row))
-        return self._unrows(scatter(payload.parts["values"], mask), payload)
+        k = kept(self.spec.ratio, row)
+        values, places = payload.parts["values"], payload.parts["places"]
+        if k < row and kernels.usable(values) and indices_win(n_rows, row, k):
+            columns = unpack(places, index_bits(row), n_rows * k).view(n_rows, k)
+            flat = packing.place(values, columns, row)
+            if flat is None:
+                check_columns(columns, row)  # says what is wrong with them
+            return self._unrows(flat, payload)
+        mask = unpack_mask(places, n_rows, row, k)
+        return self._unrows(scatter(values, mask), payload)
 
     def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
         if self.spec.scope == "tensor" or not shape:
@@ -124,15 +165,38 @@ class Counted(Sparsifier):
 
     @staticmethod
     def mask_of(payload: Payload) -> Tensor:
-        """Inverse of `places`: the mask [rows, row]."""
+        """Inverse of `places`: the mask [rows, row]. Raises UserError when the parts name no such mask."""
         n_rows, row = row_shape(payload.shape)
         parts = payload.parts
-        if int(parts["coding"]) != 1:
-            return unpack(parts["places"], 1, n_rows * row).bool().reshape(n_rows, row)
-        columns = unpack(parts["places"], index_bits(row), int(parts["counts"].sum()))
-        starts = torch.arange(n_rows, device=columns.device).repeat_interleave(parts["counts"].long()) * row
+        coding = int(parts["coding"])
+        if coding == 2 and parts["places"].numel() == packed_bytes(n_rows * row, 1):
+            return unpack_flags(parts["places"], n_rows * row).reshape(n_rows, row)
+        if coding != 1 or "counts" not in parts:
+            raise UserError(f"places are in no known coding ({coding})")
+        counts, bits = parts["counts"].long(), index_bits(row)
+        if not ((counts >= 0) & (counts <= row)).all():
+            raise UserError(f"the counts of kept entries do not fit rows of {row} entries")
+        columns = unpack(parts["places"], bits, int(counts.sum()))
+        starts = torch.arange(n_rows, device=columns.device).repeat_interleave(counts) * row
+        check_columns((starts + columns)[None], n_rows * row)
+        if not (columns < row).all():
+            raise UserError(f"a packed place lies outside its row of {row} entries")
         mask = torch.zeros(n_rows * row, dtype=torch.bool, device=columns.device)
         return mask.scatter_(0, starts + columns, True).reshape(n_rows, row)
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return self.place_layouts(shape, {"values": Field(dtype, None, shape.numel())})
+
+    @staticmethod
+    def place_layouts(shape: torch.Size, what: dict[str, Field]) -> list[dict[str, Field]]:
+        """Both codings of places after the parts `what`."""
+        n_rows, row = row_shape(shape)
+        coding, bitmask = {"coding": Field(torch.uint8, (1,))}, packed_bytes(n_rows * row, 1)
+        return [what | coding | {"places": Field(torch.uint8, (bitmask,))},
+                what | coding | {"counts": Field(torch.int32, (n_rows,)), "places": Field(torch.uint8, None, bitmask)}]
+
+    def kept(self, payload: Payload) -> Tensor:
+        return unrows(self.mask_of(payload), payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat, mask = rows(x), rows(self.masked(x, seed)[1])
@@ -165,13 +229,23 @@ class TopKStrict(Counted):
     def _dropped(self, row: int) -> int:
         return int(row * (1 - self.spec.ratio))
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        if self._dropped(row_shape(shape)[1]) == 0:
+            return [{"values": Field(dtype, (shape.numel(),)), "coding": Field(torch.uint8, (1,))}]
+        return super().layouts(shape, dtype)
+
+    def kept(self, payload: Payload) -> Tensor:
+        if self._dropped(row_shape(payload.shape)[1]) == 0:
+            return unrows(torch.ones(row_shape(payload.shape), dtype=torch.bool, device=payload.device), payload)
+        return super().kept(payload)
+
     def _encode(self, x: Tensor, seed: int) -> Payload:
         if self._dropped(row_shape(x.shape)[1]) == 0:
             return payload(x, values=rows(x).flatten(), coding=_byte(x, 0))
         return super()._encode(x, seed)
 
     def _decode(self, payload: Payload) -> Tensor:
-        if int(payload.parts["coding"]) == 0:
+        if self._dropped(row_shape(payload.shape)[1]) == 0:
             return unrows(payload.parts["values"].reshape(row_shape(payload.shape)), payload)
         return super()._decode(payload)
 
@@ -193,6 +267,15 @@ class RandomK(Sparsifier):
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = row_shape(shape)
         return n_rows * kept(self.spec.ratio, row) * dtype.itemsize + 8
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        n_rows, row = row_shape(shape)
+        return [{"values": Field(dtype, (n_rows, kept(self.spec.ratio, row))), "seed": Field(torch.int64, (1,))}]
+
+    def kept(self, payload: Payload) -> Tensor:
+        n_rows, row = row_shape(payload.shape)
+        mask = self._columns(row, int(payload.parts["seed"]), payload.device)
+        return unrows(mask.expand(n_rows, row), payload)
 
     def _columns(self, row: int, seed: int, device: torch.device) -> Tensor:
         order = torch.randperm(row, generator=torch.Generator(device).manual_seed(seed), device=device)
@@ -254,6 +337,12 @@ class RandTopK(Sparsifier):
         flat, mask = self.top._rows(x), self.top._rows(self.masked(x, seed)[1])
         return payload(x, values=flat[mask], places=pack_mask(mask, kept(self.spec.ratio, flat.shape[1])))
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return self.top.layouts(shape, dtype)
+
+    def kept(self, payload: Payload) -> Tensor:
+        return self.top.kept(payload)
+
     def _decode(self, payload: Payload) -> Tensor:
         return self.top._decode(payload)
 
@@ -281,12 +370,24 @@ class ForwardMask(Compressor):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         return payload(x, values=rows(x)[rows(self.mask)])
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"values": Field(dtype, None, shape.numel())}]
+
     def _decode(self, payload: Payload) -> Tensor:
         return unrows(scatter(payload.parts["values"], rows(self.mask)), payload)
 
 
 def scatter(values: Tensor, mask: Tensor) -> Tensor:
-    """Zeros of mask's shape with `values` at its true entries, in row-major order."""
+    """Zeros of mask's shape with `values` at its true entries, in row-major order.
+
+    Raises UserError unless there are as many values as true entries.
+    """
+    if kernels.usable(values):
+        made = packing.spread(values.reshape(-1), mask)
+        if made is not None:
+            return made
+    if values.numel() != int(mask.sum()):
+        raise UserError(f"{values.numel()} values for {int(mask.sum())} kept entries")
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter_(mask, values)
 
 

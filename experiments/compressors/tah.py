@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from experiments.compressors.base import Compressor, Payload, payload
-from experiments.compressors.bits import pack, packed_bytes, unpack
+from experiments.compressors.base import Compressor, Field, Payload, payload
+from experiments.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 
 
 class TAH(Compressor):
@@ -40,6 +40,17 @@ class TAH(Compressor):
         tiles *= samples * tokens
         return (packed_bytes(high * width, self.spec.high) + packed_bytes(low * width, self.spec.low) + 2 * tiles
                 + packed_bytes(tiles, 1) + packed_bytes(samples * tokens, 1))
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        samples, tokens, d = _tokens(shape)
+        tiles, high = -(-d // self.spec.tile), samples * self._high(tokens)
+        every, width = samples * tokens, tiles * self.spec.tile
+        counts = {"high": packed_bytes(high * width, self.spec.high),
+                  "low": packed_bytes((every - high) * width, self.spec.low)}
+        return [{**{name: Field(torch.uint8, (count,)) for name, count in counts.items()},
+                 "scales": Field(torch.bfloat16, (every, tiles)),
+                 "rotated": Field(torch.uint8, (packed_bytes(every * tiles, 1),)),
+                 "tokens": Field(torch.uint8, (packed_bytes(every, 1),))}]
 
     def _high(self, tokens: int) -> int:
         return round(self.spec.share * tokens)
@@ -89,8 +100,8 @@ class TAH(Compressor):
 
     def _decode(self, payload: Payload) -> Tensor:
         parts, scales = payload.parts, payload.parts["scales"]
-        high = unpack(parts["tokens"], 1, len(scales)).bool()
-        rotated = unpack(parts["rotated"], 1, scales.numel()).bool().reshape(scales.shape)
+        high = unpack_flags(parts["tokens"], len(scales))
+        rotated = unpack_flags(parts["rotated"], scales.numel()).reshape(scales.shape)
         codes = torch.empty(*scales.shape, self.spec.tile, device=scales.device)
         for name, which, bits in (("high", high, self.spec.high), ("low", ~high, self.spec.low)):
             count = int(which.sum()) * scales.shape[1] * self.spec.tile

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Payload, payload, row_shape, rows, unrows
-from experiments.compressors.bits import pack, unpack
+from experiments.compressors.base import Field, Payload, payload, row_shape, rows, unrows
+from experiments.compressors.bits import pack, packed_bytes, unpack_flags
 from experiments.compressors.sparse import Counted, scatter
 
 
@@ -71,6 +71,10 @@ class Dryden(Counted):
         m = torch.count_nonzero(y)
         return (m + 7) // 8 + 8 * n_rows + self.place_bytes(m, n_rows, row)
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        means = {"means": Field(torch.float32, (row_shape(shape)[0], 2))}
+        return self.place_layouts(shape, {"signs": Field(torch.uint8, None, packed_bytes(shape.numel(), 1))} | means)
+
     def _encode(self, x: Tensor, seed: int) -> Payload:
         y, mask = (rows(part) for part in self.masked(x, seed))
         y = y.float()
@@ -79,7 +83,7 @@ class Dryden(Counted):
 
     def _decode(self, payload: Payload) -> Tensor:
         mask = self.mask_of(payload)
-        signs = unpack(payload.parts["signs"], 1, int(mask.sum())).bool()
+        signs = unpack_flags(payload.parts["signs"], int(mask.sum()))
         low, high = payload.parts["means"].unsqueeze(2).unbind(1)
         y = torch.where(scatter(signs, mask), high, low).where(mask, 0.0)
         return unrows(y.to(payload.dtype), payload)

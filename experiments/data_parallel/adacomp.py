@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from experiments.compressors import kernels
-from experiments.compressors.base import Compressor, Payload, payload
-from experiments.compressors.bits import pack, packed_bytes, unpack
+from experiments.compressors.base import Compressor, Field, Payload, payload
+from experiments.compressors.bits import pack, packed_bytes, unpack, unpack_flags
+from experiments.errors import UserError
 
 SHORT = 64  # elements of a bin whose places fit into six bits
 
@@ -93,6 +94,13 @@ class AdaComp(Compressor):
                  "elements": pack(codes, 8 if size <= SHORT else 16)}
         return payload(y, **parts, **({} if full.all() else {"bins": pack(full, 1)}))
 
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        size = self.bin_size(shape)
+        bins, width = -(-shape.numel() // size), 1 if size <= SHORT else 2
+        form = {"full": Field(torch.uint8, (1,)), "scale": Field(torch.float32, (1,)),
+                "elements": Field(torch.uint8, None, width * shape.numel())}
+        return [form, form | {"bins": Field(torch.uint8, (packed_bytes(bins, 1),))}]
+
     def _decode(self, payload: Payload) -> Tensor:
         size, n = self.bin_size(payload.shape), payload.shape.numel()
         parts, width = payload.parts, 8 if size <= SHORT else 16
@@ -100,9 +108,14 @@ class AdaComp(Compressor):
         n_bins = -(-n // size)
         which = torch.arange(n_bins, device=codes.device)
         if not int(parts["full"]):
-            which = which[unpack(parts["bins"], 1, n_bins).bool()]
+            if "bins" not in parts:
+                raise UserError("AdaComp's message lacks the bitmap of its bins")
+            which = which[unpack_flags(parts["bins"], n_bins)]
         last = codes % 2
-        bins = which[(last.cumsum(0) - last)]
+        turn = last.cumsum(0) - last
+        if int(last.sum()) != len(which) or not ((codes // 4 < size).all() and (turn < len(which)).all()):
+            raise UserError("AdaComp's message names places outside its bins")
+        bins = which[turn]
         values = torch.where(codes // 2 % 2 == 1, -parts["scale"], parts["scale"]).to(payload.dtype)
         flat = torch.zeros(n_bins * size, dtype=payload.dtype, device=codes.device)
         return flat.index_put_((bins * size + codes // 4,), values)[:n].reshape(payload.shape)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from experiments.compressors import wire
 from experiments.compressors.base import Payload
 from experiments.config import Run
 from experiments.data_parallel.exchange import mean
@@ -25,7 +25,6 @@ from experiments.data_parallel.shared import Here, Together
 from experiments.errors import UserError
 from experiments.execution import Execution
 
-DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
 PATIENCE = timedelta(minutes=5)
 
 
@@ -69,7 +68,7 @@ class Process:
 
     def __init__(self, learners: Learners) -> None:
         self.learners, self.exchange, self.wire = learners, learners.exchange, Wire()
-        self.rank = dist.get_rank()
+        self.rank, self.digest = dist.get_rank(), wire.digest(str(learners.spec))
         self.places = {id(p): place for place, p in enumerate(self.exchange.trained)}
         self.step = self.epoch = 0
         self.waiting: list[tuple[int, Any, Tensor | None, Payload]] = []  # layers of a bucket: place, how, m, payload
@@ -106,9 +105,13 @@ class Process:
             self._waits(place, method, message, payload)
         if self.waiting:
             packed = [payload for *_, payload in self.waiting]
-            texts = [unpack(text, packed) for text in self.wire.gather_bytes(pack(packed))]
-            for turn, (place, method, message, _) in enumerate(self.waiting):
-                done[place] = self._settle(place, message, [method.decode(text[turn])[0] for text in texts])
+            where = wire.Place(self.digest, self.step)
+            readers = [wire.Reader(text, where) for text in self.wire.gather_bytes(wire.pack(packed, where))]
+            for place, method, message, own in self.waiting:
+                done[place] = self._settle(place, message, [method.decode(reader.take(method, own.shape))[0]
+                                                            for reader in readers])
+            for reader in readers:
+                reader.finish()
             self.waiting = []
         for place, grad in zip(places, views, strict=True):
             grad.copy_(done[place])
@@ -136,58 +139,6 @@ def hook(state, bucket):  # type: ignore[no-untyped-def]
 
 
 hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}  # DDP looks at the types
-
-
-def pack(payloads: list[Payload]) -> Tensor:
-    """Payloads as one uint8 tensor. Framing: for every part its type and length, 5 bytes; for every payload 1 byte."""
-    pieces = []
-    for payload in payloads:
-        head = struct.pack("<B", len(payload.parts))
-        for part in payload.parts.values():
-            head += struct.pack("<BI", DTYPES.index(part.dtype), part.numel())
-        pieces.append(torch.frombuffer(bytearray(head), dtype=torch.uint8))
-        pieces += [part.contiguous().view(-1).view(torch.uint8) for part in payload.parts.values() if part.numel()]
-    return torch.cat(pieces)
-
-
-def unpack(text: Tensor, like: list[Payload]) -> list[Payload]:
-    """Inverse of `pack`, for payloads of the same layers. Raises UserError when the bytes are of something else."""
-    data, place, out = text.numpy().tobytes(), 0, []
-    try:
-        for own in like:
-            count = data[place]
-            place += 1
-            heads = [struct.unpack_from("<BI", data, place + 5 * i) for i in range(count)]
-            place += 5 * count
-            parts = {}
-            for name, (kind, n) in zip(_names(own, count), heads, strict=True):
-                size = n * DTYPES[kind].itemsize
-                if place + size > len(data):
-                    raise ValueError
-                parts[name] = (torch.frombuffer(bytearray(data[place : place + size]), dtype=DTYPES[kind]) if n
-                               else torch.empty(0, dtype=DTYPES[kind]))
-                place += size
-            parts = {name: part.reshape(own.parts[name].shape) if name in own.parts
-                     and own.parts[name].numel() == part.numel() else part for name, part in parts.items()}
-            out.append(Payload(parts, own.shape, own.dtype, own.device, own.channels_last))
-        if place != len(data):
-            raise ValueError
-    except (ValueError, IndexError, struct.error):
-        raise UserError("a learner's message does not fit: the processes disagree in their configuration") from None
-    return out
-
-
-# The parts of payloads whose coding depends on the data, by how many there are.
-_CODINGS = {("values", "coding", "places"), ("values", "coding", "counts", "places"),
-            ("signs", "means", "coding", "places"), ("signs", "means", "coding", "counts", "places"),
-            ("full", "scale", "elements"), ("full", "scale", "elements", "bins")}
-
-
-def _names(own: Payload, count: int) -> tuple[str, ...]:
-    names = tuple(own.parts)
-    if len(names) == count:
-        return names
-    return next(one for one in _CODINGS if len(one) == count and one[0] == names[0])
 
 
 def learn(rank: int, run: Run, how: Execution, port: int, answer: Connection) -> None:

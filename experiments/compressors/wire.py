@@ -1,0 +1,143 @@
+"""Payloads as the bytes of one message: a header, then each payload as a frame and its parts.
+
+    header  32 bytes: magic "CS", version, type of the values, layout, number of payloads, step, microbatch,
+            digest of what both ends agreed on, length of all
+    payload  1 byte: number of parts; 5 bytes a part: type and elements; then the parts' own bytes
+
+Reading validates version, digest, place in the training, lengths and types before a part is touched, and `decode` of
+a compressor checks every place that a part names. What does not fit raises UserError, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from hashlib import sha256
+
+import torch
+from torch import Tensor
+
+from experiments.compressors.base import Compressor, Payload
+from experiments.errors import UserError
+
+VERSION = 1
+_HEADER = struct.Struct("<2sBBBBIH8sQ4x")
+_PART = struct.Struct("<BI")
+HEADER = _HEADER.size
+_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a training a message belongs: both ends must be there. digest: 8 bytes of what they agreed on."""
+
+    digest: bytes
+    step: int = 0
+    microbatch: int = 0
+
+
+def digest(text: str) -> bytes:
+    """8 bytes that stand for a configuration."""
+    return sha256(text.encode()).digest()[:8]
+
+
+def framing(payloads: list[Payload]) -> int:
+    """Bytes of a message that are not its payloads'."""
+    return HEADER + sum(1 + _PART.size * len(payload.parts) for payload in payloads)
+
+
+def most_framing(payloads: int, parts: int = 6) -> int:
+    """Framing of at most so many payloads of at most so many parts."""
+    return HEADER + payloads * (1 + _PART.size * parts)
+
+
+def pack(payloads: list[Payload], place: Place) -> Tensor:
+    """One message of at least one payload, uint8 [n] on the payloads' device."""
+    first = payloads[0]
+    n = framing(payloads) + sum(payload.nbytes for payload in payloads)
+    message = torch.empty(n, dtype=torch.uint8, device=first.device)
+    head = _HEADER.pack(b"CS", VERSION, _DTYPES.index(first.dtype), first.channels_last, len(payloads),
+                        place.step & 0xFFFFFFFF, place.microbatch, place.digest, n)
+    at = 0
+    for payload in payloads:
+        head += bytes([len(payload.parts)])
+        for part in payload.parts.values():
+            head += _PART.pack(_DTYPES.index(part.dtype), part.numel())
+        at = _write(message, at, torch.frombuffer(bytearray(head), dtype=torch.uint8))
+        for part in payload.parts.values():
+            at = _write(message, at, part.contiguous().view(-1).view(torch.uint8) if part.numel() else part.view(-1))
+        head = b""
+    return message
+
+
+def _write(message: Tensor, at: int, data: Tensor) -> int:
+    message[at : at + data.numel()].copy_(data, non_blocking=True)
+    return at + data.numel()
+
+
+class Reader:
+    """One received message, read payload by payload."""
+
+    def __init__(self, message: Tensor, place: Place) -> None:
+        """message: uint8 [at least the message's length]. Raises UserError when its header does not belong here."""
+        head = _bytes(message, 0, HEADER)
+        magic, version, kind, layout, count, step, microbatch, key, n = _HEADER.unpack(head)
+        if magic != b"CS":
+            raise UserError("these bytes are no message of commsweep's")
+        if version != VERSION:
+            raise UserError(f"a message of version {version}; this commsweep speaks {VERSION}: update the older end")
+        if key != place.digest:
+            raise UserError("a message from another configuration; start all stages with the same settings")
+        if (step, microbatch) != (place.step & 0xFFFFFFFF, place.microbatch):
+            raise UserError(f"a message of step {step}, microbatch {microbatch}, where step {place.step}, microbatch "
+                            f"{place.microbatch} was due")
+        if not HEADER <= n <= message.numel() or kind >= len(_DTYPES) or not _DTYPES[kind].is_floating_point:
+            raise UserError(f"a damaged message: it says it has {n} bytes and {message.numel()} are there")
+        self.message, self.at, self.left = message[:n], HEADER, count
+        self.dtype, self.channels_last = _DTYPES[kind], bool(layout & 1)
+
+    def take(self, compressor: Compressor, shape: torch.Size) -> Payload:
+        """The next payload, of a message of this shape. Raises UserError when the bytes cannot be one."""
+        if not self.left:
+            raise UserError("a message with fewer payloads than its compression makes")
+        self.left -= 1
+        count = _bytes(self.message, self.at, 1)[0]
+        heads = _bytes(self.message, self.at + 1, _PART.size * count)
+        heads = [_PART.unpack_from(heads, _PART.size * i) for i in range(count)]
+        if any(kind >= len(_DTYPES) for kind, _ in heads):
+            raise UserError("a damaged message: a part of unknown type")
+        found = [(_DTYPES[kind], n) for kind, n in heads]
+        form = next((form for form in compressor.layouts(shape, self.dtype) if len(form) == count
+                     and all(field.fits(*one) for field, one in zip(form.values(), found, strict=True))), None)
+        if form is None:
+            raise UserError(f"a payload that {compressor.spec.kind} of {tuple(shape)} cannot have made")
+        at = self.at + 1 + _PART.size * count
+        parts = {}
+        for (name, field), (dtype, n) in zip(form.items(), found, strict=True):
+            stop = at + n * dtype.itemsize
+            if stop > self.message.numel():
+                raise UserError("a damaged message: it ends within a payload")
+            raw = self.message[at:stop]
+            if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:  # a view must be aligned
+                raw = raw.clone()
+            parts[name] = raw.view(dtype).reshape((n,) if field.shape is None else field.shape)
+            at = stop
+        self.at = at
+        layout = self.channels_last and len(shape) == 4
+        return Payload(parts, shape, self.dtype, self.message.device, layout)
+
+    def finish(self) -> None:
+        """Raise UserError when something is left."""
+        if self.left or self.at != self.message.numel():
+            raise UserError("a message with more in it than its compression makes")
+
+
+def _bytes(message: Tensor, at: int, n: int) -> bytes:
+    if at + n > message.numel():
+        raise UserError(f"a damaged message: {message.numel()} bytes, too short for what it says it holds")
+    return message[at : at + n].cpu().numpy().tobytes()
+
+
+def most_bytes(compressor: Compressor, shape: torch.Size, dtype: torch.dtype, payloads: int = 1) -> int:
+    """Bytes that a message of `payloads` payloads has at most."""
+    return most_framing(payloads) + payloads * compressor.most_bytes(shape, dtype)

@@ -1,0 +1,170 @@
+"""The bytes of a message: exact, counted, and safe to read whatever they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.compressors import KINDS, build, packing, wire
+from experiments.compressors.base import Payload
+from experiments.data_parallel.adacomp import AdaComp
+from experiments.errors import UserError
+from experiments.specs import AdaComp as AdaCompSpec
+from experiments.specs import ForwardMask
+from tests.experiments.test_compressors import inputs
+from tests.helpers import COMPRESSORS, name, same_bits
+
+HERE = wire.Place(wire.digest("a run"), step=7, microbatch=2)
+each = pytest.mark.parametrize("spec", COMPRESSORS, ids=name)
+
+
+def through(compressor, x, seed=3):
+    """(what arrives after a trip as bytes, the message)."""
+    payload = compressor.encode(x, seed)
+    message = wire.pack([payload], HERE)
+    assert message.numel() == payload.nbytes + wire.framing([payload])
+    assert message.numel() <= wire.most_bytes(compressor, x.shape, x.dtype)
+    reader = wire.Reader(torch.nn.functional.pad(message, (0, 5)), HERE)  # a buffer may be longer than its message
+    read = reader.take(compressor, x.shape)
+    reader.finish()
+    return compressor.decode(read), message
+
+
+@each
+def test_what_arrives_as_bytes_is_what_the_simulation_uses(spec):
+    compressor = build(spec)
+    for x in inputs().values():
+        if x.dtype == torch.float32:
+            arrived, _ = through(compressor, x)
+            direct = compressor.roundtrip(x, seed=3)
+            assert same_bits(arrived, direct)
+            assert arrived.stride() == direct.stride() or x.dim() != 4, "another memory layout changes convolutions"
+
+
+@each
+def test_the_compiled_packing_equals_torchs(spec, monkeypatch):
+    compressor = build(spec)
+    for x in inputs().values():
+        fast = compressor.encode(x, seed=3)
+        with monkeypatch.context() as patch:
+            patch.setattr(packing.kernels, "numba", None)
+            if spec["kind"] in ("qsgd",) and spec.get("coding", "elias") == "elias":
+                continue  # its Elias codes have one implementation
+            slow = compressor.encode(x, seed=3)
+            assert same_bits(compressor.decode(fast), compressor.decode(slow))
+        assert fast.parts.keys() == slow.parts.keys()
+        for part in fast.parts:
+            assert torch.equal(fast.parts[part].contiguous().view(-1).view(torch.uint8),
+                               slow.parts[part].contiguous().view(-1).view(torch.uint8)), part
+
+
+@pytest.mark.parametrize("shape", [(3, 70), (2, 1500), (1, 5000), (9, 1)])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_quantized_blocks_equal_the_formula(shape, bits):
+    """Shapes whose groups, blocks and bytes end in different places."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(bits))
+    for kind in ("uniform", "fixed"):
+        compressor = build({"kind": kind, "bits": bits, "scale": "sample"})
+        assert same_bits(through(compressor, x)[0], compressor._join(
+            compressor._values(compressor._codes(x.clone(), compressor._scales(x), 0), compressor._scales(x)), x))
+
+
+def test_kept_places_are_those_of_the_mask():
+    x = torch.randn(4, 6, 5, 7).to(memory_format=torch.channels_last)
+    for spec in COMPRESSORS:
+        compressor = build(spec)
+        if hasattr(compressor, "masked"):
+            assert torch.equal(compressor.kept(compressor.encode(x, 5)), compressor.masked(x, 5)[1])
+
+
+def adacomp():
+    return AdaComp(AdaCompSpec(conv=8, fc=20))
+
+
+def masked():
+    bound = KINDS["forward_mask"](ForwardMask()).given(torch.rand(3, 41, generator=torch.Generator().manual_seed(1)) > 0.5)
+    return bound
+
+
+def test_learners_messages_and_shared_masks_travel_too():
+    x = torch.randn(1, 7, 13)
+    assert same_bits(through(adacomp(), x)[0], adacomp().apply(x))
+    x = torch.randn(3, 41)
+    assert same_bits(through(masked(), x)[0], masked().apply(x))
+
+
+EVERY = [*(lambda spec=spec: build(spec) for spec in COMPRESSORS), adacomp, masked]
+
+
+@pytest.mark.parametrize("made", EVERY, ids=[*map(name, COMPRESSORS), "adacomp", "masked"])
+@settings(max_examples=25)
+@given(data=st.data())
+def test_no_bytes_crash_the_reader(made, data):
+    """Flipped, cut, swapped or random bytes: a clear refusal, or a message of the right shape."""
+    compressor = made()
+    x = torch.randn(3, 41, generator=torch.Generator().manual_seed(0))
+    message = wire.pack([compressor.encode(x, 1)], HERE).numpy().copy()
+    if data.draw(st.booleans()):  # damage what comes after a good header
+        for _ in range(data.draw(st.integers(1, 6))):
+            message[data.draw(st.integers(wire.HEADER, len(message) - 1))] = data.draw(st.integers(0, 255))
+    elif data.draw(st.booleans()):
+        at = data.draw(st.integers(wire.HEADER, len(message)))
+        message[at:] = torch.randint(0, 256, (len(message) - at,)).numpy()
+    else:
+        message = message[: data.draw(st.integers(0, len(message)))]
+    try:
+        reader = wire.Reader(torch.from_numpy(message), HERE)
+        y = compressor.decode(reader.take(compressor, x.shape))
+        reader.finish()
+    except UserError:
+        return
+    assert y.shape == x.shape and y.dtype == x.dtype
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_message(noise):
+    with pytest.raises(UserError):
+        wire.Reader(torch.frombuffer(bytearray(noise or b"\0"), dtype=torch.uint8), HERE)
+
+
+@pytest.mark.parametrize(("other", "says"), [
+    (wire.Place(wire.digest("another run"), 7, 2), "another configuration"),
+    (wire.Place(HERE.digest, 8, 2), "step 8, microbatch 2, where step 7, microbatch 2 was due"),
+    (wire.Place(HERE.digest, 7, 1), "microbatch 1"),
+])
+def test_a_message_of_elsewhere_is_named(other, says):
+    message = wire.pack([build({"kind": "sign"}).encode(torch.randn(2, 9))], other)
+    with pytest.raises(UserError, match=says):
+        wire.Reader(message, HERE)
+
+
+def test_an_older_version_is_named():
+    message = wire.pack([build({"kind": "sign"}).encode(torch.randn(2, 9))], HERE)
+    message[2] = 99
+    with pytest.raises(UserError, match="version 99; this commsweep speaks 1"):
+        wire.Reader(message, HERE)
+
+
+@pytest.mark.parametrize("change", ["cut", "fewer", "more"])
+def test_a_truncated_or_padded_message_is_refused(change):
+    compressor = build({"kind": "topk", "ratio": 0.2})
+    payload = compressor.encode(torch.randn(2, 50))
+    message = wire.pack([payload, payload] if change == "more" else [payload], HERE)
+    with pytest.raises(UserError, match={"cut": "damaged", "fewer": "fewer payloads", "more": "more in it"}[change]):
+        reader = wire.Reader(message[:-1] if change == "cut" else message, HERE)
+        reader.take(compressor, payload.shape)
+        if change == "fewer":
+            reader.take(compressor, payload.shape)
+        reader.finish()
+
+
+def test_places_outside_a_row_are_refused_and_never_followed():
+    compressor = build({"kind": "topk", "ratio": 0.1})
+    payload = compressor.encode(torch.randn(2, 100))  # 7 bits name places up to 127
+    for places in (torch.full_like(payload.parts["places"], 255), torch.zeros_like(payload.parts["places"])):
+        bad = Payload(payload.parts | {"places": places}, payload.shape, payload.dtype, payload.device)
+        for call in (compressor.decode, compressor.kept):
+            with pytest.raises(UserError, match="do not ascend within their row of 100"):
+                call(bad)
