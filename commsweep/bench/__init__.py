@@ -46,9 +46,10 @@ def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
 
 def benches() -> dict[str, Callable[[], Iterable[Result]]]:
     """All benches by name; a later one adds a line."""
-    from commsweep.bench import boundary, gradients, store, text
+    from commsweep.bench import boundary, gradients, store, text, wire
 
-    return {"boundary": boundary.bench, "text": text.bench, "store": store.bench, "gradients": gradients.bench}
+    return {"boundary": boundary.bench, "text": text.bench, "store": store.bench, "gradients": gradients.bench,
+            "wire": wire.bench}
 
 
 def run(name: str | None, as_json: bool) -> int:

@@ -65,13 +65,17 @@ def dequantize(packed: Tensor, shape: tuple[int, int], shift: Tensor, step: Tens
     return torch.from_numpy(out)
 
 
-def select(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest magnitudes of each row of float32 x [rows, n], of ties the first: values and columns [rows, k]."""
+def select(x: Tensor, k: int, as_mask: bool) -> tuple[Tensor, Tensor]:
+    """The k largest magnitudes of each row of float32 x [rows, n], of ties the first: values [rows, k], and where they
+    are, as columns [rows, k] or as a boolean mask [rows, n].
+    """
     source = x.detach().contiguous()
-    values, columns = torch.empty(x.shape[0], k), np.empty((x.shape[0], k), np.int32)
-    arrays = source.view(torch.int32).numpy(), values.view(torch.int32).numpy(), columns
-    _over_rows(lambda a, b: _select(arrays[0], k, arrays[1], arrays[2], a, b), *source.shape)
-    return values, torch.from_numpy(columns)
+    values = torch.empty(x.shape[0], k)
+    columns = np.empty((1, k) if as_mask else (x.shape[0], k), np.int32)
+    mask = np.empty(x.shape if as_mask else (1, x.shape[1]), np.bool_)
+    args = source.view(torch.int32).numpy(), k, as_mask, values.view(torch.int32).numpy(), columns, mask
+    _over_rows(lambda a, b: _select(*args, a, b), *source.shape)
+    return values, torch.from_numpy(mask if as_mask else columns)
 
 
 def place(values: Tensor, columns: Tensor, row: int) -> Tensor | None:
@@ -82,11 +86,14 @@ def place(values: Tensor, columns: Tensor, row: int) -> Tensor | None:
     return out if good.all() else None
 
 
-def spread(values: Tensor, mask: Tensor) -> Tensor | None:
-    """Zeros of mask's shape [rows, row] with values [m] at its true entries in order; None unless m are true."""
-    source, places = values.contiguous().numpy(), mask.contiguous().view(torch.uint8).numpy().reshape(-1)
-    out = np.empty(places.size, np.float32)
-    return torch.from_numpy(out).view(mask.shape) if _spread(source, places, out) else None
+def spread(values: Tensor, mask: Tensor, each: int = -1) -> Tensor | None:
+    """Zeros of mask's shape [rows, row] with values [m] at its true entries in order.
+
+    None unless m entries are true, and `each` of every row where that is given.
+    """
+    source, places = values.contiguous().numpy(), mask.contiguous().view(torch.uint8).numpy()
+    out = np.empty(places.shape, np.float32)
+    return torch.from_numpy(out) if _spread(source, places, each, out) else None
 
 
 def _over_blocks(task, n: int) -> None:  # type: ignore[no-untyped-def]
@@ -174,17 +181,23 @@ def _pack_block(codes, bits, out):  # pragma: no cover (compiled)
                 byte |= codes[n - n % 4 + i] << 2 * i
             out[n // 4] = np.uint8(byte)
     else:
-        held, fill, place = np.uint32(0), np.uint32(0), 0
-        for i in range(n):
-            held |= np.uint32(codes[i]) << fill
-            fill += np.uint32(bits)
-            if fill >= np.uint32(8):  # bits < 8: at most one byte is ready
-                out[place] = np.uint8(held & np.uint32(255))
-                place += 1
-                held >>= np.uint32(8)
-                fill -= np.uint32(8)
-        if fill > np.uint32(0):
-            out[place] = np.uint8(held & np.uint32(255))
+        b, last = np.uint64(bits), n - n % 8
+        for start in range(0, last, 8):  # eight codes take `bits` whole bytes
+            c = codes[start : start + 8]
+            held = (np.uint64(c[0]) | np.uint64(c[1]) << b | np.uint64(c[2]) << np.uint64(2) * b
+                    | np.uint64(c[3]) << np.uint64(3) * b | np.uint64(c[4]) << np.uint64(4) * b
+                    | np.uint64(c[5]) << np.uint64(5) * b | np.uint64(c[6]) << np.uint64(6) * b
+                    | np.uint64(c[7]) << np.uint64(7) * b)
+            made = out[start // 8 * bits : start // 8 * bits + bits]
+            for i in range(made.size):
+                made[i] = np.uint8(held & np.uint64(255))
+                held >>= np.uint64(8)
+        held = np.uint64(0)
+        for i in range(last, n):
+            held |= np.uint64(codes[i]) << np.uint64((i - last) * bits)
+        for i in range(last // 8 * bits, out.size):
+            out[i] = np.uint8(held & np.uint64(255))
+            held >>= np.uint64(8)
 
 
 @_compiled
@@ -205,15 +218,26 @@ def _unpack_block(packed, bits, codes):  # pragma: no cover (compiled)
         for i in range(n):
             codes[i] = np.int32(packed[i // 4] >> np.uint8(2 * (i % 4))) & np.int32(3)
     else:
-        held, fill, mask, place = np.uint32(0), np.uint32(0), np.uint32((1 << bits) - 1), 0
-        for i in range(n):
-            if fill < np.uint32(bits):
-                held |= np.uint32(packed[place]) << fill
-                place += 1
-                fill += np.uint32(8)
+        b, mask, last = np.uint64(bits), np.uint64((1 << bits) - 1), n - n % 8
+        for start in range(0, last, 8):
+            own, held = packed[start // 8 * bits : start // 8 * bits + bits], np.uint64(0)
+            for i in range(own.size):
+                held |= np.uint64(own[i]) << np.uint64(8 * i)
+            made = codes[start : start + 8]
+            made[0] = np.int32(held & mask)
+            made[1] = np.int32(held >> b & mask)
+            made[2] = np.int32(held >> np.uint64(2) * b & mask)
+            made[3] = np.int32(held >> np.uint64(3) * b & mask)
+            made[4] = np.int32(held >> np.uint64(4) * b & mask)
+            made[5] = np.int32(held >> np.uint64(5) * b & mask)
+            made[6] = np.int32(held >> np.uint64(6) * b & mask)
+            made[7] = np.int32(held >> np.uint64(7) * b & mask)
+        held = np.uint64(0)
+        for i in range(last // 8 * bits, packed.size):
+            held |= np.uint64(packed[i]) << np.uint64(8 * (i - last // 8 * bits))
+        for i in range(last, n):
             codes[i] = np.int32(held & mask)
-            held >>= np.uint32(bits)
-            fill -= np.uint32(bits)
+            held >>= b
 
 
 @_compiled
@@ -243,7 +267,7 @@ def _dequantize(packed, shift, step, bits, signed, out, block_from, block_to):  
 
 
 @_compiled
-def _select(x, k, values, columns, row_from, row_to):  # pragma: no cover (compiled)
+def _select(x, k, as_mask, values, columns, mask, row_from, row_to):  # pragma: no cover (compiled)
     n = x.shape[1]
     magnitude = np.int32(0x7FFFFFFF)
     counts = np.zeros((4, 2048), np.int32)
@@ -267,7 +291,13 @@ def _select(x, k, values, columns, row_from, row_to):  # pragma: no cover (compi
                 m += np.int32(value > threshold or (tied and need > 0))
                 need -= np.int32(tied)
         values[r, :] = kept[:k]
-        columns[r, :] = where[:k]
+        if as_mask:
+            places = mask[r]
+            places[:] = False
+            for i in range(k):
+                places[where[i]] = True
+        else:
+            columns[r, :] = where[:k]
 
 
 @_compiled
@@ -285,17 +315,16 @@ def _place(values, columns, out, good, row_from, row_to):  # pragma: no cover (c
 
 
 @_compiled
-def _spread(values, mask, out):  # pragma: no cover (compiled)
-    m = 0
-    for i in range(mask.size):
-        m += mask[i]
-    if m != values.size:
-        return False
-    p = 0
-    for i in range(mask.size):
-        if mask[i]:
-            out[i] = values[p]
-            p += 1
-        else:
-            out[i] = np.float32(0)
-    return True
+def _spread(values, mask, each, out):  # pragma: no cover (compiled)
+    p, padded = 0, np.append(values, np.float32(0))  # one more, which is read behind the last value
+    for r in range(mask.shape[0]):
+        row, made = mask[r], out[r]
+        m = np.uint32(0)
+        for i in range(row.size):
+            m += row[i]
+        if p + m > values.size or (each >= 0 and m != each):
+            return False
+        for i in range(row.size):  # without a branch, which a random mask would mispredict
+            made[i] = padded[p] if row[i] else np.float32(0)
+            p += row[i]
+    return p == values.size

@@ -161,10 +161,7 @@ class Uniform(Quantizer):
         return 2**self.spec.bits - 1
 
     def _scales(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        if groups.shape[0] == 1:  # the reduction over everything is several times faster than over one axis
-            lo, hi = torch.aminmax(groups)
-            return lo.reshape(1), hi.reshape(1)
-        return groups.amin(1), groups.amax(1)
+        return _range(groups)
 
     def _affine(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """(lo, codes per unit, units per code), each [G]; a constant group gets code 0 for every element."""
@@ -201,7 +198,8 @@ class FixedPoint(Quantizer):
         return -(2 ** (self.spec.bits - 1))
 
     def _scales(self, groups: Tensor) -> tuple[Tensor]:
-        return (torch.maximum(groups.amax(1), -groups.amin(1)),)
+        lo, hi = _range(groups)
+        return (torch.maximum(hi, -lo),)
 
     def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
         s = scales[0][:, None]
@@ -252,6 +250,14 @@ class FixedBatch(Compressor):
         codes = unpack(payload.parts["codes"], self.spec.bits, payload.shape.numel())
         codes = (codes - 2 ** (self.spec.bits - 1)).float().reshape(row_shape(payload.shape))
         return unrows(self._values(codes, payload.parts["scales"]).to(payload.dtype), payload)
+
+
+def _range(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest of each group, [G] each."""
+    if groups.shape[0] == 1:  # the reduction over everything is several times faster than over one axis
+        lo, hi = torch.aminmax(groups)
+        return lo.reshape(1), hi.reshape(1)
+    return groups.amin(1), groups.amax(1)
 
 
 def _channel_axis(shape: torch.Size) -> int:

@@ -104,11 +104,9 @@ class TopK(Sparsifier):
         n_rows, row = flat.shape
         k = kept(self.spec.ratio, row)
         if k < row and kernels.usable(flat):
-            values, columns = packing.select(flat, k)
-            if indices_win(n_rows, row, k):
-                return payload(x, values=values.view(-1), places=pack(columns, index_bits(row)))
-            mask = torch.zeros(n_rows, row, dtype=torch.bool).scatter_(1, columns.long(), True)
-            return payload(x, values=values.view(-1), places=pack(mask, 1))
+            short = indices_win(n_rows, row, k)
+            values, places = packing.select(flat, k, as_mask=not short)
+            return payload(x, values=values.view(-1), places=pack(places, index_bits(row) if short else 1))
         mask = self._rows(self.masked(x, seed)[1])
         return payload(x, values=flat[mask], places=pack_mask(mask, k))
 
@@ -116,12 +114,13 @@ class TopK(Sparsifier):
         n_rows, row = self._row_shape(payload.shape)
         k = kept(self.spec.ratio, row)
         values, places = payload.parts["values"], payload.parts["places"]
-        if k < row and kernels.usable(values) and indices_win(n_rows, row, k):
-            columns = unpack(places, index_bits(row), n_rows * k).view(n_rows, k)
-            flat = packing.place(values, columns, row)
-            if flat is None:
-                check_columns(columns, row)  # says what is wrong with them
-            return self._unrows(flat, payload)
+        if k < row and kernels.usable(values):
+            if indices_win(n_rows, row, k):
+                flat = packing.place(values, unpack(places, index_bits(row), n_rows * k).view(n_rows, k), row)
+            else:
+                flat = packing.spread(values, unpack_flags(places, n_rows * row).view(n_rows, row), k)
+            if flat is not None:
+                return self._unrows(flat, payload)
         mask = unpack_mask(places, n_rows, row, k)
         return self._unrows(scatter(values, mask), payload)
 

@@ -1,0 +1,56 @@
+"""`commsweep bench wire`: between a dense tensor and the bytes of its message, on one core."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import torch
+
+from commsweep.bench import Result, alternate, paired
+from experiments import compressors
+from experiments.compressors import wire
+
+SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
+CODECS = (
+    ("TopK 10 %", {"kind": "topk", "ratio": 0.1}, 0.4),
+    ("TopK 30 % (bitmask)", {"kind": "topk", "ratio": 0.3}, 0.4),
+    ("4-bit min-max", {"kind": "uniform", "bits": 4}, 1.0),
+    ("8-bit min-max", {"kind": "uniform", "bits": 8}, 1.0),
+    ("4-bit min-max per sample", {"kind": "uniform", "bits": 4, "scale": "sample"}, 1.0),
+    ("3-bit fixed point", {"kind": "fixed", "bits": 3}, 1.0),
+)
+
+
+def bench() -> Iterator[Result]:
+    """GB of dense input a second and core: tensor to message and back, beside zlib level 1 and a memory copy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+        for title, spec, bound in CODECS:
+            yield from _codec(x, title, compressors.build(spec), bound)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _codec(x: torch.Tensor, title: str, compressor: compressors.Compressor, bound: float) -> Iterator[Result]:
+    place, copy = wire.Place(wire.digest(title)), torch.empty_like(x)
+    dense, gigabytes = x.numpy().tobytes(), x.numel() * x.element_size() / 1e9
+    message = wire.pack([compressor.encode(x)], place)
+    # zlib on a hundredth, or the bench would wait for nothing else.
+    part = dense[: len(dense) // 100]
+    packed = zlib.compress(part, 1)
+    sides = {"pack": lambda: wire.pack([compressor._encode(x, 0)], place),
+             "unpack": lambda: compressor.decode(wire.Reader(message, place).take(compressor, x.shape)),
+             "zlib": lambda: zlib.compress(part, 1), "unzlib": lambda: zlib.decompress(packed),
+             "copy": lambda: copy.copy_(x)}
+    seconds = alternate(sides, rounds=15, warmup=3)
+    median = {name: sorted(times)[len(times) // 2] for name, times in seconds.items()}
+    speed = {name: gigabytes / median[name] for name in ("pack", "unpack", "copy")}
+    speed |= {name: gigabytes / 100 / median[name] for name in ("zlib", "unzlib")}
+    for way, other in (("pack", "zlib"), ("unpack", "unzlib")):
+        yield Result(f"{title}: {way} {'x'.join(map(str, SHAPE))}, GB/s of dense input on one core", speed[way], bound,
+                     False, {f"{other} level 1 GB/s" if other == "zlib" else "unzip GB/s": speed[other],
+                             "memory copy GB/s": speed["copy"],
+                             "copies it takes": paired(seconds, way, "copy")})
