@@ -1,11 +1,13 @@
 """A boundary between two stages: compress forward, compress backward, count bytes and calls.
 
 `_Crossing` is the only autograd.Function of the project. Downstream sees C_fwd(x), upstream gets
-C_bwd(gradient): a straight-through estimate, which is what a real pipeline computes.
+C_bwd(gradient): a straight-through estimate, which is what a real pipeline computes. A channel has one end where
+both stages are simulated (`cross`), and two where they are processes (`post` and `arrive`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import compressors
-from experiments.compressors import Compressor, Sparsifier
+from experiments.compressors import Compressor, Payload, Sparsifier, wire
 from experiments.compressors.coders import Coder
 from experiments.compressors.lowrank import LowRank
 from experiments.feedback import Feedback
@@ -53,15 +55,58 @@ class Channel(nn.Module):
 
     def cross(self, x: Tensor, want_mask: bool = False, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(what arrives for x, the mask of a sparsifier if wanted). `mask`: that of the forward message."""
-        step = self.step
-        if not step.compress or (step.epoch < self.start_epoch and not step.training):
-            return x, None
+        y, sending = self._send(Sending, x, want_mask, mask)
+        return y, sending.mask
+
+    def post(self, x: Tensor, want_mask: bool = False,
+             mask: Tensor | None = None) -> tuple[list[Payload], Tensor | None]:
+        """The sender's end: (the payloads of x's message, the mask if wanted)."""
+        _, sending = self._send(Posting, x, want_mask, mask)
+        return sending.payloads, sending.mask
+
+    def arrive(self, reader: wire.Reader, shape: torch.Size, want_mask: bool = False,
+               mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The receiver's end: (what a message of this shape says, its mask if wanted). Raises UserError on other
+        bytes."""
+        step, compressor = self.step, self._compressor(mask)
+        receiving = Receiving(compressor if step.training else compressor.at_inference(), reader, want_mask)
+        if self._dense:
+            y = receiving.receive_dense(shape)
+            if step.training:
+                self.feedback.saw_dense(y, step.keys)
+        elif not step.training:
+            y = receiving.receive(shape)
+        else:
+            y = self.feedback.receive(receiving, shape, step.keys)
+            if self.warm is not None:
+                self.warm.copy_(compressor.next)
+        reader.finish()
+        return y, receiving.mask
+
+    def most_bytes(self, shape: torch.Size, dtype: torch.dtype, mask: Tensor | None = None) -> int:
+        """Bytes that the next message has at most, its framing included."""
+        dense = wire.most_bytes(_DENSE, shape, dtype)
+        if self._dense:
+            return dense
         compressor = self._compressor(mask)
+        if not self.step.training:
+            return wire.most_bytes(compressor.at_inference(), shape, dtype)
+        return self.feedback.most_bytes(compressor, shape, dtype, self.step.keys)
+
+    @property
+    def _dense(self) -> bool:
+        """Whether messages travel as they are: compression off, or not begun."""
+        return not self.step.compress or self.step.epoch < self.start_epoch
+
+    def _send(self, kind: type[Sending], x: Tensor, want_mask: bool,
+              mask: Tensor | None) -> tuple[Tensor, Sending]:
+        step, compressor = self.step, self._compressor(mask)
+        sending = kind(compressor if step.training else compressor.at_inference(), self._seed(),
+                       want_mask and step.training, self.feedback.echoes)
         if not step.training:
-            return Sending(compressor.at_inference(), self._seed(), False).send(x), None
-        sending = Sending(compressor, self._seed(), want_mask)
+            return (sending.send_dense(x) if self._dense else sending.send(x)), sending
         self.counts.saw(x, self.stretch)
-        if step.epoch < self.start_epoch:
+        if self._dense:
             self.feedback.saw_dense(x, step.keys)
             y = sending.send_dense(x)
         else:
@@ -69,7 +114,7 @@ class Channel(nn.Module):
             if self.warm is not None:
                 self.warm.copy_(compressor.next)
         self.counts.sent(sending)
-        return y, sending.mask
+        return y, sending
 
     def get_extra_state(self) -> dict[str, Any]:
         return self.counts.state()
@@ -134,8 +179,9 @@ class Counts:
 class Sending:
     """The wire of one message: compresses and notes what left (see `feedback.Wire`)."""
 
-    def __init__(self, compressor: Compressor, seed: int, want_mask: bool) -> None:
-        self.compressor, self.seed, self.want_mask = compressor, seed, want_mask
+    def __init__(self, compressor: Compressor, seed: int, want_mask: bool, echo: bool = True) -> None:
+        """echo: whether the sender itself needs what arrives."""
+        self.compressor, self.seed, self.want_mask, self.echo = compressor, seed, want_mask, echo
         self.mask: Tensor | None = None
         self.nbytes: list[int | Tensor] = []
 
@@ -161,6 +207,60 @@ class Sending:
         return x
 
 
+class Posting(Sending):
+    """The wire of one message to another process: keeps the payloads that are to travel."""
+
+    def __init__(self, compressor: Compressor, seed: int, want_mask: bool, echo: bool = True) -> None:
+        super().__init__(compressor, seed, want_mask, echo)
+        self.payloads: list[Payload] = []
+
+    def send(self, x: Tensor) -> Tensor:
+        payload = self._post(self.compressor, x, self.seed)
+        if self.want_mask and isinstance(self.compressor, Sparsifier):
+            self.mask = self.compressor.kept(payload)
+        return self.compressor.decode(payload) if self.echo else x
+
+    def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
+        half = self.compressor.halved()
+        parts = self._post(half, x, self.seed), self._post(half, e, self.seed + 1)
+        return half.decode(parts[0]) + half.decode(parts[1])
+
+    def send_dense(self, x: Tensor) -> Tensor:
+        self._post(_DENSE, x, 0)
+        return x
+
+    def _post(self, compressor: Compressor, x: Tensor, seed: int) -> Payload:
+        payload = compressor._encode(x, seed)  # unchecked: a bad value must reach whoever looks for it
+        self.payloads.append(payload)
+        self.nbytes.append(payload.nbytes)
+        return payload
+
+
+class Receiving:
+    """The other end of `Posting` (see `feedback.Arrival`)."""
+
+    def __init__(self, compressor: Compressor, reader: wire.Reader, want_mask: bool) -> None:
+        self.compressor, self.reader, self.want_mask = compressor, reader, want_mask
+        self.mask: Tensor | None = None
+
+    def receive(self, shape: torch.Size) -> Tensor:
+        """What the next payload says."""
+        payload = self.reader.take(self.compressor, shape)
+        if self.want_mask and isinstance(self.compressor, Sparsifier):
+            self.mask = self.compressor.kept(payload)
+        return self.compressor.decode(payload)
+
+    def receive_halves(self, shape: torch.Size) -> Tensor:
+        """Signal and residue, summed."""
+        half = self.compressor.halved()
+        parts = [half.decode(self.reader.take(half, shape)) for _ in range(2)]
+        return parts[0] + parts[1]
+
+    def receive_dense(self, shape: torch.Size) -> Tensor:
+        """A tensor as it was."""
+        return _DENSE.decode(self.reader.take(_DENSE, shape))
+
+
 class Boundary(nn.Module):
     """Forward and backward channel around one crossing; `forward` is called by a hook on the stage's last module."""
 
@@ -171,21 +271,21 @@ class Boundary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """What the next stage sees of x."""
         with torch.autocast(x.device.type, enabled=False):  # a message is what it is, whatever the model computes in
-            if self.coder is None or not self._codes():
+            if self.coder is None or not self.codes:
                 return self._cross(x)
             anchor = self.fwd.step.anchor if self.coder.anchored else None
             code = self.coder.encode(x, anchor)
             self.fwd.stretch = self.bwd.stretch = x.numel() / code.numel()
             return self.coder.decode(self._cross(code), x, anchor)
 
-    def _codes(self) -> bool:
+    @property
+    def codes(self) -> bool:
         """Whether the coder is in use: not with compression off, nor before its first epoch."""
         return self.fwd.step.compress and self.fwd.step.epoch >= self.fwd.start_epoch
 
     def _cross(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and x.requires_grad:
-            return _Crossing.apply(x, self)
-        return self.fwd.cross(x)[0]
+        return crossing(x, lambda x: self.fwd.cross(x, want_mask=self.shares_mask),
+                        lambda grad, mask: self.bwd.cross(grad, mask=mask)[0])
 
     @property
     def shares_mask(self) -> bool:
@@ -193,17 +293,28 @@ class Boundary(nn.Module):
         return isinstance(self.bwd.compressor.spec, ForwardMask)
 
 
+There = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+Back = Callable[[Tensor, Tensor | None], Tensor]
+
+
+def crossing(x: Tensor, there: There, back: Back) -> Tensor:
+    """there(x), whose second value is kept for the way back: the gradient of x is back(gradient, kept)."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Crossing.apply(x, there, back)
+    return there(x)[0]
+
+
 class _Crossing(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, boundary: Boundary) -> Tensor:
-        y, ctx.mask = boundary.fwd.cross(x, want_mask=boundary.shares_mask)
-        ctx.boundary = boundary
+    def forward(ctx: Any, x: Tensor, there: There, back: Back) -> Tensor:
+        y, ctx.kept = there(x)
+        ctx.back = back
         return y.view_as(y) if y is x else y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         with torch.autocast(grad.device.type, enabled=False):
-            return ctx.boundary.bwd.cross(grad, mask=ctx.mask)[0], None
+            return ctx.back(grad, ctx.kept), None, None
 
 
 _DENSE = compressors.build({"kind": "none"})

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from experiments.errors import UserError, nearest
 from experiments.specs import CODERS, SPARSIFIERS, Gradients, Link, NoCompressor, Spec
 
-SCHEMA = 3  # raised whenever the meaning of a stored run changes; it is part of the hash
+SCHEMA = 4  # raised whenever the meaning of a stored run changes; it is part of the hash
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -146,6 +146,7 @@ class Run(Spec):
     bwd: Link = Link()
     at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
     grad: Gradients = Gradients()
+    microbatches: Annotated[int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")] = 1
     epochs: Count = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -167,6 +168,11 @@ class Run(Spec):
             raise ValueError(f"at: {' and '.join(CODERS)} are part of the model and stand at every boundary; "
                              "leave at out")
         _gradients_fit(self.grad, self.data.batch_size)
+        if self.data.batch_size % self.microbatches:
+            raise ValueError(f"microbatches={self.microbatches} does not divide data.batch_size={self.data.batch_size}")
+        if self.microbatches > 1 and self.grad != Gradients():
+            raise ValueError(f"microbatches={self.microbatches} does not go with learners: set grad.learners=1 and "
+                             "grad.compressor.kind=none")
         if isinstance(self.model, TextModel):
             self._text_fits()
         else:

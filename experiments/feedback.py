@@ -7,12 +7,15 @@ Notation: x the tensor at the boundary, C the compressor, y what the receiver us
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from experiments.compressors import Compressor, wire
+from experiments.compressors.base import channels_last
 from experiments.memory import AnyMemory, Keys, MappedMemory, Memory
 from experiments.specs import Spec
 
@@ -25,8 +28,22 @@ class Wire(Protocol):
     def send_dense(self, x: Tensor) -> Tensor: ...
 
 
+class Arrival(Protocol):
+    """How a feedback gets them at the other end."""
+
+    def receive(self, shape: torch.Size) -> Tensor: ...
+    def receive_halves(self, shape: torch.Size) -> Tensor: ...
+    def receive_dense(self, shape: torch.Size) -> Tensor: ...
+
+
 class Feedback(nn.Module):
-    """No memory: y = C(x). Base of the others."""
+    """No memory: y = C(x). Base of the others.
+
+    Where sender and receiver are processes, each has the feedback, and `send` at one end goes with `receive` at the
+    other: both leave the same memory behind, where the receiver has any.
+    """
+
+    echoes = True  # whether the sender needs what arrives
 
     def __init__(self, spec: Spec, memory: AnyMemory | None = None) -> None:
         super().__init__()
@@ -35,6 +52,14 @@ class Feedback(nn.Module):
     def send(self, wire: Wire, x: Tensor, keys: Keys) -> Tensor:
         """Send one training message and remember what the method remembers. Returns what the receiver uses."""
         return wire.send(x)
+
+    def receive(self, arrival: Arrival, shape: torch.Size, keys: Keys) -> Tensor:
+        """What the receiver uses, of this shape; `keys`: as the sender's."""
+        return arrival.receive(shape)
+
+    def most_bytes(self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys) -> int:
+        """Bytes of a training message at most, its framing included."""
+        return wire.most_bytes(compressor, shape, dtype)
 
     def saw_dense(self, x: Tensor, keys: Keys) -> None:
         """x travelled uncompressed (a warm-start epoch)."""
@@ -61,15 +86,28 @@ class EFMixed(Feedback):
         self.memory.write(keys, e.add_(x).sub_(y))
         return y
 
+    def receive(self, arrival: Arrival, shape: torch.Size, keys: Keys) -> Tensor:
+        return arrival.receive_halves(shape)
+
+    def most_bytes(self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys) -> int:
+        return wire.most_bytes(compressor.halved(), shape, dtype, payloads=2)
+
 
 class EF21(Feedback):
     """y = A <- A + C(x - A): the state is the sum of all messages (Richtarik 2021)."""
 
     def send(self, wire: Wire, x: Tensor, keys: Keys) -> Tensor:
+        return self._moved(lambda a: wire.send((x - a).to(x.dtype)), keys)
+
+    def receive(self, arrival: Arrival, shape: torch.Size, keys: Keys) -> Tensor:
+        return self._moved(lambda a: arrival.receive(shape), keys)
+
+    def _moved(self, message: Callable[[Tensor], Tensor], keys: Keys) -> Tensor:
         a = self.memory.read(keys)
-        a += wire.send((x - a).to(x.dtype))
+        m = message(a)
+        a += m
         self.memory.write(keys, a)
-        return a.to(x.dtype, copy=not self.memory.by_sample)  # never hand out the memory itself
+        return a.to(m.dtype, copy=not self.memory.by_sample)  # never hand out the memory itself
 
     def saw_dense(self, x: Tensor, keys: Keys) -> None:
         self.memory.write(keys, x)
@@ -88,29 +126,51 @@ class AQSGD(Feedback):
     def send(self, wire: Wire, x: Tensor, keys: Keys) -> Tensor:
         seen = self.visited.state[keys.samples]
         if seen.all():  # a host tensor: no device is waited for
-            return self._difference(wire, x, keys)
+            return self._difference(lambda m: wire.send(x - m.to(x.dtype)), keys)
         if not seen.any():
             self.saw_dense(x, keys)
             return wire.send_dense(x)
         y = torch.empty_like(x)
-        for rows, part in ((seen, self._difference), (~seen, self._first)):
-            where = rows.nonzero()[:, 0].to(x.device, non_blocking=True)
-            y[where] = part(wire, x[where], keys.subset(rows))
+        own, new = (rows.nonzero()[:, 0].to(x.device, non_blocking=True) for rows in (seen, ~seen))
+        y[own] = self._difference(lambda m: wire.send(x[own] - m.to(x.dtype)), keys.subset(seen))
+        y[new] = wire.send_dense(x[new])
+        self.saw_dense(x[new], keys.subset(~seen))
         return y
+
+    def receive(self, arrival: Arrival, shape: torch.Size, keys: Keys) -> Tensor:
+        seen = self.visited.state[keys.samples]
+        n = int(seen.sum())
+        if n == len(seen):
+            return self._difference(lambda m: arrival.receive(shape), keys)
+        parts = {}
+        if n:
+            size = torch.Size([n, *shape[1:]])
+            parts[True] = self._difference(lambda m: arrival.receive(size), keys.subset(seen))
+        first = arrival.receive_dense(torch.Size([len(seen) - n, *shape[1:]]))
+        self.saw_dense(first, keys.subset(~seen))
+        if not n:
+            return first
+        y = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=torch.channels_last
+                        if channels_last(first) else torch.contiguous_format)
+        for rows, part in ((seen, parts[True]), (~seen, first)):
+            y[rows.nonzero()[:, 0].to(y.device, non_blocking=True)] = part
+        return y
+
+    def most_bytes(self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys) -> int:
+        seen = int(self.visited.state[keys.samples].sum())
+        dense = wire.most_framing(2) + (shape[0] - seen) * shape[1:].numel() * dtype.itemsize
+        return dense + (compressor.most_bytes(torch.Size([seen, *shape[1:]]), dtype) if seen else 0)
 
     def saw_dense(self, x: Tensor, keys: Keys) -> None:
         self.memory.write(keys, x)
         self.visited.state[keys.samples] = True
 
-    def _first(self, wire: Wire, x: Tensor, keys: Keys) -> Tensor:
-        self.saw_dense(x, keys)
-        return wire.send_dense(x)
-
-    def _difference(self, wire: Wire, x: Tensor, keys: Keys) -> Tensor:
+    def _difference(self, message: Callable[[Tensor], Tensor], keys: Keys) -> Tensor:
         m = self.memory.read(keys)
-        m = (m + wire.send(x - m.to(x.dtype))).to(self.memory.dtype)
+        d = message(m)
+        m = (m + d).to(self.memory.dtype)
         self.memory.write(keys, m)
-        return m.to(x.dtype)
+        return m.to(d.dtype)
 
 
 class Visited(nn.Module):
@@ -149,7 +209,9 @@ def build(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int, chann
           file: Path | None = None) -> Feedback:
     """The feedback of a spec, its memory allocated; a sample-keyed one lies in `file` if that is given."""
     if spec.kind == "none":
-        return Feedback(spec)
+        plain = Feedback(spec)
+        plain.echoes = False
+        return plain
     by_sample = sample_keyed(spec)
     slots = n_samples if by_sample else batch_size
     memory = (MappedMemory(slots, sample, buffer_dtype(spec), file) if by_sample and file is not None else

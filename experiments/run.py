@@ -81,6 +81,7 @@ def build(run: Run, how: Execution, folder: Path | None = None, rank: int | None
         model = model.to(memory_format=torch.channels_last)
     shapes = message_shapes(model, modules, data.example)
     n = len(data.train.y)
+    tasks.check_microbatches(run, n, data.train.drop_last)
     need = memory_bytes(run, shapes, n) | {"learners": learners.memory_bytes(run.grad, model)}
     on_disk = folder if how.buffers == "mmap" else None
     check_room(need, device, on_disk, copies=0 if math.isinf(how.checkpoint_every) else 2)

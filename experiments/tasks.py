@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from experiments.compressors.base import channels_last
 from experiments.config import SGD, AdamW, Constant, Cosine, ImageModel, Linear, Links, Run, TextModel
 from experiments.data.module import Batch, Blocks, ImageData
-from experiments.data_parallel.learners import Learners
-from experiments.errors import Diverged
+from experiments.data_parallel.learners import Learners, Share
+from experiments.errors import Diverged, UserError
 from experiments.memory import Keys
 from experiments.models import causal_lm
 from experiments.pipeline import Boundaries
@@ -36,36 +36,34 @@ class Task(pl.LightningModule):
         self._totals: dict[str, Tensor] = {}
         self._loss_sum = self._samples = None
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """What the model says of a batch."""
+        raise NotImplementedError
+
+    @staticmethod
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
         """Mean training loss of a batch."""
         raise NotImplementedError
 
-    def score(self, x: Tensor, y: Tensor) -> Tensor:
+    @staticmethod
+    def score(logits: Tensor, y: Tensor) -> Tensor:
         """Sums over a batch that add up over batches, float32 [k]."""
         raise NotImplementedError
 
-    def means(self, total: list[float]) -> dict[str, float]:
+    @staticmethod
+    def means(total: list[float]) -> dict[str, float]:
         """Named metrics of the scores of a whole split."""
         raise NotImplementedError
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optim, parameters = self.run.optim, list(self.parameters())
-        if optim.kind == "adamw":
-            made = torch.optim.AdamW(parameters, optim.lr, (optim.beta1, optim.beta2), optim.eps, optim.weight_decay,
-                                     fused=True)
-        else:
-            made = torch.optim.SGD(parameters, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=True)
-        return {"optimizer": made, "lr_scheduler": self._schedule(made)}
+        made = optimizer(self.run, list(self.parameters()))
+        scheduler, interval = schedule(self.run, made, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
 
-    def _schedule(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        schedule, rates = self.run.schedule, torch.optim.lr_scheduler
-        if schedule.kind == "linear":
-            total = self.trainer.estimated_stepping_batches
-            ramp = LinearRamp(round(schedule.warmup * total / self.run.epochs), int(total), schedule.warmup)
-            return {"scheduler": rates.LambdaLR(optimizer, ramp), "interval": "step"}
-        made = (rates.CosineAnnealingLR(optimizer, schedule.t_max) if schedule.kind == "cosine" else
-                rates.ConstantLR(optimizer, factor=1.0, total_iters=0))
-        return {"scheduler": made, "interval": "epoch"}
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        """Lightning calls this after the training step, which has made the earlier microbatches' gradients."""
+        if self.run.microbatches == 1:
+            optimizer.zero_grad()
 
     def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: float | None = None,
                                     gradient_clip_algorithm: str | None = None) -> None:
@@ -90,16 +88,24 @@ class Task(pl.LightningModule):
         x, y, samples = batch
         step = self.boundaries.step
         step.training, step.compress, step.epoch = True, True, self.current_epoch
-        for turn, share in enumerate(self.learners.shares(len(y))):
+        if self.run.microbatches > 1:
+            self.trainer.optimizers[0].zero_grad()
+        for turn, share in enumerate(self._shares(len(y))):
             step.number = self.learners.passes + turn
             step.keys = Keys(samples[share.rows], x.device, share.rows.start)
             with self.learners.turn(share, self.rate):
-                loss = self.loss(x[share.rows], y[share.rows])
+                loss = self.loss(self.logits(x[share.rows]), y[share.rows])
                 self._loss_sum += loss.detach() * share.size
                 self._samples += share.size
+                if self.run.microbatches > 1 and share.weight != 1:  # of a batch that is not cut evenly
+                    loss = loss * share.weight
                 if not share.last:
                     loss.backward()
         return loss
+
+    def _shares(self, batch: int) -> list[Share]:
+        """The passes of a batch: the learners', or the microbatches."""
+        return self.learners.shares(batch) if self.run.microbatches == 1 else microbatches(batch, self.run.microbatches)
 
     @property
     def rate(self) -> float:
@@ -107,10 +113,14 @@ class Task(pl.LightningModule):
         return self.trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_after_backward(self) -> None:
+        if self.run.microbatches > 1:  # each microbatch's loss is a mean
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.run.microbatches)
         self.learners.exchange_gradients(self.global_step, self.current_epoch)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        self.learners.passes += len(self.learners.shares(len(batch[1])))
+        self.learners.passes += len(self._shares(len(batch[1])))
         self.boundaries.check_calls(self.learners.passes)
         if self.global_step % CHECK_EVERY == 0:
             self._check_finite()
@@ -145,7 +155,7 @@ class Task(pl.LightningModule):
         step.training, step.epoch, step.number = False, self.current_epoch, batch_idx
         for mode in ("on", "off"):
             step.compress = mode == "on"
-            score = self.score(x, y)
+            score = self.score(self.logits(x), y)
             key = f"{split}_{mode}"
             self._totals[key] = self._totals[key] + score if key in self._totals else score
 
@@ -176,20 +186,23 @@ class Task(pl.LightningModule):
 class ImageClassification(Task):
     """Cross-entropy over classes; accuracy is the share of all samples."""
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(self.model(self._laid_out(x)), y)
+    def logits(self, x: Tensor) -> Tensor:
+        return self.model(laid_out(self.run, x))
 
-    def score(self, x: Tensor, y: Tensor) -> Tensor:
-        logits = self.model(self._laid_out(x)).float()
+    @staticmethod
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(logits, y)
+
+    @staticmethod
+    def score(logits: Tensor, y: Tensor) -> Tensor:
+        logits = logits.float()
         correct = (logits.argmax(1) == y).sum()
         return _sums(cross_entropy(logits, y, reduction="sum"), correct, len(y))
 
-    def means(self, total: list[float]) -> dict[str, float]:
+    @staticmethod
+    def means(total: list[float]) -> dict[str, float]:
         loss, correct, n = total
         return {"acc": correct / n, "loss": loss / n}
-
-    def _laid_out(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self.run.channels_last else x
 
 
 class LanguageModelling(Task):
@@ -206,13 +219,19 @@ class LanguageModelling(Task):
             self._confined = causal_lm.writers(model, before)
             causal_lm.confine(self._confined, coders[0].encoder)
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return self._entropy(x, y, "mean")
+    def logits(self, x: Tensor) -> Tensor:
+        return self.model(input_ids=x).logits
 
-    def score(self, x: Tensor, y: Tensor) -> Tensor:
-        return _sums(self._entropy(x, y, "sum"), y[:, 1:].numel())
+    @staticmethod
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return _entropy(logits, y, "mean")
 
-    def means(self, total: list[float]) -> dict[str, float]:
+    @staticmethod
+    def score(logits: Tensor, y: Tensor) -> Tensor:
+        return _sums(_entropy(logits, y, "sum"), y[:, 1:].numel())
+
+    @staticmethod
+    def means(total: list[float]) -> dict[str, float]:
         loss = total[0] / total[1]
         return {"loss": loss, "ppl": math.exp(min(loss, 700.0))}
 
@@ -221,10 +240,6 @@ class LanguageModelling(Task):
             basis = next(b.coder.encoder for b in self.boundaries.values())  # where the model lies by now
             causal_lm.confine(self._confined, basis)
         super().on_train_batch_end(outputs, batch, batch_idx)
-
-    def _entropy(self, x: Tensor, y: Tensor, reduction: str) -> Tensor:
-        logits = self.model(input_ids=x).logits
-        return cross_entropy(logits[:, :-1].flatten(0, 1).float(), y[:, 1:].flatten().long(), reduction=reduction)
 
     def _anchor(self, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.boundaries.step.anchor = (args[0] if args else kwargs["hidden_states"]).detach()
@@ -244,8 +259,57 @@ class LinearRamp:
 
 def build(run: Run, model: nn.Module, boundaries: Boundaries, rank: int | None = None) -> Task:
     """The task of a run; `rank`: of the only learner in this process, where learners are processes."""
-    kind = LanguageModelling if isinstance(run.model, TextModel) else ImageClassification
-    return kind(run, model, boundaries, rank)
+    return kind(run)(run, model, boundaries, rank)
+
+
+def kind(run: Run) -> type[Task]:
+    """What a run trains."""
+    return LanguageModelling if isinstance(run.model, TextModel) else ImageClassification
+
+
+def optimizer(run: Run, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of a run, for these of its parameters."""
+    optim = run.optim
+    if optim.kind == "adamw":
+        return torch.optim.AdamW(parameters, optim.lr, (optim.beta1, optim.beta2), optim.eps, optim.weight_decay,
+                                 fused=True)
+    return torch.optim.SGD(parameters, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=True)
+
+
+def schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> tuple[Any, str]:
+    """(the learning rate's scheduler, whether it advances each "step" or "epoch") of a training of `steps` steps."""
+    spec, rates = run.schedule, torch.optim.lr_scheduler
+    if spec.kind == "linear":
+        ramp = LinearRamp(round(spec.warmup * steps / run.epochs), steps, spec.warmup)
+        return rates.LambdaLR(optimizer, ramp), "step"
+    if spec.kind == "cosine":
+        return rates.CosineAnnealingLR(optimizer, spec.t_max), "epoch"
+    return rates.ConstantLR(optimizer, factor=1.0, total_iters=0), "epoch"
+
+
+def microbatches(batch: int, count: int) -> list[Share]:
+    """`count` contiguous parts of a batch, of a short one the first ones a row longer. Weight: part * count / batch."""
+    sizes = [batch // count + (part < batch % count) for part in range(count)]
+    starts = [sum(sizes[:part]) for part in range(count)]
+    return [Share(0, slice(start, start + size), size, size * count / batch, last := part == count - 1, last)
+            for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+
+
+def check_microbatches(run: Run, samples: int, drop_last: bool) -> None:
+    """Raise UserError when the last batch of an epoch has fewer rows than there are microbatches."""
+    short = samples % run.data.batch_size
+    if short and not drop_last and short < run.microbatches:
+        raise UserError(f"microbatches={run.microbatches}: the last batch of an epoch has {short} rows; choose another "
+                        "data.batch_size or fewer microbatches")
+
+
+def laid_out(run: Run, x: Tensor) -> Tensor:
+    """Images in the run's memory layout."""
+    return x.contiguous(memory_format=torch.channels_last) if run.channels_last else x
+
+
+def _entropy(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
+    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), y[:, 1:].flatten().long(), reduction=reduction)
 
 
 def _sums(loss: Tensor, *rest: Tensor | int) -> Tensor:
@@ -266,6 +330,7 @@ def installed(run: Run, task: Task, data: ImageData | Blocks, trainer: pl.Traine
         "fwd": common.fwd, "bwd": common.bwd,
         "at": {cut: one for cut, one in links.items() if one != common},
         "grad": task.learners.installed,
+        "microbatches": len(task._shares(data.train.batch_size)),
         "epochs": trainer.max_epochs,
         "eval_every": trainer.check_val_every_n_epoch,
         "precision": "bfloat16" if "bf16" in str(trainer.precision) else "float32",

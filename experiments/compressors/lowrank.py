@@ -50,15 +50,20 @@ class LowRank(Compressor):
         rank = min(self.spec.rank, *m.shape)
         q = self.start if self.start is not None else _random(m.shape[1], rank, seed, x.device)
         p = torch.linalg.qr(m @ q[:, :rank]).Q
-        back = m.mT @ p
-        self.next = back if self.start is None or back.shape == self.start.shape else self.start
-        return p.to(x.dtype), back.to(x.dtype)
+        back = (m.mT @ p).to(x.dtype)
+        self._begin_next(back)
+        return p.to(x.dtype), back
+
+    def _begin_next(self, back: Tensor) -> None:
+        """Both ends begin the next message from what this one carries."""
+        self.next = back.float() if self.start is None or back.shape == self.start.shape else self.start
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         p, q = self._factors(x, seed)
         return payload(x, p=p.contiguous(), q=q.contiguous())
 
     def _decode(self, payload: Payload) -> Tensor:
+        self._begin_next(payload.parts["q"])
         return tensor(_product(payload.parts["p"], payload.parts["q"]), payload)
 
 
