@@ -1,7 +1,10 @@
-"""`python -m commsweep` is the `commsweep` command."""
+"""`python -m commsweep`: the command, where torchrun wants a module."""
+
+from __future__ import annotations
 
 import sys
 
 from commsweep.main import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,22 @@ class Boundaries(nn.ModuleDict):
     """The boundaries of one model by cut name, with the step they share."""
 
     def __init__(self, run: Run, modules: dict[str, nn.Module], shapes: dict[str, torch.Size], n_samples: int,
-                 folder: Path | None = None) -> None:
+                 folder: Path | None = None, only: Collection[str] | None = None) -> None:
+        """only: the cuts beside one stage of a real pipeline; these are not hooked, for each has two ends."""
         super().__init__()
         self.step = Step()
         run.check_cuts(modules)
         for place, (cut, module) in enumerate(modules.items()):
+            if only is not None and cut not in only:
+                continue
             links = run.links(cut)
             fwd, bwd = (self._channel(run, getattr(links, side), 2 * place + (side == "bwd"), shapes[cut], n_samples,
                                       folder and folder / f"{cut}.{side}.buffer") for side in ("fwd", "bwd"))
             coder = fwd.compressor.coder(torch.Size([1, *shapes[cut]])) if run.fwd.compressor.kind in CODERS else None
             boundary = Boundary(cut, fwd, bwd, coder)
             self[cut.replace(".", "_")] = boundary
-            # The closure, not the module, is hooked: the boundary must not become a child of the model.
-            module.register_forward_hook(partial(_hook, boundary.forward))
+            if only is None:  # the closure, not the module, is hooked: the boundary is no child of the model
+                module.register_forward_hook(partial(_hook, boundary.forward))
 
     def _channel(self, run: Run, link: Link, stream: int, shape: torch.Size, n_samples: int,
                  file: Path | None) -> Channel:

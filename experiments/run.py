@@ -49,7 +49,7 @@ def execute(run: Run, store: Store, how: Execution | None = None, stopping: Call
             return row
         started = time.perf_counter()
         parts = build(run, how, folder.path)
-        folder.begin(run, _environment(str(parts.device)))
+        folder.begin(run, environment(str(parts.device)))
         row = _outcome(run, parts, folder, how, stopping)
         row["seconds"]["wall"] = time.perf_counter() - started
         folder.finish(row)
@@ -72,7 +72,7 @@ class Parts:
 
 def build(run: Run, how: Execution, folder: Path | None = None, rank: int | None = None) -> Parts:
     """Model, boundaries and data of a run. Raises UserError when they cannot exist or do not fit."""
-    _quiet()
+    quiet()
     device = how.torch_device()
     data = datasets.build(run, how.data_root, how.model_root, device)
     pl.seed_everything(run.seed, verbose=False)
@@ -256,7 +256,8 @@ def _dump(ran: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> dict[str, Any]:
+    """What a run was executed with."""
     names = ("torch", "torchvision", "pytorch-lightning", "numpy", "pydantic")
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
@@ -271,7 +272,7 @@ def _environment(device: str) -> dict[str, Any]:
 
 
 @cache
-def _quiet() -> None:
+def quiet() -> None:
     """Lightning's banners and advice for other set-ups say nothing about a run."""
     for chatty in ("pytorch_lightning", "huggingface_hub"):  # the hub's retries end in one line of ours
         logging.getLogger(chatty).setLevel(logging.ERROR)

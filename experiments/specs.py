@@ -389,3 +389,20 @@ class Gradients(Spec):
     vectors: bool = False
     local_steps: Annotated[int, Field(ge=1, description="SGD steps of a learner between exchanges")] = 1
     start_epoch: Annotated[int, Field(ge=0, description="first compressed epoch")] = 0
+
+
+# A real pipeline.
+
+
+class Wiring(Spec):
+    """How a Run executes as processes; what of it changes only time is not part of the Run.
+
+    bandwidth: bits a second of every link, each way (0: as the machine has it); latency: seconds one way; both are
+    imposed by real shaped links. steps: end after so many, without an evaluation (0: the whole training).
+    """
+
+    schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    bandwidth: Annotated[float, Field(ge=0, description="bits a second; 0: unlimited")] = 0.0
+    latency: Annotated[float, Field(ge=0, description="seconds, one way")] = 0.0
+    steps: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=1, description="of each stage")] = 1

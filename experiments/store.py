@@ -1,6 +1,7 @@
 """The record: one folder a run, readable with cat, merged with rsync. No torch here.
 
     <store>/store.json              schema of the store
+    <store>/pipelines/<id>/         runs executed as real processes, over links of some bandwidth and latency
     <store>/<run_id>/run.json       the Run, whole, written before the first step
                      env.json       versions, device, git commit
                      metrics.jsonl  one line an evaluation, appended
@@ -38,8 +39,9 @@ class Busy(Exception):
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, root: Path | None = None) -> None:
+        """root: the store's folder, where it is not the one above."""
+        self.path, self.root = path, root or path.parent
 
     def begin(self, run: Run, env: dict[str, Any]) -> None:
         """Write what is asked for and where it runs."""
@@ -48,10 +50,10 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder. Raises UserError when the store is gone: its mount point may be there, on another disk."""
-        if not (self.path.parent / "store.json").exists():
-            raise UserError(f"store '{self.path.parent}' is not there any more; mount its disk again, or name another "
+        if not (self.root / "store.json").exists():
+            raise UserError(f"store '{self.root}' is not there any more; mount its disk again, or name another "
                             "folder with --store")
-        self.path.mkdir(exist_ok=True)
+        self.path.mkdir(exist_ok=True, parents=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -135,6 +137,15 @@ class Store:
     def folder(self, name: str) -> RunFolder:
         """The folder of a run id (it need not exist yet)."""
         return RunFolder(self.root / name)
+
+    def pipeline(self, name: str) -> RunFolder:
+        """The folder of a run that was executed as real processes."""
+        return RunFolder(self.root / "pipelines" / name, self.root)
+
+    def pipelines(self) -> list[Row]:
+        """The outcomes of all runs that were executed as real processes, by id."""
+        names = sorted(path.parent.name for path in self.root.glob("pipelines/*/done.json"))
+        return [row for name in names if (row := self.pipeline(name).row()) is not None]
 
     def find(self, prefix: str) -> RunFolder:
         """The one folder whose id begins with `prefix`. Raises UserError when none or several do."""

@@ -1,0 +1,177 @@
+"""Starting the stages of a real pipeline, and one line about whichever failed first."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from experiments.config import SCHEMA, Run, canonical, run_id
+from experiments.errors import UserError
+from experiments.specs import Wiring
+from experiments.store import RunFolder, Store, write_json
+
+GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
+
+
+def folder(store: Store, run: Run, wiring: Wiring) -> RunFolder:
+    """Where this run over this wiring is recorded: <store>/pipelines/<id>."""
+    text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
+    return store.pipeline(sha256(text.encode()).hexdigest()[:12])
+
+
+def begin(place: RunFolder, run: Run, wiring: Wiring, env: dict[str, Any]) -> None:
+    """Write what is asked for and where it runs."""
+    write_json(place.path / "run.json", {"schema": SCHEMA, "id": place.path.name, "run_id": run_id(run),
+                                         "run": run.model_dump(mode="json"),
+                                         "wiring": wiring.model_dump(mode="json")})
+    write_json(place.path / "env.json", env)
+
+
+def worker(place: RunFolder, work: Callable[[], None]) -> int:
+    """A stage's process: do the work; whatever goes wrong becomes one line, in a file beside the others' and on stderr.
+
+    Ends the process at once then: destructors of a broken process group wait for peers that are gone.
+    """
+    stage = int(os.environ["RANK"])
+    die_with_parent(signal.SIGKILL)
+    place.make()
+    error = place.path / f"stage{stage}.error"
+    error.unlink(missing_ok=True)
+    (place.path / f"stage{stage}.pid").write_text(str(os.getpid()))
+    try:
+        work()
+        return 0
+    except UserError as fault:
+        line = str(fault)
+    except KeyboardInterrupt:
+        line = "stopped"
+    except Exception as fault:
+        line = explain(fault)
+        with open(place.path / "log.txt", "a") as log:
+            import traceback
+
+            log.write(f"stage {stage}\n{traceback.format_exc()}")
+    write_json(error, {"time": time.time(), "line": line})
+    print(f"commsweep: stage {stage}: {line}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def explain(fault: BaseException) -> str:
+    """One line about a stage's exception; a broken or silent link is called that."""
+    chain, text = fault, ""
+    while chain is not None:
+        if isinstance(chain, UserError):  # a message that did not belong, wrapped by the engine
+            return str(chain)
+        text += f" {chain}"
+        chain = chain.__cause__ or chain.__context__
+    if re.search(r"Timed out|timeout", text):
+        return "a neighbour was silent for longer than --patience; check the link and start again to continue"
+    if re.search(r"closed by peer|Connection reset|Broken pipe|recv.*failed|Socket|unreachable|connect", text, re.I):
+        return "the link to a neighbour broke; start again to continue from the last checkpoint"
+    first = str(fault).strip().splitlines()
+    return f"{type(fault).__name__}: {first[0] if first else ''}"
+
+
+def die_with_parent(number: int) -> None:
+    """Ask the kernel to send this process a signal when its parent dies, so that none is left behind."""
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(1, number)
+
+
+def free_port(port: int | None = None) -> int:
+    """A port of this machine that nobody listens on. Raises UserError when the one asked for is taken."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError:
+            raise UserError(f"--port {port}: in use by another process; choose another, or leave it out") from None
+        return probe.getsockname()[1]
+
+
+def torchrun(command: list[str], stages: int, port: int | None) -> list[list[str]]:
+    """The command that starts all stages on this machine."""
+    return [[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(stages), "--master-addr",
+             "127.0.0.1", "--master-port", str(free_port(port)), "-m", *command]]
+
+
+def supervise(place: RunFolder, commands: list[list[str]], environments: list[dict[str, str]],
+              show: Callable[[dict[str, Any]], None]) -> None:
+    """Run the commands until all have ended; `show` gets what stage 0 says of its progress.
+
+    Raises UserError, naming the stage, when one fails: all others are ended within a few seconds.
+    """
+    for left in ("stage*.error", "stage*.pid", "progress.json"):
+        for path in place.path.glob(left):
+            path.unlink()
+    log = open(place.path / "log.txt", "a")  # noqa: SIM115 (closed below, after the processes that write to it)
+    start = log.tell()
+    running = [subprocess.Popen(command, env=os.environ | extra, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                start_new_session=True, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
+               for command, extra in zip(commands, environments, strict=True)]
+    try:
+        while any(one.poll() is None for one in running):
+            if any(one.poll() for one in running):
+                deadline = time.monotonic() + GRACE
+                while time.monotonic() < deadline and any(one.poll() is None for one in running):
+                    time.sleep(0.1)
+                break
+            with suppress(OSError, ValueError):
+                show(json.loads((place.path / "progress.json").read_text()))
+            time.sleep(0.1)
+    finally:
+        end(place, running)
+        log.close()
+    codes = [one.returncode for one in running]
+    if any(codes):
+        with open(place.path / "log.txt") as text:
+            text.seek(start)
+            raise UserError(blame(place, codes, text.read()))
+
+
+def end(place: RunFolder, running: list[subprocess.Popen]) -> None:
+    """End what still runs, stages included that their launcher has lost."""
+    for number, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        for one in running:
+            if one.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(one.pid, number)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline and any(one.poll() is None for one in running):
+            time.sleep(0.05)
+    for path in place.path.glob("stage*.pid"):
+        with suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            if b"commsweep" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        path.unlink(missing_ok=True)
+
+
+def blame(place: RunFolder, codes: list[int], log: str) -> str:
+    """One line about the stage that failed first: one that a signal ended, else the first that had something to say."""
+    root = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", log, re.S)
+    died = [(int(root[1]), int(root[2]))] if root else list(enumerate(codes))
+    for stage, code in died:
+        if code < 0 and not (place.path / f"stage{stage}.error").exists() and -code != signal.SIGTERM:
+            return (f"stage {stage} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
+                    f"continue from the last checkpoint ({place.path})")
+    said = []
+    for path in place.path.glob("stage*.error"):
+        with suppress(OSError, ValueError):
+            told = json.loads(path.read_text())
+            said.append(("neighbour" in told["line"], told["time"], int(path.stem[5:]), told["line"]))
+    if said:
+        _, _, stage, line = min(said)
+        return f"stage {stage}: {line}"
+    return f"the stages could not be started; see {place.path / 'log.txt'}"
