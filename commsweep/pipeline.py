@@ -25,9 +25,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         "pipeline", parents=[shared, execution_options()], help="train with one real process a stage",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train a preset with one process a stage: torch.distributed.pipelining over gloo (nccl on GPUs),\n"
-                    "where exactly the packed payloads travel. Recorded in STORE/pipelines; interrupted or broken, the\n"
-                    "same command continues from the last checkpoint. With --bandwidth or --latency the stages run in\n"
-                    "network namespaces of this machine, joined by links shaped to that (Linux, root).\n"
+                    "where exactly the packed payloads travel. Recorded in STORE/pipelines; interrupted or broken,\n"
+                    "the same command continues from the last checkpoint. With --bandwidth or --latency the stages\n"
+                    "run in network namespaces of this machine, joined by links shaped to that (Linux, root).\n"
                     "On several machines, start it with torchrun on each:\n"
                     "  torchrun --nnodes 4 --node-rank K --nproc-per-node 1 --master-addr HOST --master-port 29500 \\\n"
                     "    -m commsweep pipeline PRESET ...")
@@ -36,7 +36,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     add_wiring(parser)
     parser.add_argument("--bandwidth", type=bandwidth, default=0.0, metavar="RATE",
                         help="of every link, each way: 10Mbit, 1Gbit, ... (default: as it is)")
-    parser.add_argument("--latency", type=seconds, default=0.0, metavar="TIME", help="one way: 5ms, 0.1s (default: none)")
+    parser.add_argument("--latency", type=seconds, default=0.0, metavar="TIME",
+                        help="of every link, one way: 5ms, 0.1s (default: none)")
     parser.add_argument("--port", type=int, help="where the stages find each other (default: any that is free)")
     parser.set_defaults(command=_pipeline)
 
@@ -45,7 +46,8 @@ def add_wiring(parser: argparse.ArgumentParser) -> None:
     """Options of how a run executes as processes."""
     parser.add_argument("--stages", type=int, help="processes (default: the preset's stages)")
     parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe")
-    parser.add_argument("--steps", type=int, default=0, help="measure so many steps and end (default: all, and evaluate)")
+    parser.add_argument("--steps", type=int, default=0,
+                        help="measure so many steps and end (default: train to the end and evaluate)")
     parser.add_argument("--threads", type=int, default=1, help="of each stage (default: 1)")
     parser.add_argument("--patience", type=float, default=120.0, metavar="SECONDS",
                         help="silence of a neighbour after which a stage gives up (default: 120)")

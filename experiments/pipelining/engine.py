@@ -113,6 +113,7 @@ class Stage(PipelineStage):
         side, chunk = self.left, self._chunk
         boundary, dense = side.boundary, self._message(side)
         shape = self._crossing(side)
+        boundary.bwd.stretch = dense.numel() / shape.numel()
 
         def there(_: Tensor) -> tuple[Tensor, Tensor | None]:
             reader = wire.Reader(self.inbox.pop(("fwd", chunk)), self._place(side, "fwd"))
@@ -133,7 +134,7 @@ class Stage(PipelineStage):
         boundary = side.boundary
         if boundary.coder is not None and boundary.codes:
             code = boundary.coder.encode(y)
-            boundary.fwd.stretch = boundary.bwd.stretch = y.numel() / code.numel()
+            boundary.fwd.stretch = y.numel() / code.numel()
             y = code
         shape = y.shape
 

@@ -43,7 +43,15 @@ def train(run: Run, wiring: Wiring, how: Execution, folder: RunFolder, patience:
     Continues from the newest checkpoint that all stages have. Raises UserError on what cannot work, and RuntimeError
     when a neighbour is silent for `patience` seconds.
     """
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = connect(run, how, patience)
+    row = Trainer(run, wiring, how, folder, device).train()
+    dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
+    return row
+
+
+def connect(run: Run, how: Execution, patience: float) -> torch.device:
+    """Join the other stages; returns this stage's device."""
+    world = int(os.environ["WORLD_SIZE"])
     if world != stages.count(run):
         raise UserError(f"{world} processes were started for {stages.count(run)} stages; start one a stage")
     device = how.torch_device()
@@ -51,13 +59,7 @@ def train(run: Run, wiring: Wiring, how: Execution, folder: RunFolder, patience:
         torch.cuda.set_device(device := torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience),
                             **({"device_id": device} if device.type == "cuda" else {}))
-    _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency'})}")
-    trainer = Trainer(run, wiring, how, folder, device, rank, world)
-    try:
-        return trainer.train()
-    finally:
-        if trainer.finished:
-            dist.destroy_process_group()
+    return device
 
 
 def _agree(text: str) -> None:
@@ -78,15 +80,17 @@ def moments(shares: list[Share], samples: Tensor, first: int, device: torch.devi
 class Trainer:
     """The state of one stage's training."""
 
-    def __init__(self, run: Run, wiring: Wiring, how: Execution, folder: RunFolder, device: torch.device, rank: int,
-                 world: int) -> None:
+    def __init__(self, run: Run, wiring: Wiring, how: Execution, folder: RunFolder,
+                 device: torch.device) -> None:
         quiet()
+        _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency'})}")
+        rank, world = dist.get_rank(), dist.get_world_size()
         torch.set_num_threads(wiring.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
         torch.utils.deterministic.fill_uninitialized_memory = False
         self.run, self.wiring, self.how, self.folder = run, wiring, how, folder
         self.device, self.rank, self.world, self.kind = device, rank, world, tasks.kind(run)
-        self.first, self.last, self.finished = rank == 0, rank == world - 1, False
+        self.first, self.last = rank == 0, rank == world - 1
         self.data = datasets.build(run, how.data_root, how.model_root, device)
         self._build(run, how)
         steps = len(self.data.train) * run.epochs
@@ -182,9 +186,7 @@ class Trainer:
             self.epoch += 1
             if status == FINISHED and self.epoch < self.run.epochs:
                 self._checkpoint()
-        row = self._row(status, error, time.perf_counter() - begun)
-        self.finished = True
-        return row
+        return self._row(status, error, time.perf_counter() - begun)
 
     def _train_epoch(self) -> bool:
         """Whether the steps that were asked for are done."""
