@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from commsweep import compress, dashboard, ddp, pipeline, report, runs, search, sweeps, wandb
+from commsweep import compress, dashboard, ddp, links, pipeline, report, runs, search, sweeps, wandb
 from experiments.errors import UserError
 
 EPILOG = """\
@@ -53,7 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     shared.add_argument("--store", type=Path, default=Path(os.environ.get("COMMSWEEP_STORE", "store")),
                         help="folder of run folders (default: $COMMSWEEP_STORE or ./store)")
     shared.add_argument("--json", action="store_true", help="print JSON for programs")
-    for module in (runs, sweeps, search, dashboard, report, wandb, ddp, pipeline, compress):
+    for module in (runs, sweeps, search, dashboard, report, wandb, ddp, pipeline, links,
+                   compress):
         module.add_commands(commands, shared)
     _add_bench(commands)
     return parser

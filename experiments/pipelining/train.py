@@ -192,8 +192,9 @@ class Trainer:
         """Whether the steps that were asked for are done."""
         self._loss_sum.zero_()
         self._samples = 0
-        self.losses, self.began = [], []
-        self.stage.spans.clear()
+        self.losses = []
+        del self.began[:-KEPT], self.stage.spans[: -KEPT * (2 * self.run.microbatches + 1)]
+        since = len(self.began)
         self.data.train.set_epoch(self.epoch)
         clock = time.perf_counter()
         for batch in self.data.train:
@@ -202,6 +203,7 @@ class Trainer:
             if self.step == self.wiring.steps:
                 break
         self.seconds["train"] += time.perf_counter() - clock
+        self.epoch_began = self.began[since:]
         return self.step == self.wiring.steps
 
     def _step(self, batch: Batch) -> None:
@@ -304,7 +306,7 @@ class Trainer:
         if self.first:
             with open(self.folder.path / "steps.jsonl", "a") as handle:
                 handle.write(json.dumps({"epoch": self.epoch + 1, "losses": last["losses"],
-                                         "began": self.began}) + "\n")
+                                         "began": self.epoch_began}) + "\n")
             if due and error is None:
                 self.folder.append(record)
         return error
@@ -406,6 +408,7 @@ class Trainer:
         return own
 
 
+KEPT = 400  # steps whose times are remembered beyond an epoch
 SKIPPED = 2  # first steps of a process, in which memory is allocated and kernels are loaded
 
 
