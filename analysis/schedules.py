@@ -13,6 +13,7 @@ from analysis.timeline import Span, Task, simulate
 
 Action = tuple[str, int, int]
 CORES = "cores"
+FRAMES = 1 + 66 / 1448  # headers of a full frame, over what it carries
 
 
 def gpipe(devices: int, microbatches: int) -> list[list[Action]]:
@@ -84,8 +85,8 @@ class Links:
     latency: float = 0.0  # seconds, one way
 
     def seconds(self, nbytes: float) -> float:
-        """How long a message occupies a link."""
-        return 8 * nbytes / self.bandwidth if self.bandwidth else 0.0
+        """How long a message occupies a link, with what Ethernet, IP and TCP add to it."""
+        return 8 * nbytes * FRAMES / self.bandwidth if self.bandwidth else 0.0
 
 
 @dataclass(frozen=True)
@@ -115,91 +116,109 @@ class Plan:
         return simulate(self.tasks, self.capacity)
 
 
-def plan(orders: list[list[Action]], times: Times, links: Links, steps: int = 1, waits: bool = False) -> Plan:
-    """Tasks of `steps` steps in these orders. A device starts its next step after its own update.
+@dataclass(frozen=True)
+class Engine:
+    """How messages go: `IDEAL`, whenever they are ready; or as torch's schedules over gloo send them.
 
-    waits: as torch's GPipe does, a device begins its backwards only when all its activations have left.
+    rendezvous: a message leaves only when its receiver has said that it waits, which it says after its last action;
+    that takes a latency of its own. drains: a device begins GPipe's backwards when all its activations have left.
     """
-    tasks: list[Task] = []
-    ends: list[list[int]] = []
-    stages = len(times.forward)
-    host = (CORES,) if times.cores else ()
-    last: dict[int, int] = {}
 
-    def add(task: Task) -> int:
-        tasks.append(task)
-        return len(tasks) - 1
+    rendezvous: bool = False
+    drains: bool = False
 
-    def send(step: int, what: str, source: int, target: int, i: int, after: int, nbytes: float) -> tuple[int, int]:
-        """(the task that ends when the message has left, the one after which it is there)."""
-        out = (f"link {source}>{target}",)
-        if times.handling:
-            after = add(Task(f"{step} handle {what}{source}.{i}", times.handling, host, [after]))
-        left = add(Task(f"{step} send {what} {source}>{target}.{i}", links.seconds(nbytes), out, [after],
-                        delay=links.latency))
-        there = left
-        if times.handling:
-            there = add(Task(f"{step} handle {what}{target}.{i}", times.handling, host, [left]))
-        return left, there
 
-    for step in range(steps):
-        here: dict[Action, int] = {}
-        came: dict[tuple[str, int, int], int] = {}
-        left: dict[int, list[int]] = {}
-        queues = [list(order) for order in orders]
+IDEAL, TORCH = Engine(), Engine(rendezvous=True)
+
+
+class _Planner:
+    """Turns actions into tasks, step after step."""
+
+    def __init__(self, orders: list[list[Action]], times: Times, links: Links, engine: Engine) -> None:
+        self.orders, self.times, self.links, self.engine = orders, times, links, engine
+        self.stages, self.devices = len(times.forward), len(orders)
+        self.host = (CORES,) if times.cores else ()
+        self.tasks: list[Task] = []
+        self.last: dict[int, int] = {}  # each device's last action
+        self.here: dict[Action, int] = {}
+        self.left: dict[int, list[int]] = {}  # messages of a stage in this step
+
+    def step(self, number: int) -> list[int]:
+        """Plan one step; returns what ends it at each device."""
+        self.number, self.here, self.left = number, {}, {}
+        queues = [list(order) for order in self.orders]
         while any(queues):
             moved = False
             for device, queue in enumerate(queues):
-                while queue:
-                    what, stage, i = queue[0]
-                    needs = _needs(what, stage, i, stages, here, came)
-                    if needs is None:
-                        break
-                    queue.pop(0)
+                while queue and self._possible(*queue[0]):
+                    self._act(device, *queue.pop(0))
                     moved = True
-                    if waits and what != "F" and left.get(stage):
-                        needs += left.pop(stage)
-                    if device in last:
-                        needs.append(last[device])
-                    seconds = {"F": times.forward[stage], "B": times.backward[stage],
-                               "I": times.backward[stage] * (1 - times.weights),
-                               "W": times.backward[stage] * times.weights}[what]
-                    place = add(Task(f"{step} {what}{stage}.{i}", seconds, (f"device {device}", *host), needs))
-                    here[what, stage, i] = last[device] = place
-                    if what == "F" and stage + 1 < stages:
-                        gone, came["F", stage + 1, i] = send(step, "F", stage, stage + 1, i, place,
-                                                             times.fwd_bytes[stage] if times.fwd_bytes else 0)
-                        left.setdefault(stage, []).append(gone)
-                    if what in "BI" and stage:
-                        _, came["B", stage - 1, i] = send(step, "B", stage, stage - 1, i, place,
-                                                          times.bwd_bytes[stage - 1] if times.bwd_bytes else 0)
             if not moved:
                 raise ValueError("the order of the schedule waits for itself")
-        for device in range(len(orders)):
-            own = sum(times.update[stage] for stage in range(device, stages, len(orders))) if times.update else 0.0
-            last[device] = add(Task(f"{step} U{device}", own, (f"device {device}", *host), [last[device]]))
-        ends.append([last[device] for device in range(len(orders))])
-    return Plan(tasks, ends, {CORES: times.cores} if times.cores else {})
+        for device in range(self.devices):
+            own = sum(self.times.update[device :: self.devices]) if self.times.update else 0.0
+            self.last[device] = self._add(f"U{device}", own, (f"device {device}", *self.host), [self.last[device]])
+        return list(self.last.values())
+
+    def _add(self, name: str, seconds: float, uses: tuple[str, ...], after: list[int], delay: float = 0.0) -> int:
+        self.tasks.append(Task(f"{self.number} {name}", seconds, uses, after, delay))
+        return len(self.tasks) - 1
+
+    def _sources(self, what: str, stage: int, i: int) -> list[Action]:
+        """The actions that this one needs the results of."""
+        found: list[Action] = []
+        if what == "F" and stage:
+            found.append(("F", stage - 1, i))
+        if what in "BI":
+            found.append(("F", stage, i))
+            if stage + 1 < self.stages:
+                found.append(("I" if what == "I" else "B", stage + 1, i))
+        return [*found, ("I", stage, i)] if what == "W" else found
+
+    def _possible(self, what: str, stage: int, i: int) -> bool:
+        return all(source in self.here for source in self._sources(what, stage, i))
+
+    def _act(self, device: int, what: str, stage: int, i: int) -> None:
+        before = [self.last[device]] if device in self.last else []
+        if self.engine.drains and what != "F":
+            before += self.left.pop(stage, [])
+        needs = list(before)
+        for source in self._sources(what, stage, i):
+            here = self.here[source]
+            needs.append(here if source[1] == stage else self._message(source, stage, here, before))
+        seconds = {"F": self.times.forward[stage], "B": self.times.backward[stage],
+                   "I": self.times.backward[stage] * (1 - self.times.weights),
+                   "W": self.times.backward[stage] * self.times.weights}[what]
+        self.here[what, stage, i] = self.last[device] = self._add(
+            f"{what}{stage}.{i}", seconds, (f"device {device}", *self.host), needs)
+
+    def _message(self, source: Action, target: int, ready: int, waiting: list[int]) -> int:
+        """The task after which the message of an action is at a neighbouring stage, which waits since `waiting`."""
+        what, stage, i = source
+        forward, times = target > stage, self.times
+        sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target)
+        after = [ready]
+        if times.handling:
+            after = [self._add(f"handle {what}{stage}.{i}", times.handling, self.host, after)]
+        if self.engine.rendezvous and waiting:
+            after.append(self._add(f"ask {what}{stage}.{i}", 0.0, (), waiting, self.links.latency))
+        ends = stage % self.devices, target % self.devices
+        gone = self._add(f"send {what}{stage}.{i}", self.links.seconds(sizes[boundary] if sizes else 0.0),
+                         (f"link {ends[0]}>{ends[1]}",) if ends[0] != ends[1] else (), after, self.links.latency)
+        self.left.setdefault(stage, []).append(gone)
+        return self._add(f"handle {what}{target}.{i}", times.handling, self.host, [gone]) if times.handling else gone
 
 
-def _needs(what: str, stage: int, i: int, stages: int, here: dict[Action, int],
-           came: dict[tuple[str, int, int], int]) -> list[int] | None:
-    """Places of the tasks that this action waits for; None while one of them is not planned yet."""
-    wanted: list[int | None] = []
-    if what == "F" and stage:
-        wanted.append(came.get(("F", stage, i)))
-    if what in "BI":
-        wanted.append(here.get(("F", stage, i)))
-        if stage + 1 < stages:
-            wanted.append(came.get(("B", stage, i)))
-    if what == "W":
-        wanted.append(here.get(("I", stage, i)))
-    return None if None in wanted else [one for one in wanted if one is not None]
+def plan(orders: list[list[Action]], times: Times, links: Links, steps: int = 1, engine: Engine = IDEAL) -> Plan:
+    """Tasks of `steps` steps in these orders. A device starts its next step after its own update."""
+    planner = _Planner(orders, times, links, engine)
+    ends = [planner.step(number) for number in range(steps)]
+    return Plan(planner.tasks, ends, {CORES: times.cores} if times.cores else {})
 
 
-def step_seconds(orders: list[list[Action]], times: Times, links: Links, waits: bool = False) -> float:
-    """Seconds between the starts of two steps at the first device, once they follow each other steadily."""
-    made = plan(orders, times, links, steps=4, waits=waits)
+def step_seconds(orders: list[list[Action]], times: Times, links: Links, engine: Engine = IDEAL) -> float:
+    """Seconds from the end of one step to the end of the next at the first device, once they follow steadily."""
+    made = plan(orders, times, links, steps=4, engine=engine)
     spans = made.run()
     return (spans[made.ends[3][0]].stop - spans[made.ends[1][0]].stop) / 2
 

@@ -25,7 +25,8 @@ from experiments.pipelining.launch import die_with_parent
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a stage the name of the chain it is in
 MTU = 1500
-BURST = 16 * 1024  # bytes that a bucket lets through at once: a few milliseconds of a slow link, none of a fast one
+BURST = 2 * (MTU + 14)  # bytes that a bucket lets through at once: two frames, or
+BURST_SECONDS = 0.25e-3  # what a fast link sends in this time, for which timers are too coarse
 _PACKET, _VNET_HEADER = 263, 15  # <linux/if_packet.h>: a frame with what the kernel left to the hardware
 
 
@@ -152,7 +153,7 @@ def _rate(space: str, name: str, bandwidth: float) -> None:
     where = ["parent", "1:1"] if "netem" in shown else ["root"]
     if bandwidth:
         _run("ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", name, *where, "handle", "2:", "tbf",
-             "rate", f"{round(bandwidth)}bit", "burst", str(max(BURST, round(bandwidth / 8 * 0.002))), "latency", "5s")
+             "rate", f"{round(bandwidth)}bit", "burst", str(max(BURST, round(bandwidth / 8 * BURST_SECONDS))), "latency", "5s")
     elif "tbf" in shown:
         _run("ip", "netns", "exec", space, "tc", "qdisc", "del", "dev", name, *where)
 

@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.schedules import Links, Times, gpipe, interleaved, one_f_one_b, plan, shares, step_seconds, zero_bubble
+from analysis.schedules import FRAMES, Links, Times, gpipe, interleaved, one_f_one_b, plan, shares, step_seconds, zero_bubble
 from analysis.timeline import Task, simulate
 
 F, B = 1.0, 2.0
 
 
-def length(orders, stages, links=Links(), **more) -> float:
+FREE = Links()
+
+
+def length(orders, stages, links=FREE, **more) -> float:
     made = plan(orders, Times([F] * stages, [B] * stages, **more), links)
     return max(span.stop for span in made.run())
 
@@ -39,7 +42,7 @@ def test_zero_bubble_h1(p, m):
 
 def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency_once():
     """One microbatch, two stages: F, message, F, B, message, B."""
-    links = Links(bandwidth=80, latency=0.25)
+    links = Links(bandwidth=80 * FRAMES, latency=0.25)
     whole = length(gpipe(2, 1), 2, links, fwd_bytes=[10], bwd_bytes=[5])
     assert whole == pytest.approx(2 * (F + B) + (1.0 + 0.25) + (0.5 + 0.25))
 
@@ -47,7 +50,7 @@ def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency_once():
 def test_a_slow_link_bounds_the_step():
     """Four messages of 10 s each way, nearly nothing else: forwards one after the other, then backwards."""
     times = Times([0.001] * 2, [0.001] * 2, fwd_bytes=[100], bwd_bytes=[50])
-    assert step_seconds(gpipe(2, 4), times, Links(bandwidth=80)) == pytest.approx(4 * 10 + 4 * 5, rel=1e-2)
+    assert step_seconds(gpipe(2, 4), times, Links(bandwidth=80 * FRAMES)) == pytest.approx(4 * 10 + 4 * 5, rel=1e-2)
 
 
 def test_a_shared_machine_serves_as_many_stages_as_it_has_cores():
