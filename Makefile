@@ -7,7 +7,7 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-text demo-gradients demo-finetune test test-slow lint lock clean
+.PHONY: demo demo-text demo-gradients demo-links demo-finetune test test-slow lint lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
@@ -20,6 +20,11 @@ demo-text: $(VENV)/ready
 demo-gradients: $(VENV)/ready
 	$(SWEEP) sweep launch demo-gradients
 	$(SWEEP) report demo-gradients --out out/demo-gradients
+
+# Needs Linux, root and iproute2: the stages run in network namespaces.
+demo-links: $(VENV)/ready
+	$(SWEEP) links demo-links --out out/demo-links
+	$(SWEEP) advise digits --bandwidth 20Mbit --latency 5ms
 
 demo-finetune: $(VENV)/ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-finetune.txt

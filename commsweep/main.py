@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from commsweep import compress, dashboard, ddp, links, pipeline, report, runs, search, sweeps, wandb
+from commsweep import advise, compress, dashboard, ddp, links, pipeline, report, runs, search, sweeps, wandb
 from experiments.errors import UserError
 
 EPILOG = """\
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
                         help="folder of run folders (default: $COMMSWEEP_STORE or ./store)")
     shared.add_argument("--json", action="store_true", help="print JSON for programs")
     for module in (runs, sweeps, search, dashboard, report, wandb, ddp, pipeline, links,
-                   compress):
+                   advise, compress):
         module.add_commands(commands, shared)
     _add_bench(commands)
     return parser

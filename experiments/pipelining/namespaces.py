@@ -152,8 +152,9 @@ def _rate(space: str, name: str, bandwidth: float) -> None:
     shown = _run("ip", "netns", "exec", space, "tc", "qdisc", "show", "dev", name)
     where = ["parent", "1:1"] if "netem" in shown else ["root"]
     if bandwidth:
+        burst = max(BURST, round(bandwidth / 8 * BURST_SECONDS))
         _run("ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", name, *where, "handle", "2:", "tbf",
-             "rate", f"{round(bandwidth)}bit", "burst", str(max(BURST, round(bandwidth / 8 * BURST_SECONDS))), "latency", "5s")
+             "rate", f"{round(bandwidth)}bit", "burst", str(burst), "latency", "5s")
     elif "tbf" in shown:
         _run("ip", "netns", "exec", space, "tc", "qdisc", "del", "dev", name, *where)
 

@@ -81,14 +81,15 @@ class Trainer:
     """The state of one stage's training."""
 
     def __init__(self, run: Run, wiring: Wiring, how: Execution, folder: RunFolder,
-                 device: torch.device) -> None:
+                 device: torch.device, keep_weights: bool = False) -> None:
+        """keep_weights: leave the trained network in the folder, as weights.pt."""
         quiet()
         _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency'})}")
         rank, world = dist.get_rank(), dist.get_world_size()
         torch.set_num_threads(wiring.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
         torch.utils.deterministic.fill_uninitialized_memory = False
-        self.run, self.wiring, self.how, self.folder = run, wiring, how, folder
+        self.run, self.wiring, self.how, self.folder, self.keep_weights = run, wiring, how, folder, keep_weights
         self.device, self.rank, self.world, self.kind = device, rank, world, tasks.kind(run)
         self.first, self.last = rank == 0, rank == world - 1
         self.data = datasets.build(run, how.data_root, how.model_root, device)
@@ -372,8 +373,8 @@ class Trainer:
 
     def _row(self, status: str, error: str | None, wall: float) -> dict[str, Any] | None:
         ledgers = self._gather(self.boundaries.ledger())
-        state = self._gather({name: one.detach().cpu() for name, one in self._owned().items()}) if status != (
-            MEASURED) else []
+        state = self._gather({name: one.detach().cpu() for name, one in
+                              self._owned().items()}) if self.keep_weights else []
         timing = self._gather({"spans": self.stage.spans, "began": self.began})
         links = self._gather(_dump(self.boundaries.links()))
         transport = self._gather({"sent": self.stage.sent, "framing": self.stage.framing, "tied": self.tied_bytes})

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.schedules import FRAMES, Links, Times, gpipe, interleaved, one_f_one_b, plan, shares, step_seconds, zero_bubble
+from analysis.schedules import (
+    FRAMES,
+    Links,
+    Times,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    plan,
+    shares,
+    step_seconds,
+    zero_bubble,
+)
 from analysis.timeline import Task, simulate
 
 F, B = 1.0, 2.0

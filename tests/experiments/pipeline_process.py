@@ -25,7 +25,7 @@ def main(root: Path) -> None:
         folder.path.mkdir(exist_ok=True)
         device = device or connect(run, how, 60)
         try:
-            row = Trainer(run, Wiring(**wiring), how, folder, device).train()
+            row = Trainer(run, Wiring(**wiring), how, folder, device, keep_weights=True).train()
         except UserError as error:
             row = {"error": str(error)}
         if dist.get_rank() == 0:

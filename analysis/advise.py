@@ -1,0 +1,90 @@
+"""Which compression reaches the target quality soonest over given links: measured where it was, predicted elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.links import Measured, Model, measurements, models, quality
+from analysis.schedules import Links
+from experiments.config import Run, flatten
+from experiments.errors import UserError
+from experiments.store import Store
+
+# What may differ between the run asked about and a candidate: the rest must be the same training.
+FREE = ("fwd.", "bwd.", "at.", "seed", "microbatches")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to train, over the links asked about."""
+
+    method: str
+    schedule: str
+    step_seconds: float
+    steps: int
+    measured: bool  # or predicted
+    basis: tuple[str, ...]  # the measurement's and the run's ids
+
+    @property
+    def seconds(self) -> float:
+        """Until the target."""
+        return self.steps * self.step_seconds
+
+    def text(self) -> str:
+        """One line."""
+        how = "measured" if self.measured else "predicted"
+        return (f"{self.method}, {self.schedule}: {self.seconds:.1f} s ({self.steps} steps of "
+                f"{1e3 * self.step_seconds:.0f} ms, {how}; from pipelines/{self.basis[0]} and run {self.basis[1]})")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All choices that reach the target, fastest first, and the methods that do not."""
+
+    metric: str
+    target: float
+    choices: list[Choice]
+    missed: list[str]
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        return {"metric": self.metric, "target": self.target, "missed": self.missed,
+                "choices": [vars(choice) | {"seconds": choice.seconds} for choice in self.choices]}
+
+
+def advise(store: Store, run: Run, links: Links) -> Advice:
+    """The choices for this training. Raises UserError when the store holds nothing to rest on."""
+    found = [one for one in measurements(store) if _same(one, run)]
+    if not found:
+        raise UserError("the store has no step times of this training: take some with commsweep links demo-links, or "
+                        "commsweep pipeline PRESET ... --steps 30 for each setting in question")
+    fits = models(found)
+    metric, value, steps = quality(store, found)
+    choices, missed = [], []
+    for series in dict.fromkeys(one.series for one in found):
+        own = [one for one in found if one.series == series]
+        n = steps[series[0]]
+        if n is None:
+            missed.append(own[0].method)
+            continue
+        exact = next((one for one in own if one.links == links), None)
+        if exact is None and series not in fits:
+            continue
+        choices.append(_choice(exact, fits.get(series), links, n))
+    if not choices:
+        raise UserError("no setting in the store reaches the target over links like these: "
+                        + (", ".join(missed) or "none has a measurement over unlimited links to predict from"))
+    return Advice(metric, value, sorted(choices, key=lambda choice: choice.seconds), sorted(set(missed)))
+
+
+def _choice(exact: Measured | None, model: Model | None, links: Links, steps: int) -> Choice:
+    one = exact or model.base
+    return Choice(one.method, one.schedule, exact.seconds if exact else model.step(links), steps, exact is not None,
+                  (one.row["id"], one.row["run_id"]))
+
+
+def _same(one: Measured, run: Run) -> bool:
+    wanted, has = flatten(run.model_dump(mode="json")), flatten(one.row["run"])
+    return all(wanted.get(key) == has.get(key) for key in wanted.keys() | has.keys()
+               if not key.startswith(FREE))

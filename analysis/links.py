@@ -1,0 +1,436 @@
+"""What compression buys on real links: measured step times, the timeline's predictions, time to a target quality.
+
+Predicted numbers are called so wherever they stand. A prediction takes the CPU seconds of each stage's tasks from the
+run's own measurement over unlimited links, and fits one number to that measurement's step: the seconds of a core that
+handling a message takes at either end. Everything else (bytes, order, cores, links) is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from analysis import figures
+from analysis.figures import COLUMN, INK, MARKS, STYLE
+from analysis.results import describe
+from analysis.schedules import (
+    IDEAL,
+    SCHEDULES,
+    TORCH,
+    Links,
+    Times,
+    interleaved,
+    plan,
+    shares,
+    step_seconds,
+)
+from analysis.tables import Table
+from experiments.config import flatten
+from experiments.errors import UserError
+from experiments.store import FINISHED, Row, Store
+
+TOLERANCE = {"acc": 0.99, "ppl": 1.02}  # of the dense run's final quality: reached is as good as that
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: a run over a wiring."""
+
+    row: Row
+
+    @property
+    def method(self) -> str:
+        """Its compression in a few words."""
+        return describe(flatten(self.row["run"]))
+
+    @property
+    def links(self) -> Links:
+        """The links it was measured over."""
+        return Links(self.row["wiring"]["bandwidth"], self.row["wiring"]["latency"])
+
+    @property
+    def schedule(self) -> str:
+        """gpipe or 1f1b."""
+        return self.row["wiring"]["schedule"]
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a step."""
+        return self.row["timing"]["step_seconds"]
+
+    @property
+    def bytes_a_step(self) -> float:
+        """Handed to send by all stages, framing included."""
+        return sum(sum(stage["sent"].values()) for stage in self.row["transport"]) / self.row["steps"]
+
+    @property
+    def series(self) -> tuple[str, str]:
+        """What it has in common with its measurements over other links."""
+        return self.row["run_id"], self.schedule
+
+    def times(self, handling: float = 0.0) -> Times:
+        """What its parts take; bytes are of one microbatch's message, framing included."""
+        row, own = self.row, self.row["timing"]["tasks"]
+        messages = row["steps"] * row["run"]["microbatches"]
+        sent = row["transport"]
+        return Times(*([stage[what]["cpu"] for stage in own] for what in "FBU"),
+                     fwd_bytes=[one["sent"]["fwd"] / messages for one in sent[:-1]],
+                     bwd_bytes=[one["sent"]["bwd"] / messages for one in sent[1:]],
+                     handling=handling, cores=row["cores"])
+
+
+def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
+    """The store's measurements that have a step time; of these ids, if given."""
+    return [Measured(row) for row in store.pipelines()
+            if row["timing"] and (names is None or row["id"] in names)]
+
+
+class Model:
+    """Predictions for one run and schedule, from its measurement over unlimited links."""
+
+    def __init__(self, base: Measured) -> None:
+        self.base, low, high = base, 0.0, base.seconds
+        for _ in range(20):  # the step grows with it
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._step(middle, base.links) < base.seconds else (low, middle)
+        self.handling = low
+
+    def step(self, links: Links) -> float:
+        """Predicted seconds of a step over these links."""
+        return self._step(self.handling, links)
+
+    def _step(self, handling: float, links: Links) -> float:
+        orders = SCHEDULES[self.base.schedule](len(self.base.times().forward), self.base.row["run"]["microbatches"])
+        return step_seconds(orders, self.base.times(handling), links, TORCH)
+
+
+def models(found: list[Measured]) -> dict[tuple[str, str], Model]:
+    """A model for every series that has a measurement over unlimited links without latency."""
+    return {one.series: Model(one) for one in found if one.links == Links()}
+
+
+# Quality, from the simulated runs.
+
+
+def target(dense: list[dict[str, Any]]) -> tuple[str, float]:
+    """(metric, value) that counts as reached, given the dense run's evaluations."""
+    metric = "test_on_acc" if "test_on_acc" in dense[-1] else "test_on_ppl"
+    return metric, dense[-1][metric] * TOLERANCE[metric[-3:]]
+
+
+def steps_to(evaluations: list[dict[str, Any]], metric: str, value: float) -> int | None:
+    """Steps until an evaluation first reaches the target; None if none does."""
+    good = (lambda x: x >= value) if metric.endswith("acc") else (lambda x: x <= value)
+    return next((one["step"] for one in evaluations if good(one[metric])), None)
+
+
+def _evaluations(store: Store, run_id: str) -> list[dict[str, Any]]:
+    row = store.folder(run_id).row()
+    return store.folder(run_id).metrics() if row is not None and row["status"] == FINISHED else []
+
+
+def _is_dense(row: Row) -> bool:
+    return all(row["run"][side]["compressor"]["kind"] == "none" for side in ("fwd", "bwd")) and not row["run"]["at"]
+
+
+def quality(store: Store, found: list[Measured]) -> tuple[str, float, dict[str, int | None]]:
+    """(metric, target, steps to it by run id). Raises UserError without a finished simulation of the dense run."""
+    dense = next((made for one in found if _is_dense(one.row)
+                  and (made := _evaluations(store, one.row["run_id"]))), None)
+    if dense is None:
+        raise UserError("the dense run has no finished simulation in this store, so there is no target quality; train "
+                        "it with commsweep run, or commsweep links PLAN --only train")
+    metric, value = target(dense)
+    return metric, value, {one.row["run_id"]: steps_to(_evaluations(store, one.row["run_id"]), metric, value)
+                           for one in found}
+
+
+# The report.
+
+
+@dataclass
+class Made:
+    """What was written."""
+
+    folder: Path
+    tables: list[Table]
+    error: float
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        return {"folder": str(self.folder), "median_error": self.error,
+                "tables": {table.name: [table.header, *table.texts()] for table in self.tables}}
+
+    def text(self) -> str:
+        """For people."""
+        return "\n".join([*(table.markdown() for table in self.tables),
+                          f"median error of the predictions: {100 * self.error:.1f} %", f"written to {self.folder}"])
+
+
+def write(root: str | Path, names: list[str], folder: Path) -> Made:
+    """Tables and figures of these measurements. Raises UserError when some are missing."""
+    store = Store(root)
+    found = measurements(store, names)
+    if len(found) < len(set(names)):
+        raise UserError(f"{len(set(names)) - len(found)} of {len(set(names))} measurements are missing in '{root}'; "
+                        "commsweep links PLAN --only measure takes them (Linux, root)")
+    fits = models(found)
+    metric, value, steps = quality(store, found)
+    compared = [one for one in found if one.series in fits and one.links != Links()]
+    errors = [abs(fits[one.series].step(one.links) / one.seconds - 1) for one in compared]
+    error = median(errors) if errors else math.nan
+    made = Made(folder, [_table(found, fits), _to_target(found, metric, value, steps)], error)
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in made.tables:
+        (folder / f"{table.name}.md").write_text(table.markdown())
+        (folder / f"{table.name}.csv").write_text(table.csv())
+    drawn = {"step_time": step_time(found, fits), "time_to_target": time_to_target(found, metric, value, steps),
+             "prediction": prediction(compared, fits), "gantt": gantt(found, fits), "bubble": bubble(found, fits),
+             "far": far(found, fits)}
+    for name, figure in drawn.items():
+        figures.save(figure, folder, name)
+    return made
+
+
+def rate(bits: float) -> str:
+    """A bandwidth for people."""
+    if not bits:
+        return "unlimited"
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def _order(one: Measured) -> tuple[Any, ...]:
+    return one.schedule != "gpipe", one.links.latency, one.links.bandwidth or math.inf, one.seconds
+
+
+def _table(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+    rows = []
+    for one in sorted(found, key=_order):
+        model = fits.get(one.series)
+        guess = model.step(one.links) if model else None
+        basis = model is not None and model.base is one
+        rows.append([one.schedule, rate(one.links.bandwidth), f"{1e3 * one.links.latency:g} ms", one.method,
+                     f"{one.bytes_a_step:,.0f}",
+                     f"{1e3 * one.seconds:.0f}", "-" if guess is None else f"{1e3 * guess:.0f}",
+                     "fitted" if basis else "-" if guess is None else f"{100 * (guess / one.seconds - 1):+.0f} %"])
+    return Table("steps", "Milliseconds a step, measured over real links and predicted by the timeline",
+                 ["schedule", "bandwidth", "latency", "method", "bytes a step", "measured ms", "predicted ms", "error"],
+                 rows)
+
+
+def _to_target(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Table:
+    rows = []
+    for one in sorted(found, key=_order):
+        n = steps[one.row["run_id"]]
+        rows.append([one.schedule, rate(one.links.bandwidth), f"{1e3 * one.links.latency:g} ms", one.method,
+                     "not reached" if n is None else str(n), "-" if n is None else f"{n * one.seconds:.1f}"])
+    shown = f"{100 * value:.1f} % accuracy" if metric.endswith("acc") else f"perplexity {value:.3f}"
+    return Table("target", f"Seconds to {shown} on the test set: steps of the simulation, times the measured step",
+                 ["schedule", "bandwidth", "latency", "method", "steps", "seconds"], rows)
+
+
+# Figures.
+
+
+def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    def drawn(*args: Any) -> Figure:
+        with plt.rc_context(STYLE):
+            return draw(*args)
+
+    drawn.__doc__ = draw.__doc__
+    return drawn
+
+
+def _inks(found: list[Measured]) -> dict[str, int]:
+    return {method: turn for turn, method in enumerate(dict.fromkeys(one.method for one in found))}
+
+
+FAST = 1e10  # where "unlimited" is drawn
+
+
+@_styled
+def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    shown = [one for one in found if one.schedule == "gpipe" and one.links.latency == 0]
+    for method, turn in _inks(found).items():
+        own = [one for one in shown if one.method == method]
+        axes.plot([one.links.bandwidth or FAST for one in own], [1e3 * one.seconds for one in own], MARKS[turn],
+                  color=INK[turn], label=method)
+        model = next((fits[one.series] for one in own if one.series in fits), None)
+        if model is not None:
+            rates = [10 ** (6 + 0.125 * i) for i in range(25)]
+            axes.plot(rates, [1e3 * model.step(Links(bits)) for bits in rates], color=INK[turn], alpha=0.6)
+    axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
+             ylabel="ms a step", title="measured (marks) and predicted (lines)")
+    axes.legend()
+    return figure
+
+
+@_styled
+def time_to_target(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Figure:
+    """Seconds until the target quality against bandwidth; methods that do not reach it are named."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
+    missed = []
+    for method, turn in _inks(found).items():
+        own = sorted((one for one in found if one.method == method and one.schedule == "gpipe"
+                      and one.links.latency == 0), key=lambda one: one.links.bandwidth or FAST)
+        if not own:
+            continue
+        n = steps[own[0].row["run_id"]]
+        if n is None:
+            missed.append(method)
+            continue
+        axes.plot([one.links.bandwidth or FAST for one in own], [n * one.seconds for one in own],
+                  f"-{MARKS[turn]}", color=INK[turn], label=f"{method}, {n} steps")
+    shown = f"{100 * value:.1f} %" if metric.endswith("acc") else f"perplexity {value:.2f}"
+    axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
+             ylabel="seconds (measured steps)", title=f"time to {shown}" + (
+                 f"\nnot reached: {', '.join(missed)}" if missed else ""))
+    axes.legend()
+    return figure
+
+
+@_styled
+def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Predicted against measured step time; the band is 15 %."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    for turn, (schedule, latency) in enumerate(sorted({(one.schedule, one.links.latency) for one in compared})):
+        own = [one for one in compared if (one.schedule, one.links.latency) == (schedule, latency)]
+        axes.plot([1e3 * one.seconds for one in own], [1e3 * fits[one.series].step(one.links) for one in own],
+                  MARKS[turn], color=INK[turn], label=f"{schedule}, {1e3 * latency:g} ms latency")
+    ends = [1e3 * limit(one.seconds for one in compared) for limit in (min, max)] if compared else [1.0, 1.0]
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="grey", alpha=0.2)
+    axes.set(xscale="log", yscale="log", xlabel="measured ms a step", ylabel="predicted ms a step")
+    axes.legend()
+    return figure
+
+
+COLOURS = {"F": INK[0], "B": INK[1], "U": INK[2], "send": INK[4]}
+
+
+@_styled
+def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """One step of the slowest measured dense run: what the processes did, and what the timeline says of it."""
+    chosen = max((one for one in found if one.series in fits and one.row["timing"]["gantt"] and one.links.latency == 0),
+                 key=lambda one: (_is_dense(one.row), one.seconds))
+    figure, axes = plt.subplots(2, 1, figsize=(2 * COLUMN, 3.0), sharex=True)
+    for stage, spans in enumerate(chosen.row["timing"]["gantt"]):
+        for what, _, start, stop in spans:
+            axes[0].barh(stage, 1e3 * (stop - start), left=1e3 * start, color=COLOURS[what], height=0.7)
+    model, devices = fits[chosen.series], len(chosen.row["timing"]["tasks"])
+    made = plan(SCHEDULES[chosen.schedule](devices, chosen.row["run"]["microbatches"]),
+                model.base.times(model.handling), chosen.links, 3, TORCH)
+    spans = made.run()
+    begin = spans[made.ends[1][0]].stop
+    for task, span in zip(made.tasks, spans, strict=True):
+        step, name = task.name.split(" ", 1)
+        on = next((use for use in task.uses if use.startswith(("device", "link"))), None)
+        if step != "2" or on is None:
+            continue
+        device = int(on.split()[1].split(">")[0])
+        link, back = on.startswith("link"), ">" in on and int(on.split(">")[1]) < device
+        axes[1].barh(device + (0.42 if back else -0.42) * link, 1e3 * (span.stop - span.start),
+                     left=1e3 * (span.start - begin), color=COLOURS["send" if link else name[0]],
+                     height=0.12 if link else 0.6)
+    for axis, title in zip(axes, ("measured", "predicted (thin: messages on a link)"), strict=True):
+        axis.set(ylabel="stage", title=f"{title}: {chosen.method}, {chosen.schedule}, {rate(chosen.links.bandwidth)}",
+                 yticks=range(devices))
+        axis.invert_yaxis()
+        axis.grid(False)
+    axes[1].set_xlabel("ms since the step began at stage 0")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    figure.legend(handles, ["forward", "backward", "update", "message"], loc="outside right center")
+    return figure
+
+
+@_styled
+def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Shares of the devices' time: busy, bubble, exposed communication; predicted, each stage on cores of its own."""
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
+    dense, squeezed = _pair(fits)
+    for axis, model in zip(axes, (dense, squeezed), strict=True):
+        times = _alone(model)
+        devices, bars = len(times.forward), []
+        for schedule, make in SCHEDULES.items():
+            if schedule == "interleaved":
+                continue  # it needs twice the stages; the figure of far links has it
+            for bits in (1e7, 1e8, 1e9):
+                made = shares(plan(make(devices, 8), times, Links(bits), 2, IDEAL), devices)
+                bars.append((f"{schedule}\n{rate(bits)}", made))
+        bottom = [0.0] * len(bars)
+        for part, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
+            heights = [made[part] for _, made in bars]
+            axis.bar(range(len(bars)), heights, bottom=bottom, color=ink,
+                     label={"exposed": "exposed communication"}.get(part, part))
+            bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+        axis.set(title=f"predicted: {model.base.method}, 8 microbatches", xticks=range(len(bars)))
+        axis.set_xticklabels([label for label, _ in bars], rotation=90, fontsize=5.5)
+        axis.grid(False)
+    axes[0].set_ylabel("share of the devices' time")
+    axes[0].legend(loc="lower left")
+    return figure
+
+
+@_styled
+def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Predicted beyond the measured: up to 256 stages like the measured ones, over links between sites."""
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4))
+    counts = (4, 8, 16, 32, 64, 128, 256)
+    sites = {"one site (10 Gbit/s, 0.1 ms)": Links(1e10, 1e-4), "one country (1 Gbit/s, 10 ms)": Links(1e9, 0.01),
+             "two continents (100 Mbit/s, 100 ms)": Links(1e8, 0.1)}
+    for turn, (name, links) in enumerate(sites.items()):
+        for style, model in zip(("-", "--"), _pair(fits), strict=True):
+            axes[0].plot(counts, [_repeated(model, n, links, "1f1b") for n in counts], style, color=INK[turn],
+                         label=f"{name}, {model.base.method}")
+    axes[0].set(xscale="log", yscale="log", xlabel="stages (as many microbatches)", ylabel="seconds a step",
+                title="predicted: 1F1B, stages like the measured")
+    axes[0].legend(fontsize=5)
+    latencies = [1e-4 * 10 ** (0.5 * i) for i in range(8)]
+    for turn, schedule in enumerate(SCHEDULES):
+        axes[1].plot([1e3 * one for one in latencies], [1e3 * _repeated(_pair(fits)[0], 8, Links(1e9, one), schedule)
+                                                        for one in latencies], color=INK[turn], label=schedule)
+    axes[1].set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="ms a step",
+                title=f"predicted: 8 devices, 16 microbatches, 1 Gbit/s, {_pair(fits)[0].base.method}")
+    axes[1].legend()
+    return figure
+
+
+def _pair(fits: dict[tuple[str, str], Model]) -> tuple[Model, Model]:
+    """The dense run's model, and that of the one with the fewest bytes."""
+    every = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(fits.values())
+    return (next((model for model in every if _is_dense(model.base.row)), every[0]),
+            min(every, key=lambda model: sum(model.base.times().fwd_bytes)))
+
+
+def _alone(model: Model) -> Times:
+    """Each stage on cores of its own; what handling a message takes is part of the stage's work."""
+    times = model.base.times()
+    return replace(times, cores=0, forward=[one + model.handling for one in times.forward],
+                   backward=[one + model.handling for one in times.backward])
+
+
+@lru_cache(maxsize=256)
+def _cached(key: tuple[Any, ...], n: int, links: Links, schedule: str) -> float:
+    forward, backward, nbytes = key
+    v = 2 if schedule == "interleaved" else 1
+    times = Times([forward / v] * n * v, [backward / v] * n * v, [], [nbytes] * (n * v - 1), [nbytes] * (n * v - 1))
+    if schedule == "interleaved":
+        return step_seconds(interleaved(n, 2 * n, v), times, links, IDEAL)
+    return step_seconds(SCHEDULES[schedule](n, n if schedule == "1f1b" and n > 8 else 2 * n), times, links, IDEAL)
+
+
+def _repeated(model: Model, n: int, links: Links, schedule: str) -> float:
+    """Seconds a step of n devices, each like the mean measured stage, with the largest measured message between."""
+    times = _alone(model)
+    mean = (sum(times.forward) / len(times.forward), sum(times.backward) / len(times.backward), max(times.fwd_bytes))
+    return _cached(mean, n, links, schedule)

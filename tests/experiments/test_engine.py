@@ -1,0 +1,161 @@
+"""What torch's engine forbids, in minimal cases, and what one stage does with its neighbours' messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+from experiments.errors import UserError
+from experiments.execution import Execution
+from experiments.pipelining import launch, stages
+from experiments.pipelining.train import connect, summary
+from experiments.specs import Wiring
+from experiments.store import Store
+from tests.helpers import tiny
+
+
+@pytest.fixture
+def pretended():
+    """A group of two of which this process is the first; what it receives is whatever lies in memory."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def first_stage(**metadata) -> ScheduleGPipe:
+    stage = PipelineStage(nn.Linear(3, 4), 0, 2, torch.device("cpu"), input_args=torch.zeros(2, 3),
+                          output_args=torch.zeros(2, 4, requires_grad=True), **metadata)
+    return ScheduleGPipe(stage, 1, loss_fn=lambda out, y: out.sum())
+
+
+def test_the_engine_takes_no_gradient_of_another_size_than_its_activation(pretended):
+    """So a gradient packed with other settings than its activation cannot be the engine's tensor."""
+    first_stage().step(torch.randn(2, 3))
+    with pytest.raises(RuntimeError, match="(?i)shape"):
+        first_stage(output_grads=torch.zeros(5)).step(torch.randn(2, 3))
+
+
+def test_the_engines_buffers_keep_the_shape_of_the_first_step(pretended):
+    """So a message whose length depends on the data or the epoch cannot be the engine's tensor."""
+    schedule = first_stage()
+    schedule.step(torch.randn(2, 3))
+    schedule.step(torch.randn(5, 3))  # a shorter last batch, say: its activation is [5, 4]
+    assert schedule._stage.get_bwd_recv_ops(0)[0].tensor.shape == (2, 4)
+
+
+def test_another_number_of_processes_than_stages_is_one_clear_line(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="3 processes were started for 4 stages; start one a stage"):
+        connect(tiny(), Execution(device="cpu"), 1)
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port}: in use by another process"):
+            launch.torchrun(["commsweep"], 4, port)
+
+
+def test_stages_of_images_are_cuts():
+    assert stages.with_stages(tiny(), 4) == {}
+    with pytest.raises(UserError, match="makes 4 stages; name the cuts"):
+        stages.with_stages(tiny(), 2)
+
+
+@pytest.mark.parametrize("cuts", [(), ("maxpool",), ("layer1", "layer3"), ("maxpool", "layer2", "avgpool")])
+@pytest.mark.parametrize("name", ["resnet_small", "mlp"])
+def test_the_stages_one_after_the_other_are_the_network(name, cuts):
+    from experiments import data, models
+
+    if name == "mlp":
+        cuts = tuple(cut for cut in cuts if cut.startswith("layer"))
+    run = tiny(model__name=name, model__cuts=cuts)
+    loaded = data.build(run, None, None, torch.device("cpu"))
+    model, modules = models.build(run, loaded, None)
+    x = whole = loaded.train.x[:4]
+    for stage in range(len(cuts) + 1):
+        x = stages.body(run, model, list(modules), stage).eval()(x)
+    assert torch.equal(x, model.eval()(whole))
+
+
+# Who is to blame.
+
+
+def told(place, stage, line, at=None):
+    (place.path / f"stage{stage}.error").write_text(json.dumps({"time": at or time.time(), "line": line}))
+
+
+def blamed(tmp_path, codes, log="", **lines):
+    place = launch.folder(Store(tmp_path), tiny(), Wiring())
+    place.make()
+    for turn, (stage, line) in enumerate(lines.items()):
+        told(place, stage[1:], line, at=turn)
+    return launch.blame(place, codes, log)
+
+
+def test_a_killed_stage_is_to_blame_not_those_that_miss_it(tmp_path):
+    line = blamed(tmp_path, [1, -9, 1], s0="the link to a neighbour broke", s2="the link to a neighbour broke")
+    assert line.startswith("stage 1 was ended by SIGKILL; all others were ended. Start again to continue")
+
+
+def test_torchruns_root_cause_is_read(tmp_path):
+    log = ("Root Cause (first observed failure):\n[0]:\n  time  : x\n  rank      : 2 (local_rank: 2)\n"
+           "  exitcode  : -9 (pid: 1)")
+    assert "stage 2 was ended by SIGKILL" in blamed(tmp_path, [1], log, s1="the link to a neighbour broke")
+
+
+def test_a_reason_goes_before_a_lost_neighbour_and_the_earlier_before_the_later(tmp_path):
+    assert blamed(tmp_path, [1, 1], s0="the link to a neighbour broke", s1="no such data") == "stage 1: no such data"
+    assert blamed(tmp_path / "b", [1, 1], s1="first", s0="second") == "stage 1: first"
+
+
+@pytest.mark.parametrize(("fault", "line"), [
+    (RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "the link to a neighbour broke"),
+    (RuntimeError("Timed out waiting 5000ms for recv operation to complete"), "a neighbour was silent"),
+    (ValueError("something else\nand more"), "ValueError: something else"),
+])
+def test_faults_become_one_line(fault, line):
+    assert launch.explain(fault).startswith(line) and "\n" not in launch.explain(fault)
+
+
+def test_a_foreign_message_is_named_through_the_engines_wrapping():
+    try:
+        try:
+            raise UserError("a message from another configuration")
+        except UserError as inner:
+            raise RuntimeError("[Stage 1] failed to run forward") from inner
+    except RuntimeError as outer:
+        assert launch.explain(outer) == "a message from another configuration"
+
+
+def test_a_step_is_the_median_interval_and_its_tasks_are_the_medians():
+    began = [0.0, 5.0, 6.0, 7.0, 9.0, 10.0]  # the first two steps do not count
+    spans = [("F", 0, at + 0.1, at + 0.2 + 0.1 * (at == 7), 0.05) for at in began]
+    made = summary([{"began": began, "spans": spans}], Wiring())
+    assert made["step_seconds"] == 1.0 and made["steps"] == 3
+    assert made["tasks"][0]["F"] == {"seconds": pytest.approx(0.1), "cpu": 0.05}
+    assert [round(start, 6) for _, _, start, _ in made["gantt"][0]] == [0.1]
+    assert summary([{"began": began[:3], "spans": spans}], Wiring()) == {}
+
+
+def test_a_measurement_has_a_folder_of_its_own(tmp_path):
+    store = Store(tmp_path)
+    folders = {launch.folder(store, tiny(), Wiring(bandwidth=rate)).path for rate in (0, 1e7)}
+    assert len(folders) == 2 and all(path.parent == tmp_path / "pipelines" for path in folders)
+    place = launch.folder(store, tiny(), Wiring())
+    place.make()
+    launch.begin(place, tiny(), Wiring(), {})
+    place.finish({"id": place.path.name})
+    assert store.pipelines() == [{"id": place.path.name}] and store.ids() == [] and not store.rows()
+    assert os.listdir(tmp_path / "pipelines") == [place.path.name]
