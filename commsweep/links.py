@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.runs import execution, execution_options
+from experiments.config import run_id
 from experiments.errors import UserError
 from experiments.store import RunFolder, Store
 
 WIDE = 0.25  # quartiles further apart than this share of the median: measured again
-TRIES = 2  # times at most, once the processes are older than
+TRIES = 6  # times at most, once the processes are older than
 SETTLE = 75.0  # seconds: machines that reclaim idle memory stall young processes
 
 
@@ -131,7 +132,7 @@ def _train(args: argparse.Namespace, measurements: list, store: Store) -> None:
     """The quality that each run reaches, from the simulation (which the processes equal bit for bit)."""
     from sweeps.launch import launch
 
-    runs = list({one: None for one, _ in measurements})
+    runs = list({run_id(one): one for one, _ in measurements}.values())
     how = execution(args)
     report = launch(runs, store, how)
     if report.errors:
