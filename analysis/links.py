@@ -268,7 +268,7 @@ def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figu
                   color=INK[turn], label=method)
         model = next((fits[one.series] for one in own if one.series in fits), None)
         if model is not None:
-            rates = [10 ** (6 + 0.125 * i) for i in range(25)]
+            rates = [10 ** (6 + 0.25 * i) for i in range(13)]
             axes.plot(rates, [1e3 * model.step(Links(bits)) for bits in rates], color=INK[turn], alpha=0.6)
     axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
              ylabel="ms a step", title="measured (marks) and predicted (lines)")
@@ -279,7 +279,7 @@ def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figu
 @_styled
 def time_to_target(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Figure:
     """Seconds until the target quality against bandwidth; methods that do not reach it are named."""
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     missed = []
     for method, turn in _inks(found).items():
         own = sorted((one for one in found if one.method == method and one.schedule == "gpipe"
@@ -296,7 +296,7 @@ def time_to_target(found: list[Measured], metric: str, value: float, steps: dict
     axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
              ylabel="seconds (measured steps)", title=f"time to {shown}" + (
                  f"\nnot reached: {', '.join(missed)}" if missed else ""))
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -378,7 +378,7 @@ def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
         axis.set_xticklabels([label for label, _ in bars], rotation=90, fontsize=5.5)
         axis.grid(False)
     axes[0].set_ylabel("share of the devices' time")
-    axes[0].legend(loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 
@@ -395,13 +395,14 @@ def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
                          label=f"{name}, {model.base.method}")
     axes[0].set(xscale="log", yscale="log", xlabel=f"stages ({MICROBATCHES} microbatches)", ylabel="seconds a step",
                 title="predicted: 1F1B, stages like the measured")
-    axes[0].legend(fontsize=5)
-    latencies = [1e-4 * 10 ** (0.5 * i) for i in range(8)]
+    axes[0].legend(fontsize=4.5, loc="upper left")
+    axes[0].set_ylim(top=10 * axes[0].get_ylim()[1])
+    latencies = [1e-4 * 10 ** (0.75 * i) for i in range(5)]
     for turn, schedule in enumerate(SCHEDULES):
         axes[1].plot([1e3 * one for one in latencies], [1e3 * _repeated(_pair(fits)[0], 8, Links(1e9, one), schedule)
                                                         for one in latencies], color=INK[turn], label=schedule)
     axes[1].set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="ms a step",
-                title=f"predicted: 8 devices, {MICROBATCHES} microbatches, 1 Gbit/s, {_pair(fits)[0].base.method}")
+                title=f"predicted: 8 devices, {MICROBATCHES} microbatches, 1 Gbit/s")
     axes[1].legend()
     return figure
 
@@ -426,8 +427,8 @@ def _cached(key: tuple[Any, ...], n: int, links: Links, schedule: str) -> float:
     v = 2 if schedule == "interleaved" else 1
     times = Times([forward / v] * n * v, [backward / v] * n * v, [], [nbytes] * (n * v - 1), [nbytes] * (n * v - 1))
     if schedule == "interleaved":
-        return step_seconds(interleaved(n, MICROBATCHES, v), times, links, IDEAL)
-    return step_seconds(SCHEDULES[schedule](n, MICROBATCHES), times, links, IDEAL)
+        return step_seconds(interleaved(n, MICROBATCHES, v), times, links, IDEAL, steps=2)
+    return step_seconds(SCHEDULES[schedule](n, MICROBATCHES), times, links, IDEAL, steps=2)
 
 
 def _repeated(model: Model, n: int, links: Links, schedule: str) -> float:

@@ -216,11 +216,12 @@ def plan(orders: list[list[Action]], times: Times, links: Links, steps: int = 1,
     return Plan(planner.tasks, ends, {CORES: times.cores} if times.cores else {})
 
 
-def step_seconds(orders: list[list[Action]], times: Times, links: Links, engine: Engine = IDEAL) -> float:
+def step_seconds(orders: list[list[Action]], times: Times, links: Links, engine: Engine = IDEAL,
+                 steps: int = 4) -> float:
     """Seconds from the end of one step to the end of the next at the first device, once they follow steadily."""
-    made = plan(orders, times, links, steps=4, engine=engine)
-    spans = made.run()
-    return (spans[made.ends[3][0]].stop - spans[made.ends[1][0]].stop) / 2
+    made = plan(orders, times, links, steps, engine)
+    spans, settled = made.run(), steps // 2 - 1
+    return (spans[made.ends[-1][0]].stop - spans[made.ends[settled][0]].stop) / (steps - 1 - settled)
 
 
 def shares(made: Plan, devices: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ def seconds_per_epoch(run: Run, how: Execution) -> float:
         x, y, samples = next(batches)
         step.training, step.compress, step.number, step.keys = True, True, number, Keys(samples, device)
         started = _now(device)
-        task.loss(x, y).backward()
+        task.loss(task.logits(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
         clock.append(_now(device) - started)

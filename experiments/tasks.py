@@ -330,7 +330,7 @@ def installed(run: Run, task: Task, data: ImageData | Blocks, trainer: pl.Traine
         "fwd": common.fwd, "bwd": common.bwd,
         "at": {cut: one for cut, one in links.items() if one != common},
         "grad": task.learners.installed,
-        "microbatches": len(task._shares(data.train.batch_size)),
+        "microbatches": 1 if task.learners.exchange is not None else len(task._shares(data.train.batch_size)),
         "epochs": trainer.max_epochs,
         "eval_every": trainer.check_val_every_n_epoch,
         "precision": "bfloat16" if "bf16" in str(trainer.precision) else "float32",

@@ -54,7 +54,7 @@ def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], None]:
         x, y, samples = batches[step.number % len(batches)]
         step.training, step.keys, step.number = True, Keys(samples, x.device), step.number + 1
         optimizer.zero_grad()
-        task.loss(x, y).backward()
+        task.loss(task.logits(x), y).backward()
         optimizer.step()
 
     return one

@@ -38,7 +38,7 @@ def train(parts, steps=3, seed=0):
     for number, (x, y, samples) in zip(range(steps), parts.data.train, strict=False):
         step.training, step.compress, step.number, step.epoch, step.keys = True, True, number, 0, Keys(samples, CPU)
         optimizer.zero_grad()
-        loss = task.loss(x, y)
+        loss = task.loss(task.logits(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
@@ -212,7 +212,7 @@ def test_a_confined_subspace_loses_nothing_and_an_open_one_does():
         step.training = False
         parts.task.eval()
         for step.compress in (True, False):
-            scores[constrain, step.compress] = float(parts.task.score(x, y)[0].detach())
+            scores[constrain, step.compress] = float(parts.task.score(parts.task.logits(x), y)[0].detach())
     assert scores[True, True] == pytest.approx(scores[True, False], rel=1e-5)
     assert scores[False, True] != pytest.approx(scores[False, False], rel=1e-3)
 

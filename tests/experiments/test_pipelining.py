@@ -32,14 +32,11 @@ def cases() -> dict[str, tuple]:
         "ef-ef_mixed": linked(TOPK, TOPK, {"kind": "ef"}, {"kind": "ef_mixed"}, **IMAGES),
         "aqsgd-ef21": linked(UNIFORM, TOPK, {"kind": "aqsgd"}, {"kind": "ef21"}, data__drop_last=True, **IMAGES),
         "mask": linked({"kind": "topk_strict", "ratio": 0.2}, MASK, {"kind": "ef21"}, channels_last=True, **IMAGES),
-        "random": linked({"kind": "randomk"}, {"kind": "qsgd"}, **IMAGES),
-        "lowrank-warm-up": linked({"kind": "lowrank"}, {"kind": "sign"}, fwd__start_epoch=1, **IMAGES),
         "bottleneck": linked({"kind": "bottleneck", "width": 3}, UNIFORM, **IMAGES),
         "microbatches": linked(TOPK, UNIFORM, {"kind": "ef"}, {"kind": "ef21"}, microbatches=4, **IMAGES),
         "text": linked(TOPK, MASK, **TEXT),
         "text-aqsgd": linked(UNIFORM | {"scale": "last"}, UNIFORM, {"kind": "aqsgd"}, {"kind": "ef"},
                              **TEXT | {"epochs": 2}),
-        "bfloat16": linked(TOPK, {"kind": "cast"}, precision="bfloat16", **IMAGES),
     }
     made = {key: (run, {}) for key, run in runs.items()}
     return made | {"1f1b": (runs["microbatches"], {"schedule": "1f1b"})}
@@ -135,7 +132,9 @@ def test_processes_equal_the_simulation_bit_for_bit(trained, case):
 
 def every() -> list[tuple[str, object]]:
     """Each compressor both ways, and each feedback with two compressors, on images and on text."""
-    made = []
+    made = [("bfloat16", linked(TOPK, {"kind": "cast"}, precision="bfloat16", **IMAGES)),
+            ("random", linked({"kind": "randomk"}, {"kind": "qsgd"}, **IMAGES)),
+            ("warm-up", linked({"kind": "lowrank"}, {"kind": "sign"}, fwd__start_epoch=1, **IMAGES))]
     for base in (IMAGES, TEXT):
         kind = "text" if base is TEXT else "images"
         for spec in COMPRESSORS:

@@ -79,6 +79,7 @@ def cluster(monkeypatch):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_ray_cluster_that_loses_a_node_ends_with_the_same_rows(cluster, store, straight):  # noqa: F811
     address, _, second = cluster
 

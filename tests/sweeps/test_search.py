@@ -200,6 +200,7 @@ def postgres(tmp_path_factory):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_several_workers_share_a_study_in_postgresql(postgres, tmp_path, capsys):
     command = [sys.executable, "-m", "commsweep", "search", "synthetic", "--trials", "8", "--workers", "2", "--storage",
                postgres, "--store", str(tmp_path), "--json"]

@@ -118,6 +118,7 @@ def test_a_launch_shows_its_runs_and_its_report(tmp_path, capsys):
     assert all(list(tmp_path.glob(f"{name}/tensorboard/events*")) for name in ids)
 
 
+@pytest.mark.slow
 def test_what_wandbs_agent_runs_is_our_own_command(tmp_path):
     store = Store(tmp_path / "store")
     text = subprocess.run([sys.executable, "-m", "commsweep", "wandb", "sweep", "smoke", "--store", str(store.root)],
