@@ -66,8 +66,8 @@ def test_the_kernel_counts_what_the_ledger_says(tmp_path):
         (tmp_path / str(steps)).mkdir()
         with namespaces.chain(2) as nodes:
             store = tmp_path / str(steps)
-            command = ["commsweep", "pipeline", "synthetic", *TWO, "epochs=20", "eval_every=20", "--steps", str(steps), "--store",
-                       str(store)]
+            command = ["commsweep", "pipeline", "synthetic", *TWO, "epochs=20", "eval_every=20", "--steps", str(steps),
+                       "--store", str(store)]
             Store(store)
             processes = [subprocess.Popen(one, env=os.environ | extra) for one, extra in zip(
                 nodes.commands(command), nodes.environments(), strict=True)]
