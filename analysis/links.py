@@ -98,6 +98,7 @@ class Model:
 
     def __init__(self, base: Measured) -> None:
         self.base, low, high = base, 0.0, base.seconds
+        self._known: dict[Links, float] = {}  # tables and figures ask for the same ones
         for _ in range(20):  # the step grows with it
             middle = (low + high) / 2
             low, high = (middle, high) if self._step(middle, base.links) < base.seconds else (low, middle)
@@ -105,7 +106,9 @@ class Model:
 
     def step(self, links: Links) -> float:
         """Predicted seconds of a step over these links."""
-        return self._step(self.handling, links)
+        if links not in self._known:
+            self._known[links] = self._step(self.handling, links)
+        return self._known[links]
 
     def _step(self, handling: float, links: Links) -> float:
         orders = SCHEDULES[self.base.schedule](len(self.base.times().forward), self.base.row["run"]["microbatches"])

@@ -121,11 +121,10 @@ class Engine:
     """How messages go: `IDEAL`, whenever they are ready; or as torch's schedules over gloo send them.
 
     rendezvous: a message leaves only when its receiver has said that it waits, which it says after its last action;
-    that takes a latency of its own. drains: a device begins GPipe's backwards when all its activations have left.
+    that takes a latency of its own.
     """
 
     rendezvous: bool = False
-    drains: bool = False
 
 
 IDEAL, TORCH = Engine(), Engine(rendezvous=True)
@@ -141,11 +140,10 @@ class _Planner:
         self.tasks: list[Task] = []
         self.last: dict[int, int] = {}  # each device's last action
         self.here: dict[Action, int] = {}
-        self.left: dict[int, list[int]] = {}  # messages of a stage in this step
 
     def step(self, number: int) -> list[int]:
         """Plan one step; returns what ends it at each device."""
-        self.number, self.here, self.left = number, {}, {}
+        self.number, self.here = number, {}
         queues = [list(order) for order in self.orders]
         while any(queues):
             moved = False
@@ -180,8 +178,6 @@ class _Planner:
 
     def _act(self, device: int, what: str, stage: int, i: int) -> None:
         before = [self.last[device]] if device in self.last else []
-        if self.engine.drains and what != "F":
-            before += self.left.pop(stage, [])
         needs = list(before)
         for source in self._sources(what, stage, i):
             here = self.here[source]
@@ -205,7 +201,6 @@ class _Planner:
         ends = stage % self.devices, target % self.devices
         gone = self._add(f"send {what}{stage}.{i}", self.links.seconds(sizes[boundary] if sizes else 0.0),
                          (f"link {ends[0]}>{ends[1]}",) if ends[0] != ends[1] else (), after, self.links.latency)
-        self.left.setdefault(stage, []).append(gone)
         return self._add(f"handle {what}{target}.{i}", times.handling, self.host, [gone]) if times.handling else gone
 
 

@@ -85,9 +85,8 @@ class Channel(nn.Module):
 
     def most_bytes(self, shape: torch.Size, dtype: torch.dtype, mask: Tensor | None = None) -> int:
         """Bytes that the next message has at most, its framing included."""
-        dense = wire.most_bytes(_DENSE, shape, dtype)
         if self._dense:
-            return dense
+            return wire.most_bytes(_DENSE, shape, dtype)
         compressor = self._compressor(mask)
         if not self.step.training:
             return wire.most_bytes(compressor.at_inference(), shape, dtype)

@@ -7,7 +7,6 @@ it gets are all learners' payloads, which it decodes and averages in the learner
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,6 +23,7 @@ from experiments.data_parallel.learners import Learners
 from experiments.data_parallel.shared import Here, Together
 from experiments.errors import UserError
 from experiments.execution import Execution
+from experiments.pipelining.launch import free_port
 
 PATIENCE = timedelta(minutes=5)
 
@@ -200,13 +200,6 @@ def _agree(run: Run) -> None:
     if len(set(ids)) > 1:
         raise UserError(f"the learners' configurations differ (runs {', '.join(map(str, ids))}); start all with the "
                         "same settings")
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def execute(run: Run, how: Execution) -> dict[str, Any]:
