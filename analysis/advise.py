@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.links import Measured, Model, measurements, models, quality
-from analysis.schedules import Links
-from experiments.config import Run, flatten
-from experiments.errors import UserError
-from experiments.store import Store
+from commsweep.analysis.links import Measured, Model, measurements, models, quality
+from commsweep.analysis.schedules import Links
+from commsweep.experiments.config import Run, flatten
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import Store
 
 # What may differ between the run asked about and a candidate: the rest must be the same training.
 FREE = ("fwd.", "bwd.", "at.", "seed", "microbatches")

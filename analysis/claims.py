@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 import pandas as pd
 from scipy.special import stdtrit
 
-from analysis.results import CHANCE
-from analysis.tables import OFF, ON
+from commsweep.analysis.results import CHANCE
+from commsweep.analysis.tables import OFF, ON
 
 SEVERE = 2.0  # points of accuracy
 SLIGHT = 1.0

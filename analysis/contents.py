@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import claims, figures, gradients, tables, text
-from analysis.gradients import has_gradients
-from analysis.results import is_text
+from commsweep.analysis import claims, figures, gradients, tables, text
+from commsweep.analysis.gradients import has_gradients
+from commsweep.analysis.results import is_text
 
 
 def all_tables(frame: pd.DataFrame) -> list[tables.Table]:

@@ -11,10 +11,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.claims import SLIGHT, Claim, Effect
-from analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic
-from analysis.results import exchange
-from analysis.tables import BYTES, ON, PLAIN, RATE, Cell, Table, cell
+from commsweep.analysis.claims import SLIGHT, Claim, Effect
+from commsweep.analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic
+from commsweep.analysis.results import exchange
+from commsweep.analysis.tables import BYTES, ON, PLAIN, RATE, Cell, Table, cell
 
 RATE_UP = "gradients.rate"
 PLAIN_RUN = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from experiments.store import Row, Store
+from commsweep.experiments.store import Row, Store
 
 NAME = ".index.jsonl"
 

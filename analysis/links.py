@@ -18,10 +18,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from analysis import figures
-from analysis.figures import COLUMN, INK, MARKS, STYLE
-from analysis.results import describe
-from analysis.schedules import (
+from commsweep.analysis import figures
+from commsweep.analysis.figures import COLUMN, INK, MARKS, STYLE
+from commsweep.analysis.results import describe
+from commsweep.analysis.schedules import (
     IDEAL,
     SCHEDULES,
     TORCH,
@@ -32,10 +32,10 @@ from analysis.schedules import (
     shares,
     step_seconds,
 )
-from analysis.tables import Table
-from experiments.config import flatten
-from experiments.errors import UserError
-from experiments.store import FINISHED, Row, Store
+from commsweep.analysis.tables import Table
+from commsweep.experiments.config import flatten
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import FINISHED, Row, Store
 
 TOLERANCE = {"acc": 0.99, "ppl": 1.02}  # of the dense run's final quality: reached is as good as that
 

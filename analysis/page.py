@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import figures
-from analysis.claims import Claim, Effect
-from analysis.figures import Figure
-from analysis.tables import Cell, Table
+from commsweep.analysis import figures
+from commsweep.analysis.claims import Claim, Effect
+from commsweep.analysis.figures import Figure
+from commsweep.analysis.tables import Cell, Table
 
 STYLE = """
 :root{color-scheme:light dark}

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis import results
-from experiments.errors import UserError
+from commsweep.analysis import results
+from commsweep.experiments.errors import UserError
 
 if TYPE_CHECKING:
-    from analysis.claims import Claim
-    from analysis.tables import Table
+    from commsweep.analysis.claims import Claim
+    from commsweep.analysis.tables import Table
 
 
 @dataclass
@@ -37,8 +37,12 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
     frame = results.load(store, sweep)
     if not (frame.status == "finished").any():
         raise UserError(f"no run of sweep '{sweep}' is finished in '{store}': run commsweep sweep launch {sweep}")
-    from analysis import claims, contents, figures  # seconds to import, so only once there is something to draw
-    from analysis.page import html
+    from commsweep.analysis import (  # seconds to import, so only once there is something to draw
+        claims,
+        contents,
+        figures,
+    )
+    from commsweep.analysis.page import html
 
     for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
         shutil.rmtree(folder / name, ignore_errors=True)

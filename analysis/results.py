@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import index
-from experiments.config import flatten
-from experiments.errors import UserError
-from experiments.specs import CODERS
-from experiments.store import Store
+from commsweep.analysis import index
+from commsweep.experiments.config import flatten
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.specs import CODERS
+from commsweep.experiments.store import Store
 
 CHANCE = 0.1  # accuracy of guessing among ten classes
 

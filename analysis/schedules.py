@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from analysis.timeline import Span, Task, simulate
+from commsweep.analysis.timeline import Span, Task, simulate
 
 Action = tuple[str, int, int]
 CORES = "cores"

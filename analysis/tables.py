@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from experiments.store import UNFINISHED
+from commsweep.experiments.store import UNFINISHED
 
 ON, OFF = "test_on_acc", "test_off_acc"
 # How a cell is shown; shares and bytes need no spread.

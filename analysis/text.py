@@ -14,9 +14,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.claims import DENSE, Claim, Effect, Wanted, difference
-from analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic, pareto
-from analysis.tables import PLAIN, RATE, SHARE, Cell, Table, cell
+from commsweep.analysis.claims import DENSE, Claim, Effect, Wanted, difference
+from commsweep.analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic, pareto
+from commsweep.analysis.tables import PLAIN, RATE, SHARE, Cell, Table, cell
 
 ON, OFF, LOSS = "test_on_ppl", "test_off_ppl", "test_on_loss"
 BYTES = ("speed.fwd_bytes_per_token", "speed.bwd_bytes_per_token")

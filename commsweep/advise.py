@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
+from commsweep.experiments.config import override
+from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.store import Store
 from commsweep.pipeline import bandwidth, seconds
 from commsweep.runs import changes
-from experiments.config import override
-from experiments.presets import PRESETS, preset
-from experiments.store import Store
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -27,9 +27,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _advise(args: argparse.Namespace) -> int:
-    from analysis import advise
-    from analysis.links import rate
-    from analysis.schedules import Links
+    from commsweep.analysis import advise
+    from commsweep.analysis.links import rate
+    from commsweep.analysis.schedules import Links
 
     made = advise.advise(Store(args.store), override(preset(args.preset), changes(args.settings)),
                          Links(args.bandwidth, args.latency))

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from experiments.errors import UserError
+from commsweep.experiments.errors import UserError
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def _compress(args: argparse.Namespace) -> int:
     import numpy as np
     import torch
 
-    from experiments import compressors
+    from commsweep.experiments import compressors
 
     try:
         spec = json.loads(args.spec)

@@ -7,8 +7,8 @@ import signal
 from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from experiments.errors import UserError, nearest
-from experiments.store import Store
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.store import Store
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def _dashboard(args: argparse.Namespace) -> int:
         raise UserError(f"'{args.name}' is neither a study nor a sweep of store '{store.root}'"
                         f"{nearest(args.name, known)} (it has: {', '.join(known) or 'none'})")
     if args.name in sweeps:
-        from sweeps.mirror import mirror
+        from commsweep.sweeps.mirror import mirror
 
         mirror(args.name, store)
     from optuna.storages import JournalStorage

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
+from commsweep.experiments.config import override, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.store import FINISHED, Store
 from commsweep.runs import changes, execution, execution_options
-from experiments.config import override, run_id
-from experiments.errors import UserError
-from experiments.presets import PRESETS, preset
-from experiments.store import FINISHED, Store
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def _ddp(args: argparse.Namespace) -> int:
         raise UserError("one learner has nobody to exchange gradients with: give --learners 2 or more")
     from dataclasses import replace
 
-    from experiments.data_parallel import real
+    from commsweep.experiments.data_parallel import real
 
     made = real.execute(run, replace(execution(args, progress=not args.json), device="cpu"))
     row = Store(args.store).folder(run_id(run)).row() if args.store.is_dir() else None
@@ -58,6 +58,8 @@ def _ddp(args: argparse.Namespace) -> int:
 def _compare(last: dict[str, float], row: dict | None) -> str:
     if row is None or row["status"] != FINISHED:
         return "not in the store: execute it with commsweep run and the same settings"
+    if row["run"]["model"].get("dropout"):
+        return "not compared: dropout draws differ between processes"
     # The training loss is left out: a process knows that of its own share only.
     differ = max(abs(last[key] - row["metrics"][key]) for key in last if key.startswith(("val_", "test_")))
     return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"

@@ -12,10 +12,10 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from commsweep.experiments.config import run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import RunFolder, Store
 from commsweep.runs import execution, execution_options
-from experiments.config import run_id
-from experiments.errors import UserError
-from experiments.store import RunFolder, Store
 
 WIDE = 0.25  # quartiles further apart than this share of the median: measured again
 TRIES = 6  # times at most, once the processes are older than
@@ -40,7 +40,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _links(args: argparse.Namespace) -> int:
-    from sweeps.papers.links import plan
+    from commsweep.sweeps.papers.links import plan
 
     measurements, store = plan(args.plan), Store(args.store)
     if "COMMSWEEP_STAGE" in os.environ:
@@ -58,7 +58,7 @@ def _measure(args: argparse.Namespace, measurements: list, store: Store) -> None
     """Everything that is missing, with one set of processes for each latency; links are reshaped in between."""
     from tqdm import tqdm
 
-    from experiments.pipelining import launch, namespaces, stages
+    from commsweep.experiments.pipelining import launch, namespaces, stages
 
     places = {launch.folder(store, *one).path.name: one for one in measurements}
     missing = {name: one for name, one in places.items() if store.pipeline(name).row() is None}
@@ -83,7 +83,7 @@ def _measure(args: argparse.Namespace, measurements: list, store: Store) -> None
 
 
 def _work(args: argparse.Namespace, store: Store) -> int:
-    from experiments.pipelining import launch
+    from commsweep.experiments.pipelining import launch
 
     folder = RunFolder(store.root / "pipelines" / ".links", store.root)
     return launch.worker(folder, lambda: _work_through(args, store, folder))
@@ -93,10 +93,10 @@ def _work_through(args: argparse.Namespace, store: Store, folder: RunFolder) -> 
     """A stage's part in all measurements of one latency."""
     import torch.distributed as dist
 
-    from experiments.pipelining import launch, namespaces
-    from experiments.pipelining.train import Trainer, connect
-    from experiments.run import environment
-    from sweeps.papers.links import plan
+    from commsweep.experiments.pipelining import launch, namespaces
+    from commsweep.experiments.pipelining.train import Trainer, connect
+    from commsweep.experiments.run import environment
+    from commsweep.sweeps.papers.links import plan
 
     places, began = {launch.folder(store, *one).path.name: one for one in plan(args.plan)}, time.monotonic()
     how, device = replace(execution(args), checkpoint_every=float("inf")), None
@@ -130,7 +130,7 @@ def disturbed(row: dict[str, Any]) -> bool:
 
 def _train(args: argparse.Namespace, measurements: list, store: Store) -> None:
     """The quality that each run reaches, from the simulation (which the processes equal bit for bit)."""
-    from sweeps.launch import launch
+    from commsweep.sweeps.launch import launch
 
     runs = list({run_id(one): one for one, _ in measurements}.values())
     how = execution(args)
@@ -140,7 +140,7 @@ def _train(args: argparse.Namespace, measurements: list, store: Store) -> None:
 
 
 def _report(args: argparse.Namespace, measurements: list) -> int:
-    from analysis import links
+    from commsweep.analysis import links
 
     made = links.write(args.store, [row.path.name for row in _folders(args, measurements)],
                        args.out or Path("out") / args.plan)
@@ -149,7 +149,7 @@ def _report(args: argparse.Namespace, measurements: list) -> int:
 
 
 def _folders(args: argparse.Namespace, measurements: list) -> list[RunFolder]:
-    from experiments.pipelining import launch
+    from commsweep.experiments.pipelining import launch
 
     store = Store(args.store)
     return [launch.folder(store, *one) for one in measurements]

@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from commsweep import advise, compress, dashboard, ddp, links, pipeline, report, runs, search, sweeps, wandb
-from experiments.errors import UserError
+from commsweep import advise, compress, dashboard, ddp, links, pipeline, report, runs, search, sweep, wandb
+from commsweep.experiments.errors import UserError
 
 EPILOG = """\
 examples:
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     shared.add_argument("--store", type=Path, default=Path(os.environ.get("COMMSWEEP_STORE", "store")),
                         help="folder of run folders (default: $COMMSWEEP_STORE or ./store)")
     shared.add_argument("--json", action="store_true", help="print JSON for programs")
-    for module in (runs, sweeps, search, dashboard, report, wandb, ddp, pipeline, links,
+    for module in (runs, sweep, search, dashboard, report, wandb, ddp, pipeline, links,
                    advise, compress):
         module.add_commands(commands, shared)
     _add_bench(commands)

@@ -9,12 +9,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from commsweep.experiments.config import Run, override, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.specs import Wiring
+from commsweep.experiments.store import DIVERGED, FINISHED, Busy, RunFolder, Store
 from commsweep.runs import changes, execution, execution_options
-from experiments.config import Run, override, run_id
-from experiments.errors import UserError
-from experiments.presets import PRESETS, preset
-from experiments.specs import Wiring
-from experiments.store import DIVERGED, FINISHED, Busy, RunFolder, Store
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
@@ -75,7 +75,7 @@ def planned(args: argparse.Namespace, settings: list[str]) -> Run:
     """The run that a command line means, with its number of stages."""
     run = override(preset(args.preset), changes(settings))
     if args.stages is not None:
-        from experiments.pipelining import stages
+        from commsweep.experiments.pipelining import stages
 
         run = override(run, stages.with_stages(run, args.stages))
     return run
@@ -91,7 +91,7 @@ def wiring(args: argparse.Namespace, rate: float, delay: float) -> Wiring:
 def _pipeline(args: argparse.Namespace) -> int:
     run, store = planned(args, args.settings), Store(args.store)
     how = wiring(args, args.bandwidth, args.latency)
-    from experiments.pipelining import launch
+    from commsweep.experiments.pipelining import launch
 
     place = launch.folder(store, run, how)
     if "TORCHELASTIC_RUN_ID" in os.environ or "COMMSWEEP_STAGE" in os.environ:
@@ -106,9 +106,9 @@ def _pipeline(args: argparse.Namespace) -> int:
 
 
 def _work(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder) -> None:
-    from experiments.pipelining import launch
-    from experiments.pipelining.train import train
-    from experiments.run import environment
+    from commsweep.experiments.pipelining import launch
+    from commsweep.experiments.pipelining.train import train
+    from commsweep.experiments.run import environment
 
     first = os.environ["RANK"] == "0"
     if first:
@@ -122,7 +122,7 @@ def _work(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder) -> 
 
 def execute(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder, progress: bool) -> dict[str, Any]:
     """The row of a run over this wiring: as recorded, or by executing it now."""
-    from experiments.pipelining import launch, stages
+    from commsweep.experiments.pipelining import launch, stages
 
     place.make()
     try:
@@ -134,7 +134,7 @@ def execute(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder, p
             command = ["commsweep", *_arguments(run, how, args)]
             launch.begin(place, run, how, {})
             if how.bandwidth or how.latency:
-                from experiments.pipelining import namespaces
+                from commsweep.experiments.pipelining import namespaces
 
                 with namespaces.chain(n, how.bandwidth, how.latency) as nodes:
                     _supervised(place, nodes.commands(command), nodes.environments(), progress)
@@ -147,7 +147,7 @@ def execute(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder, p
 
 def _arguments(run: Run, how: Wiring, args: argparse.Namespace) -> list[str]:
     """The command line of a stage; every setting is spelled out."""
-    from experiments.config import flatten
+    from commsweep.experiments.config import flatten
 
     asked, base = flatten(run.model_dump(mode="json")), flatten(preset(args.preset).model_dump(mode="json"))
     settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in asked.items()
@@ -166,7 +166,7 @@ def _supervised(place: RunFolder, commands: list[list[str]], environments: list[
                 progress: bool) -> None:
     from tqdm import tqdm
 
-    from experiments.pipelining import launch
+    from commsweep.experiments.pipelining import launch
 
     with tqdm(unit="step", disable=not progress or None, leave=False) as bar:
         def show(seen: dict[str, Any]) -> None:

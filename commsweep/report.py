@@ -21,8 +21,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _report(args: argparse.Namespace) -> int:
-    from analysis import report
-    from analysis.claims import markdown
+    from commsweep.analysis import report
+    from commsweep.analysis.claims import markdown
 
     made = report.write(args.store, args.name, args.out or Path("out") / args.name, page=not args.no_page)
     if args.json:
@@ -39,9 +39,9 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _claims(args: argparse.Namespace) -> int:
-    from analysis.claims import markdown
-    from analysis.contents import all_claims
-    from analysis.results import load
+    from commsweep.analysis.claims import markdown
+    from commsweep.analysis.contents import all_claims
+    from commsweep.analysis.results import load
 
     verdicts = all_claims(load(args.store, args.name))
     print(json.dumps([claim.record() for claim in verdicts]) if args.json else markdown(verdicts))

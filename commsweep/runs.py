@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Run, flatten, override, run_id
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.presets import PRESETS, preset
-from experiments.store import DIVERGED, FINISHED, Busy, Store
+from commsweep.experiments.config import Run, flatten, override, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Store
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -74,11 +74,11 @@ def _run(args: argparse.Namespace) -> int:
     run = override(preset(args.preset), changes(args.settings))
     store = Store(args.store)
     recorded = store.folder(run_id(run)).row()
-    from experiments.run import execute
+    from commsweep.experiments.run import execute
 
     view = None
     if args.wandb != "disabled":
-        from sweeps.wandb import View
+        from commsweep.sweeps.wandb import View
 
         view = View(store, mode=args.wandb)
         view.check()
@@ -138,7 +138,7 @@ def _score(entry: dict[str, Any], mode: str) -> str:
 
 
 def _method(run: dict[str, Any]) -> str:
-    from analysis.results import describe
+    from commsweep.analysis.results import describe
 
     return f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
 

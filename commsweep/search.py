@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import Store
 from commsweep.runs import execution, execution_options
-from experiments.errors import UserError
-from experiments.store import Store
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _search(args: argparse.Namespace) -> int:
-    from sweeps import search as searching
-    from sweeps.executors.local import FORKS
+    from commsweep.sweeps import search as searching
+    from commsweep.sweeps.executors.local import FORKS
 
     search, store, how = searching.search_of(args.name), Store(args.store), execution(args)
     goal = _goal(args)
@@ -79,7 +79,7 @@ def _search(args: argparse.Namespace) -> int:
 
 
 def _goal(args: argparse.Namespace) -> Any:
-    from sweeps.search import Goal
+    from commsweep.sweeps.search import Goal
 
     if args.budget is not None and not 0 < args.budget <= 1:
         raise UserError(f"--budget {args.budget:g}: a share of the dense bytes, 0 < SHARE <= 1")

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments import compressors
-from experiments.compressors import Compressor, Payload, Sparsifier, wire
-from experiments.compressors.coders import Coder
-from experiments.compressors.lowrank import LowRank
-from experiments.feedback import Feedback
-from experiments.memory import Keys
-from experiments.specs import CODERS, ForwardMask, Link
+from commsweep.experiments import compressors, seeds
+from commsweep.experiments.compressors import Compressor, Payload, Sparsifier, wire
+from commsweep.experiments.compressors.base import channels_last
+from commsweep.experiments.compressors.coders import Coder
+from commsweep.experiments.compressors.lowrank import LowRank
+from commsweep.experiments.feedback import Feedback
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.specs import CODERS, ForwardMask, Link
 
 
 @dataclass
@@ -38,10 +39,13 @@ class Step:
 class Channel(nn.Module):
     """One direction of a boundary: a Link at run time, with its counters."""
 
-    def __init__(self, link: Link, feedback: Feedback, step: Step, stream: int, shape: torch.Size) -> None:
+    def __init__(self, link: Link, feedback: Feedback, step: Step, stream: tuple[int, int],
+                 shape: torch.Size) -> None:
+        """stream: the run's seed and the channel's number, from which its draws follow."""
         super().__init__()
         self.compressor = compressors.build(link.compressor)
-        warm = self.compressor.begin(torch.Size([1, *shape])) if isinstance(self.compressor, LowRank) else None
+        warm = (self.compressor.begin(torch.Size([1, *shape]), seeds.draw(seeds.FACTOR, *stream))
+                if isinstance(self.compressor, LowRank) else None)
         self.register_buffer("warm", warm)  # the factor both ends begin from; None for all other compressors
         self.stretch = 1.0  # elements of the activation for one of its code
         self.feedback, self.start_epoch = feedback, link.start_epoch
@@ -131,11 +135,7 @@ class Channel(nn.Module):
         return self.compressor.given(mask) if mask is not None else _DENSE
 
     def _seed(self) -> int:
-        """A well-mixed function of stream and step (SplitMix64), the same again after a resume."""
-        z = (self.stream << 40 ^ self.step.number << 1 ^ self.step.training) & _WORD
-        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _WORD
-        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _WORD
-        return (z ^ z >> 31) >> 1
+        return seeds.draw(seeds.BOUNDARY, *self.stream, self.step.number, self.step.training)
 
 
 @dataclass
@@ -205,6 +205,10 @@ class Sending:
         self.nbytes.append(x.numel() * x.element_size())
         return x
 
+    def was_of(self, rows: Tensor, batch: int) -> None:
+        """What was compressed were these rows of a batch; the others travel dense, which keeps all of them."""
+        self.mask = _widened(self.mask, rows, batch)
+
 
 class Posting(Sending):
     """The wire of one message to another process: keeps the payloads that are to travel."""
@@ -258,6 +262,20 @@ class Receiving:
     def receive_dense(self, shape: torch.Size) -> Tensor:
         """A tensor as it was."""
         return _DENSE.decode(self.reader.take(_DENSE, shape))
+
+    def was_of(self, rows: Tensor, batch: int) -> None:
+        """As `Sending.was_of`."""
+        self.mask = _widened(self.mask, rows, batch)
+
+
+def _widened(mask: Tensor | None, rows: Tensor, batch: int) -> Tensor | None:
+    """A mask of some rows as one of the whole batch, true in the others; in the layout of the part."""
+    if mask is None:
+        return None
+    whole = torch.ones((batch, *mask.shape[1:]), dtype=torch.bool, device=mask.device).to(
+        memory_format=torch.channels_last if channels_last(mask) else torch.contiguous_format)
+    whole[rows] = mask
+    return whole
 
 
 class Boundary(nn.Module):
@@ -317,4 +335,3 @@ class _Crossing(torch.autograd.Function):
 
 
 _DENSE = compressors.build({"kind": "none"})
-_WORD = 2**64 - 1

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from experiments.errors import UserError, nearest
-from experiments.specs import CODERS, SPARSIFIERS, Gradients, Link, NoCompressor, Spec
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.specs import CODERS, SPARSIFIERS, Gradients, Link, NoCompressor, Spec
 
-SCHEMA = 4  # raised whenever the meaning of a stored run changes; it is part of the hash
+SCHEMA = 5  # raised whenever the meaning of a stored run changes; it is part of the hash
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.errors import UserError
+from commsweep.experiments.errors import UserError
 
 if TYPE_CHECKING:
     import torch

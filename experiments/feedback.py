@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from experiments.compressors import Compressor, wire
-from experiments.compressors.base import channels_last
-from experiments.memory import AnyMemory, Keys, MappedMemory, Memory
-from experiments.specs import Spec
+from commsweep.experiments.compressors import Compressor, wire
+from commsweep.experiments.compressors.base import channels_last
+from commsweep.experiments.memory import AnyMemory, Keys, MappedMemory, Memory
+from commsweep.experiments.specs import Spec
 
 
 class Wire(Protocol):
@@ -26,6 +26,7 @@ class Wire(Protocol):
     def send(self, x: Tensor) -> Tensor: ...
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor: ...
     def send_dense(self, x: Tensor) -> Tensor: ...
+    def was_of(self, rows: Tensor, batch: int) -> None: ...
 
 
 class Arrival(Protocol):
@@ -34,6 +35,7 @@ class Arrival(Protocol):
     def receive(self, shape: torch.Size) -> Tensor: ...
     def receive_halves(self, shape: torch.Size) -> Tensor: ...
     def receive_dense(self, shape: torch.Size) -> Tensor: ...
+    def was_of(self, rows: Tensor, batch: int) -> None: ...
 
 
 class Feedback(nn.Module):
@@ -133,6 +135,7 @@ class AQSGD(Feedback):
         y = torch.empty_like(x)
         own, new = (rows.nonzero()[:, 0].to(x.device, non_blocking=True) for rows in (seen, ~seen))
         y[own] = self._difference(lambda m: wire.send(x[own] - m.to(x.dtype)), keys.subset(seen))
+        wire.was_of(own, len(x))
         y[new] = wire.send_dense(x[new])
         self.saw_dense(x[new], keys.subset(~seen))
         return y
@@ -146,6 +149,8 @@ class AQSGD(Feedback):
         if n:
             size = torch.Size([n, *shape[1:]])
             parts[True] = self._difference(lambda m: arrival.receive(size), keys.subset(seen))
+            if n < len(seen):
+                arrival.was_of(seen.nonzero()[:, 0], len(seen))
         first = arrival.receive_dense(torch.Size([len(seen) - n, *shape[1:]]))
         self.saw_dense(first, keys.subset(~seen))
         if not n:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments import feedback
-from experiments.boundary import Boundary, Channel, Step
-from experiments.config import Links, Run
-from experiments.errors import UserError
-from experiments.memory import MappedMemory
-from experiments.specs import CODERS, Link
+from commsweep.experiments import feedback
+from commsweep.experiments.boundary import Boundary, Channel, Step
+from commsweep.experiments.config import Links, Run
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.memory import MappedMemory
+from commsweep.experiments.specs import CODERS, Link
 
 
 class Boundaries(nn.ModuleDict):
@@ -45,7 +45,7 @@ class Boundaries(nn.ModuleDict):
     def _channel(self, run: Run, link: Link, stream: int, shape: torch.Size, n_samples: int,
                  file: Path | None) -> Channel:
         memory = feedback.build(link.feedback, shape, run.data.batch_size, n_samples, run.channels_last, file)
-        return Channel(link, memory, self.step, (run.seed << 8) + stream, shape)
+        return Channel(link, memory, self.step, (run.seed, stream), shape)
 
     def snapshot(self, tag: str) -> list[MappedMemory]:
         """Copy every memory that lies in a file, for a checkpoint; returns them."""

@@ -6,10 +6,10 @@ import time
 
 import torch
 
-from experiments.config import Run
-from experiments.execution import Execution
-from experiments.memory import Keys
-from experiments.run import build
+from commsweep.experiments.config import Run
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.run import build
 
 STEPS = 4
 

@@ -22,17 +22,17 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import Logger
 
-from experiments import data as datasets
-from experiments import models, tasks
-from experiments.config import SCHEMA, Run, flatten, run_id
-from experiments.data import Blocks, ImageData
-from experiments.data_parallel import learners
-from experiments.errors import Diverged, Stopped, UserError
-from experiments.execution import Execution
-from experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
-from experiments.specs import Spec
-from experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
-from experiments.tasks import CHECK_EVERY, Task, installed
+from commsweep.experiments import data as datasets
+from commsweep.experiments import models, tasks
+from commsweep.experiments.config import SCHEMA, Run, flatten, run_id
+from commsweep.experiments.data import Blocks, ImageData
+from commsweep.experiments.data_parallel import learners
+from commsweep.experiments.errors import Diverged, Stopped, UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
+from commsweep.experiments.specs import Spec
+from commsweep.experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
+from commsweep.experiments.tasks import CHECK_EVERY, Task, installed
 
 
 def execute(run: Run, store: Store, how: Execution | None = None, stopping: Callable[[], bool] = lambda: False) -> Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Ratio = Annotated[float, Field(gt=0, le=1, description="share of the entries that is kept, 0 < ratio <= 1")]
 Bits = Annotated[int, Field(ge=1, le=8, description="bits per code, 1 to 8")]
@@ -94,9 +94,16 @@ class FixedPoint(Quantizer):
 
     kind: Literal["fixed"] = "fixed"
 
+    @model_validator(mode="after")
+    def _has_codes_above_zero(self) -> FixedPoint:
+        if self.bits == 1 and self.rounding == "stochastic":
+            raise ValueError("fixed: one bit has no code above zero, so stochastic rounding cannot be without bias; "
+                             "use bits=2 or more, or kind=sign")
+        return self
+
 
 class FixedBatch(Spec):
-    """The authors' fixed point (from AC-SGD): one float16 absmax per feature, taken over the batch axis."""
+    """The authors' fixed point (from AC-SGD): one float16 absmax per feature, over the batch, rounded before use."""
 
     kind: Literal["fixed_batch"] = "fixed_batch"
     bits: Bits = 4

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from experiments.config import SCHEMA, Run, run_id
-from experiments.errors import UserError
+from commsweep.experiments.config import SCHEMA, Run, run_id
+from commsweep.experiments.errors import UserError
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 OOM, TIMEOUT = "oom", "timeout"  # out of memory; stopped after the time it was given
@@ -102,7 +102,7 @@ class RunFolder:
 
     def run(self) -> Run:
         """The Run this folder was made for. Raises UserError when the file is missing or damaged."""
-        from experiments.config import parse
+        from commsweep.experiments.config import parse
 
         try:
             return parse(_read(self.path / "run.json")["run"])

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from experiments.compressors.base import channels_last
-from experiments.config import SGD, AdamW, Constant, Cosine, ImageModel, Linear, Links, Run, TextModel
-from experiments.data.module import Batch, Blocks, ImageData
-from experiments.data_parallel.learners import Learners, Share
-from experiments.errors import Diverged, UserError
-from experiments.memory import Keys
-from experiments.models import causal_lm
-from experiments.pipeline import Boundaries
-from experiments.specs import Spec
+from commsweep.experiments.compressors.base import channels_last
+from commsweep.experiments.config import SGD, AdamW, Constant, Cosine, ImageModel, Linear, Links, Run, TextModel
+from commsweep.experiments.data.module import Batch, Blocks, ImageData
+from commsweep.experiments.data_parallel.learners import Learners, Share
+from commsweep.experiments.errors import Diverged, UserError
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.models import causal_lm
+from commsweep.experiments.pipeline import Boundaries
+from commsweep.experiments.specs import Spec
 
 CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the device once
 
@@ -31,7 +31,7 @@ class Task(pl.LightningModule):
         super().__init__()
         self.run, self.model, self.boundaries = run, model, boundaries
         trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
-        self.learners = Learners(run.grad, trained, run.seed, rank)
+        self.learners = Learners(run.grad, trained, run.seed, run.data.batch_size, rank)
         self.seconds = {"train": 0.0, "eval": 0.0}
         self._totals: dict[str, Tensor] = {}
         self._loss_sum = self._samples = None
@@ -90,9 +90,10 @@ class Task(pl.LightningModule):
         step.training, step.compress, step.epoch = True, True, self.current_epoch
         if self.run.microbatches > 1:
             self.trainer.optimizers[0].zero_grad()
-        for turn, share in enumerate(self._shares(len(y))):
-            step.number = self.learners.passes + turn
-            step.keys = Keys(samples[share.rows], x.device, share.rows.start)
+            self.begin_microbatches()
+        for share in self._shares(len(y)):
+            step.number = self.learners.passes + share.turn
+            step.keys = Keys(samples[share.rows], x.device, share.slot)
             with self.learners.turn(share, self.rate):
                 loss = self.loss(self.logits(x[share.rows]), y[share.rows])
                 self._loss_sum += loss.detach() * share.size
@@ -102,6 +103,12 @@ class Task(pl.LightningModule):
                 if not share.last:
                     loss.backward()
         return loss
+
+    def begin_microbatches(self) -> None:
+        """Before the first microbatch of a step."""
+
+    def end_microbatches(self) -> None:
+        """After the last one's backward; gradients are means already."""
 
     def _shares(self, batch: int) -> list[Share]:
         """The passes of a batch: the learners', or the microbatches."""
@@ -117,11 +124,12 @@ class Task(pl.LightningModule):
             for parameter in self.parameters():
                 if parameter.grad is not None:
                     parameter.grad.div_(self.run.microbatches)
+            self.end_microbatches()
         self.learners.exchange_gradients(self.global_step, self.current_epoch)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        self.learners.passes += len(self._shares(len(batch[1])))
-        self.boundaries.check_calls(self.learners.passes)
+        self.learners.passed(self._shares(len(batch[1])))
+        self.boundaries.check_calls(self.learners.crossed)
         if self.global_step % CHECK_EVERY == 0:
             self._check_finite()
         self.seconds["train"] += time.perf_counter() - self._clock
@@ -213,6 +221,10 @@ class LanguageModelling(Task):
         coders = [boundary.coder for boundary in boundaries.values() if boundary.coder is not None]
         if coders and coders[0].anchored:
             causal_lm.entrance(model).register_forward_pre_hook(self._anchor, with_kwargs=True)
+        head, self._tied, self._head = model.get_output_embeddings(), model.get_input_embeddings().weight, None
+        self._head_name = next((f"{name}.weight" for name, one in model.named_modules() if one is head), "")
+        if not boundaries or getattr(head, "weight", None) is not self._tied:
+            self._tied = None
         self._confined: list[tuple[Tensor, int]] = []
         if coders and getattr(run.fwd.compressor, "constrain", False):
             before = len(boundaries) * len(causal_lm.blocks(model)) // run.model.stages
@@ -220,7 +232,23 @@ class LanguageModelling(Task):
             causal_lm.confine(self._confined, coders[0].encoder)
 
     def logits(self, x: Tensor) -> Tensor:
-        return self.model(input_ids=x).logits
+        if self._head is None:
+            return self.model(input_ids=x).logits
+        return torch.func.functional_call(self.model, {self._head_name: self._head}, (), {"input_ids": x},
+                                          tie_weights=False).logits
+
+    # In a pipeline the first and the last stage hold the tied embeddings, and each sums its own gradients over the
+    # microbatches. Sums of floats depend on their order, and AdamW divides small ones by their size, so it is the same
+    # order here: the head's use has a gradient of its own until the last microbatch.
+
+    def begin_microbatches(self) -> None:
+        if self._tied is not None:
+            self._head = self._tied.detach().requires_grad_()
+
+    def end_microbatches(self) -> None:
+        if self._head is not None:
+            self._tied.grad = self._head.grad.div_(self.run.microbatches) + self._tied.grad
+            self._head = None
 
     @staticmethod
     def loss(logits: Tensor, y: Tensor) -> Tensor:
@@ -291,8 +319,8 @@ def microbatches(batch: int, count: int) -> list[Share]:
     """`count` contiguous parts of a batch, of a short one the first ones a row longer. Weight: part * count / batch."""
     sizes = [batch // count + (part < batch % count) for part in range(count)]
     starts = [sum(sizes[:part]) for part in range(count)]
-    return [Share(0, slice(start, start + size), size, size * count / batch, last := part == count - 1, last)
-            for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+    return [Share(0, slice(start, start + size), size, size * count / batch, last := part == count - 1, last, part,
+                  start) for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
 
 
 def check_microbatches(run: Run, samples: int, drop_last: bool) -> None:

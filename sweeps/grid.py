@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import product as cartesian
 from typing import Any
 
-from experiments.config import Run, override, run_id
+from commsweep.experiments.config import Run, override, run_id
 
 
 def product(base: Run, axes: dict[str, Iterable[Any]]) -> list[Run]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from experiments.config import SCHEMA, Run, run_id
-from experiments.errors import UserError, nearest
-from experiments.store import Store, write_json
+from commsweep.experiments.config import SCHEMA, Run, run_id
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.store import Store, write_json
 
 EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with `run(job) -> Report`
 
@@ -95,7 +95,7 @@ def launch(runs: list[Run], store: Store, how: Any, workers: int | None = None, 
     """
     if executor not in EXECUTORS:
         raise UserError(f"--executor {executor}: not one of {', '.join(EXECUTORS)}{nearest(executor, EXECUTORS)}")
-    engine = import_module(f"sweeps.executors.{executor}")
+    engine = import_module(f"commsweep.sweeps.executors.{executor}")
     return engine.run(Job(missing(runs, store), store, how, workers, **options))
 
 

@@ -8,9 +8,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from experiments.config import flatten
-from experiments.errors import UserError
-from experiments.store import FINISHED, Store
+from commsweep.experiments.config import flatten
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import FINISHED, Store
 
 
 def mirror(name: str, store: Store) -> Path:

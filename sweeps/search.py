@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from experiments.config import Run, canonical, override, run_id
-from experiments.errors import UserError, nearest
-from experiments.presets import preset
-from experiments.store import DIVERGED, FINISHED, Store
+from commsweep.experiments.config import Run, canonical, override, run_id
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.presets import preset
+from commsweep.experiments.store import DIVERGED, FINISHED, Store
 
 if TYPE_CHECKING:
     import optuna
@@ -143,7 +143,7 @@ def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, how:
     """Execute a trial's runs (those recorded are reused); quality, and the share of the dense bytes."""
     import optuna
 
-    from experiments.run import execute
+    from commsweep.experiments.run import execute
 
     runs = runs_of(search, search.suggest(trial, goal.per_boundary))
     trial.set_user_attr("runs", [run_id(run) for run in runs])

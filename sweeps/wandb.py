@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config import flatten, run_id
-from experiments.errors import UserError
-from experiments.store import FINISHED, Row, Store
-from sweeps.papers import sweep as sweep_runs
+from commsweep.experiments.config import flatten, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import FINISHED, Row, Store
+from commsweep.sweeps.papers import sweep as sweep_runs
 
 MODES = ("disabled", "offline", "online")
 

@@ -16,6 +16,6 @@ settings.load_profile("suite")
 
 @pytest.fixture
 def store(tmp_path):
-    from experiments.store import Store
+    from commsweep.experiments.store import Store
 
     return Store(tmp_path / "store")

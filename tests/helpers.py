@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from experiments.config import Run, TextModel, override
-from experiments.presets import preset
+from commsweep.experiments.config import Run, TextModel, override
+from commsweep.experiments.presets import preset
 
 # Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
 COMPRESSORS: list[dict[str, Any]] = [
@@ -53,8 +53,8 @@ COMPRESSORS: list[dict[str, Any]] = [
     *({"kind": kind, "bits": bits, "scale": scale, "rounding": rounding} | ({"group": 8} if scale == "group" else {})
       for kind in ("uniform", "fixed") for bits in (1, 3, 4, 8)
       for scale, rounding in (("tensor", "nearest"), ("sample", "stochastic"), ("channel", "nearest"),
-                              ("last", "nearest"),
-                              ("group", "nearest"), ("group", "stochastic"))),
+                              ("last", "nearest"), ("group", "nearest"), ("group", "stochastic"))
+      if (kind, bits, rounding) != ("fixed", 1, "stochastic")),
 ]
 
 FEEDBACKS: list[dict[str, Any]] = [

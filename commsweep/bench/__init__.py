@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
-from experiments.errors import UserError, nearest
+from commsweep.experiments.errors import UserError, nearest
 
 
 @dataclass

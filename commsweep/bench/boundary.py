@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result, alternate, paired
-from experiments import compressors
-from experiments.config import Run, override
-from experiments.memory import Keys
-from experiments.models import resnet
-from experiments.models.cuts import chosen
-from experiments.pipeline import Boundaries, message_shapes
-from experiments.presets import preset
+from commsweep.experiments import compressors
+from commsweep.experiments.config import Run, override
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.models import resnet
+from commsweep.experiments.models.cuts import chosen
+from commsweep.experiments.pipeline import Boundaries, message_shapes
+from commsweep.experiments.presets import preset
 
 BATCH = 128
 LINKS = {

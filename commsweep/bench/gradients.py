@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result, alternate, paired
-from experiments import specs
-from experiments.config import ImageModel
-from experiments.data_parallel.exchange import Exchange
-from experiments.data_parallel.learners import Learners
-from experiments.models import resnet
+from commsweep.experiments import specs
+from commsweep.experiments.config import ImageModel
+from commsweep.experiments.data_parallel.exchange import Exchange
+from commsweep.experiments.data_parallel.learners import Learners
+from commsweep.experiments.models import resnet
 
 LEARNERS, BATCH = 8, 256  # as AdaComp and PowerSGD train: 32 rows a learner
 MILLISECONDS = 60.0

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from commsweep.bench import Result
-from experiments.config import SCHEMA, Run, override, run_id
-from experiments.presets import preset
-from experiments.store import Store, write_json
-from sweeps import papers
-from sweeps.grid import seeds
-from sweeps.papers.rudakov import topk
+from commsweep.experiments.config import SCHEMA, Run, override, run_id
+from commsweep.experiments.presets import preset
+from commsweep.experiments.store import Store, write_json
+from commsweep.sweeps import papers
+from commsweep.sweeps.grid import seeds
+from commsweep.sweeps.papers.rudakov import topk
 
 RUNS = 10_000
 
 
 def bench() -> Iterator[Result]:
     """What a user waits for when a store has grown large. The rows are made up; nothing is trained."""
-    from analysis import contents, results  # pandas and matplotlib are not what is timed
+    from commsweep.analysis import contents, results  # pandas and matplotlib are not what is timed
     from commsweep.main import main
 
     runs = grid()

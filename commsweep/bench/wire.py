@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from commsweep.bench import Result, alternate, paired
-from experiments import compressors
-from experiments.compressors import wire
+from commsweep.experiments import compressors
+from commsweep.experiments.compressors import wire
 
 SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
 CODECS = (

@@ -6,18 +6,18 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.compressors.base import Compressor, Payload
-from experiments.compressors.coders import Bottleneck, Subspace
-from experiments.compressors.dense import Cast, Dense
-from experiments.compressors.levels import QSGD, Natural, OneBit, Sign, Tern
-from experiments.compressors.lowrank import LowRank
-from experiments.compressors.quantize import FixedBatch, FixedPoint, Uniform
-from experiments.compressors.sparse import ForwardMask, RandomK, RandTopK, Sparsifier, TopK, TopKStrict
-from experiments.compressors.tah import TAH
-from experiments.compressors.thresholds import Dryden, SIDCo, Threshold
-from experiments.config import explain
-from experiments.errors import UserError
-from experiments.specs import CompressorSpec, Spec
+from commsweep.experiments.compressors.base import Compressor, Payload
+from commsweep.experiments.compressors.coders import Bottleneck, Subspace
+from commsweep.experiments.compressors.dense import Cast, Dense
+from commsweep.experiments.compressors.levels import QSGD, Natural, OneBit, Sign, Tern
+from commsweep.experiments.compressors.lowrank import LowRank
+from commsweep.experiments.compressors.quantize import FixedBatch, FixedPoint, Uniform
+from commsweep.experiments.compressors.sparse import ForwardMask, RandomK, RandTopK, Sparsifier, TopK, TopKStrict
+from commsweep.experiments.compressors.tah import TAH
+from commsweep.experiments.compressors.thresholds import Dryden, SIDCo, Threshold
+from commsweep.experiments.config import explain
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.specs import CompressorSpec, Spec
 
 KINDS: dict[str, type[Compressor]] = {
     "none": Dense,

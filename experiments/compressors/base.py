@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from experiments.errors import UserError
-from experiments.specs import Spec
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.specs import Spec
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,9 @@ def row_shape(shape: torch.Size) -> tuple[int, int]:
 
 
 def _check(x: Tensor) -> None:
+    if x.requires_grad and torch.is_grad_enabled():
+        raise UserError("cannot compress a tensor that requires a gradient: what arrives would carry none. Pass "
+                        "x.detach(), or cross a Boundary, whose backward is defined")
     if not x.is_floating_point():
         raise UserError(f"cannot compress a tensor of {x.dtype}; pass a floating-point tensor")
     if not x.numel():

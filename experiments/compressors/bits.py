@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors import packing
-from experiments.errors import UserError
+from commsweep.experiments.compressors import packing
+from commsweep.experiments.errors import UserError
 
 
 def packed_bytes(count: int, bits: int) -> int:

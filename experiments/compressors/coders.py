@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from experiments.compressors.base import Compressor, Field, Payload, payload
-from experiments.compressors.features import columns, matrix, tensor
+from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload
+from commsweep.experiments.compressors.features import columns, matrix, tensor
 
 
 class Coder(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Compressor, Field, Payload, laid_out, payload
+from commsweep.experiments.compressors.base import Compressor, Field, Payload, laid_out, payload
 
 
 class Dense(Compressor):

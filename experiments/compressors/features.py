@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Payload, channels_last
+from commsweep.experiments.compressors.base import Payload, channels_last
 
 
 def columns(shape: torch.Size) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors import kernels
-from experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
-from experiments.compressors.bits import pack, packed_bytes, unpack
-from experiments.errors import UserError
+from commsweep.experiments.compressors import kernels
+from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
+from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack
+from commsweep.experiments.errors import UserError
 
 
 class Levels(Compressor):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Compressor, Field, Payload, payload
-from experiments.compressors.features import columns, matrix, tensor
+from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload
+from commsweep.experiments.compressors.features import columns, matrix, tensor
 
 
 class LowRank(Compressor):
@@ -20,10 +20,10 @@ class LowRank(Compressor):
     start: Tensor | None = None
     next: Tensor | None = None
 
-    def begin(self, shape: torch.Size) -> Tensor | None:
-        """The first Q [d, rank] of a run whose messages have this shape; None when every message starts anew."""
+    def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
+        """The first Q [d, rank] of a channel whose messages have this shape; None when every message starts anew."""
         d = columns(shape)
-        return _random(d, min(self.spec.rank, d), 0, torch.device("cpu")) if self.spec.warm else None
+        return _random(d, min(self.spec.rank, d), seed, torch.device("cpu")) if self.spec.warm else None
 
     def warmed(self, q: Tensor) -> LowRank:
         """This compressor begun from q; after a message its `next` is what to begin the next one from."""

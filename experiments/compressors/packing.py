@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.compressors import kernels
-from experiments.compressors.kernels import _compiled, _over_rows, _rank
+from commsweep.experiments.compressors import kernels
+from commsweep.experiments.compressors.kernels import _compiled, _over_rows, _rank
 
 _BLOCK = 512  # codes made at once: a block stays in the first cache, and 512 codes of any width end at a whole byte
 
@@ -96,9 +96,32 @@ def spread(values: Tensor, mask: Tensor, each: int = -1) -> Tensor | None:
     return torch.from_numpy(out) if _spread(source, places, each, out) else None
 
 
+def checksum(words: Tensor) -> Tensor:
+    """int64 [1]: sum over int32 words [n] (read as unsigned) of word * weight, weight(i) = (i * 2654435761 mod 2^32) | 1.
+
+    Modulo 2^64. A weight is odd, so any change within one word changes the sum.
+    """
+    if usable(words):
+        return torch.from_numpy(_checksum(words.numpy()))
+    weights = (torch.arange(words.numel(), device=words.device) * 2654435761 & 0xFFFFFFFF) | 1
+    return ((words.long() & 0xFFFFFFFF) * weights).sum(dtype=torch.int64).reshape(1)
+
+
 def _over_blocks(task, n: int) -> None:  # type: ignore[no-untyped-def]
     """task(a, b) over the blocks [a, b) of n codes, on torch's threads."""
     _over_rows(task, -(-n // _BLOCK), _BLOCK)
+
+
+@_compiled
+def _checksum(words):  # pragma: no cover (compiled)
+    low = np.uint64(0xFFFFFFFF)
+    total, product = np.uint64(0), np.uint64(0)
+    for i in range(words.size):
+        total += (np.uint64(words[i]) & low) * (product & low | np.uint64(1))
+        product += np.uint64(2654435761)
+    out = np.empty(1, np.int64)
+    out[0] = np.int64(total)
+    return out
 
 
 @_compiled

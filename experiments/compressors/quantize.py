@@ -5,9 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors import kernels, packing
-from experiments.compressors.base import Compressor, Field, Payload, laid_out, payload, row_shape, rows, unrows
-from experiments.compressors.bits import pack, packed_bytes, unpack
+from commsweep.experiments.compressors import kernels, packing
+from commsweep.experiments.compressors.base import (
+    Compressor,
+    Field,
+    Payload,
+    laid_out,
+    payload,
+    row_shape,
+    rows,
+    unrows,
+)
+from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack
 
 
 class Quantizer(Compressor):
@@ -183,8 +192,9 @@ class Uniform(Quantizer):
 class FixedPoint(Quantizer):
     """Symmetric codes: s = max|x|, q = clip(round(x / s * 2^(b-1)), -2^(b-1), 2^(b-1) - 1), decoded q / 2^(b-1) * s.
 
-    Zero has a code of its own; the largest positive value decodes one step low. Source: AC-SGD's
-    quantizer, with float32 scales and no epsilon.
+    Zero has a code of its own; the largest positive value decodes one step low. Stochastic rounding, to be without
+    bias, needs codes on both sides of every value: there s = max(-min x, max x * 2^(b-1) / (2^(b-1) - 1)). Source:
+    AC-SGD's quantizer, with float32 scales and no epsilon.
     """
 
     def _shift_gain(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -199,6 +209,8 @@ class FixedPoint(Quantizer):
 
     def _scales(self, groups: Tensor) -> tuple[Tensor]:
         lo, hi = _range(groups)
+        if self.spec.rounding == "stochastic":
+            hi = hi * (-self._lowest / (-self._lowest - 1))
         return (torch.maximum(hi, -lo),)
 
     def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
@@ -213,12 +225,12 @@ class FixedPoint(Quantizer):
 
 
 class FixedBatch(Compressor):
-    """The authors' fixed point: s_j = max over the batch of |x_ij|, travelling as float16.
+    """The authors' fixed point: s_j = float16(max over the batch of |x_ij|).
 
-    q = clip(round(2^(b-1) x / (s + 1e-6)), -2^(b-1), 2^(b-1) - 1), decoded q / 2^(b-1) * float16(s).
-    nbytes = ceil(elements * bits / 8) + 2 * (elements of a sample). Kept as it is: gradients below 1e-6
-    vanish, and |x| > 65504 overflows the scale. Source: authors' ResNet notebook, after AC-SGD; that the
-    codes use the scale before its rounding is our reading.
+    q = clip(round(2^(b-1) x / (s + 1e-6)), -2^(b-1), 2^(b-1) - 1), decoded q / 2^(b-1) * s; the scale is rounded
+    first, so codes are relative to what travels. nbytes = ceil(elements * bits / 8) + 2 * (elements of a sample).
+    Kept as it is: gradients below 1e-6 vanish, and |x| > 65504 overflows the scale. Source: authors' ResNet
+    notebook, after AC-SGD.
     """
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
@@ -230,9 +242,9 @@ class FixedBatch(Compressor):
 
     def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         flat = rows(x).float()
-        s = flat.abs().amax(0)
+        s = flat.abs().amax(0).half()
         half = 2 ** (self.spec.bits - 1)
-        return (flat * half / (s + 1e-6)).round_().clamp_(-half, half - 1).add_(0.0), s.half()
+        return (flat * half / (s.float() + 1e-6)).round_().clamp_(-half, half - 1).add_(0.0), s
 
     def _values(self, codes: Tensor, scale: Tensor) -> Tensor:
         return codes / 2 ** (self.spec.bits - 1) * scale.float()

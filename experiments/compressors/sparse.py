@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments import specs
-from experiments.compressors import kernels, packing
-from experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
-from experiments.compressors.bits import (
+from commsweep.experiments import specs
+from commsweep.experiments.compressors import kernels, packing
+from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
+from commsweep.experiments.compressors.bits import (
     check_columns,
     index_bits,
     indices_win,
@@ -20,8 +20,8 @@ from experiments.compressors.bits import (
     unpack_flags,
     unpack_mask,
 )
-from experiments.errors import UserError
-from experiments.specs import Spec
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.specs import Spec
 
 
 class Sparsifier(Compressor):

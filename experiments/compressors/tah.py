@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from experiments.compressors.base import Compressor, Field, Payload, payload
-from experiments.compressors.bits import pack, packed_bytes, unpack, unpack_flags
+from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload
+from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 
 
 class TAH(Compressor):

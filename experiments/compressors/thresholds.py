@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Field, Payload, payload, row_shape, rows, unrows
-from experiments.compressors.bits import pack, packed_bytes, unpack_flags
-from experiments.compressors.sparse import Counted, scatter
+from commsweep.experiments.compressors.base import Field, Payload, payload, row_shape, rows, unrows
+from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack_flags
+from commsweep.experiments.compressors.sparse import Counted, scatter
 
 
 class Threshold(Counted):

@@ -1,7 +1,7 @@
 """Payloads as the bytes of one message: a header, then each payload as a frame and its parts.
 
     header  32 bytes: magic "CS", version, type of the values, layout, number of payloads, step, microbatch,
-            digest of what both ends agreed on, length of all
+            digest of what both ends agreed on, length of all, checksum of all
     payload  1 byte: number of parts; 5 bytes a part: type and elements; then the parts' own bytes
 
 Reading validates version, digest, place in the training, lengths and types before a part is touched, and `decode` of
@@ -17,11 +17,13 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from experiments.compressors.base import Compressor, Payload
-from experiments.errors import UserError
+from commsweep.experiments.compressors import packing
+from commsweep.experiments.compressors.base import Compressor, Payload
+from commsweep.experiments.errors import UserError
 
-VERSION = 1
-_HEADER = struct.Struct("<2sBBBBIH8sQ4x")
+VERSION = 2
+_HEADER = struct.Struct("<2sBBBBIH8sIq")
+_SUM = slice(_HEADER.size - 8, _HEADER.size)  # where the checksum lies
 _PART = struct.Struct("<BI")
 HEADER = _HEADER.size
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
@@ -55,9 +57,12 @@ def pack(payloads: list[Payload], place: Place) -> Tensor:
     """One message of at least one payload, uint8 [n] on the payloads' device."""
     first = payloads[0]
     n = framing(payloads) + sum(payload.nbytes for payload in payloads)
+    if n >= 1 << 32:
+        raise UserError(f"a message of {n:,} bytes; the format ends at 4 GiB: use a smaller data.batch_size, or "
+                        "microbatches")
     message = torch.empty(n, dtype=torch.uint8, device=first.device)
     head = _HEADER.pack(b"CS", VERSION, _DTYPES.index(first.dtype), first.channels_last, len(payloads),
-                        place.step & 0xFFFFFFFF, place.microbatch, place.digest, n)
+                        place.step & 0xFFFFFFFF, place.microbatch, place.digest, n, 0)
     at = 0
     for payload in payloads:
         head += bytes([len(payload.parts)])
@@ -67,7 +72,19 @@ def pack(payloads: list[Payload], place: Place) -> Tensor:
         for part in payload.parts.values():
             at = _write(message, at, part.contiguous().view(-1).view(torch.uint8) if part.numel() else part.view(-1))
         head = b""
+    message[_SUM] = _checksum(message).view(torch.uint8)
     return message
+
+
+def _checksum(message: Tensor) -> Tensor:
+    """int64 [1] of a message but its checksum; the last word is filled up with zeros."""
+    whole = message.numel() // 4 * 4
+    if message.data_ptr() % 4:  # a view must be aligned
+        message = message.clone()
+    rest = torch.nn.functional.pad(message[whole:], (0, whole + 4 - message.numel()))
+    head, body, rest = (packing.checksum(part.view(torch.int32))
+                        for part in (message[: _SUM.start], message[HEADER:whole], rest))
+    return head + 3 * body + 5 * rest  # so that equal words at equal places of two parts do not change places unseen
 
 
 def _write(message: Tensor, at: int, data: Tensor) -> int:
@@ -81,7 +98,7 @@ class Reader:
     def __init__(self, message: Tensor, place: Place) -> None:
         """message: uint8 [at least the message's length]. Raises UserError when its header does not belong here."""
         head = _bytes(message, 0, HEADER)
-        magic, version, kind, layout, count, step, microbatch, key, n = _HEADER.unpack(head)
+        magic, version, kind, layout, count, step, microbatch, key, n, check = _HEADER.unpack(head)
         if magic != b"CS":
             raise UserError("these bytes are no message of commsweep's")
         if version != VERSION:
@@ -93,6 +110,10 @@ class Reader:
                             f"{place.microbatch} was due")
         if not HEADER <= n <= message.numel() or kind >= len(_DTYPES) or not _DTYPES[kind].is_floating_point:
             raise UserError(f"a damaged message: it says it has {n} bytes and {message.numel()} are there")
+        message = message[:n].clone()
+        if int(_checksum(message[:n])) != check:
+            raise UserError("a damaged message: its checksum is another one; check the link, and start again to "
+                            "continue from the last checkpoint")
         self.message, self.at, self.left = message[:n], HEADER, count
         self.dtype, self.channels_last = _DTYPES[kind], bool(layout & 1)
 

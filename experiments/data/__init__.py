@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from experiments.config import ImageSet, Run
-from experiments.data import images, text
-from experiments.data.module import Batches, Blocks, ImageData
+from commsweep.experiments.config import ImageSet, Run
+from commsweep.experiments.data import images, text
+from commsweep.experiments.data.module import Batches, Blocks, ImageData
 
 __all__ = ["Batches", "Blocks", "ImageData", "build"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.errors import UserError
+from commsweep.experiments.errors import UserError
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # as the authors normalise
 CLASSES = 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from experiments.config import ImageSet, TextSet
-from experiments.data.images import Images
-from experiments.data.text import Corpus
-from experiments.errors import UserError
+from commsweep.experiments.config import ImageSet, TextSet
+from commsweep.experiments.data.images import Images
+from commsweep.experiments.data.text import Corpus
+from commsweep.experiments.errors import UserError
 
 # Samples [b, ...] (images [b, c, h, w] or blocks of token ids [b, t]), targets [b, ...] (labels [b], or the blocks
 # themselves), sample indices [b] (host).
@@ -88,6 +89,16 @@ def _moved(x: Tensor, moves: Tensor) -> Tensor:
     return picked * inside[:, None]
 
 
+def _digest(*loaders: Batches) -> str:
+    """Stands for all samples and targets of these loaders."""
+    made = hashlib.sha256()
+    for one in loaders:
+        for part in (one.x, one.y):
+            made.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            made.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return made.hexdigest()
+
+
 class ImageData(pl.LightningDataModule):
     """Train, validation and test batches of a set; the validation samples are a fixed draw from training."""
 
@@ -114,6 +125,10 @@ class ImageData(pl.LightningDataModule):
     def val_dataloader(self) -> list[Batches]:
         """Validation and test set, both scored at every evaluation; only validation selects."""
         return [self.val, self.test] if len(self.val) else [self.test]
+
+    def digest(self) -> str:
+        """Stands for all of it: two processes have the same data when theirs are equal."""
+        return _digest(self.train, self.val, self.test)
 
     @property
     def example(self) -> Tensor:
@@ -157,6 +172,10 @@ class Blocks(pl.LightningDataModule):
     def val_dataloader(self) -> list[Batches]:
         """Validation and test blocks, both scored at every evaluation."""
         return [self.val, self.test]
+
+    def digest(self) -> str:
+        """As `ImageData.digest`."""
+        return _digest(self.train, self.val, self.test)
 
     @property
     def example(self) -> Tensor:

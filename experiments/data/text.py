@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.errors import UserError
+from commsweep.experiments.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -152,7 +152,7 @@ def load_tokenizer(name: str, root: Path | None) -> PreTrainedTokenizerFast:
     """A tokenizer by name: a folder in `root`, that of pretrained weights, or the hub's."""
     from transformers import AutoTokenizer, GPT2TokenizerFast
 
-    from experiments.models.causal_lm import source
+    from commsweep.experiments.models.causal_lm import source
 
     path, options = source(name, root)
     try:

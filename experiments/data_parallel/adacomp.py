@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors import kernels
-from experiments.compressors.base import Compressor, Field, Payload, payload
-from experiments.compressors.bits import pack, packed_bytes, unpack, unpack_flags
-from experiments.errors import UserError
+from commsweep.experiments.compressors import kernels
+from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload
+from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack, unpack_flags
+from commsweep.experiments.errors import UserError
 
 SHORT = 64  # elements of a bin whose places fit into six bits
 

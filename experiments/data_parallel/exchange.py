@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments import compressors
-from experiments.compressors import Compressor
-from experiments.compressors.bits import packed_bytes
-from experiments.compressors.sparse import Counted
-from experiments.data_parallel import feedback
-from experiments.data_parallel.adacomp import AdaComp
-from experiments.data_parallel.shared import Here, Leader, PowerIteration, Together
-from experiments.specs import AdaCompResidue, Gradients, Spec
+from commsweep.experiments import compressors, seeds
+from commsweep.experiments.compressors import Compressor
+from commsweep.experiments.compressors.bits import packed_bytes
+from commsweep.experiments.compressors.sparse import Counted
+from commsweep.experiments.data_parallel import feedback
+from commsweep.experiments.data_parallel.adacomp import AdaComp
+from commsweep.experiments.data_parallel.shared import Here, Leader, PowerIteration, Together
+from commsweep.experiments.specs import AdaCompResidue, Gradients, Spec
 
 OWN = {"adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration}
 SPARSE = ("topk", "topk_strict", "threshold", "dryden", "sidco", "adacomp")  # each learner has places of its own
@@ -51,12 +51,15 @@ class Exchange(nn.Module):
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.layers = layers(model, spec)
         self.memories = nn.ModuleList(
-            nn.ModuleList(feedback.KINDS["none" if layer.dense else spec.feedback.kind](
-                spec.feedback, layer.shape, spec.learners) for layer in self.layers) for _ in range(spec.learners))
+            nn.ModuleList(feedback.KINDS["none" if layer.dense and spec.feedback.kind not in feedback.CARRIES else
+                                         spec.feedback.kind](spec.feedback, layer.shape, spec.learners)
+                          for layer in self.layers) for _ in range(spec.learners))
         self.base = build(spec.compressor)
         for place, layer in enumerate(self.layers):
             if isinstance(self.base, PowerIteration) and not layer.dense:
-                self.register_buffer(f"warm{place}", self.base.begin(layer.shape, seed + place))
+                largest = _milder(spec) if spec.schedule.kind == "accordion" else self.base
+                self.register_buffer(f"warm{place}", largest.begin(
+                    layer.shape, seeds.draw(seeds.GRADIENT_FACTOR, seed, place)))
         self.accordion = _Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
         self.ledger = Ledger(self.layers, spec, spec.learners if rank is None else 1)
         self.collected: list[list[Tensor]] = []
@@ -115,11 +118,9 @@ class Exchange(nn.Module):
         """The mean of what arrives of all learners' gradients of a layer."""
         layer = self.layers[place]
         if layer.dense or epoch < self.spec.start_epoch:
-            if not layer.dense:
-                for memory, grad in zip(self.memories, grads, strict=True):
-                    memory[place].saw_dense(grad)
-            self.ledger.sent(place, layer.dense_bytes * len(grads))
-            return mean(grads)
+            sent = [memory[place].dense(grad) for memory, grad in zip(self.memories, grads, strict=True)]
+            self.ledger.dense(place, len(sent))
+            return mean(sent)
         method = self.method(place, epoch)
         if self.looks_ahead:
             ahead = self.spec.feedback.scale - 1
@@ -133,17 +134,20 @@ class Exchange(nn.Module):
         if isinstance(method, Together):
             arrived, warm = method.combine(messages, getattr(self, f"warm{place}", None), step, Here())
             self.keep_warm(place, warm)
-            self.ledger.sent(place, round(method.nbytes(layer.shape, len(grads)) * len(grads)))
+            self.ledger.sent(place, round(method.nbytes(layer.shape, len(grads)) * len(grads)), messages=len(grads))
         else:
             arrived = []
             for learner, message in enumerate(messages):
                 y = method.apply(message[None], self.draw(place, learner, step))[0]
                 arrived.append(y)
-                kept = torch.count_nonzero(y) if self.spec.compressor.kind in SPARSE else 0
-                self.ledger.sent(place, method.bytes_sent(y[None]), kept)
+                self.ledger.sent(place, method.bytes_sent(y[None]), self.entries(y))
         used = [memory[place].settle(message, y)
                 for memory, message, y in zip(self.memories, messages, arrived, strict=True)]
         return self.merge(place, used)
+
+    def entries(self, y: Tensor) -> Tensor | int:
+        """Entries of a message that arrives as y, where each learner chooses its places."""
+        return torch.count_nonzero(y) if self.spec.compressor.kind in SPARSE else 0
 
     @property
     def looks_ahead(self) -> bool:
@@ -151,9 +155,9 @@ class Exchange(nn.Module):
         return isinstance(self.base, AdaComp) and isinstance(self.spec.feedback, AdaCompResidue)
 
     def keep_warm(self, place: int, warm: Tensor | None) -> None:
-        """Begin the next step's power iteration from `warm`; with another rank for a while, from where it was."""
-        if warm is not None and warm.shape == (before := getattr(self, f"warm{place}")).shape:
-            before.copy_(warm)
+        """Begin the next step's power iteration from `warm`; columns beyond its rank stay for a higher one."""
+        if warm is not None:
+            getattr(self, f"warm{place}")[:, : warm.shape[1]] = warm
 
     def merge(self, place: int, used: list[Tensor]) -> Tensor:
         """The gradient that the optimizer sees; and what a server would send back."""
@@ -173,18 +177,14 @@ class Exchange(nn.Module):
         if schedule.kind == "ramp" and epoch < schedule.epochs:
             return build(_scaled(self.base.spec, ratio=max(self.base.spec.ratio, 0.25 ** (epoch + 1))))
         if self.accordion is not None and self.accordion.mild[place]:
-            ratio, rank = (getattr(self.base.spec, name, 0) * schedule.mild for name in ("ratio", "rank"))
-            return build(_scaled(self.base.spec, ratio=min(1.0, ratio), rank=round(rank)))
+            return _milder(self.spec)
         return self.base
 
     def draw(self, place: int, learner: int, step: int) -> int:
         """Seed of a message; learners that must choose the same places share theirs."""
         if self.spec.compressor.kind == "randomk":
             learner = 0
-        z = ((self.seed + 1) * 0x9E3779B97F4A7C15 + (place << 40) + (learner << 28) + step) & _WORD
-        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & _WORD
-        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _WORD
-        return (z ^ z >> 31) >> 1
+        return seeds.draw(seeds.EXCHANGE, self.seed, place, learner, step)
 
     def epoch_ended(self, epoch: int) -> None:
         """Let Accordion decide."""
@@ -192,12 +192,12 @@ class Exchange(nn.Module):
             self.accordion.decide(epoch)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state(), "mild": self.accordion.mild if self.accordion else []}
+        return {"ledger": self.ledger.state(), "accordion": self.accordion.state() if self.accordion else {}}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.ledger.load(state["ledger"])
         if self.accordion is not None:
-            self.accordion.mild = state["mild"]
+            self.accordion.load(state["accordion"])
 
 
 class Ledger:
@@ -208,12 +208,20 @@ class Ledger:
         self.up: list[Any] = [0] * len(layers)
         self.down: list[Any] = [0] * len(layers)
         self.kept: list[Any] = [0] * len(layers)  # entries in sparse messages
+        self.coded = [0] * len(layers)  # compressed messages; the other ones travelled dense
         self._seen, self._seen_steps = [0] * len(layers), 0
 
-    def sent(self, place: int, nbytes: int | Tensor, kept: int | Tensor = 0) -> None:
+    def sent(self, place: int, nbytes: int | Tensor, kept: int | Tensor = 0, messages: int = 1) -> None:
         """A message for a layer left a learner; `kept`: its entries, where each learner chooses its places."""
         self.up[place] = self.up[place] + nbytes
         self.kept[place] = self.kept[place] + kept
+        self.coded[place] += messages
+
+    def dense(self, place: int, messages: int) -> None:
+        """A layer travelled as it is, from so many learners; a server sends the mean back so, too."""
+        self.up[place] = self.up[place] + messages * self.layers[place].dense_bytes
+        if self.spec.exchange == "server":
+            self.down[place] = self.down[place] + self.layers[place].dense_bytes
 
     def back(self, place: int, merged: Tensor) -> None:
         """What a server sends to one learner for a layer: the mean, sparse or as signs where it is that."""
@@ -234,7 +242,8 @@ class Ledger:
 
         up: a learner's own messages; learner_sends, learner_receives: with what it forwards; total: over all learners.
         rate: dense bytes over up (the effective compression rate). bound: `up` if sparse layers were coded at the
-        entropy of their places, at the mean density.
+        entropy of their places, at the mean density of their compressed messages. kept: that density over all layers
+        whose entries are counted; absent where none are.
         """
         up = [int(one) / max(1, self.steps) / self.here for one in self.up]
         dense = [layer.dense_bytes for layer in self.layers]
@@ -246,6 +255,10 @@ class Ledger:
             "up": own, "bound": self._bound(up), "dense": sum(dense), "rate": sum(dense) / own if own else 1.0,
             "learner_sends": factor * own,
             "learner_receives": receives, "total": n * (factor * own + (down if self.spec.exchange == "server" else 0))}
+        counted = [(int(k), n * layer.shape.numel()) for k, n, layer in zip(self.kept, self.coded, self.layers,
+                                                                           strict=True) if int(k)]
+        if counted:
+            out["kept"] = sum(k for k, _ in counted) / sum(n for _, n in counted)
         for kind in sorted({layer.kind for layer in self.layers}):
             ours = [place for place, layer in enumerate(self.layers) if layer.kind == kind]
             sent = sum(up[place] for place in ours)
@@ -256,20 +269,19 @@ class Ledger:
     def _bound(self, up: list[float]) -> float:
         """Bytes a learner would send up a step at the entropy bound: v k + n H2(k / n) bits for k values of v bits."""
         bits = 1 if self.spec.compressor.kind in ("adacomp", "dryden") else 32
-        total = 0.0
-        for sent, kept, layer in zip(up, self.kept, self.layers, strict=True):
-            k, n = int(kept) / max(1, self.steps) / self.here, layer.shape.numel()
+        total, messages = 0.0, max(1, self.steps) * self.here
+        for sent, kept, coded, layer in zip(up, self.kept, self.coded, self.layers, strict=True):
+            n = layer.shape.numel()
+            dense = (messages - coded) / messages * layer.dense_bytes
+            k = int(kept) / max(1, coded)
             p = k / n
             entropy = -p * math.log2(p) - (1 - p) * math.log2(1 - p) if 0 < p < 1 else 0.0
-            total += min(sent, (bits * k + n * entropy) / 8) if k else sent
+            total += min(sent, dense + coded / messages * (bits * k + n * entropy) / 8) if k else sent
         return total
 
     def _down(self) -> float:
         """Bytes a server sends to one learner a step."""
-        if self.spec.exchange != "server":
-            return 0.0
-        return sum(int(back) / max(1, self.steps) if int(back) else layer.dense_bytes
-                   for back, layer in zip(self.down, self.layers, strict=True))
+        return sum(int(back) for back in self.down) / max(1, self.steps)
 
     def rates(self) -> dict[str, float]:
         """Every layer's compression rate since the last call (waits for the device)."""
@@ -282,11 +294,13 @@ class Ledger:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"up": [int(one) for one in self.up], "down": [int(one) for one in self.down], "steps": self.steps,
-                "kept": [int(one) for one in self.kept], "seen": self._seen, "seen_steps": self._seen_steps}
+                "kept": [int(one) for one in self.kept], "coded": self.coded, "seen": self._seen,
+                "seen_steps": self._seen_steps}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.up, self.down, self.kept, self.steps = (state[key] for key in ("up", "down", "kept", "steps"))
+        self.up, self.down, self.kept, self.coded, self.steps = (
+            state[key] for key in ("up", "down", "kept", "coded", "steps"))
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
 
 
@@ -302,7 +316,8 @@ class _Accordion:
     def add(self, place: int, gradient: Tensor) -> None:
         """Add a step's mean gradient of a layer."""
         own = self.sums[place]
-        self.sums[place] = gradient.clone() if own is None else own.add_(gradient)
+        # After a resume the sum lies on the host.
+        self.sums[place] = gradient.clone() if own is None else own.to(gradient.device).add_(gradient)
 
     def decide(self, epoch: int) -> None:
         """After an epoch: compare norms with those of the last decision."""
@@ -314,6 +329,14 @@ class _Accordion:
             self.mild = [math.isfinite(now) and (last == 0 or abs(last - now) / last >= self.schedule.eta)
                          for last, now in zip(self.before, norms, strict=True)]
         self.before = norms
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"mild": self.mild, "sums": self.sums, "before": self.before}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.mild, self.sums, self.before = state["mild"], state["sums"], state["before"]
 
 
 def layers(model: nn.Module, spec: Gradients) -> list[Layer]:
@@ -344,8 +367,11 @@ def mean(parts: list[Tensor]) -> Tensor:
     return total.div_(len(parts))
 
 
+def _milder(spec: Gradients) -> Compressor | Together:
+    """What Accordion uses in a critical regime."""
+    ratio, rank = (getattr(spec.compressor, name, 0) * spec.schedule.mild for name in ("ratio", "rank"))
+    return build(_scaled(spec.compressor, ratio=min(1.0, ratio), rank=round(rank)))
+
+
 def _scaled(spec: Spec, **values: Any) -> Spec:
     return spec.model_copy(update={name: value for name, value in values.items() if name in type(spec).model_fields})
-
-
-_WORD = 2**64 - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from experiments.specs import Spec
+from commsweep.experiments.specs import Spec
 
 
 class Feedback(nn.Module):
@@ -28,8 +28,9 @@ class Feedback(nn.Module):
         """y arrived for m; returns what the mean is taken of."""
         return y
 
-    def saw_dense(self, g: Tensor) -> None:
-        """g travelled uncompressed (before the first compressed epoch)."""
+    def dense(self, g: Tensor) -> Tensor:
+        """What travels for g uncompressed (a vector, or before the first compressed epoch), and is used as it is."""
+        return g
 
 
 class Residue(Feedback):
@@ -92,11 +93,17 @@ class MomentumCorrection(Feedback):
         self.register_buffer("v", torch.zeros(shape))
 
     def offer(self, g: Tensor) -> Tensor:
+        return self.v.add_(self._accelerated(g))
+
+    def dense(self, g: Tensor) -> Tensor:
+        """u itself: the optimizer has no momentum, so what travels dense must have it, too."""
+        return self._accelerated(g).clone()
+
+    def _accelerated(self, g: Tensor) -> Tensor:
         if self.spec.clip:
             norm = torch.linalg.vector_norm(g)
             g = g * (self.spec.clip / self.learners**0.5 / norm.clamp(min=1e-30)).clamp(max=1.0)
-        self.u.mul_(self.spec.momentum).add_(g)
-        return self.v.add_(self.u)
+        return self.u.mul_(self.spec.momentum).add_(g)
 
     def settle(self, m: Tensor, y: Tensor) -> Tensor:
         y = y.clone() if y.data_ptr() == m.data_ptr() else y
@@ -121,8 +128,13 @@ class EF21(Feedback):
     def settle(self, m: Tensor, y: Tensor) -> Tensor:
         return self.a.add_(y).clone()
 
-    def saw_dense(self, g: Tensor) -> None:
-        self.a.copy_(g)
+    def dense(self, g: Tensor) -> Tensor:
+        self.saw(g)
+        return g
+
+    def saw(self, y: Tensor) -> None:
+        """y travelled uncompressed: both ends go on from it."""
+        self.a.copy_(y)
 
 
 class EF21SGDM(EF21):
@@ -134,13 +146,21 @@ class EF21SGDM(EF21):
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
 
     def offer(self, g: Tensor) -> Tensor:
+        return self._running(g) - self.a
+
+    def dense(self, g: Tensor) -> Tensor:
+        """The running mean itself."""
+        return super().dense(self._running(g).clone())
+
+    def _running(self, g: Tensor) -> Tensor:
         self.v.copy_(torch.where(self.begun, torch.lerp(self.v, g, self.spec.eta), g))
         self.begun.fill_(True)
-        return self.v - self.a
+        return self.v
 
 
 KINDS: dict[str, type[Feedback]] = {
     "none": Feedback, "ef": Residue, "adacomp": Residue, "dgc": MomentumCorrection, "lowpass": LowPass, "loco": LoCo,
     "ef21": EF21, "ef21_sgdm": EF21SGDM,
 }
+CARRIES = ("dgc", "ef21_sgdm")  # hold the momentum that the optimizer then has not, for dense parameters, too
 TENSORS = {"none": 0, "dgc": 2, "ef21_sgdm": 2} | dict.fromkeys(("ef", "adacomp", "lowpass", "loco", "ef21"), 1)

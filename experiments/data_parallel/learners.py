@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from experiments.data_parallel import feedback
-from experiments.data_parallel.exchange import Exchange
-from experiments.errors import UserError
-from experiments.specs import Gradients, NoCompressor
+from commsweep.experiments.data_parallel import feedback
+from commsweep.experiments.data_parallel.exchange import Exchange
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.specs import Gradients, NoCompressor
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Share:
     weight: float  # the learner's share of the batch, times n
     settles: bool  # whether it is the learner's last pass before the exchange
     last: bool  # whether Lightning makes its backward
+    turn: int = 0  # place among all passes of the batch, those of learners in other processes included
+    slot: int = 0  # of its first row, in memories that have one a batch slot: a learner keeps its own
 
 
 class Learners(nn.Module):
@@ -35,16 +37,17 @@ class Learners(nn.Module):
     is what DistributedDataParallel does (it broadcasts rank 0's buffers).
     """
 
-    def __init__(self, spec: Gradients, model: nn.Module, seed: int, rank: int | None = None) -> None:
-        """rank: the only learner of this process, when each has one of its own."""
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int, rank: int | None = None) -> None:
+        """batch: rows of a full batch. rank: the only learner of this process, when each has one of its own."""
         super().__init__()
-        self.spec, self.rank = spec, rank
+        self.spec, self.rank, self.batch, self.turns = spec, rank, batch, 1
         alone = spec.learners == spec.local_steps == 1 and isinstance(spec.compressor, NoCompressor)
         self.exchange = None if alone else Exchange(spec, model, seed, rank)
         self._norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
         self._kept: list[Tensor] = []
         self.weight, self._begun = 1.0, False
-        self.passes = 0  # that all steps so far should have made
+        self.passes = 0  # that all learners should have made in all steps so far
+        self.crossed = 0  # of these, in this process
 
     def shares(self, batch: int) -> list[Share]:
         """Contiguous equal shares; of a short last batch the first learners get one row more, or all there is."""
@@ -57,8 +60,11 @@ class Learners(nn.Module):
             edges = [starts[learner] + sizes[learner] * step // self.spec.local_steps
                      for step in range(self.spec.local_steps + 1)]
             parts = [slice(a, b) for a, b in pairwise(edges) if b > a]
+            first = learner * (self.batch // n) - starts[learner]
             every += [Share(learner, rows, rows.stop - rows.start, sizes[learner] * n / batch, rows is parts[-1],
-                            rows is parts[-1] and learner == busy[-1]) for rows in parts]
+                            rows is parts[-1] and learner == busy[-1], len(every) + turn, first + rows.start)
+                      for turn, rows in enumerate(parts)]
+        self.turns = len(every)
         if self.rank is None:
             return every
         if len(busy) < n:
@@ -121,11 +127,16 @@ class Learners(nn.Module):
         """For the record of an evaluation: the layers' rates since the last one."""
         return {} if self.exchange is None else {"rates": self.exchange.ledger.rates()}
 
+    def passed(self, shares: list[Share]) -> None:
+        """A batch is done; these were its passes here."""
+        self.crossed += len(shares)
+        self.passes += len(shares) if self.rank is None else self.turns
+
     def get_extra_state(self) -> dict[str, Any]:
-        return {"passes": self.passes}
+        return {"passes": self.passes, "crossed": self.crossed}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.passes = state["passes"]
+        self.passes, self.crossed = state["passes"], state["crossed"]
 
 
 def memory_bytes(spec: Gradients, model: nn.Module) -> int:

@@ -15,15 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.compressors import wire
-from experiments.compressors.base import Payload
-from experiments.config import Run
-from experiments.data_parallel.exchange import mean
-from experiments.data_parallel.learners import Learners
-from experiments.data_parallel.shared import Here, Together
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.pipelining.launch import free_port
+from commsweep.experiments.compressors import wire
+from commsweep.experiments.compressors.base import Payload
+from commsweep.experiments.config import Links, Run
+from commsweep.experiments.data_parallel.exchange import mean
+from commsweep.experiments.data_parallel.learners import Learners
+from commsweep.experiments.data_parallel.shared import Here, Together
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.feedback import sample_keyed
+from commsweep.experiments.pipelining.launch import free_port
+from commsweep.experiments.specs import Link
 
 PATIENCE = timedelta(minutes=5)
 
@@ -46,7 +48,7 @@ class Wire(Here):
         return out
 
     def from_leader(self, parts: list[Tensor], leader: int) -> Tensor:
-        mine = parts[0].contiguous()
+        mine = parts[0].contiguous()  # bytes, as many at every learner
         self.sent += mine.numel() * mine.element_size() * (dist.get_rank() == leader)
         dist.broadcast(mine, leader)
         return mine
@@ -55,9 +57,9 @@ class Wire(Here):
         """Every learner's bytes (uint8), whatever their lengths."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.learners)]
         dist.all_gather(sizes, torch.tensor([mine.numel()]))
-        self.sent += mine.numel() + 8
         lengths = [int(size) for size in sizes]
         padded = torch.nn.functional.pad(mine, (0, max(lengths) - mine.numel()))
+        self.sent += padded.numel() + 8
         out = [torch.empty_like(padded) for _ in lengths]
         dist.all_gather(out, padded)
         return [one[:length] for one, length in zip(out, lengths, strict=True)]
@@ -84,10 +86,13 @@ class Process:
         for place, grad in zip(places, grads, strict=True):
             layer, exchange = self.exchange.layers[place], self.exchange
             if layer.dense or self.epoch < exchange.spec.start_epoch:
-                if not layer.dense:
-                    exchange.memories[self.rank][place].saw_dense(grad)
-                done[place] = mean(self.wire.gather([grad]))
-                exchange.ledger.sent(place, layer.dense_bytes)
+                memories = [every[place] for every in exchange.memories]
+                arrived = self.wire.gather([memories[self.rank].dense(grad)])
+                for learner, memory in enumerate(memories):
+                    if memory.mirrored and learner != self.rank:
+                        memory.saw(arrived[learner])
+                done[place] = mean(arrived)
+                exchange.ledger.dense(place, 1)
                 continue
             method = exchange.method(place, self.epoch)
             if exchange.looks_ahead:
@@ -108,8 +113,9 @@ class Process:
             where = wire.Place(self.digest, self.step)
             readers = [wire.Reader(text, where) for text in self.wire.gather_bytes(wire.pack(packed, where))]
             for place, method, message, own in self.waiting:
-                done[place] = self._settle(place, message, [method.decode(reader.take(method, own.shape))[0]
-                                                            for reader in readers])
+                arrived = [method.decode(reader.take(method, own.shape))[0] for reader in readers]
+                self.exchange.ledger.sent(place, own.nbytes, self.exchange.entries(arrived[self.rank]))
+                done[place] = self._settle(place, message, arrived)
             for reader in readers:
                 reader.finish()
             self.waiting = []
@@ -120,7 +126,6 @@ class Process:
         return future
 
     def _waits(self, place: int, method: Any, message: Tensor | None, payload: Payload) -> None:
-        self.exchange.ledger.sent(place, payload.nbytes)
         self.waiting.append((place, method, message, payload))
 
     def _settle(self, place: int, message: Tensor | None, arrived: list[Tensor]) -> Tensor:
@@ -147,7 +152,7 @@ def learn(rank: int, run: Run, how: Execution, port: int, answer: Connection) ->
     from pytorch_lightning.plugins.environments import LightningEnvironment
     from pytorch_lightning.strategies import DDPStrategy
 
-    from experiments.run import build, trainer
+    from commsweep.experiments.run import build, trainer
 
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // run.grad.learners))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "NODE_RANK": "0",
@@ -193,13 +198,31 @@ def learn(rank: int, run: Run, how: Execution, port: int, answer: Connection) ->
 
 def _agree(run: Run) -> None:
     """Raise UserError unless all processes execute the same run."""
-    from experiments.config import run_id
+    from commsweep.experiments.config import run_id
 
     ids: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(ids, run_id(run))
     if len(set(ids)) > 1:
         raise UserError(f"the learners' configurations differ (runs {', '.join(map(str, ids))}); start all with the "
                         "same settings")
+
+
+def check(run: Run) -> None:
+    """Raise UserError for runs that processes would train otherwise than the simulation does."""
+    if run.grad.local_steps > 1:
+        raise UserError(f"grad.local_steps={run.grad.local_steps}: processes exchange every step's gradients; simulate "
+                        "local steps with commsweep run")
+    places = {"": Links(fwd=run.fwd, bwd=run.bwd)} | {f"at.{cut}.": links for cut, links in run.at.items()}
+    for place, links in places.items():
+        for side in ("fwd", "bwd"):
+            link: Link = getattr(links, side)
+            if sample_keyed(link.feedback):
+                raise UserError(f"{place}{side}.feedback.kind={link.feedback.kind} remembers samples, which come to "
+                                "another learner each epoch, and processes do not share memories: simulate it with "
+                                "commsweep run, or key it by slot")
+            if getattr(link.compressor, "warm", False):
+                raise UserError(f"{place}{side}.compressor.warm=true begins from the last message of all learners, "
+                                "which processes do not share: simulate it with commsweep run, or set warm=false")
 
 
 def execute(run: Run, how: Execution) -> dict[str, Any]:
@@ -210,9 +233,7 @@ def execute(run: Run, how: Execution) -> dict[str, Any]:
     import multiprocessing as mp
     from multiprocessing.connection import wait
 
-    if run.grad.local_steps > 1:
-        raise UserError(f"grad.local_steps={run.grad.local_steps}: processes exchange every step's gradients; simulate "
-                        "local steps with commsweep run")
+    check(run)
     context = mp.get_context("spawn")
     port, pipes, processes = free_port(), [], []
     for rank in range(run.grad.learners):

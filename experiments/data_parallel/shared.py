@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.compressors.bits import index_bits, packed_bytes
-from experiments.compressors.sparse import keep_largest, kept
-from experiments.specs import CLTK, PowerSGD
+from commsweep.experiments.compressors.bits import mask_bytes, pack_mask, unpack_mask
+from commsweep.experiments.compressors.sparse import keep_largest, kept
+from commsweep.experiments.specs import CLTK, PowerSGD
 
 
 class Here:
@@ -54,16 +54,15 @@ class Leader(Together):
         n = messages[0].numel()
         k = kept(self.spec.ratio, n)
         leader = step % (wire.learners or len(messages))
-        places = wire.from_leader([keep_largest(m.reshape(1, -1), k)[1].nonzero()[:, 1] for m in messages], leader)
-        values = wire.gather([m.reshape(-1)[places] for m in messages])
-        return [one.new_zeros(n).index_copy_(0, places, one).reshape(messages[0].shape)
-                for one in values], None
+        packed = wire.from_leader([pack_mask(keep_largest(m.reshape(1, -1), k)[1], k) for m in messages], leader)
+        mask = unpack_mask(packed, 1, n, k)[0]
+        values = wire.gather([m.reshape(-1)[mask] for m in messages])
+        return [one.new_zeros(n).masked_scatter_(mask, one).reshape(messages[0].shape) for one in values], None
 
     def nbytes(self, shape: torch.Size, learners: int) -> float:
         n = shape.numel()
         k = kept(self.spec.ratio, n)
-        places = min(packed_bytes(k, index_bits(n)), packed_bytes(n, 1)) if k < n else 0
-        return 4 * k + places / learners
+        return 4 * k + mask_bytes(1, n, k) / learners
 
 
 class PowerIteration(Together):
@@ -75,7 +74,8 @@ class PowerIteration(Together):
     def combine(self, messages: list[Tensor], warm: Tensor | None, step: int,
                 wire: Here) -> tuple[list[Tensor], Tensor | None]:
         matrices = [message.reshape(len(message), -1) for message in messages]
-        p = torch.linalg.qr(_mean(wire.gather([m @ warm for m in matrices]))).Q
+        rank = min(self.spec.rank, *matrices[0].shape)  # the factor may be kept for a higher one
+        p = torch.linalg.qr(_mean(wire.gather([m @ warm[:, :rank] for m in matrices]))).Q
         q = _mean(wire.gather([m.mT @ p for m in matrices]))
         y = (p @ q.mT).reshape(messages[0].shape)
         return [y] * (wire.learners or len(messages)), q

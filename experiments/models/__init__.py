@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from experiments.config import ImageModel, Run
-from experiments.data.images import CLASSES
-from experiments.models import cuts, mlp, resnet
+from commsweep.experiments.config import ImageModel, Run
+from commsweep.experiments.data.images import CLASSES
+from commsweep.experiments.models import cuts, mlp, resnet
 
 if TYPE_CHECKING:
-    from experiments.data import Blocks, ImageData
+    from commsweep.experiments.data import Blocks, ImageData
 
 
 def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple[nn.Module, dict[str, nn.Module]]:
@@ -26,7 +26,7 @@ def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple
     if isinstance(run.model, ImageModel):
         model = resnet.build(run.model, data.images.channels, CLASSES)
         return model, cuts.chosen(run.model, model, resnet.legal_cuts(model))
-    from experiments.models import causal_lm  # transformers takes seconds to import
+    from commsweep.experiments.models import causal_lm  # transformers takes seconds to import
 
     model = causal_lm.build(run.model, data.vocabulary, run.data.block_size, root)
     return model, causal_lm.cut_points(run.model, model)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from experiments.config import TextModel
-from experiments.errors import UserError
+from commsweep.experiments.config import TextModel
+from commsweep.experiments.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from experiments.config import ImageModel
-from experiments.errors import UserError, nearest
+from commsweep.experiments.config import ImageModel
+from commsweep.experiments.errors import UserError, nearest
 
 
 def chosen(spec: ImageModel, model: nn.Module, legal: Sequence[str]) -> dict[str, nn.Module]:

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from experiments.boundary import Boundary, Channel, Step, crossing
-from experiments.compressors import wire
-from experiments.compressors.base import Payload
-from experiments.compressors.features import columns
-from experiments.memory import Keys
+from commsweep.experiments.boundary import Boundary, Channel, Step, crossing
+from commsweep.experiments.compressors import wire
+from commsweep.experiments.compressors.base import Payload
+from commsweep.experiments.compressors.features import columns
+from commsweep.experiments.memory import Keys
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

@@ -17,10 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from experiments.config import SCHEMA, Run, canonical, run_id
-from experiments.errors import UserError
-from experiments.specs import Wiring
-from experiments.store import RunFolder, Store, write_json
+from commsweep.experiments.config import SCHEMA, Run, canonical, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.specs import Wiring
+from commsweep.experiments.store import RunFolder, Store, write_json
 
 GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from experiments.errors import UserError
-from experiments.pipelining.launch import die_with_parent
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.pipelining.launch import die_with_parent
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a stage the name of the chain it is in
 MTU = 1500
@@ -122,7 +122,7 @@ def _link(made: Chain, k: int, bandwidth: float, latency: float, netem: bool, re
             _run("ip", "link", "add", outer, "netns", space, "type", "veth", "peer", "name", inside, "netns", wire)
             _run("ip", "-n", wire, "link", "set", inside, "mtu", str(MTU), "up")
         relays.append(subprocess.Popen(
-            ["ip", "netns", "exec", wire, sys.executable, "-m", "experiments.pipelining.namespaces", *inner,
+            ["ip", "netns", "exec", wire, sys.executable, "-m", "commsweep.experiments.pipelining.namespaces", *inner,
              str(latency)], stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(9)))
     else:
         (left, one), (right, other) = ends

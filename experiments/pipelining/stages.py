@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from experiments.config import ImageModel, Run
-from experiments.errors import UserError
+from commsweep.experiments.config import ImageModel, Run
+from commsweep.experiments.errors import UserError
 
 
 def count(run: Run) -> int:

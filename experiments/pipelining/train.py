@@ -18,21 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments import data as datasets
-from experiments import models, tasks
-from experiments.compressors import wire
-from experiments.config import SCHEMA, Run, canonical, run_id
-from experiments.data.module import Batch
-from experiments.data_parallel.learners import Share
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.memory import Keys
-from experiments.pipeline import Boundaries, check_room, memory_bytes, message_shapes
-from experiments.pipelining import stages
-from experiments.pipelining.engine import SCHEDULES, Moment, Side, Stage
-from experiments.run import quiet, summarise, traffic
-from experiments.specs import Spec, Wiring
-from experiments.store import DIVERGED, FINISHED, RunFolder
+from commsweep.experiments import data as datasets
+from commsweep.experiments import models, tasks
+from commsweep.experiments.compressors import wire
+from commsweep.experiments.config import SCHEMA, Run, canonical, run_id
+from commsweep.experiments.data.module import Batch
+from commsweep.experiments.data_parallel.learners import Share
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.pipeline import Boundaries, check_room, memory_bytes, message_shapes
+from commsweep.experiments.pipelining import stages
+from commsweep.experiments.pipelining.engine import SCHEDULES, Moment, Side, Stage
+from commsweep.experiments.run import quiet, summarise, traffic
+from commsweep.experiments.specs import Spec, Wiring
+from commsweep.experiments.store import DIVERGED, FINISHED, RunFolder
 
 MEASURED = "measured"  # status of a run that was ended after `Wiring.steps`
 
@@ -62,13 +62,13 @@ def connect(run: Run, how: Execution, patience: float) -> torch.device:
     return device
 
 
-def _agree(text: str) -> None:
-    """Raise UserError unless all stages execute the same."""
+def _agree(text: str, what: str) -> None:
+    """Raise UserError unless all stages have the same text."""
     digests: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, wire.digest(text))
     if len(set(digests)) > 1:
         other = next(i for i, one in enumerate(digests) if one != digests[0])
-        raise UserError(f"stages 0 and {other} were started with different settings; start all with the same")
+        raise UserError(f"stages 0 and {other} were started with different {what}; start all with the same")
 
 
 def moments(shares: list[Share], samples: Tensor, first: int, device: torch.device) -> list[Moment]:
@@ -84,7 +84,7 @@ class Trainer:
                  device: torch.device, keep_weights: bool = False) -> None:
         """keep_weights: leave the trained network in the folder, as weights.pt."""
         quiet()
-        _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency'})}")
+        _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency'})}", "settings")
         rank, world = dist.get_rank(), dist.get_world_size()
         torch.set_num_threads(wiring.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
@@ -93,6 +93,7 @@ class Trainer:
         self.device, self.rank, self.world, self.kind = device, rank, world, tasks.kind(run)
         self.first, self.last = rank == 0, rank == world - 1
         self.data = datasets.build(run, how.data_root, how.model_root, device)
+        _agree(self.data.digest(), "data (--data-root, --model-root)")
         self._build(run, how)
         steps = len(self.data.train) * run.epochs
         self.optimizer = tasks.optimizer(run, self.parameters)
@@ -136,7 +137,8 @@ class Trainer:
         self.named = {names[id(one)]: one for one in parts["named_parameters"].values()}
         self.buffers = {names[id(one)]: one for one in parts["named_buffers"].values() if id(one) in names}
         coded = {f"boundaries.{name}": one for name, one in self.boundaries.named_parameters()}
-        self.parameters = [*self.named.values(), *coded.values()]
+        self.coders = list(coded.values())
+        self.parameters = [*self.named.values(), *self.coders]
         self.named |= coded
 
         sides: list[Side | None] = [None, None]
@@ -221,6 +223,9 @@ class Trainer:
                            target_mbs=[(y[share.rows], share) for share in shares] if self.last else None,
                            losses=losses, return_outputs=False)
         with self.stage._timed("U", 0):
+            for coder in self.coders:  # the engine divides the gradients of the stage's own modules only
+                if coder.grad is not None and self.run.microbatches > 1:
+                    coder.grad.div_(self.run.microbatches)
             self._share_tied()
             self._clip()
             self.optimizer.step()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from experiments.config import Run
-from experiments.errors import UserError, nearest
-from experiments.presets import digits, gradients, resnet18, text
+from commsweep.experiments.config import Run
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.presets import digits, gradients, resnet18, text
 
 PRESETS: dict[str, Run] = digits.PRESETS | gradients.PRESETS | resnet18.PRESETS | text.PRESETS
 

@@ -9,7 +9,7 @@ Both keep the paper's shape: four stages, three boundaries, SGD with momentum, c
 
 from __future__ import annotations
 
-from experiments.config import Cosine, ImageModel, ImageSet, Run
+from commsweep.experiments.config import Cosine, ImageModel, ImageSet, Run
 
 DIGITS = Run(
     model=ImageModel(name="resnet_small", width=8),

@@ -19,8 +19,8 @@ numbers are not public in readable form; plain fine-tuning of GPT-2 on WikiText-
 
 from __future__ import annotations
 
-from experiments.config import AdamW, Linear, Run, TextModel, TextSet
-from experiments.specs import AQSGD, FixedPoint, ForwardMask, Link, TopKStrict
+from commsweep.experiments.config import AdamW, Linear, Run, TextModel, TextSet
+from commsweep.experiments.specs import AQSGD, FixedPoint, ForwardMask, Link, TopKStrict
 
 NANO = Run(
     model=TextModel(name="gpt2-nano"),

@@ -21,10 +21,10 @@ from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Run, run_id
-from experiments.errors import UserError
-from experiments.store import FAILED, OOM, TIMEOUT, Store
-from sweeps.launch import Interrupts, Job, Report, record_end
+from commsweep.experiments.config import Run, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Store
+from commsweep.sweeps.launch import Interrupts, Job, Report, record_end
 
 LISTEN = 1.0  # seconds between looks at a stop that comes from elsewhere
 
@@ -75,7 +75,7 @@ def run(job: Job, *, threads: int | None = None, stopping: Callable[[], bool] | 
 # Workers are forked from a server that has imported everything once: another worker, or a dead one's successor,
 # costs nothing. The server itself never computes, so no thread and no CUDA context is forked.
 FORKS = mp.get_context("forkserver")
-FORKS.set_forkserver_preload(["experiments.run"])
+FORKS.set_forkserver_preload(["commsweep.experiments.run"])
 
 
 @dataclass
@@ -198,8 +198,8 @@ def _serve(pipe: Connection, root: str, how: Any, threads: int, gpu: str | None,
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
 
-    from experiments.run import execute
-    from experiments.store import Busy
+    from commsweep.experiments.run import execute
+    from commsweep.experiments.store import Busy
 
     torch.set_num_threads(threads)
     store = Store(root)

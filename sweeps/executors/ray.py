@@ -16,11 +16,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Run, parse
-from experiments.errors import UserError
-from experiments.store import FAILED, OOM, Busy, Store
-from sweeps.executors import local
-from sweeps.launch import Interrupts, Job, Report, StopFile, record_end
+from commsweep.experiments.config import Run, parse
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import FAILED, OOM, Busy, Store
+from commsweep.sweeps.executors import local
+from commsweep.sweeps.launch import Interrupts, Job, Report, StopFile, record_end
 
 RETRIES = 5  # lost nodes a cell survives
 PAUSE = 2.0  # seconds before a cell that another launcher has is looked at again

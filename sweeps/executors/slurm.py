@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Run, parse, run_id
-from experiments.errors import UserError, nearest
-from experiments.store import FAILED, OOM, TIMEOUT, Busy, Store
-from sweeps.executors import local
-from sweeps.launch import Interrupts, Job, Report, StopFile, missing, record_end
+from commsweep.experiments.config import Run, parse, run_id
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Busy, Store
+from commsweep.sweeps.executors import local
+from commsweep.sweeps.launch import Interrupts, Job, Report, StopFile, missing, record_end
 
 LOOK = 1.0  # seconds between looks at the store
 MINUTES, REQUEUES = 1440, 20  # a job's time limit unless given; how often it is queued again

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from experiments.config import Run
-from experiments.errors import UserError, nearest
-from sweeps.papers import gradients, rudakov, text
+from commsweep.experiments.config import Run
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.sweeps.papers import gradients, rudakov, text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.config import Run, override
-from experiments.presets import preset
-from sweeps.grid import seeds, union
+from commsweep.experiments.config import Run, override
+from commsweep.experiments.presets import preset
+from commsweep.sweeps.grid import seeds, union
 
 GATHER = {"grad.exchange": "allgather"}
 EF = {"grad.feedback.kind": "ef"}

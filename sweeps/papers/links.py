@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from experiments.config import Run, override
-from experiments.errors import UserError, nearest
-from experiments.presets import preset
-from experiments.specs import Wiring
+from commsweep.experiments.config import Run, override
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.presets import preset
+from commsweep.experiments.specs import Wiring
 
 Measurement = tuple[Run, Wiring]
 

@@ -6,9 +6,9 @@ Run, the levels and the number of seeds differ.
 
 from __future__ import annotations
 
-from experiments.config import Run, override
-from experiments.presets import preset
-from sweeps.grid import product, seeds, union
+from commsweep.experiments.config import Run, override
+from commsweep.experiments.presets import preset
+from commsweep.sweeps.grid import product, seeds, union
 
 K_LEVELS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 FWD_KIND, BWD_KIND = "fwd.compressor.kind", "bwd.compressor.kind"

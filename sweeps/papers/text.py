@@ -5,9 +5,9 @@ The same grids serve a nano GPT-2 on the embedded corpus in minutes and GPT-2 sm
 
 from __future__ import annotations
 
-from experiments.config import Run, override
-from experiments.presets import preset
-from sweeps.grid import product, seeds, union
+from commsweep.experiments.config import Run, override
+from commsweep.experiments.presets import preset
+from commsweep.sweeps.grid import product, seeds, union
 
 LEVELS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 KINDS = "fwd.compressor.kind+bwd.compressor.kind"

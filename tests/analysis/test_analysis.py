@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import claims, contents, figures, results, tables
-from analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED, Claim, Effect
-from experiments.config import override, run_id
-from experiments.errors import UserError
-from experiments.store import Store
-from sweeps.launch import register
-from sweeps.papers import rudakov
-from sweeps.papers.rudakov import demo
+from commsweep.analysis import claims, contents, figures, results, tables
+from commsweep.analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED, Claim, Effect
+from commsweep.experiments.config import override, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import Store
+from commsweep.sweeps.launch import register
+from commsweep.sweeps.papers import rudakov
+from commsweep.sweeps.papers.rudakov import demo
 
 
 def fill(store: Store, score, runs=None, statuses=None):
@@ -211,11 +211,11 @@ def test_descriptions_name_what_differs():
         "activations: TopK 10 %; layer1_0: activations: TopK 50 %")
 
 
-@pytest.mark.parametrize("module", ["analysis.results", "analysis.tables", "analysis.claims", "analysis.figures",
-                                    "analysis.report", "experiments.store", "experiments.config", "sweeps.launch",
-                                    "sweeps.papers", "commsweep.main"])
+@pytest.mark.parametrize("module", [
+    *(f"analysis.{name}" for name in ("results", "tables", "claims", "figures", "report")), "experiments.store",
+    "experiments.config", "sweeps.launch", "sweeps.papers", "main"])
 def test_these_import_without_torch_or_any_service(module):
-    code = (f"import sys, {module}; "
+    code = (f"import sys, commsweep.{module}; "
             "print(sorted({'torch', 'pytorch_lightning', 'wandb', 'optuna', 'ray', 'datasets'} & set(sys.modules)))")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

@@ -8,10 +8,10 @@ import shutil
 import pandas as pd
 import pytest
 
-from analysis import index, results
+from commsweep.analysis import index, results
 from commsweep.bench.store import generate
-from experiments.config import run_id
-from experiments.errors import UserError
+from commsweep.experiments.config import run_id
+from commsweep.experiments.errors import UserError
 from tests.helpers import tiny
 
 
@@ -33,7 +33,7 @@ def same(store):
 def test_a_second_load_reads_no_folder(filled, monkeypatch):
     first = results.load(filled.root)
     assert len(first) == 5 and first.method.eq("dense").all()
-    monkeypatch.setattr("experiments.store.RunFolder.row", lambda self: pytest.fail("a folder was read"))
+    monkeypatch.setattr("commsweep.experiments.store.RunFolder.row", lambda self: pytest.fail("a folder was read"))
     pd.testing.assert_frame_equal(results.load(filled.root), first)
 
 

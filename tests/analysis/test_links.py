@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from analysis import advise as advising
-from analysis import links
-from analysis.schedules import SCHEDULES, TORCH, Links, Times, step_seconds
+from commsweep.analysis import advise as advising
+from commsweep.analysis import links
+from commsweep.analysis.schedules import SCHEDULES, TORCH, Links, Times, step_seconds
+from commsweep.experiments.config import run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.pipelining import launch
+from commsweep.experiments.specs import Wiring
+from commsweep.experiments.store import Store
 from commsweep.main import main
-from experiments.config import run_id
-from experiments.errors import UserError
-from experiments.pipelining import launch
-from experiments.specs import Wiring
-from experiments.store import Store
 from tests.helpers import linked, tiny
 
 RATES = (1e6, 1e8, 0.0)
@@ -155,8 +155,8 @@ def test_a_bandwidth_has_a_unit(capsys, text):
 
 
 def test_every_plan_is_made_of_runs_that_can_be_cut():
-    from experiments.pipelining import stages
-    from sweeps.papers.links import PLANS, plan
+    from commsweep.experiments.pipelining import stages
+    from commsweep.sweeps.papers.links import PLANS, plan
 
     for name in PLANS:
         made = plan(name)

@@ -11,9 +11,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from analysis import report, results
-from analysis.tables import Cell
-from experiments.store import Store
+from commsweep.analysis import report, results
+from commsweep.analysis.tables import Cell
+from commsweep.experiments.store import Store
 from tests.analysis.test_text import fill, paper_world
 from tests.test_layout import ROOT
 

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from analysis import contents, figures, report, results, text
-from analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED
-from experiments.config import run_id
-from experiments.store import Store
-from sweeps.launch import register
-from sweeps.papers import sweep
+from commsweep.analysis import contents, figures, report, results, text
+from commsweep.analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED
+from commsweep.experiments.config import run_id
+from commsweep.experiments.store import Store
+from commsweep.sweeps.launch import register
+from commsweep.sweeps.papers import sweep
 
 
 def fill(store: Store, loss, statuses=None):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.schedules import (
+from commsweep.analysis.schedules import (
     FRAMES,
     Links,
     Times,
@@ -18,7 +18,7 @@ from analysis.schedules import (
     step_seconds,
     zero_bubble,
 )
-from analysis.timeline import Task, simulate
+from commsweep.analysis.timeline import Task, simulate
 
 F, B = 1.0, 2.0
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from commsweep import bench
+from commsweep.experiments.config import run_id
+from commsweep.experiments.presets import preset
+from commsweep.experiments.store import Store, write_json
 from commsweep.main import main
-from experiments.config import run_id
-from experiments.presets import preset
-from experiments.store import Store, write_json
 from tests.helpers import tiny
 
 
@@ -162,7 +162,7 @@ def test_a_newer_store_is_refused(capsys, tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_the_run_continues_later(capsys, tmp_path, monkeypatch):
-    from experiments import store as storing
+    from commsweep.experiments import store as storing
 
     original = storing.RunFolder.append
 

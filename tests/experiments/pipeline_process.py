@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from experiments.config import parse
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.pipelining.train import Trainer, connect
-from experiments.specs import Wiring
-from experiments.store import RunFolder
+from commsweep.experiments.config import parse
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.pipelining.train import Trainer, connect
+from commsweep.experiments.specs import Wiring
+from commsweep.experiments.store import RunFolder
 
 
 def main(root: Path) -> None:

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.compressors.bits import index_bits, mask_bytes, pack, pack_mask, packed_bytes, unpack, unpack_mask
+from commsweep.experiments.compressors.bits import (
+    index_bits,
+    mask_bytes,
+    pack,
+    pack_mask,
+    packed_bytes,
+    unpack,
+    unpack_mask,
+)
 
 
 @given(bits=st.integers(1, 24), data=st.data())

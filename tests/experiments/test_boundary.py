@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from experiments.compressors import build as compressor
-from experiments.config import ImageModel, override
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.memory import Keys
-from experiments.models import resnet
-from experiments.models.cuts import chosen
-from experiments.presets import preset
-from experiments.run import build
+from commsweep.experiments.compressors import build as compressor
+from commsweep.experiments.config import ImageModel, override
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.models import resnet
+from commsweep.experiments.models.cuts import chosen
+from commsweep.experiments.presets import preset
+from commsweep.experiments.run import build
 from tests.helpers import COMPRESSORS, FEEDBACKS, linked, name, same_bits, tiny
 
 CPU = torch.device("cpu")
@@ -204,7 +204,7 @@ def test_resnet18_is_the_papers():
     spec = ImageModel(name="resnet18", width=64, cuts=("layer1.0", "layer3", "layer4.0"))
     cuts = chosen(spec, model, resnet.legal_cuts(model))
     assert list(cuts) == ["layer1.0", "layer3", "layer4.0"]
-    from experiments.pipeline import message_shapes
+    from commsweep.experiments.pipeline import message_shapes
 
     shapes = message_shapes(model, chosen(run.model, model, resnet.legal_cuts(model)), torch.zeros(1, 3, 32, 32))
     assert [tuple(s) for s in shapes.values()] == [(64, 32, 32), (128, 16, 16), (256, 8, 8)]
@@ -212,7 +212,7 @@ def test_resnet18_is_the_papers():
 
 def test_memories_that_cannot_fit_stop_the_run_before_it_starts(monkeypatch, tmp_path):
     run = linked(TOPK, TOPK, {"kind": "aqsgd"})
-    monkeypatch.setattr("experiments.pipeline._free_memory", lambda: 1000)
+    monkeypatch.setattr("commsweep.experiments.pipeline._free_memory", lambda: 1000)
     with pytest.raises(UserError, match=r"need .* MiB and .* are free: use --buffers mmap"):
         build(run, Execution("cpu"))
     build(run, Execution("cpu", buffers="mmap"), tmp_path)  # on disk there is room

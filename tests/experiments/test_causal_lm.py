@@ -8,15 +8,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from experiments.compressors import build as compressor
-from experiments.config import override
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.memory import Keys
-from experiments.models import causal_lm
-from experiments.pipeline import _hook, message_shapes
-from experiments.presets import preset
-from experiments.run import build, execute
+from commsweep.experiments.compressors import build as compressor
+from commsweep.experiments.config import override
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.models import causal_lm
+from commsweep.experiments.pipeline import _hook, message_shapes
+from commsweep.experiments.presets import preset
+from commsweep.experiments.run import build, execute
 from tests.helpers import linked, same_bits, tiny_text
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import override
-from experiments.execution import Execution
-from experiments.presets import preset
-from experiments.run import build, execute
+from commsweep.experiments.config import override
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.presets import preset
+from commsweep.experiments.run import build, execute
 
 FOLDER = os.environ.get("COMMSWEEP_CIFAR")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from experiments.compressors import KINDS, build, kernels
-from experiments.errors import UserError
+from commsweep.experiments.compressors import KINDS, build, kernels
+from commsweep.experiments.errors import UserError
 from tests.helpers import COMPRESSORS, name, same_bits
 
 each = pytest.mark.parametrize("spec", COMPRESSORS, ids=name)

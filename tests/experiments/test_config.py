@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.config import Run, canonical, flatten, override, parse, run_id
-from experiments.errors import UserError
-from experiments.presets import PRESETS, preset
+from commsweep.experiments.config import Run, canonical, flatten, override, parse, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.presets import PRESETS, preset
 from tests.helpers import linked, tiny
 
 # Another valid value for every setting of a Run with TopK and AQ-SGD forward, uniform and EF backward, signs between

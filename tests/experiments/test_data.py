@@ -10,11 +10,11 @@ import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
 
-from experiments.config import ImageSet
-from experiments.data import Batches, ImageData
-from experiments.data.images import CIFAR_MEAN, CIFAR_STD, load
-from experiments.data.module import _moved
-from experiments.errors import UserError
+from commsweep.experiments.config import ImageSet
+from commsweep.experiments.data import Batches, ImageData
+from commsweep.experiments.data.images import CIFAR_MEAN, CIFAR_STD, load
+from commsweep.experiments.data.module import _moved
+from commsweep.experiments.errors import UserError
 
 CPU = torch.device("cpu")
 

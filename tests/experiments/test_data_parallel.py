@@ -12,21 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from commsweep.experiments import specs
+from commsweep.experiments.compressors import kernels
+from commsweep.experiments.config import ImageModel, override
+from commsweep.experiments.data_parallel import feedback, real
+from commsweep.experiments.data_parallel.adacomp import AdaComp
+from commsweep.experiments.data_parallel.exchange import Exchange, build, layers
+from commsweep.experiments.data_parallel.learners import memory_bytes
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.models import resnet
+from commsweep.experiments.run import build as build_run
+from commsweep.experiments.run import execute, trainer
+from commsweep.experiments.specs import Gradients
 from commsweep.main import main
-from experiments import specs
-from experiments.compressors import kernels
-from experiments.config import ImageModel, override
-from experiments.data_parallel import feedback, real
-from experiments.data_parallel.adacomp import AdaComp
-from experiments.data_parallel.exchange import Exchange, build, layers
-from experiments.data_parallel.learners import memory_bytes
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.models import resnet
-from experiments.run import build as build_run
-from experiments.run import execute, trainer
-from experiments.specs import Gradients
-from sweeps.papers.gradients import METHODS
+from commsweep.sweeps.papers.gradients import METHODS
 from tests.helpers import same_bits, tiny, tiny_text
 
 HOW = Execution("cpu")
@@ -130,7 +130,7 @@ def test_each_learners_slots_of_a_boundary_are_its_own():
 
 @each_method
 def test_every_method_trains_and_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
-    from experiments.store import Store
+    from commsweep.experiments.store import Store
 
     run = override(tiny(epochs=4, eval_every=2, schedule__t_max=4), {"grad.learners": 2} | METHODS[name])
     straight = execute(run, Store(tmp_path / "a"), HOW)
@@ -586,7 +586,7 @@ def test_the_stated_memory_is_what_the_learners_hold(name):
 
 
 def test_learners_that_cannot_fit_are_refused(monkeypatch):
-    monkeypatch.setattr("experiments.pipeline._free_memory", lambda: 1000)
+    monkeypatch.setattr("commsweep.experiments.pipeline._free_memory", lambda: 1000)
     with pytest.raises(UserError, match="fewer grad.learners"):
         build_run(tiny(grad__learners=4), HOW)
 

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.pipelining import launch, stages
-from experiments.pipelining.train import connect, summary
-from experiments.specs import Wiring
-from experiments.store import Store
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.pipelining import launch, stages
+from commsweep.experiments.pipelining.train import connect, summary
+from commsweep.experiments.specs import Wiring
+from commsweep.experiments.store import Store
 from tests.helpers import tiny
 
 
@@ -78,7 +78,7 @@ def test_stages_of_images_are_cuts():
 @pytest.mark.parametrize("cuts", [(), ("maxpool",), ("layer1", "layer3"), ("maxpool", "layer2", "avgpool")])
 @pytest.mark.parametrize("name", ["resnet_small", "mlp"])
 def test_the_stages_one_after_the_other_are_the_network(name, cuts):
-    from experiments import data, models
+    from commsweep.experiments import data, models
 
     if name == "mlp":
         cuts = tuple(cut for cut in cuts if cut.startswith("layer"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments import compressors, feedback
-from experiments.boundary import Sending
-from experiments.memory import Keys
-from experiments.specs import AQSGD, EF, EF21, EFMixed
+from commsweep.experiments import compressors, feedback
+from commsweep.experiments.boundary import Sending
+from commsweep.experiments.memory import Keys
+from commsweep.experiments.specs import AQSGD, EF, EF21, EFMixed
 
 SHAPE = torch.Size([2, 3, 3])
 SPECS = {"ef": EF, "ef_mixed": EFMixed, "ef21": EF21}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.pipelining import namespaces
-from experiments.store import Store
+from commsweep.experiments.pipelining import namespaces
+from commsweep.experiments.store import Store
 
 COMMSWEEP = [sys.executable, "-m", "commsweep"]
 TWO = ['model.cuts=["layer2"]']

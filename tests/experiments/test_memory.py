@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from experiments import memory
-from experiments.memory import Keys, MappedMemory
+from commsweep.experiments import memory
+from commsweep.experiments.memory import Keys, MappedMemory
 
 CPU = torch.device("cpu")
 SAMPLE = torch.Size([4, 8])
@@ -29,7 +29,7 @@ def test_a_mapped_memory_far_larger_than_what_stays_resident(tmp_path):
     code = f"""
 import torch
 from pathlib import Path
-from experiments.memory import Keys, MappedMemory
+from commsweep.experiments.memory import Keys, MappedMemory
 def resident():
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
 made = MappedMemory(2048, torch.Size([512, 1024]), torch.bfloat16, Path({str(tmp_path / "m.buffer")!r}))
@@ -133,11 +133,11 @@ def test_a_run_of_200_steps_with_buffers_far_larger_than_what_it_may_use(tmp_pat
     code = """
 import sys
 from pathlib import Path
-from experiments.config import override
-from experiments.execution import Execution
-from experiments.presets import preset
-from experiments.run import execute
-from experiments.store import Store
+from commsweep.experiments.config import override
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.presets import preset
+from commsweep.experiments.run import execute
+from commsweep.experiments.store import Store
 run = override(preset("sotu_nano"), {"data.block_size": 1024, "data.batch_size": 8, "data.train_blocks": 800,
     "data.eval_blocks": 8, "epochs": 2, "eval_every": 2, "fwd.compressor.kind": "fixed", "fwd.compressor.bits": 4}
     | ({"fwd.feedback.kind": "aqsgd", "fwd.feedback.buffer": "bfloat16"} if sys.argv[1] == "aqsgd" else {}))

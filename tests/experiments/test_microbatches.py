@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.config import override
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.run import build, execute, trainer
-from experiments.store import Store
-from experiments.tasks import microbatches
+from commsweep.experiments.config import override
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.run import build, execute, trainer
+from commsweep.experiments.store import Store
+from commsweep.experiments.tasks import microbatches
 from tests.helpers import linked, tiny, tiny_text
 
 HOW = Execution(device="cpu")

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from experiments import run as running
-from experiments import tasks
-from experiments.config import run_id
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.run import execute
-from experiments.store import Busy
+from commsweep.experiments import run as running
+from commsweep.experiments import tasks
+from commsweep.experiments.config import run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.run import execute
+from commsweep.experiments.store import Busy
 from tests.helpers import FEEDBACKS, linked, name, tiny
 
 NOW = Execution("cpu", checkpoint_every=0)
@@ -67,7 +67,7 @@ def test_a_finished_run_is_not_repeated(store):
 
 
 def test_the_same_run_twice_gives_the_same_numbers(tmp_path):
-    from experiments.store import Store
+    from commsweep.experiments.store import Store
 
     rows = [execute(linked(TOPK, TOPK, data__augment="shift"), Store(tmp_path / name), NOW) for name in "ab"]
     assert numbers(rows[0]) == numbers(rows[1])
@@ -76,7 +76,7 @@ def test_the_same_run_twice_gives_the_same_numbers(tmp_path):
 @pytest.mark.parametrize("feedback", [{"kind": "none"}, *FEEDBACKS], ids=name)
 @pytest.mark.parametrize("buffers", ["memory", "mmap"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(feedback, buffers, tmp_path, monkeypatch):
-    from experiments.store import Store
+    from commsweep.experiments.store import Store
 
     if buffers == "mmap" and feedback.get("key") != "sample" and feedback["kind"] != "aqsgd":
         pytest.skip("only sample-keyed memories lie in files")

@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from experiments import store as storing
-from experiments.config import SCHEMA, run_id
-from experiments.errors import UserError
-from experiments.store import Busy, Store, write_json
+from commsweep.experiments import store as storing
+from commsweep.experiments.config import SCHEMA, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import Busy, Store, write_json
 from tests.helpers import tiny
 
 

@@ -12,11 +12,11 @@ import torch
 from datasets import Dataset
 from transformers import GPT2TokenizerFast
 
-from experiments.config import TextSet, override
-from experiments.data import Blocks, text
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.run import build
+from commsweep.experiments.config import TextSet, override
+from commsweep.experiments.data import Blocks, text
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.run import build
 from tests.helpers import tiny_text
 
 CPU = torch.device("cpu")
@@ -169,7 +169,7 @@ def test_a_folder_that_is_empty_or_not_utf8_names_file_and_offset(tmp_path):
 
 
 def test_every_split_is_scored_and_tokens_are_counted(store):
-    from experiments.run import execute
+    from commsweep.experiments.run import execute
 
     row = execute(tiny_text(fwd__compressor__kind="topk", fwd__compressor__scope="last"), store, Execution("cpu"))
     assert row["status"] == "finished"

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.compressors import KINDS, build, packing, wire
-from experiments.compressors.base import Payload
-from experiments.data_parallel.adacomp import AdaComp
-from experiments.errors import UserError
-from experiments.specs import AdaComp as AdaCompSpec
-from experiments.specs import ForwardMask
+from commsweep.experiments.compressors import KINDS, build, packing, wire
+from commsweep.experiments.compressors.base import Payload
+from commsweep.experiments.data_parallel.adacomp import AdaComp
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.specs import AdaComp as AdaCompSpec
+from commsweep.experiments.specs import ForwardMask
 from tests.experiments.test_compressors import inputs
 from tests.helpers import COMPRESSORS, name, same_bits
 

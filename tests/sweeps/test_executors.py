@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from commsweep.experiments.config import run_id
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.store import Store
 from commsweep.main import main
-from experiments.config import run_id
-from experiments.execution import Execution
-from experiments.store import Store
-from sweeps.executors import slurm
-from sweeps.launch import launch, register
+from commsweep.sweeps.executors import slurm
+from commsweep.sweeps.launch import launch, register
 from tests.helpers import tiny
 from tests.sweeps.test_launch import cells, in_the_middle, numbers, straight, wait_for  # noqa: F401 (a fixture)
 
@@ -129,8 +129,9 @@ def test_a_job_at_its_time_limit_is_queued_again_and_one_that_is_killed_is_said(
 def test_ctrl_c_stops_cells_on_other_machines(store):
     runs = cells()
     register("four", runs, store)
-    code = ("import sys\nfrom experiments.execution import Execution\nfrom experiments.store import Store\n"
-            "from sweeps.launch import launch\nfrom tests.sweeps.test_launch import cells\n"
+    code = ("import sys\nfrom commsweep.experiments.execution import Execution\n"
+            "from commsweep.experiments.store import Store\n"
+            "from commsweep.sweeps.launch import launch\nfrom tests.sweeps.test_launch import cells\n"
             "launch(cells(), Store(sys.argv[1]), Execution('cpu', checkpoint_every=0), 2, executor='slurm', "
             "place={'cluster': 'local'})\n")
     process = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stderr=subprocess.DEVNULL,

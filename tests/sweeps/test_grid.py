@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.compressors import build
-from experiments.compressors.sparse import kept
-from experiments.config import Run, run_id
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.presets import PRESETS, preset
-from experiments.run import execute
-from sweeps.grid import product, seeds, union
-from sweeps.papers import SWEEPS, sweep, text
+from commsweep.experiments.compressors import build
+from commsweep.experiments.compressors.sparse import kept
+from commsweep.experiments.config import Run, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.run import execute
+from commsweep.sweeps.grid import product, seeds, union
+from commsweep.sweeps.papers import SWEEPS, sweep, text
 from tests.helpers import toy
 
 

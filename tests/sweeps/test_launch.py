@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import run_id
-from experiments.errors import UserError
-from experiments.execution import Execution
-from experiments.store import Store
-from sweeps.executors import local
-from sweeps.launch import launch, missing, register, set_aside
-from sweeps.papers import SWEEPS, sweep
+from commsweep.experiments.config import run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.store import Store
+from commsweep.sweeps.executors import local
+from commsweep.sweeps.launch import launch, missing, register, set_aside
+from commsweep.sweeps.papers import SWEEPS, sweep
 from tests.helpers import tiny
 
 HOW = Execution("cpu", checkpoint_every=0)
 LAUNCHER = """
 import sys
-from experiments.execution import Execution
-from experiments.store import Store
-from sweeps.launch import launch
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.store import Store
+from commsweep.sweeps.launch import launch
 from tests.sweeps.test_launch import cells
 if __name__ == "__main__":
     launch(cells(), Store(sys.argv[1]), Execution("cpu", checkpoint_every=0), 2)

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from wandb.proto import wandb_internal_pb2
 
+from commsweep.experiments.config import flatten, run_id
+from commsweep.experiments.execution import Execution
+from commsweep.experiments.store import Store
 from commsweep.main import main
-from experiments.config import flatten, run_id
-from experiments.execution import Execution
-from experiments.store import Store
-from sweeps.launch import launch, register
-from sweeps.papers import sweep
-from sweeps.wandb import Follower, View
+from commsweep.sweeps.launch import launch, register
+from commsweep.sweeps.papers import sweep
+from commsweep.sweeps.wandb import Follower, View
 from tests.helpers import tiny
 
 

@@ -13,12 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from commsweep.experiments.config import Run, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
 from commsweep.runs import changes, execution, execution_options
-from experiments.config import Run, run_id
-from experiments.errors import UserError
-from experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
-from sweeps.launch import EXECUTORS, launch, missing, register, set_aside
-from sweeps.papers import SWEEPS, sweep
+from commsweep.sweeps.launch import EXECUTORS, launch, missing, register, set_aside
+from commsweep.sweeps.papers import SWEEPS, sweep
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -75,8 +75,8 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plan))
         return 0
-    from analysis.results import describe
-    from experiments.config import flatten
+    from commsweep.analysis.results import describe
+    from commsweep.experiments.config import flatten
 
     for name, run in cells.items():
         print(f"{name}  {statuses[name]:11}  seed {run.seed}  "
@@ -98,7 +98,7 @@ def _estimate(left: list[Run], rows: list[dict[str, Any]], args: argparse.Namesp
         if _size(run) not in timed:
             if not args.probe:
                 return None
-            from experiments.probe import seconds_per_epoch
+            from commsweep.experiments.probe import seconds_per_epoch
 
             timed[_size(run)] = [seconds_per_epoch(run, execution(args))]
         total += run.epochs * statistics.median(timed[_size(run)])
@@ -168,7 +168,7 @@ def _view(args: argparse.Namespace, store: Store) -> Any:
     """The replay into W&B beside a launch; None where it is not wanted."""
     if args.wandb == "disabled":
         return None
-    from sweeps.wandb import Follower, View
+    from commsweep.sweeps.wandb import Follower, View
 
     view = View(store, args.name, args.wandb)
     view.check()
@@ -177,7 +177,7 @@ def _view(args: argparse.Namespace, store: Store) -> Any:
 
 def _show(view: Any, args: argparse.Namespace, runs: list[Run]) -> None:
     """What was recorded by earlier launches, and the report, where there is anything to report."""
-    from analysis import report
+    from commsweep.analysis import report
 
     view.view.push([run_id(run) for run in runs])
     with tempfile.TemporaryDirectory() as folder, suppress(UserError):  # no run has finished yet
