@@ -1,7 +1,7 @@
 """A cache of flattened rows beside the run folders, never trusted over them.
 
-`.index.jsonl` holds, for each recorded outcome, when its file was last changed, its size, and the row. A row is
-taken from here only if both still agree; everything else is read again from its folder. Deleting the file, or
+`.index.jsonl` holds, for each recorded outcome, when its file was last changed, its size, a checksum, and the row. A
+row is taken from here only if all still agree; everything else is read again from its folder. Deleting the file, or
 damaging it, changes nothing but the time of the next load.
 """
 
@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from zlib import crc32
 
 from commsweep.experiments.store import Row, Store
 
@@ -32,7 +33,7 @@ def read(store: Store, flat: Callable[[Row], dict[str, Any]]) -> dict[str, dict[
         if kept is not None and tuple(kept[0]) == stamps[name]:
             out[name] = kept[1]
             continue
-        row = store.folder(name).row()
+        row = store.read(name)
         if row is not None:
             out[name] = json.loads(json.dumps(flat(row)))  # as it will come out of the cache
             fresh = True
@@ -47,8 +48,9 @@ def _known(store: Store, version: str) -> dict[str, Any]:
         if json.loads(next(lines, "null")) != version:
             return {}
         for line in lines:
-            name, *rest = json.loads(line)
-            known[name] = rest
+            name, stamp, check, text = json.loads(line)
+            if crc32(f"{name}{stamp}{text}".encode()) == check:
+                known[name] = [stamp, json.loads(text)]
     return known
 
 
@@ -59,7 +61,8 @@ def _write(store: Store, version: str, stamps: dict[str, tuple[int, int]], rows:
             with open(part, "w") as out:
                 out.write(json.dumps(version) + "\n")
                 for name, row in rows.items():
-                    out.write(json.dumps([name, stamps[name], row]) + "\n")
+                    text, stamp = json.dumps(row), list(stamps[name])
+                    out.write(json.dumps([name, stamp, crc32(f"{name}{stamp}{text}".encode()), text]) + "\n")
             os.replace(part, store.root / NAME)
         finally:
             part.unlink(missing_ok=True)

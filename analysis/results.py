@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +119,9 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cells(store: Store, sweep: str) -> dict[str, dict[str, Any]]:
-    path = store.root / "sweeps" / f"{sweep}.json"
     try:
-        return json.loads(path.read_text())["runs"]
+        return store.cells(sweep)
     except FileNotFoundError:
-        known = sorted(file.stem for file in path.parent.glob("*.json"))
+        known = sorted(file.stem for file in (store.root / "sweeps").glob("*.json"))
         raise UserError(f"store '{store.root}' knows no sweep '{sweep}' (it knows: {', '.join(known) or 'none'}); "
                         f"launch it with: commsweep sweep launch {sweep}") from None

@@ -78,7 +78,7 @@ def _measure(args: argparse.Namespace, measurements: list, store: Store) -> None
                         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
                 before = bar.n
                 launch.supervise(folder, nodes.commands(command), nodes.environments(),
-                                 lambda seen, before=before: bar.update(before + seen["done"] - bar.n))
+                                 lambda seen, before=before: bar.update(before + seen["done"] - bar.n), args.patience)
                 bar.update(before + len(todo) - bar.n)
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-from dataclasses import replace
 from typing import Any
 
 from commsweep.experiments.config import Run, override, run_id
@@ -110,14 +109,22 @@ def _work(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder) -> 
     from commsweep.experiments.pipelining.train import train
     from commsweep.experiments.run import environment
 
+    # Under torchrun nobody has looked before: a finished run is shown, not trained again.
+    if (row := place.row()) is not None:
+        if os.environ["RANK"] == "0" and launch.LAUNCH not in os.environ:
+            print(json.dumps(row) if args.json else describe(row, place, ""))
+        return
+    device = execution(args).torch_device()
     first = os.environ["RANK"] == "0"
     if first:
-        launch.begin(place, run, how, environment("cpu"))
-    row = train(run, how, replace(execution(args), device=args.device), place, args.patience)
+        launch.begin(place, run, how, environment(str(device)))
+    row = train(run, how, execution(args), place, args.patience)
     if first:
         place.finish(row)
-        for left in place.path.glob("stage*.ckpt"):
+        for left in (*place.path.glob("stage*.ckpt"), *place.path.glob(".stage*.part")):
             left.unlink()
+        if launch.LAUNCH not in os.environ:
+            print(json.dumps(row) if args.json else describe(row, place, ""))
 
 
 def execute(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder, progress: bool) -> dict[str, Any]:
@@ -137,9 +144,9 @@ def execute(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder, p
                 from commsweep.experiments.pipelining import namespaces
 
                 with namespaces.chain(n, how.bandwidth, how.latency) as nodes:
-                    _supervised(place, nodes.commands(command), nodes.environments(), progress)
+                    _supervised(place, nodes.commands(command), nodes.environments(), progress, args.patience)
             else:
-                _supervised(place, launch.torchrun(command, n, args.port), [{}], progress)
+                _supervised(place, launch.torchrun(command, n, args.port), [{}], progress, args.patience)
     except Busy:
         raise UserError(f"pipeline {place.path.name} is being executed by another process") from None
     return place.row()
@@ -163,7 +170,7 @@ def _arguments(run: Run, how: Wiring, args: argparse.Namespace) -> list[str]:
 
 
 def _supervised(place: RunFolder, commands: list[list[str]], environments: list[dict[str, str]],
-                progress: bool) -> None:
+                progress: bool, patience: float) -> None:
     from tqdm import tqdm
 
     from commsweep.experiments.pipelining import launch
@@ -173,7 +180,7 @@ def _supervised(place: RunFolder, commands: list[list[str]], environments: list[
             bar.total = seen["of"]
             bar.update(seen["step"] - bar.n)
 
-        launch.supervise(place, commands, environments, show)
+        launch.supervise(place, commands, environments, show, patience)
 
 
 def compare(row: dict[str, Any], simulated: dict[str, Any] | None) -> str:
@@ -208,4 +215,5 @@ def describe(row: dict[str, Any], place: RunFolder, compared: str) -> str:
             lines.append(f"  stage {stage} sent          {total / steps:,.0f} bytes a step, {framing / steps:,.0f} of "
                          "them framing" + (f"; {sent['tied'] / steps:,.0f} more for the tied embeddings"
                                            if sent["tied"] else ""))
-    return "\n".join([*lines, f"  simulation            {compared}", f"  folder {place.path}"])
+    lines += [f"  simulation            {compared}"] if compared else []
+    return "\n".join([*lines, f"  folder {place.path}"])

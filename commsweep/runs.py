@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.experiments.config import Run, flatten, override, run_id
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.execution import Execution
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Store
@@ -113,12 +113,12 @@ def _list(args: argparse.Namespace) -> int:
     store = Store(args.store)
     entries = []
     for name in store.ids():
-        row = store.folder(name).row() or {}
+        row, status = store.read(name) or {}, store.status(name)
         metrics = row.get("metrics", {})
-        entries.append({"id": name, "status": store.status(name), "on": metrics.get("test_on_acc"),
+        entries.append({"id": name, "status": status, "on": metrics.get("test_on_acc"),
                         "off": metrics.get("test_off_acc"), "on_ppl": metrics.get("test_on_ppl"),
                         "off_ppl": metrics.get("test_off_ppl"), "ratio": row.get("bytes", {}).get("ratio"),
-                        "method": _method(row.get("run") or store.folder(name).run().model_dump(mode="json"))})
+                        "method": _method(store, name, row)})
     if args.json:
         print(json.dumps(entries))
         return 0
@@ -137,9 +137,14 @@ def _score(entry: dict[str, Any], mode: str) -> str:
     return "-" if entry[f"{mode}_ppl"] is None else f"{entry[f'{mode}_ppl']:.5g}"
 
 
-def _method(run: dict[str, Any]) -> str:
+def _method(store: Store, name: str, row: dict[str, Any]) -> str:
     from commsweep.analysis.results import describe
 
+    try:
+        run = row.get("run") or store.folder(name).run().model_dump(mode="json")
+    except UserError as error:
+        notice(str(error))
+        return "-"
     return f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 
@@ -16,6 +17,16 @@ class Diverged(Exception):
 
 class Stopped(Exception):
     """A run was asked to stop and has saved a checkpoint."""
+
+
+def notice(line: str) -> None:
+    """Tell the user something that ends nothing, once a process."""
+    if line not in _told:
+        _told.add(line)
+        print(f"commsweep: {line}", file=sys.stderr, flush=True)
+
+
+_told: set[str] = set()
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

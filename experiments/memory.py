@@ -7,7 +7,7 @@ import mmap
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from commsweep.experiments import checkpoint
 
 AHEAD = 4  # batches that may wait to be written; more would be memory spent on a slow disk
 
@@ -120,15 +122,18 @@ class MappedMemory(nn.Module):
     def snapshot(self, tag: str) -> None:
         """Copy the file for the checkpoint about to be saved (by reference where the file system can)."""
         self._settle(lambda samples: True)
-        self.copy = f"{self.file.name}.{tag}"
-        with open(self.file, "rb") as source, open(self.file.with_name(self.copy), "wb") as target:
+        part = self.file.with_name(f".{self.file.name}.part")
+        with open(self.file, "rb") as source, open(part, "w+b") as target:
             _copy(source, target)
             os.fsync(target.fileno())
+            target.seek(0)
+            self.copy = f"{self.file.name}.{tag}.{checkpoint.digest(target)}"
+        os.replace(part, self.file.with_name(self.copy))
 
-    def drop_copies(self) -> None:
-        """Remove the copies that no checkpoint needs any more."""
+    def drop_copies(self, steps: Collection[int]) -> None:
+        """Remove the copies that go with none of the checkpoints of these steps."""
         for path in self.file.parent.glob(f"{self.file.name}.*"):
-            if path.name != self.copy:
+            if not any(path.name.startswith(f"{self.file.name}.{step}.") for step in steps):
                 path.unlink()
 
     def get_extra_state(self) -> dict[str, Any]:

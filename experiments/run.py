@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import platform
 import subprocess
+import sys
 import time
 import traceback
 import warnings
@@ -20,19 +20,23 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import Logger
 
+from commsweep.experiments import checkpoint, models, tasks
 from commsweep.experiments import data as datasets
-from commsweep.experiments import models, tasks
 from commsweep.experiments.config import SCHEMA, Run, flatten, run_id
 from commsweep.experiments.data import Blocks, ImageData
 from commsweep.experiments.data_parallel import learners
 from commsweep.experiments.errors import Diverged, Stopped, UserError
 from commsweep.experiments.execution import Execution
+from commsweep.experiments.memory import MappedMemory
 from commsweep.experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
 from commsweep.experiments.specs import Spec
 from commsweep.experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
 from commsweep.experiments.tasks import CHECK_EVERY, Task, installed
+
+CONTINUE = "last"  # name of a run's checkpoints
 
 
 def execute(run: Run, store: Store, how: Execution | None = None, stopping: Callable[[], bool] = lambda: False) -> Row:
@@ -54,7 +58,7 @@ def execute(run: Run, store: Store, how: Execution | None = None, stopping: Call
         row["seconds"]["wall"] = time.perf_counter() - started
         folder.finish(row)
         if row["status"] not in CONTINUABLE:
-            for left in ("last.ckpt", "*.buffer*"):
+            for left in ("*.ckpt", "*.buffer*", ".*.part"):
                 for path in folder.path.glob(left):
                     path.unlink()
         return row
@@ -83,8 +87,10 @@ def build(run: Run, how: Execution, folder: Path | None = None, rank: int | None
     n = len(data.train.y)
     tasks.check_microbatches(run, n, data.train.drop_last)
     need = memory_bytes(run, shapes, n) | {"learners": learners.memory_bytes(run.grad, model)}
+    if folder is not None:
+        _check_buffers(how, folder, need["sample"])
     on_disk = folder if how.buffers == "mmap" else None
-    check_room(need, device, on_disk, copies=0 if math.isinf(how.checkpoint_every) else 2)
+    check_room(need, device, on_disk, copies=0 if math.isinf(how.checkpoint_every) else 3)
     boundaries = Boundaries(run, modules, shapes, n, on_disk)
     return Parts(tasks.build(run, model, boundaries, rank), data, device, need)
 
@@ -99,8 +105,10 @@ def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool
         precision="bf16-mixed" if run.precision == "bfloat16" else "32-true",
         gradient_clip_val=getattr(run.optim, "clip", 0.0) or None, deterministic="warn",
         logger=_tensorboard(tensorboard) if tensorboard else False, log_every_n_steps=CHECK_EVERY,
-        enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=progress,
-        num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks)
+        enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
+        enable_model_summary=False, enable_progress_bar=progress,
+        num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks,
+        plugins=[checkpoint.CheckpointIO()])
     # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory each.
     torch.utils.deterministic.fill_uninitialized_memory = False
     return made
@@ -115,8 +123,11 @@ def _tensorboard(folder: Path) -> Logger:
         raise UserError("--tensorboard needs TensorBoard: pip install 'commsweep[tensorboard]'") from None
 
 
-class Recorder(pl.Callback):
-    """Appends each evaluation to the store and keeps a checkpoint to continue from."""
+class Recorder(Checkpoint):
+    """Appends each evaluation to the store and keeps a checkpoint to continue from.
+
+    Lightning calls its Checkpoint callbacks after the task's own end of an epoch, which belongs into the checkpoint.
+    """
 
     def __init__(self, folder: RunFolder, every: float, stopping: Callable[[], bool]) -> None:
         self.folder, self.every, self.saved, self.stopping = folder, every, time.monotonic(), stopping
@@ -134,12 +145,11 @@ class Recorder(pl.Callback):
             return
         stop = self.stopping()
         if stop or time.monotonic() - self.saved >= self.every:
-            path = self.folder.path / "last.ckpt"
             mapped = task.boundaries.snapshot(str(trainer.global_step))
-            trainer.save_checkpoint(path.with_suffix(".part"))
-            os.replace(path.with_suffix(".part"), path)
+            trainer.save_checkpoint(self.folder.path / f"{CONTINUE}.{trainer.global_step}")
+            steps = [step for step, _ in checkpoint.kept(self.folder.path, CONTINUE)]
             for memory in mapped:  # only now is an older copy useless
-                memory.drop_copies()
+                memory.drop_copies(steps)
             self.saved = time.monotonic()
         if stop:
             raise Stopped
@@ -150,13 +160,13 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution, stopping
     made = trainer(run, parts, [Recorder(folder, how.checkpoint_every, stopping)], how.progress,
                    folder.path if how.tensorboard else None)
     status, error = FINISHED, None
-    checkpoint = folder.path / "last.ckpt"
+    begun = _continue_from(parts, folder)
     if sum(parts.memory.values()):
         print(f"feedback memories: {gib(parts.memory['slot'])} by slot, {gib(parts.memory['sample'])} by sample "
-              f"({how.buffers}), {gib(parts.memory['learners'])} of learners", flush=True)
+              f"({how.buffers}), {gib(parts.memory['learners'])} of learners", file=sys.stderr, flush=True)
     try:
         made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),
-                 ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
+                 ckpt_path=begun and str(begun), weights_only=True)
         _nothing_lost(run, installed(run, parts.task, parts.data, made))
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
@@ -170,6 +180,27 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, how: Execution, stopping
         with open(folder.path / "log.txt", "a") as log:
             log.write(traceback.format_exc())
     return _row(run, parts, folder, made, status, error)
+
+
+def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
+    """The checkpoint to go on from; damaged ones are named in the log and on stderr."""
+    mapped = [one.file for one in parts.task.boundaries.modules() if isinstance(one, MappedMemory)]
+    path, said = checkpoint.newest(folder.path, CONTINUE, mapped)
+    for line in said:
+        print(f"commsweep: run {folder.path.name}: {line}", file=sys.stderr, flush=True)
+        with open(folder.path / "log.txt", "a") as log:
+            log.write(line + "\n")
+    return path
+
+
+def _check_buffers(how: Execution, folder: Path, by_sample: int) -> None:
+    """Raise UserError when an interrupted run kept its memories elsewhere."""
+    if not by_sample or not checkpoint.kept(folder, CONTINUE):
+        return
+    before = "mmap" if any(folder.glob("*.buffer.*")) else "memory"
+    if before != how.buffers:
+        raise UserError(f"--buffers {how.buffers}: run {folder.name} was interrupted with --buffers {before}, and its "
+                        f"checkpoint has the memories there; continue it with --buffers {before}")
 
 
 def _out_of_memory(fault: Exception) -> bool:

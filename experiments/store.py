@@ -3,10 +3,10 @@
     <store>/store.json              schema of the store
     <store>/pipelines/<id>/         runs executed as real processes, over links of some bandwidth and latency
     <store>/<run_id>/run.json       the Run, whole, written before the first step
-                     env.json       versions, device, git commit
+                     env.json       versions, device, git commit, who asked for the run
                      metrics.jsonl  one line an evaluation, appended
                      log.txt        what the run printed
-                     last.ckpt      to continue from; removed when the run ends well
+                     last.*.ckpt    to continue from (checkpoint.py); removed when the run ends well
                      done.json      the row, written last by rename: a run counts once this exists
                      lock           held (flock) by the process that executes the run
 """
@@ -17,13 +17,13 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from commsweep.experiments.config import SCHEMA, Run, run_id
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, notice
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 OOM, TIMEOUT = "oom", "timeout"  # out of memory; stopped after the time it was given
@@ -32,8 +32,20 @@ CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry co
 Row = dict[str, Any]
 
 
+# What every row has, and of which type; an unfinished cell of a sweep has no more.
+ROW = {"id": str, "status": str, "run": dict, "metrics": dict, "seconds": dict}
+
+
 class Busy(Exception):
     """Another process executes this run right now."""
+
+
+class Damaged(UserError):
+    """A file of the store does not hold what it should; the message names it and what mends it."""
+
+    def __init__(self, path: Path, why: str, mend: str = "") -> None:
+        super().__init__(f"'{path}' is damaged ({why}); {mend or 'sweep launch sets it aside and runs it again'}")
+        self.why = why
 
 
 class RunFolder:
@@ -79,11 +91,11 @@ class RunFolder:
         """Evaluations by epoch; a resumed run repeats some, and the later line counts."""
         by_epoch: dict[int, dict[str, Any]] = {}
         path = self.path / "metrics.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 record = json.loads(line)
-                by_epoch[record["epoch"]] = record
-            except (ValueError, KeyError, TypeError):  # torn by a crash
+                by_epoch[int(record["epoch"])] = record
+            except (ValueError, KeyError, TypeError):  # torn by a crash, or damaged
                 continue
         return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
@@ -94,23 +106,61 @@ class RunFolder:
         write_json(self.path / "done.json", row)
 
     def row(self) -> Row | None:
-        """The outcome, or None while there is none. Raises UserError when the file is damaged."""
+        """The outcome, or None while there is none. Raises Damaged when the file is no row of this schema."""
+        path = self.path / "done.json"
         try:
-            return _read(self.path / "done.json")
+            row = _read(path)
         except FileNotFoundError:
             return None
+        if row.get("schema") != SCHEMA and "schema" in row:
+            raise Damaged(path, f"it is of schema {row['schema']}, and this commsweep reads {SCHEMA}")
+        lost = [key for key, kind in ROW.items() if not isinstance(row.get(key), kind)]
+        lost += [f"run.{key}" for key in Run.model_fields if "run" not in lost and key not in row["run"]]
+        if lost:
+            raise Damaged(path, f"no {', no '.join(lost[:3])} in it")
+        if row["id"] != self.path.name:
+            raise Damaged(path, f"it is of run {row['id']}")
+        return row
 
     def run(self) -> Run:
-        """The Run this folder was made for. Raises UserError when the file is missing or damaged."""
+        """The Run this folder was made for. Raises UserError when the file is missing, Damaged when it is that."""
         from commsweep.experiments.config import parse
 
+        path = self.path / "run.json"
         try:
-            return parse(_read(self.path / "run.json")["run"])
+            content = _read(path)
         except FileNotFoundError:
             raise UserError(f"'{self.path}' has no run.json: not a run folder") from None
+        if not isinstance(content.get("run"), dict):
+            raise Damaged(path, "no run in it")
+        try:
+            return parse(content["run"])
+        except UserError as error:
+            raise Damaged(path, str(error)) from None
+
+    def busy(self) -> bool:
+        """Whether a process executes this run; nothing is written, so a store may be read-only."""
+        try:
+            handle = open(self.path / "lock", "rb")  # noqa: SIM115 (closed below)
+        except OSError:
+            return False
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def begun_by(self) -> str:
+        """Who asked for this run: "sweep", "search", "run", or "" where the folder does not say."""
+        try:
+            return str(_read(self.path / "env.json").get("by", ""))
+        except (OSError, UserError):
+            return ""
 
     def set_aside(self) -> Path:
-        """Keep a recorded (or damaged) outcome under another name, so that the run can be executed again."""
+        """Keep a recorded (or damaged) outcome under another name, so that the run can be executed again. Call it with
+        the run locked."""
         taken = len(list(self.path.glob("done.*.json")))
         kept = self.path / f"done.{taken + 1}.json"
         os.replace(self.path / "done.json", kept)
@@ -125,8 +175,19 @@ class Store:
         self.root.mkdir(parents=True, exist_ok=True)
         mark = self.root / "store.json"
         if not mark.exists():
+            if any(self.root.glob("[!.]*/run.json")):
+                raise UserError(f"store '{self.root}' holds runs and no store.json, which says their schema: if they "
+                                f"are of this commsweep, mend it with: echo '{{\"schema\": {SCHEMA}}}' > {mark}")
             write_json(mark, {"schema": SCHEMA})
-        schema = _read(mark).get("schema", 0)
+        try:
+            schema = _read(mark).get("schema")
+        except Damaged as error:
+            schema, why = None, error.why
+        else:
+            why = f"its schema is {schema!r}"
+        if not isinstance(schema, int) or isinstance(schema, bool):
+            raise UserError(f"'{mark}' is damaged ({why}); if the runs are of this commsweep, mend it with: "
+                            f"echo '{{\"schema\": {SCHEMA}}}' > {mark}")
         if schema > SCHEMA:
             raise UserError(f"store '{self.root}' has schema {schema}; this commsweep reads up to {SCHEMA}: "
                             "update commsweep, or name another folder with --store")
@@ -145,7 +206,7 @@ class Store:
     def pipelines(self) -> list[Row]:
         """The outcomes of all runs that were executed as real processes, by id."""
         names = sorted(path.parent.name for path in self.root.glob("pipelines/*/done.json"))
-        return [row for name in names if (row := self.pipeline(name).row()) is not None]
+        return [row for name in names if (row := _said(self.pipeline(name).row)) is not None]
 
     def find(self, prefix: str) -> RunFolder:
         """The one folder whose id begins with `prefix`. Raises UserError when none or several do."""
@@ -160,8 +221,12 @@ class Store:
         return sorted(path.parent.name for path in self.root.glob("[!.]*/run.json"))
 
     def rows(self) -> list[Row]:
-        """The outcomes of all runs that have one, by id. Raises UserError naming a damaged file."""
-        return [row for name in sorted(self.stamps()) if (row := self.folder(name).row()) is not None]
+        """The outcomes of all runs that have one, by id. A damaged file is named on stderr and left out."""
+        return [row for name in sorted(self.stamps()) if (row := self.read(name)) is not None]
+
+    def read(self, name: str) -> Row | None:
+        """A run's outcome; None while there is none, or where it is damaged, which is said on stderr."""
+        return _said(self.folder(name).row)
 
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Of every recorded outcome: when the file was last changed (ns) and its size. One look at each folder."""
@@ -175,11 +240,19 @@ class Store:
         return found
 
     def unnamed(self) -> list[str]:
-        """Run folders, finished or not, that no sweep of this store names."""
+        """Run folders, finished or not, that no sweep of this store names. Raises Damaged on a sweep's file that is."""
         named: set[str] = set()
         for path in (self.root / "sweeps").glob("*.json"):
-            named |= _read(path)["runs"].keys()
+            named |= self.cells(path.stem).keys()
         return [name for name in self.ids() if name not in named]
+
+    def cells(self, sweep: str) -> dict[str, dict[str, Any]]:
+        """The runs that a sweep names, by id. Raises FileNotFoundError on an unknown one, Damaged where it is that."""
+        path = self.root / "sweeps" / f"{sweep}.json"
+        runs = _read(path, f"commsweep sweep launch {sweep} writes it anew").get("runs")
+        if not isinstance(runs, dict) or not all(isinstance(run, dict) for run in runs.values()):
+            raise Damaged(path, "no runs in it", f"commsweep sweep launch {sweep} writes it anew")
+        return runs
 
     def remove(self, name: str) -> bool:
         """Delete a run folder unless it is being executed; False then. Whole or not at all: it is renamed first."""
@@ -197,11 +270,13 @@ class Store:
         """Set damaged outcomes of these runs aside, so that they count as missing; one line about each."""
         lines = []
         for name in names:
+            folder = self.folder(name)
             try:
-                self.folder(name).row()
-            except UserError:
-                kept = self.folder(name).set_aside()
-                lines.append(f"'{name}/done.json' was damaged; kept as {kept.name}, and the run is executed again")
+                folder.row()
+            except Damaged:
+                with suppress(Busy), folder.locked():
+                    kept = folder.set_aside()
+                    lines.append(f"'{name}/done.json' was damaged; kept as {kept.name}, and the run is executed again")
         return lines
 
     def statuses(self, names: list[str], rows: list[Row]) -> dict[str, str]:
@@ -215,15 +290,12 @@ class Store:
         try:
             if (row := folder.row()) is not None:
                 return str(row["status"])
-        except UserError:
-            return "damaged"
-        if not (folder.path / "run.json").exists():
+            _read(folder.path / "run.json")["run"]
+        except FileNotFoundError:
             return "missing"
-        try:
-            with folder.locked():
-                return "interrupted"
-        except Busy:
-            return "running"
+        except (UserError, KeyError):
+            return "damaged"
+        return "running" if folder.busy() else "interrupted"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -241,11 +313,20 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, mend: str = "") -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"'{path}' is damaged ({error}); sweep launch sets it aside and runs it again") from None
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, str(error), mend) from None
     if not isinstance(content, dict):
-        raise UserError(f"'{path}' is damaged (no JSON object); sweep launch sets it aside and runs it again")
+        raise Damaged(path, "no JSON object", mend)
     return content
+
+
+def _said(read: Callable[[], Row | None]) -> Row | None:
+    """What `read` returns; a damaged file is named on stderr instead, and nothing returned."""
+    try:
+        return read()
+    except Damaged as error:
+        notice(str(error))
+        return None

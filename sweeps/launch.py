@@ -20,7 +20,7 @@ from typing import Any
 
 from commsweep.experiments.config import SCHEMA, Run, run_id
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.experiments.store import Store, write_json
+from commsweep.experiments.store import Busy, Store, write_json
 
 EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with `run(job) -> Report`
 
@@ -78,11 +78,18 @@ def missing(runs: list[Run], store: Store) -> list[Run]:
 
 def set_aside(runs: list[Run], store: Store, statuses: set[str]) -> int:
     """Make runs with these outcomes missing again (`--retry`); what was recorded is kept beside. Returns how many."""
-    chosen = [folder for run in runs
-              if (folder := store.folder(run_id(run))).row() is not None and folder.row()["status"] in statuses]
-    for folder in chosen:
-        folder.set_aside()
-    return len(chosen)
+    done = 0
+    recorded = store.stamps()
+    for run in runs:
+        folder = store.folder(run_id(run))
+        if not statuses or folder.path.name not in recorded:
+            continue
+        with suppress(Busy), folder.locked():  # another launcher may be at it, or have done it a moment ago
+            row = folder.row()
+            if row is not None and row["status"] in statuses:
+                folder.set_aside()
+                done += 1
+    return done
 
 
 def launch(runs: list[Run], store: Store, how: Any, workers: int | None = None, *, executor: str = "local",

@@ -22,10 +22,11 @@ def mirror(name: str, store: Store) -> Path:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    path = store.root / "sweeps" / f"{name}.json"
-    if not path.is_file():
-        raise UserError(f"store '{store.root}' knows no sweep '{name}'; launch it with: commsweep sweep launch {name}")
-    named = json.loads(path.read_text())["runs"]
+    try:
+        named = store.cells(name)
+    except FileNotFoundError:
+        raise UserError(f"store '{store.root}' knows no sweep '{name}'; launch it with: commsweep sweep launch "
+                        f"{name}") from None
     rows = [row for row in store.rows() if row["id"] in named and row["status"] == FINISHED]
     settings = [flatten(row["run"]) for row in rows]
     choices = {key: sorted({_value(one.get(key)) for one in settings}, key=str) for key in dict.fromkeys(

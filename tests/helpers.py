@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from commsweep.experiments.config import Run, TextModel, override
+from commsweep.experiments.config import SCHEMA, Run, TextModel, override, run_id
 from commsweep.experiments.presets import preset
 
 # Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
@@ -86,6 +86,12 @@ def linked(fwd: dict[str, Any] | None = None, bwd: dict[str, Any] | None = None,
 def tiny_text(**changes: Any) -> Run:
     """The synthetic_text preset with dotted settings changed ("__" stands for ".")."""
     return override(preset("synthetic_text"), {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def outcome(run: Run, status: str = "finished", **more: Any) -> dict[str, Any]:
+    """A made-up row of this run, with all that a row must have."""
+    return {"schema": SCHEMA, "id": run_id(run), "status": status, "error": None, "run": run.model_dump(mode="json"),
+            "metrics": {}, "seconds": {}, **more}
 
 
 def toy(run: Run) -> Run:

@@ -97,7 +97,7 @@ def spread(values: Tensor, mask: Tensor, each: int = -1) -> Tensor | None:
 
 
 def checksum(words: Tensor) -> Tensor:
-    """int64 [1]: sum over int32 words [n] (read as unsigned) of word * weight, weight(i) = (i * 2654435761 mod 2^32) | 1.
+    """int64 [1]: sum over int32 words [n], read as unsigned, of word * weight; weight = (i * 2654435761 mod 2^32) | 1.
 
     Modulo 2^64. A weight is odd, so any change within one word changes the sum.
     """

@@ -61,6 +61,7 @@ class Stage(PipelineStage):
         self.sent = {"fwd": 0, "bwd": 0}  # bytes handed to send
         self.framing = {"fwd": 0, "bwd": 0}  # of these, what is not payload
         self.spans: list[tuple[str, int, float, float, float]] = []  # what, microbatch, from, to, CPU seconds
+        self.passages: list[tuple[str, str, int, float]] = []  # sent or came, way, microbatch, when
         self._exact = str(dist.get_backend()) == "gloo"  # takes a message shorter than the buffer
         self._chunk = 0
 
@@ -116,7 +117,7 @@ class Stage(PipelineStage):
         boundary.bwd.stretch = dense.numel() / shape.numel()
 
         def there(_: Tensor) -> tuple[Tensor, Tensor | None]:
-            reader = wire.Reader(self.inbox.pop(("fwd", chunk)), self._place(side, "fwd"))
+            reader = self._open(("fwd", chunk), side)
             return boundary.fwd.arrive(reader, shape, want_mask=boundary.shares_mask)
 
         def back(grad: Tensor, mask: Tensor | None) -> Tensor:
@@ -143,7 +144,7 @@ class Stage(PipelineStage):
             return torch.zeros(1, device=y.device), mask
 
         def back(_: Tensor, mask: Tensor | None) -> Tensor:
-            reader = wire.Reader(self.inbox.pop(("bwd", chunk)), self._place(side, "bwd"))
+            reader = self._open(("bwd", chunk), side)
             return boundary.bwd.arrive(reader, shape, mask=mask)[0]
 
         return crossing(y, there, back)
@@ -169,14 +170,23 @@ class Stage(PipelineStage):
         return wire.Place(wire.digest(f"{side.digest.hex()} {way} {self.step.training} {self.step.compress}"),
                           self.step.number, self._chunk)
 
+    def _open(self, what: tuple[str, int], side: Side) -> wire.Reader:
+        """The message that has come."""
+        self.passages.append(("came", *what, time.monotonic()))
+        return wire.Reader(self.inbox.pop(what), self._place(side, what[0]))
+
     def _post(self, what: tuple[str, int], side: Side, channel: Channel, x: Tensor, **how: Any) -> Tensor | None:
         """Pack what the channel makes of x for `_send`; returns its mask."""
-        most = 0 if self._exact else channel.most_bytes(x.shape, torch.float32)
+        most = channel.most_bytes(x.shape, torch.float32)
         payloads, mask = channel.post(x, **how)
         message = wire.pack(payloads, self._place(side, what[0]))
-        self.framing[what[0]] += max(most, message.numel()) - sum(payload.nbytes for payload in payloads)
-        # Where a receiver's buffer must be filled to its end, the rest is framing.
-        self.outbox[what] = message if self._exact else nn.functional.pad(message, (0, most - message.numel()))
+        if message.numel() > most:  # the receiver's buffer ends there, and gloo would end the receiver
+            raise RuntimeError(f"a message of {message.numel()} bytes at boundary {side.boundary.name}, where "
+                               f"{channel.link.compressor.kind} makes {most} at most")
+        if not self._exact:  # a receiver's buffer must be filled to its end; the rest is framing
+            message = nn.functional.pad(message, (0, most - message.numel()))
+        self.framing[what[0]] += message.numel() - sum(payload.nbytes for payload in payloads)
+        self.outbox[what] = message
         return mask
 
     def _receive(self, what: tuple[str, int], side: Side, channel: Channel, source: int) -> dist.P2POp:
@@ -188,6 +198,7 @@ class Stage(PipelineStage):
     def _send(self, what: tuple[str, int], target: int) -> dist.P2POp:
         message = self.outbox.pop(what)
         self.sent[what[0]] += message.numel()
+        self.passages.append(("sent", *what, time.monotonic()))
         return dist.P2POp(dist.isend, message, self._rank(target), self.group)
 
     def _rank(self, stage: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -22,6 +24,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.specs import Wiring
 from commsweep.experiments.store import RunFolder, Store, write_json
 
+LAUNCH = "COMMSWEEP_LAUNCH"  # in the environment of every process of a launch
 GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
 
 
@@ -49,7 +52,6 @@ def worker(place: RunFolder, work: Callable[[], None]) -> int:
     place.make()
     error = place.path / f"stage{stage}.error"
     error.unlink(missing_ok=True)
-    (place.path / f"stage{stage}.pid").write_text(str(os.getpid()))
     try:
         work()
         return 0
@@ -78,6 +80,8 @@ def explain(fault: BaseException) -> str:
         chain = chain.__cause__ or chain.__context__
     if re.search(r"Timed out|timeout", text):
         return "a neighbour was silent for longer than --patience; check the link and start again to continue"
+    if "op.preamble.length" in text:
+        return "a message was longer than its kind can be, and not read; start all stages with the same commsweep"
     if re.search(r"closed by peer|Connection reset|Broken pipe|recv.*failed|Socket|unreachable|connect", text, re.I):
         return "the link to a neighbour broke; start again to continue from the last checkpoint"
     first = str(fault).strip().splitlines()
@@ -107,32 +111,40 @@ def torchrun(command: list[str], stages: int, port: int | None) -> list[list[str
 
 
 def supervise(place: RunFolder, commands: list[list[str]], environments: list[dict[str, str]],
-              show: Callable[[dict[str, Any]], None]) -> None:
+              show: Callable[[dict[str, Any]], None], patience: float = math.inf) -> None:
     """Run the commands until all have ended; `show` gets what stage 0 says of its progress.
 
-    Raises UserError, naming the stage, when one fails: all others are ended within a few seconds.
+    Raises UserError, naming the stage, when one fails, or is stopped for longer than `patience` seconds: all others
+    are ended within a few seconds.
     """
-    for left in ("stage*.error", "stage*.pid", "progress.json"):
+    for left in ("stage*.error", "progress.json"):
         for path in place.path.glob(left):
             path.unlink()
     log = open(place.path / "log.txt", "a")  # noqa: SIM115 (closed below, after the processes that write to it)
     start = log.tell()
-    running = [subprocess.Popen(command, env=os.environ | extra, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                start_new_session=True, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
+    own = f"{os.getpid()}.{secrets.token_hex(8)}"
+    running = [subprocess.Popen(command, env=os.environ | extra | {LAUNCH: own}, stdin=subprocess.DEVNULL, stdout=log,
+                                stderr=log, start_new_session=True,
+                                preexec_fn=lambda: die_with_parent(signal.SIGTERM))
                for command, extra in zip(commands, environments, strict=True)]
+    halted, stopped = _Halted(own, patience), ""
     try:
         while any(one.poll() is None for one in running):
-            if any(one.poll() for one in running):
+            if any(one.poll() for one in running) or any(place.path.glob("stage*.error")):
                 deadline = time.monotonic() + GRACE
                 while time.monotonic() < deadline and any(one.poll() is None for one in running):
                     time.sleep(0.1)
                 break
             with suppress(OSError, ValueError):
                 show(json.loads((place.path / "progress.json").read_text()))
+            if stopped := halted.look():
+                break
             time.sleep(0.1)
     finally:
-        end(place, running)
+        end(own, running)
         log.close()
+    if stopped:
+        raise UserError(f"{stopped}; all were ended. Start again to continue from the last checkpoint ({place.path})")
     codes = [one.returncode for one in running]
     if any(codes):
         with open(place.path / "log.txt") as text:
@@ -140,7 +152,41 @@ def supervise(place: RunFolder, commands: list[list[str]], environments: list[di
             raise UserError(blame(place, codes, text.read()))
 
 
-def end(place: RunFolder, running: list[subprocess.Popen]) -> None:
+def _stages(launch: str) -> dict[int, tuple[str, str]]:
+    """(stage, state) of a launch's stages by process id. They are known by their environment, which only their
+    launcher gave them; no file of the store says which process to end."""
+    found = {}
+    wanted = f"{LAUNCH}={launch}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            told = (folder / "environ").read_bytes().split(b"\0")
+            rank = next((one[5:].decode() for one in told if one.startswith(b"RANK=")), None)
+            if wanted in told and rank is not None:
+                found[int(folder.name)] = rank, (folder / "stat").read_text().rpartition(")")[2].split()[0]
+    return found
+
+
+class _Halted:
+    """Looks for stages that were stopped (SIGSTOP): their neighbours could only blame the silence."""
+
+    def __init__(self, launch: str, patience: float) -> None:
+        self.launch, self.most = launch, max(1.0, 0.8 * patience)  # before a neighbour's patience ends
+        self.since: dict[int, float] = {}
+        self.looked = 0.0
+
+    def look(self) -> str:
+        """What to say of a stage that has been stopped for too long, or ""."""
+        now = time.monotonic()
+        if now - self.looked < 1 or math.isinf(self.most):
+            return ""
+        self.looked = now
+        halted = {pid: stage for pid, (stage, state) in _stages(self.launch).items() if state in "tT"}
+        self.since = {pid: self.since.get(pid, now) for pid in halted}
+        return next((f"stage {halted[pid]} (process {pid}) has been stopped for {now - since:.0f} s"
+                     for pid, since in self.since.items() if now - since > self.most), "")
+
+
+def end(launch: str, running: list[subprocess.Popen]) -> None:
     """End what still runs, stages included that their launcher has lost."""
     for number, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
         for one in running:
@@ -150,12 +196,9 @@ def end(place: RunFolder, running: list[subprocess.Popen]) -> None:
         deadline = time.monotonic() + wait
         while time.monotonic() < deadline and any(one.poll() is None for one in running):
             time.sleep(0.05)
-    for path in place.path.glob("stage*.pid"):
-        with suppress(OSError, ValueError):
-            pid = int(path.read_text())
-            if b"commsweep" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
-        path.unlink(missing_ok=True)
+    for pid in _stages(launch):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def blame(place: RunFolder, codes: list[int], log: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 import select
 import shutil
 import socket
@@ -19,14 +20,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.pipelining.launch import die_with_parent
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a stage the name of the chain it is in
 MTU = 1500
 BURST = 2 * (MTU + 14)  # bytes that a bucket lets through at once: two frames, or
 BURST_SECONDS = 0.25e-3  # what a fast link sends in this time, for which timers are too coarse
+RELAY_RATE = 550e6  # bits a second that the relay was measured to carry
 _PACKET, _VNET_HEADER = 263, 15  # <linux/if_packet.h>: a frame with what the kernel left to the hardware
 
 
@@ -82,6 +85,30 @@ class Chain:
                 _run("ip", "-n", self.node(k), "route", "replace", f"10.213.{other}.0/24", "via", by)
 
 
+def _owned(pid: int) -> str:
+    """A name that tells whose the namespaces are: process id and start. Interfaces leave room for 12 letters."""
+    return f"cs{pid:x}x{_born(pid) % 4096:03x}"
+
+
+def _born(pid: int) -> int:
+    """When a process started, in ticks since boot; 0 when there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def sweep_up() -> list[str]:
+    """Remove the namespaces of launchers that are gone (killed, they could not do so themselves); their names."""
+    shown = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    gone = [name for name in (line.split()[0] for line in shown.splitlines() if line.strip())
+            if (found := re.fullmatch(r"(cs([0-9a-f]+)x[0-9a-f]{3})[nw]\d+", name))
+            and _owned(int(found[2], 16)) != found[1]]
+    for name in gone:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return gone
+
+
 @contextmanager
 def chain(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[Chain]:
     """Namespaces for `nodes` stages, links of `bandwidth` bits a second (0: unlimited) and `latency` seconds one way.
@@ -91,7 +118,8 @@ def chain(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[
     if shutil.which("ip") is None or os.geteuid() != 0:
         raise UserError("--bandwidth and --latency need Linux, root and iproute2 (ip, tc); run the stages on machines "
                         "with real links instead, by torchrun")
-    made = Chain(f"cs{os.getpid() % 100000:x}", nodes)
+    sweep_up()
+    made = Chain(_owned(os.getpid()), nodes)
     relays: list[subprocess.Popen] = []
     try:
         for k in range(nodes):
@@ -99,6 +127,9 @@ def chain(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[
             _run("ip", "-n", made.node(k), "link", "set", "lo", "up")
             _run("ip", "netns", "exec", made.node(k), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         netem = latency > 0 and _has_netem(made)
+        if latency and not netem and not 0 < bandwidth < RELAY_RATE:
+            notice(f"this kernel has no netem: latency comes from a relay process, which carries at most about "
+                   f"{RELAY_RATE / 1e6:.0f} Mbit/s each way, whatever --bandwidth says")
         for k in range(nodes - 1):
             _link(made, k, bandwidth, latency, netem, relays)
         for k in range(nodes):

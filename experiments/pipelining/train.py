@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commsweep.experiments import checkpoint, models, tasks
 from commsweep.experiments import data as datasets
-from commsweep.experiments import models, tasks
 from commsweep.experiments.compressors import wire
 from commsweep.experiments.config import SCHEMA, Run, canonical, run_id
 from commsweep.experiments.data.module import Batch
@@ -197,6 +196,7 @@ class Trainer:
         self._samples = 0
         self.losses = []
         del self.began[:-KEPT], self.stage.spans[: -KEPT * (2 * self.run.microbatches + 1)]
+        del self.stage.passages[: -KEPT * 4 * self.run.microbatches]
         since = len(self.began)
         self.data.train.set_epoch(self.epoch)
         clock = time.perf_counter()
@@ -344,21 +344,17 @@ class Trainer:
                  "optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict(),
                  "random": torch.get_rng_state(), "sent": self.stage.sent, "framing": self.stage.framing,
                  "tied": self.tied_bytes}
-        path = self._file(self.epoch)
-        torch.save(state, path.with_suffix(".part"))
-        os.replace(path.with_suffix(".part"), path)
+        checkpoint.save(state, self.folder.path, f"stage{self.rank}", self.epoch)
         self._gather(None)  # all stages have theirs
-        for old in self._files():
-            if old < self.epoch:
-                self._file(old).unlink()
         self._saved = time.monotonic()
 
     def _resume(self) -> None:
-        have = [set(files) for files in self._gather(self._files())]
-        both = set.intersection(*have)
+        files = {epoch: path for epoch, path in checkpoint.kept(self.folder.path, f"stage{self.rank}")
+                 if checkpoint.whole(path)}
+        both = set.intersection(*(set(epochs) for epochs in self._gather(list(files))))
         if not both:
             return
-        state = torch.load(self._file(max(both)), map_location=self.device, weights_only=True)
+        state = torch.load(files[max(both)], map_location=self.device, weights_only=True)
         self.epoch, self.step, self.passes = state["epoch"], state["step"], state["passes"]
         self.seconds, self.tied_bytes = state["seconds"], state["tied"]
         self.stage.sent, self.stage.framing = state["sent"], state["framing"]
@@ -368,19 +364,13 @@ class Trainer:
         self.scheduler.load_state_dict(state["scheduler"])
         torch.set_rng_state(state["random"].cpu())
 
-    def _file(self, epoch: int) -> Path:
-        return self.folder.path / f"stage{self.rank}.{epoch}.ckpt"
-
-    def _files(self) -> list[int]:
-        return sorted(int(path.name.split(".")[1]) for path in self.folder.path.glob(f"stage{self.rank}.*.ckpt"))
-
     # The row.
 
     def _row(self, status: str, error: str | None, wall: float) -> dict[str, Any] | None:
         ledgers = self._gather(self.boundaries.ledger())
         state = self._gather({name: one.detach().cpu() for name, one in
                               self._owned().items()}) if self.keep_weights else []
-        timing = self._gather({"spans": self.stage.spans, "began": self.began})
+        timing = self._gather({"spans": self.stage.spans, "began": self.began, "passages": self.stage.passages})
         links = self._gather(_dump(self.boundaries.links()))
         transport = self._gather({"sent": self.stage.sent, "framing": self.stage.framing, "tied": self.tied_bytes})
         if not self.first:
@@ -420,14 +410,14 @@ SKIPPED = 2  # first steps of a process, in which memory is allocated and kernel
 
 def summary(timing: list[dict[str, Any]], wiring: Wiring) -> dict[str, Any]:
     """Seconds a step (median of the intervals between starts at stage 0), seconds and CPU seconds of each stage's
-    tasks, and the spans of one step for a Gantt chart."""
+    tasks, and of one step, for a Gantt chart, the spans and when each message was sent and taken up."""
     began = timing[0]["began"]
     if len(began) <= SKIPPED + 1:
         return {}
     intervals = sorted(b - a for a, b in zip(began[SKIPPED:], began[SKIPPED + 1 :], strict=False))
     middle = intervals[len(intervals) // 2]
     shown = next(i for i in range(SKIPPED, len(began) - 1) if began[i + 1] - began[i] == middle)
-    tasks_, gantt = [], []
+    tasks_, gantt, messages = [], [], []
     for stage in timing:
         since, until = stage["began"][SKIPPED], stage["began"][-1]
         own: dict[str, list[tuple[float, float]]] = {}
@@ -438,9 +428,11 @@ def summary(timing: list[dict[str, Any]], wiring: Wiring) -> dict[str, Any]:
                        for what, many in own.items()})
         gantt.append([[what, chunk, start - began[shown], stop - began[shown]] for what, chunk, start, stop, _ in
                       stage["spans"] if began[shown] <= start < began[shown + 1]])
+        messages.append([[what, way, chunk, when - began[shown]] for what, way, chunk, when in stage["passages"]
+                         if began[shown] <= when < began[shown + 1]])
     return {"step_seconds": middle, "steps": len(intervals), "spread": [intervals[len(intervals) // 4],
                                                                         intervals[3 * len(intervals) // 4]],
-            "tasks": tasks_, "gantt": gantt}
+            "tasks": tasks_, "gantt": gantt, "messages": messages}
 
 
 def _median(values: list[float]) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 
 from commsweep.experiments.config import Run, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Store
+from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Busy, Store
 from commsweep.sweeps.launch import Interrupts, Job, Report, record_end
 
 LISTEN = 1.0  # seconds between looks at a stop that comes from elsewhere
@@ -161,7 +161,10 @@ class _Worker:
             f"worker ended with exit code {code}")
 
     def _ended(self, status: str, error: str) -> dict[str, Any]:
-        return record_end(self.run, self.setting.job.store, status, error)
+        try:
+            return record_end(self.run, self.setting.job.store, status, error)
+        except Busy:  # another launcher was quicker to take the cell of a dead worker
+            return {"status": "busy"}
 
 
 def _heard(pool: list[_Worker], listening: bool) -> list[_Worker]:

@@ -33,8 +33,10 @@ METHODS: dict[str, dict[str, Any]] = {
     # The momentum is in what is sent, so the optimizer has none.
     "DGC 1 %": _kept("topk", 0.01) | {"grad.feedback.kind": "dgc", "grad.schedule.kind": "ramp",
                                       "grad.schedule.epochs": 2, "optim.momentum": 0.0},
-    "CLT-k 1 %": _kept("cltk", 0.01) | {"grad.exchange": "allreduce", "grad.feedback.kind": "lowpass",
-                                        "grad.feedback.beta": 1.0},
+    "CLT-k 1 %": _kept("cltk", 0.01, **EF) | {"grad.exchange": "allreduce"},
+    # ScaleCom's filter; its paper takes 0.1 for large batches, and beta 1 is plain error feedback.
+    "ScaleCom 1 %": _kept("cltk", 0.01) | {"grad.exchange": "allreduce", "grad.feedback.kind": "lowpass",
+                                           "grad.feedback.beta": 0.1},
     "EF21 TopK 1 %": _kept("topk", 0.01) | {"grad.feedback.kind": "ef21"},
     # A mean instead of a sum of the last gradients: ten times the rate makes it momentum 0.9.
     "EF21-SGDM TopK 1 %": _kept("topk", 0.01) | {"grad.feedback.kind": "ef21_sgdm", "grad.feedback.eta": 0.1,

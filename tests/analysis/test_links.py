@@ -9,13 +9,13 @@ import pytest
 from commsweep.analysis import advise as advising
 from commsweep.analysis import links
 from commsweep.analysis.schedules import SCHEDULES, TORCH, Links, Times, step_seconds
-from commsweep.experiments.config import run_id
+from commsweep.experiments.config import SCHEMA, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.pipelining import launch
 from commsweep.experiments.specs import Wiring
 from commsweep.experiments.store import Store
 from commsweep.main import main
-from tests.helpers import linked, tiny
+from tests.helpers import linked, outcome, tiny
 
 RATES = (1e6, 1e8, 0.0)
 COMPUTE = {"dense": 0.004, "topk": 0.006}
@@ -40,8 +40,8 @@ def measured(name: str, wiring: Wiring, place: str) -> dict:
             for k in range(4)]
     gantt = [[["F", 0, 0.0, 0.004], ["B", 0, 0.01, 0.02], ["U", 0, 0.02, 0.021]] for _ in range(4)]
     run = RUNS[name]
-    return {"schema": 4, "id": place, "run_id": run_id(run), "status": "measured", "error": None, "steps": 10,
-            "run": run.model_dump(mode="json"), "wiring": wiring.model_dump(mode="json"), "transport": sent, "cores": 2,
+    return {"schema": SCHEMA, "metrics": {}, "seconds": {}, "id": place, "run_id": run_id(run), "status": "measured",
+            "error": None, "steps": 10, "run": run.model_dump(mode="json"), "wiring": wiring.model_dump(mode="json"), "transport": sent, "cores": 2,
             "timing": {"step_seconds": seconds, "steps": 9, "spread": [seconds, seconds], "tasks": [each] * 4,
                        "gantt": gantt}}
 
@@ -53,8 +53,7 @@ def evaluations(store: Store, name: str, scores: list[float]) -> None:
     folder.begin(RUNS[name], {})
     for turn, score in enumerate(scores):
         folder.append({"epoch": turn + 1, "step": 10 * (turn + 1), "test_on_acc": score})
-    folder.finish({"id": folder.path.name, "status": "finished", "run": RUNS[name].model_dump(mode="json"),
-                   "metrics": {}})
+    folder.finish(outcome(RUNS[name]))
 
 
 @pytest.fixture

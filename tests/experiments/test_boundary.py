@@ -87,7 +87,7 @@ def test_forward_and_backward_are_the_compressors_applied_by_hand():
         buffer.data.copy_(value)
     head = torch.nn.Sequential(reference.conv1, reference.bn1, reference.relu, reference.layer1, reference.layer2)
     cut = head(x)
-    received = compressor(dict(TOPK)).roundtrip(cut).detach().requires_grad_()
+    received = compressor(dict(TOPK)).roundtrip(cut.detach()).requires_grad_()
     tail = torch.nn.Sequential(reference.layer3, reference.layer4, reference.avgpool, torch.nn.Flatten(), reference.fc)
     by_hand = cross_entropy(tail(received), y)
     by_hand.backward()
@@ -245,3 +245,17 @@ def test_boundaries_that_are_not_there_or_leave_nothing_to_the_rest_are_refused(
     run = override(tiny(), {"model.cuts": cuts, f"at.{at}.fwd.compressor.kind": "topk"})
     with pytest.raises(UserError, match="mean nothing" if at in cuts else "at.layer3: there is no such boundary; did"):
         build(run, Execution("cpu"))
+
+
+def test_runs_whose_seeds_differ_by_a_power_of_two_share_no_randomness():
+    """Every boundary, direction and seed draws for itself; low rank's first factor, too."""
+    factors, numbers = [], set()
+    for seed in (0, 1, 65536, 2**31):
+        task = build(linked({"kind": "lowrank", "rank": 2}, {"kind": "lowrank", "rank": 2}, seed=seed),
+                     Execution("cpu")).task
+        for boundary in task.boundaries.values():
+            for channel in (boundary.fwd, boundary.bwd):
+                numbers.add(channel._seed())
+                factors.append(channel.warm)
+    assert len(numbers) == len(factors) == 4 * 3 * 2
+    assert not any(torch.equal(a, b) for i, a in enumerate(factors) for b in factors[:i] if a.shape == b.shape)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from commsweep.experiments import seeds
 from commsweep.experiments.compressors import KINDS, build, kernels
 from commsweep.experiments.errors import UserError
 from tests.helpers import COMPRESSORS, name, same_bits
@@ -291,3 +292,46 @@ def test_a_wrong_spec_is_one_clear_line(spec, message):
         build(spec)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# What audits found.
+
+
+@given(seed=st.integers(0, 1000), bits=st.integers(2, 8), size=st.sampled_from([1e-7, 1e-3, 1.0, 300.0]))
+def test_the_authors_fixed_point_divides_by_the_rounded_scale(seed, bits, size):
+    """Against their rule in plain float64: s is float16 before it divides."""
+    x = size * torch.randn(6, 11, generator=torch.Generator().manual_seed(seed))
+    s = x.abs().amax(0).half()
+    half = 2 ** (bits - 1)
+    wanted = (x * half / (s.float() + 1e-6)).round().clamp(-half, half - 1) / half * s.float()
+    assert torch.equal(build({"kind": "fixed_batch", "bits": bits}).roundtrip(x), wanted + 0.0)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_stochastic_fixed_point_has_no_bias_at_either_end(bits):
+    x = torch.tensor([[1.0, 0.99, 0.9, -1.0, -0.7, 0.0, 0.31]])
+    made = build({"kind": "fixed", "bits": bits, "scale": "sample", "rounding": "stochastic"})
+    mean = torch.stack([made.roundtrip(x, seed) for seed in range(4000)]).mean(0)
+    step = 2.0 / 2**bits * 2
+    assert torch.allclose(mean, x, atol=4 * step / 2 / 4000**0.5)
+
+
+def test_one_bit_fixed_point_cannot_be_without_bias():
+    with pytest.raises(UserError, match="one bit has no code above zero"):
+        build({"kind": "fixed", "bits": 1, "rounding": "stochastic"})
+
+
+def test_a_tensor_that_wants_a_gradient_is_refused():
+    x = torch.randn(3, 8, requires_grad=True)
+    made = build({"kind": "topk"})
+    for call in (made.roundtrip, made.encode):
+        with pytest.raises(UserError, match="requires a gradient"):
+            call(x)
+    with torch.no_grad():
+        assert torch.equal(made.roundtrip(x), made.roundtrip(x.detach()))
+
+
+def test_draws_of_different_seeds_places_and_steps_never_meet():
+    every = {seeds.draw(purpose, seed, place, step) for purpose in range(4) for seed in (0, 1, 65536, 2**32 - 1)
+             for place in range(16) for step in (0, 1, 2**31, 2**40)}
+    assert len(every) == 4 * 4 * 16 * 4 and all(0 <= one < 2**63 for one in every)

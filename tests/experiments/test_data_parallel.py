@@ -594,3 +594,86 @@ def test_learners_that_cannot_fit_are_refused(monkeypatch):
 def test_feedback_kinds_are_all_reached():
     assert set(feedback.KINDS) == {
         override(tiny(), {"grad.learners": 2} | change).grad.feedback.kind for change in METHODS.values()}
+
+
+# What audits found.
+
+
+def test_accordions_rank_is_the_one_that_is_used_and_charged():
+    """A critical layer's message is the mean's best rank-4 product after some iterations, and costs rank 4."""
+    made = exchange(specs.PowerSGD(rank=1), exchange="allreduce", schedule=specs.Accordion(mild=4, eta=0.5, every=1))
+    basis = torch.randn(40, 4) @ torch.randn(4, 30)  # of rank 4
+    for step in range(8):
+        y = made.send(0, [basis], step, 0)
+    assert torch.linalg.matrix_rank(y) == 4 and torch.allclose(y, basis, atol=1e-3)
+    made.accordion.mild = [False]
+    before = made.warm0.clone()
+    y = made.send(0, [basis], 8, 1)
+    assert torch.linalg.matrix_rank(y) == 1
+    assert torch.equal(made.warm0[:, 1:], before[:, 1:]) and not torch.equal(made.warm0[:, :1], before[:, :1])
+    assert int(made.ledger.up[0]) == 8 * 4 * 4 * (40 + 30) + 4 * (40 + 30)
+
+
+def test_a_servers_downlink_and_the_bound_count_dense_warm_up_steps():
+    spec = Gradients(exchange="server", compressor=specs.TopK(ratio=0.01), start_epoch=1)
+    made = Exchange(spec, nn.Linear(100, 100, bias=False), 0)
+    g = torch.randn(100, 100)
+    for epoch in (0, 1):
+        made.send(0, [g], epoch, epoch)
+        made.ledger.steps += 1
+    k, places = 100, math.ceil(100 * 14 / 8)
+    totals = made.ledger.totals()
+    assert totals["up"] == (40_000 + 4 * k + places) / 2
+    assert totals["learner_receives"] == (40_000 + 4 * k + places + 4 + 1) / 2
+    entropy = -0.01 * math.log2(0.01) - 0.99 * math.log2(0.99)
+    assert totals["bound"] == pytest.approx((40_000 + (32 * k + 10_000 * entropy) / 8) / 2)
+    assert totals["kept"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("kind, spec", [("dgc", specs.MomentumCorrection(momentum=0.5)),
+                                        ("ef21_sgdm", specs.EF21SGDM(eta=0.25))])
+def test_what_travels_dense_has_the_methods_momentum(kind, spec):
+    """Warm-up epochs and vectors: the optimizer has no momentum there, so the method's is applied."""
+    net = nn.Linear(3, 2)
+    made = Exchange(Gradients(exchange="allgather", compressor=specs.TopK(ratio=0.5), feedback=spec, start_epoch=5),
+                    net, 0)
+    want = torch.zeros(2, 3)
+    for step, g in enumerate((torch.ones(2, 3), 2 * torch.ones(2, 3), torch.zeros(2, 3))):
+        want = (0.5 * want + g) if kind == "dgc" else (torch.lerp(want, g, 0.25) if step else g)
+        assert torch.allclose(made.send(0, [g], step, 0), want)
+        assert torch.allclose(made.send(1, [g[:, 0]], step, 9), want[:, 0])
+
+
+@pytest.mark.parametrize("args, line", [
+    (["fwd.compressor.kind=topk", "fwd.feedback.kind=ef", "fwd.feedback.key=sample"], "fwd.feedback.kind=ef remembers"),
+    (["fwd.compressor.kind=topk", "at.layer1.bwd.compressor.kind=topk", "at.layer1.bwd.feedback.kind=aqsgd"],
+     "at.layer1.bwd.feedback.kind=aqsgd remembers samples"),
+    (["bwd.compressor.kind=lowrank"], "bwd.compressor.warm=true begins from the last message of all learners"),
+])
+def test_ddp_refuses_what_processes_cannot_know(args, line, tmp_path, capsys):
+    assert main(["ddp", "synthetic", *args, "--learners", "2", "--store", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"commsweep: {line}")
+
+
+BOUNDARIES = {
+    "randomk": {"fwd.compressor.kind": "randomk", "bwd.compressor.kind": "randomk"},
+    "stochastic": {"fwd.compressor.kind": "uniform", "fwd.compressor.rounding": "stochastic"},
+    # 122 samples: the last batch of 26 rows shifts the learners' shares, but not the slots they own
+    "slots": {"fwd.compressor.kind": "topk", "fwd.feedback.kind": "ef", "bwd.compressor.kind": "topk",
+              "bwd.feedback.kind": "ef21", "data.val_size": 38, "epochs": 2},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in ("randomk", "stochastic")] + ["slots"])
+def test_processes_compress_at_boundaries_as_the_simulation_does(name):
+    run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | BOUNDARIES[name])
+    made, simulated = real.execute(run, HOW), trained(run)
+    assert all(same_bits(torch.from_numpy(one), simulated.model.state_dict()[key].cpu())
+               for key, one in made["weights"].items() if one.dtype == np.float32)
+
+
+@pytest.mark.slow
+def test_cltk_hands_over_what_it_counts():
+    run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | METHODS["CLT-k 1 %"])
+    made = real.execute(run, HOW)
+    assert sum(made["sent"]) / made["steps"] / 2 == pytest.approx(made["gradients"]["up"], abs=1 * 30)

@@ -19,7 +19,7 @@ from commsweep.experiments.pipelining import launch, stages
 from commsweep.experiments.pipelining.train import connect, summary
 from commsweep.experiments.specs import Wiring
 from commsweep.experiments.store import Store
-from tests.helpers import tiny
+from tests.helpers import outcome, tiny
 
 
 @pytest.fixture
@@ -124,6 +124,7 @@ def test_a_reason_goes_before_a_lost_neighbour_and_the_earlier_before_the_later(
 
 @pytest.mark.parametrize(("fault", "line"), [
     (RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "the link to a neighbour broke"),
+    (RuntimeError("[pair.cc] op.preamble.length <= op.preamble.nbytes. 90 vs 10"), "a message was longer"),
     (RuntimeError("Timed out waiting 5000ms for recv operation to complete"), "a neighbour was silent"),
     (ValueError("something else\nand more"), "ValueError: something else"),
 ])
@@ -144,11 +145,11 @@ def test_a_foreign_message_is_named_through_the_engines_wrapping():
 def test_a_step_is_the_median_interval_and_its_tasks_are_the_medians():
     began = [0.0, 5.0, 6.0, 7.0, 9.0, 10.0]  # the first two steps do not count
     spans = [("F", 0, at + 0.1, at + 0.2 + 0.1 * (at == 7), 0.05) for at in began]
-    made = summary([{"began": began, "spans": spans}], Wiring())
+    made = summary([{"began": began, "spans": spans, "passages": [("sent", "fwd", 0, 6.5)]}], Wiring())
     assert made["step_seconds"] == 1.0 and made["steps"] == 3
     assert made["tasks"][0]["F"] == {"seconds": pytest.approx(0.1), "cpu": 0.05}
     assert [round(start, 6) for _, _, start, _ in made["gantt"][0]] == [0.1]
-    assert summary([{"began": began[:3], "spans": spans}], Wiring()) == {}
+    assert summary([{"began": began[:3], "spans": spans, "passages": []}], Wiring()) == {}
 
 
 def test_a_measurement_has_a_folder_of_its_own(tmp_path):
@@ -158,6 +159,7 @@ def test_a_measurement_has_a_folder_of_its_own(tmp_path):
     place = launch.folder(store, tiny(), Wiring())
     place.make()
     launch.begin(place, tiny(), Wiring(), {})
-    place.finish({"id": place.path.name})
-    assert store.pipelines() == [{"id": place.path.name}] and store.ids() == [] and not store.rows()
+    row = outcome(tiny()) | {"id": place.path.name}
+    place.finish(row)
+    assert store.pipelines() == [row] and store.ids() == [] and not store.rows()
     assert os.listdir(tmp_path / "pipelines") == [place.path.name]

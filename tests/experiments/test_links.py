@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from commsweep.experiments.pipelining import namespaces
+from commsweep.experiments.pipelining import launch, namespaces
 from commsweep.experiments.store import Store
 
 COMMSWEEP = [sys.executable, "-m", "commsweep"]
@@ -33,6 +33,19 @@ def allowed() -> bool:
 def run(store: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([*COMMSWEEP, "pipeline", "synthetic", *TWO, *arguments, "--store", str(store), "--json"],
                           capture_output=True, text=True, timeout=200)
+
+
+def stage_of_one(store: Path, stage: int = 1) -> int:
+    """The process of a stage of the pipelines in a store."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (folder / "environ").read_bytes().split(b"\0")
+            command = (folder / "cmdline").read_bytes().decode()
+        except OSError:
+            continue
+        if f"RANK={stage}".encode() in told and str(store) in command and "torch.distributed.run" not in command:
+            return int(folder.name)
+    raise AssertionError(f"no stage {stage} runs")
 
 
 def leftovers() -> list[str]:
@@ -95,7 +108,7 @@ def test_a_killed_stage_ends_all_and_the_same_command_continues(tmp_path):
     while not list(tmp_path.glob("a/pipelines/*/stage1.*.ckpt")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    os.kill(int(next(tmp_path.glob("a/pipelines/*/stage1.pid")).read_text()), signal.SIGKILL)
+    os.kill(stage_of_one(tmp_path / "a"), signal.SIGKILL)
     killed = time.monotonic()
     out, error = process.communicate(timeout=60)
     assert time.monotonic() - killed < 20 and process.returncode == 2 and out == ""
@@ -105,6 +118,82 @@ def test_a_killed_stage_ends_all_and_the_same_command_continues(tmp_path):
     again = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=200)
     whole = run(tmp_path / "b", *settings)
     assert json.loads(again.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_stopped_stage_is_named_within_its_patience(tmp_path):
+    process = subprocess.Popen([*COMMSWEEP, "pipeline", "synthetic", *TWO, "epochs=60", "eval_every=60", "--store",
+                                str(tmp_path), "--patience", "10", "--checkpoint-every", "0"],
+                               stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not list(tmp_path.glob("pipelines/*/stage1.*.ckpt")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    victim = stage_of_one(tmp_path)
+    os.kill(victim, signal.SIGSTOP)
+    stopped = time.monotonic()
+    _, error = process.communicate(timeout=100)
+    assert time.monotonic() - stopped < 10 + 15 and process.returncode == 2
+    assert f"commsweep: stage 1 (process {victim}) has been stopped for " in error.strip().splitlines()[-1]
+    assert not leftovers()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_under_torchrun_a_finished_run_is_shown_and_not_trained_again(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "commsweep", "pipeline", "synthetic",
+               *TWO, "--store", str(tmp_path), "--device", "cpu"]
+    Store(tmp_path)
+    first = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert first.returncode == 0, first.stderr
+    folder = next((tmp_path / "pipelines").iterdir())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert json.loads(before["env.json"])["device"] == "cpu"
+    again = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert again.returncode == 0 and "finished" in again.stdout, again.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_stages_with_different_texts_say_so(tmp_path):
+    texts = [tmp_path / "a", tmp_path / "b"]
+    for place, folder in enumerate(texts):
+        folder.mkdir()
+        (folder / "all.txt").write_text("the stages send packed tensors to their peers. " * 400 + "x" * place)
+    store, port = tmp_path / "s", launch.free_port()
+    Store(store)
+    processes = [subprocess.Popen([*COMMSWEEP, "pipeline", "synthetic_text", "data.name=text", "data.train_blocks=0",
+                                   "data.eval_blocks=0", "model.stages=2", "--store", str(store), "--data-root",
+                                   str(folder)], stderr=subprocess.PIPE, text=True,
+                                  env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                                    "MASTER_PORT": str(port), "COMMSWEEP_STAGE": str(rank)})
+                 for rank, folder in enumerate(texts)]
+    for process in processes:
+        assert "stages 0 and 1 were started with different data" in process.communicate(timeout=120)[1]
+        assert process.returncode == 1
+
+
+@rooted
+def test_namespaces_of_a_killed_launcher_are_removed_by_the_next_and_others_kept():
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    mine = namespaces._owned(os.getpid())
+    reused = f"cs{os.getpid():x}x{(namespaces._born(os.getpid()) + 1) % 4096:03x}"  # the id of a process, born later
+    names = [f"{mine}n0", f"{reused}n0", "cs3fffffx123n0", "cs3fffffx123w0", "csother", "n0"]
+    made = []
+    try:
+        for name in names:
+            if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0:
+                made.append(name)
+        assert sorted(namespaces.sweep_up()) == sorted([f"{reused}n0", "cs3fffffx123n0", "cs3fffffx123w0"])
+        left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        assert f"{mine}n0" in left and "csother" in left and "cs3fffff" not in left
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 @rooted

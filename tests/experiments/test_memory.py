@@ -104,13 +104,13 @@ def test_a_checkpoint_names_a_copy_that_later_steps_do_not_touch(tmp_path):
     saved = made.get_extra_state()
     made.write(keys(0), rows(7))
     made.snapshot("20")
-    made.drop_copies()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.buffer", "m.buffer.20"]
+    made.drop_copies([20])
+    assert sorted(p.name[:11] for p in tmp_path.iterdir()) == ["m.buffer", "m.buffer.20"]
     made.write(keys(1), rows(5))
     assert torch.equal(made.state[:, 0, 0].float(), torch.tensor([7.0, 5.0, 1.0]))
     made.set_extra_state(made.get_extra_state())
     assert torch.equal(made.state[:, 0, 0].float(), torch.tensor([7.0, 0.0, 1.0]))
-    assert saved == {"copy": "m.buffer.10"}
+    assert saved["copy"].startswith("m.buffer.10.")
 
 
 def test_copies_work_where_the_file_system_has_no_fast_copy(tmp_path, monkeypatch):

@@ -8,11 +8,13 @@ import os
 
 import pytest
 
+from commsweep.analysis import results
 from commsweep.experiments import store as storing
 from commsweep.experiments.config import SCHEMA, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Busy, Store, write_json
-from tests.helpers import tiny
+from commsweep.main import main
+from tests.helpers import outcome, tiny
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def test_status_of_a_run_through_its_life(store):
         folder.begin(tiny(), {})
         assert store.status(name) == "running"
     assert store.status(name) == "interrupted"
-    folder.finish({"status": "finished"})
+    folder.finish(outcome(tiny()))
     assert store.status(name) == "finished"
     assert folder.run() == tiny()
 
@@ -59,14 +61,14 @@ def test_a_repeated_epoch_counts_once_and_the_last_time(folder):
 
 
 def test_an_outcome_is_never_overwritten_and_retry_keeps_it(folder):
-    folder.finish({"status": "failed"})
+    folder.finish(outcome(tiny(), "failed"))
     with pytest.raises(FileExistsError):
-        folder.finish({"status": "finished"})
+        folder.finish(outcome(tiny()))
     folder.set_aside()
     assert folder.row() is None
-    folder.finish({"status": "failed", "again": True})
+    folder.finish(outcome(tiny(), "failed", again=True))
     folder.set_aside()
-    assert json.loads((folder.path / "done.1.json").read_text()) == {"status": "failed"}
+    assert json.loads((folder.path / "done.1.json").read_text()) == outcome(tiny(), "failed")
     assert json.loads((folder.path / "done.2.json").read_text())["again"]
 
 
@@ -90,10 +92,91 @@ def test_a_newer_store_is_refused(tmp_path):
         Store(tmp_path)
 
 
-def test_damaged_files_are_named(store, folder):
-    (folder.path / "done.json").write_text('{"status": ')
+DAMAGE = {
+    "half a row": ("done.json", '{"status": ', "Expecting value"),
+    "an empty row": ("done.json", "{}", "no id, no status, no run in it"),
+    "a bare row": ("done.json", json.dumps({"id": run_id(tiny()), "status": "finished", "run": {}}), "metrics"),
+    "a list": ("done.json", "[]", "no JSON object"),
+    "deep": ("done.json", "[" * 100_000, "recursion"),
+    "bytes": ("done.json", b"\xff\xfe\x00", "utf"),
+    "another schema": ("done.json", json.dumps(outcome(tiny()) | {"schema": SCHEMA - 1}), f"of schema {SCHEMA - 1}"),
+    "another run": ("done.json", json.dumps(outcome(tiny(seed=9))), f"it is of run {run_id(tiny(seed=9))}"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_row_is_named_and_everything_else_still_listed(what, store, folder, capsys):
+    name, content, why = DAMAGE[what]
+    (folder.path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    whole = tiny(seed=1)
+    for_whole = store.folder(run_id(whole))
+    for_whole.begin(whole, {})
+    for_whole.finish(outcome(whole, metrics={"test_on_acc": 0.5}))
     with pytest.raises(UserError, match=r"done\.json' is damaged"):
-        store.rows()
+        folder.row()
+    assert [row["id"] for row in store.rows()] == [run_id(whole)] and store.status(folder.path.name) == "damaged"
+    said = capsys.readouterr().err
+    assert "done.json' is damaged" in said and why in said and "sweep launch sets it aside" in said
+    assert main(["list", "--store", str(store.root)]) == 0
+    listed = capsys.readouterr().out
+    assert run_id(whole) in listed and "damaged" in listed
+    assert len(results.load(store.root)) == 1
+
+
+def test_a_run_that_says_nothing_is_listed_as_damaged(store, folder, capsys):
+    (folder.path / "run.json").write_text("{}")
+    assert main(["list", "--store", str(store.root)]) == 0
+    assert "damaged" in capsys.readouterr().out
+    assert main(["show", folder.path.name, "--store", str(store.root)]) == 2
+    assert "run.json' is damaged (no run in it)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ['{"schema": null}', "{}", '{"schema": true}', "", "\0"])
+def test_a_damaged_mark_of_the_store_says_how_to_mend_it(content, store):
+    (store.root / "store.json").write_text(content)
+    with pytest.raises(UserError, match=r"store\.json' is damaged .*mend it with: echo"):
+        Store(store.root)
+
+
+def test_a_missing_mark_is_not_stamped_anew(store, folder):
+    (store.root / "store.json").unlink()
+    with pytest.raises(UserError, match="holds runs and no store.json"):
+        Store(store.root)
+    assert not (store.root / "store.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x81", b"{}", b'{"runs": []}', b'{"runs": {"a": 1}}'])
+def test_a_damaged_sweep_is_one_line(content, store, capsys):
+    (store.root / "sweeps").mkdir()
+    (store.root / "sweeps" / "smoke.json").write_bytes(content)
+    assert main(["report", "smoke", "--store", str(store.root)]) == 2
+    assert "smoke.json' is damaged" in (said := capsys.readouterr().err) and "sweep launch smoke writes it anew" in said
+
+
+def test_bad_bytes_among_the_metrics_cost_their_own_line(folder):
+    folder.append({"epoch": 1, "x": 1})
+    with open(folder.path / "metrics.jsonl", "ab") as handle:
+        handle.write(b"\xff\xfe{}\n[1]\n{\"epoch\": null}\n")
+    folder.append({"epoch": 2, "x": 2})
+    assert [record["x"] for record in folder.metrics()] == [1, 2]
+
+
+def test_an_unfinished_run_is_read_without_writing(store, folder, monkeypatch, capsys):
+    """A read-only store: nothing may be opened for writing."""
+    import builtins
+
+    plain = builtins.open
+
+    def reading(path, mode="r", *rest, **more):
+        if set(mode) & set("wax+") and str(path).startswith(str(store.root)):
+            raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+        return plain(path, mode, *rest, **more)
+
+    monkeypatch.setattr(builtins, "open", reading)
+    assert store.status(folder.path.name) == "interrupted"
+    for command in (["list"], ["show", folder.path.name[:5]]):
+        assert main([*command, "--store", str(store.root)]) == 0
+    assert "interrupted" in capsys.readouterr().out
 
 
 def test_find_by_prefix(store, folder):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commsweep.experiments.compressors import KINDS, build, packing, wire
+from commsweep.experiments.compressors import KINDS, build, kernels, packing, wire
 from commsweep.experiments.compressors.base import Payload
 from commsweep.experiments.data_parallel.adacomp import AdaComp
 from commsweep.experiments.errors import UserError
@@ -114,6 +114,8 @@ def test_no_bytes_crash_the_reader(made, data):
         message[at:] = torch.randint(0, 256, (len(message) - at,)).numpy()
     else:
         message = message[: data.draw(st.integers(0, len(message)))]
+    if len(message) >= wire.HEADER and data.draw(st.booleans()):  # whoever made it made a checksum, too
+        message[wire._SUM] = wire._checksum(torch.from_numpy(message)).view(torch.uint8).numpy()
     try:
         reader = wire.Reader(torch.from_numpy(message), HERE)
         y = compressor.decode(reader.take(compressor, x.shape))
@@ -121,6 +123,30 @@ def test_no_bytes_crash_the_reader(made, data):
     except UserError:
         return
     assert y.shape == x.shape and y.dtype == x.dtype
+
+
+@pytest.mark.parametrize("made", EVERY, ids=[*map(name, COMPRESSORS), "adacomp", "masked"])
+def test_no_single_bit_flips_unseen(made):
+    """Of values, places, types, lengths and header alike; the last bytes, which fill no word, included."""
+    compressor = made()
+    message = wire.pack([compressor.encode(torch.randn(3, 41, generator=torch.Generator().manual_seed(0)), 1)], HERE)
+    for place in range(len(message)):
+        bad = message.clone()
+        bad[place] ^= 1 << place % 8
+        with pytest.raises(UserError):
+            wire.Reader(bad, HERE)
+    wire.Reader(message, HERE)
+    wire.Reader(torch.cat([message, torch.randint(0, 256, (99,), dtype=torch.uint8)]), HERE)  # a longer buffer
+
+
+@given(st.binary(min_size=0, max_size=300))
+def test_the_checksum_is_the_same_in_torch_and_compiled(data):
+    words = torch.frombuffer(bytearray(data + bytes(4 - len(data) % 4)), dtype=torch.uint8).view(torch.int32)
+    total = sum(int(w) % 2**32 * ((i * 2654435761 % 2**32) | 1) for i, w in enumerate(words.tolist())) % 2**64
+    with pytest.MonkeyPatch.context() as patch:
+        compiled = int(packing.checksum(words))
+        patch.setattr(kernels, "numba", None)
+        assert compiled == int(packing.checksum(words)) == (total if total < 2**63 else total - 2**64)
 
 
 @given(st.binary(max_size=200))
@@ -143,7 +169,7 @@ def test_a_message_of_elsewhere_is_named(other, says):
 def test_an_older_version_is_named():
     message = wire.pack([build({"kind": "sign"}).encode(torch.randn(2, 9))], HERE)
     message[2] = 99
-    with pytest.raises(UserError, match="version 99; this commsweep speaks 1"):
+    with pytest.raises(UserError, match="version 99; this commsweep speaks 2"):
         wire.Reader(message, HERE)
 
 
