@@ -115,6 +115,9 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out |= row.get("metrics", {})
     for part in ("bytes", "seconds", "speed", "gradients"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
+    for cut, sent in row.get("boundaries", {}).items():
+        steps = max(1, sent["calls"])
+        out |= {f"boundary.{cut}.{side}": sent[side] / steps for side in ("fwd", "bwd")}
     return out | {"method": describe(out)}
 
 

@@ -1,10 +1,22 @@
-"""`python -m commsweep`: the command, where torchrun wants a module."""
+"""The command's start, for `commsweep` and `python -m commsweep` (which torchrun and agents want)."""
 
 from __future__ import annotations
 
+import os
 import sys
 
-from commsweep.main import main
+
+def start() -> int:
+    """Let Python keep its bytecode, and run the command.
+
+    Container images often forbid bytecode; without it every worker compiles torch anew, 20 s instead of 8.
+    """
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    from commsweep.main import main  # only now: its imports are to be kept, too
+
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

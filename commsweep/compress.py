@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from commsweep.experiments.errors import UserError
+from commsweep.options import folder, whole
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -14,12 +14,13 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser = commands.add_parser(
         "compress", help="compress an array: bytes, ratio and relative error",
         description="Encode and decode a NumPy array (first axis: samples) and write what the receiver would see.",
-        epilog="example: commsweep compress --spec '{\"kind\": \"topk\", \"ratio\": 0.1}' in.npy out.npy")
+        epilog="example: commsweep compress --spec '{\"kind\": \"topk\", \"ratio\": 0.1}' in.npy out.npy\n"
+               "kinds and their parameters: commsweep explain fwd.compressor.kind")
     parser.add_argument("--spec", required=True, help='a compressor as JSON: {"kind": "uniform", "bits": 4}')
-    parser.add_argument("--seed", type=int, default=0, help="seed of random compressors (default: 0)")
+    parser.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="seed of random compressors (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument("input", type=Path, metavar="IN.npy")
-    parser.add_argument("output", type=Path, metavar="OUT.npy")
+    parser.add_argument("input", type=folder, metavar="IN.npy", help="the array, of a floating-point type")
+    parser.add_argument("output", type=folder, metavar="OUT.npy", help="what the receiver sees of it")
     parser.set_defaults(command=_compress)
 
 
@@ -31,18 +32,26 @@ def _compress(args: argparse.Namespace) -> int:
 
     try:
         spec = json.loads(args.spec)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--spec is not JSON ({error}); write for instance '{{\"kind\": \"topk\", \"ratio\": 0.1}}'"
                         ) from None
     if not isinstance(spec, dict):
         raise UserError("--spec must be a JSON object with a kind")
     compressor = compressors.build(spec)
+    if isinstance(compressor, compressors.KINDS["forward_mask"]):
+        raise UserError("--spec: forward_mask sends a gradient where the forward message kept the activation, and "
+                        "there is none here; try topk")
+    with open(args.input, "rb") as handle:
+        try:
+            x = torch.from_numpy(np.lib.format.read_array(handle, allow_pickle=False))
+        except Exception as error:  # whatever the bytes are
+            said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            raise UserError(f"'{args.input}' is not an array of numbers in .npy format ({said})") from None
     try:
-        x = torch.from_numpy(np.load(args.input, allow_pickle=False))
-    except (ValueError, TypeError, EOFError) as error:
-        raise UserError(f"'{args.input}' is not an array of numbers in .npy format ({error})") from None
-    payload = compressor.encode(x, args.seed)
-    y = compressor.decode(payload)
+        payload = compressor.encode(x, args.seed)
+        y = compressor.decode(payload)
+    except (MemoryError, RuntimeError) as error:
+        raise UserError(f"{args.spec} on an array of shape {tuple(x.shape)}: {str(error).splitlines()[0]}") from None
     np.save(args.output, y.numpy())
     dense = x.numel() * x.element_size()
     norm = float(x.double().norm())

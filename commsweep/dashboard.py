@@ -9,6 +9,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
+from commsweep.options import name, whole
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -18,8 +19,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         description="Serve optuna-dashboard on a study of the store. A sweep is shown as a study made from its "
                     "finished runs: quality against bytes, parallel coordinates, importance of settings.")
     parser.add_argument("name", help="a study (commsweep search) or a sweep (commsweep sweep launch) of this store")
-    parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=whole(0, 65535), default=8080, help="0: any that is free (default: 8080)")
+    parser.add_argument("--host", type=name, default="127.0.0.1",
+                        help="address to listen on (default: this machine only)")
     parser.set_defaults(command=_dashboard)
 
 

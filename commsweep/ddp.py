@@ -9,6 +9,7 @@ from commsweep.experiments.config import override, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import FINISHED, Store
+from commsweep.options import count
 from commsweep.runs import changes, execution, execution_options
 
 
@@ -22,7 +23,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "Nothing is recorded.")
     parser.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for instance grad.compressor.kind=qsgd")
-    parser.add_argument("--learners", type=int, help="processes (default: the preset's grad.learners)")
+    parser.add_argument("--learners", type=count, help="processes (default: the preset's grad.learners)")
     parser.set_defaults(command=_ddp)
 
 

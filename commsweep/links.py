@@ -15,6 +15,7 @@ from typing import Any
 from commsweep.experiments.config import run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import RunFolder, Store
+from commsweep.options import folder, number
 from commsweep.runs import execution, execution_options
 
 WIDE = 0.25  # quartiles further apart than this share of the median: measured again
@@ -32,9 +33,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "step time against bandwidth, time to target quality, what the timeline predicts beside what was "
                     "measured, and beyond it.")
     parser.add_argument("plan", help="demo-links, links-text or smoke-links")
-    parser.add_argument("--out", type=Path, help="folder to write to (default: out/PLAN)")
+    parser.add_argument("--out", type=folder, help="folder to write to (default: out/PLAN)")
     parser.add_argument("--only", choices=("measure", "train", "report"), help="do one of the three parts")
-    parser.add_argument("--patience", type=float, default=120.0, metavar="SECONDS",
+    parser.add_argument("--patience", type=number(0, 1e6), default=120.0, metavar="SECONDS",
                         help="silence of a neighbour after which a stage gives up (default: 120)")
     parser.set_defaults(command=_links)
 
@@ -133,7 +134,7 @@ def _train(args: argparse.Namespace, measurements: list, store: Store) -> None:
     from commsweep.sweeps.launch import launch
 
     runs = list({run_id(one): one for one, _ in measurements}.values())
-    how = execution(args)
+    how = execution(args, by="sweep")
     report = launch(runs, store, how)
     if report.errors:
         raise UserError(f"{len(report.errors)} of the runs failed: {report.errors[0]}")

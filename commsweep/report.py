@@ -6,13 +6,15 @@ import argparse
 import json
 from pathlib import Path
 
+from commsweep.options import folder
+
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommands."""
     report = commands.add_parser("report", parents=[shared], help="write tables, figures, claims and an HTML page",
                                  description="Write everything the recorded runs of a sweep say. Needs files only.")
     report.add_argument("name", help="a sweep that was launched into this store")
-    report.add_argument("--out", type=Path, help="folder to write to (default: out/NAME)")
+    report.add_argument("--out", type=folder, help="folder to write to (default: out/NAME)")
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
     claims = commands.add_parser("claims", parents=[shared], help="print the verdict on each claim of the paper")

@@ -9,9 +9,11 @@ from typing import Any
 
 from commsweep.experiments.config import Run, flatten, override, run_id
 from commsweep.experiments.errors import UserError, notice
-from commsweep.experiments.execution import Execution
+from commsweep.experiments.execution import Execution, check_device
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Store
+from commsweep.explain import meaning
+from commsweep.options import count, folder, number
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -25,13 +27,22 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                      help="show the run in Weights & Biases when it is recorded")
     run.set_defaults(command=_run)
     presets = commands.add_parser("presets", help="list presets, or the settings of one",
-                                  description="List the presets, or every setting of one by its dotted name.")
+                                  description="List the presets, or every setting of one by its dotted name, with "
+                                              "its meaning and range. commsweep explain says more of any of them.",
+                                  epilog="example: commsweep presets digits")
     presets.add_argument("preset", nargs="?")
     presets.add_argument("--json", action="store_true", help="print JSON for programs")
     presets.set_defaults(command=_presets)
-    listing = commands.add_parser("list", parents=[shared], help="list the runs of a store")
+    listing = commands.add_parser(
+        "list", parents=[shared], help="list the runs of a store", epilog="example: commsweep list | grep EF21",
+        description="One line a run: id, status (finished, diverged, failed, oom, timeout, running, interrupted, "
+                    "damaged), score with compression on and off at inference, share of the dense bytes, method.")
     listing.set_defaults(command=_list)
-    show = commands.add_parser("show", parents=[shared], help="show one run: settings, outcome, numbers, bytes")
+    show = commands.add_parser(
+        "show", parents=[shared], help="show one run: settings, outcome, numbers, bytes",
+        epilog="example: commsweep show 3f2a     (ids: commsweep list)",
+        description="Everything a run's folder says: outcome, scores, bytes of each boundary, settings as they were "
+                    "installed, and every evaluation.")
     show.add_argument("run_id", help="a run id or the beginning of one")
     show.set_defaults(command=_show)
 
@@ -40,25 +51,30 @@ def execution_options() -> argparse.ArgumentParser:
     """Options that say where a run executes and change no result."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
-    options.add_argument("--data-root", type=Path,
+    options.add_argument("--data-root", type=folder,
                          help="folder of CIFAR-10 (torchvision's or the hub's Parquet files) or of texts")
-    options.add_argument("--model-root", type=Path, help="folder with a folder for each pretrained model or tokenizer")
+    options.add_argument("--model-root", type=folder,
+                         help="folder with a folder for each pretrained model or tokenizer")
     options.add_argument("--buffers", choices=("memory", "mmap"), default="memory",
                          help="where feedback memories with one row a sample lie (default: memory)")
     options.add_argument("--tensorboard", action="store_true",
                          help="also write TensorBoard's files into the run's folder (tensorboard --logdir STORE)")
-    options.add_argument("--checkpoint-every", type=float, default=30.0, metavar="SECONDS",
-                         help="least time between checkpoints, taken after an epoch (default: 30)")
+    options.add_argument("--checkpoint-every", type=number(0, included=True), default=30.0, metavar="SECONDS",
+                         help="least time between checkpoints, taken after an epoch; inf: none (default: 30)")
+    options.add_argument("--threads", type=count, metavar="N",
+                         help="threads of the computation (default: one for small models, for others all cores a "
+                              "worker has; another number rounds sums otherwise)")
     return options
 
 
-def execution(args: argparse.Namespace, progress: bool = False) -> Execution:
-    """The Execution these options describe."""
-    for name, folder in (("data", args.data_root), ("model", args.model_root)):
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"--{name}-root '{folder}': no such folder")
+def execution(args: argparse.Namespace, progress: bool = False, by: str = "run") -> Execution:
+    """The Execution these options describe; `by`: who asks. Raises UserError on an option's value."""
+    for name, root in (("data", args.data_root), ("model", args.model_root)):
+        if root is not None and not root.is_dir():
+            raise UserError(f"--{name}-root '{root}': no such folder")
+    check_device(args.device)
     return Execution(args.device, args.data_root, args.model_root, args.buffers, args.checkpoint_every, progress,
-                     args.tensorboard)
+                     args.tensorboard, args.threads, by=by)
 
 
 def changes(settings: list[str]) -> dict[str, str]:
@@ -67,6 +83,10 @@ def changes(settings: list[str]) -> dict[str, str]:
     for (key, equals, _), setting in zip(pairs, settings, strict=True):
         if not equals or not key:
             raise UserError(f"'{setting}' is not KEY=VALUE; write for instance seed=1")
+    keys = [key for key, _, _ in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise UserError(f"'{twice}' is set more than once: "
+                        + ", ".join(setting for setting in settings if setting.startswith(f"{twice}=")))
     return {key: value for key, _, value in pairs}
 
 
@@ -98,7 +118,8 @@ def _presets(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({name: run.model_dump(mode="json") for name, run in named.items()}))
     elif args.preset:
-        print("\n".join(f"{key}={value}" for key, value in _settings(named[args.preset])))
+        lines = [(f"{key}={value}", meaning(named[args.preset], key)) for key, value in _settings(named[args.preset])]
+        print("\n".join(f"{line:44} {said}" if said else line for line, said in lines))
     else:
         print("\n".join(f"{name:25} {run.model.name} on {run.data.name}, {run.epochs} epochs"
                         for name, run in named.items()))

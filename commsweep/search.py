@@ -13,6 +13,7 @@ from typing import Any
 
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
+from commsweep.options import count, name
 from commsweep.runs import execution, execution_options
 
 
@@ -24,15 +25,15 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "byte budget, or (without --budget) the front of quality against bytes. A killed search continues "
                     "with the same command; its runs are ordinary runs of the store.")
     parser.add_argument("name", help="what to search: synthetic, digits, sotu_nano, resnet18, gpt2_scratch")
-    parser.add_argument("--trials", type=int, default=30, help="trials the study shall have in the end (default: 30)")
+    parser.add_argument("--trials", type=count, default=30, help="trials the study shall have in the end (default: 30)")
     parser.add_argument("--budget", type=float, metavar="SHARE", help="largest share of the dense bytes, such as 0.125")
     parser.add_argument("--sampler", choices=("tpe", "nsga2"), default="tpe")
     parser.add_argument("--prune", action="store_true", help="stop hopeless trials early (needs --budget)")
     parser.add_argument("--per-boundary", action="store_true", help="give every boundary settings of its own")
-    parser.add_argument("--study", help="name of the study (default: from NAME and goal)")
+    parser.add_argument("--study", type=name, help="name of the study (default: from NAME and goal)")
     parser.add_argument("--storage", metavar="URL", help="a database for many machines, such as postgresql://host/name "
                                                          "(default: a journal file in the store)")
-    parser.add_argument("--workers", type=int, help="processes (default: one a GPU, or one a CPU core)")
+    parser.add_argument("--workers", type=count, help="processes (default: one a GPU, or one a CPU core)")
     parser.set_defaults(command=_search)
 
 
@@ -40,13 +41,11 @@ def _search(args: argparse.Namespace) -> int:
     from commsweep.sweeps import search as searching
     from commsweep.sweeps.executors.local import FORKS
 
-    search, store, how = searching.search_of(args.name), Store(args.store), execution(args)
+    search, store, how = searching.search_of(args.name), Store(args.store), execution(args, by="search")
     goal = _goal(args)
     aim = "front" if args.budget is None else f"budget-{args.budget:g}"
     study_name = args.study or f"{args.name}{'-boundaries' if args.per_boundary else ''}-{aim}"
-    workers = args.workers if args.workers is not None else how.workers()
-    if workers < 1 or args.trials < 1:
-        raise UserError(f"--workers {workers}, --trials {args.trials}: at least 1 each")
+    workers = min(args.workers or how.workers(), args.trials)
     study = searching.open_study(study_name, search, goal, args.storage, store)
     with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
         if alone:

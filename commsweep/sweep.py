@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 from commsweep.experiments.config import Run, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
+from commsweep.options import count, number
 from commsweep.runs import changes, execution, execution_options
 from commsweep.sweeps.launch import EXECUTORS, launch, missing, register, set_aside
 from commsweep.sweeps.papers import SWEEPS, sweep
@@ -28,20 +30,23 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                                  epilog="sweeps: " + ", ".join(SWEEPS))
     kinds = parent.add_subparsers(required=True, metavar="ACTION")
     plan = kinds.add_parser("plan", parents=[shared, execution_options()], help="show the cells and estimate the time")
-    plan.add_argument("--probe", action="store_true", help="measure some steps here when no run has been timed yet")
+    plan.add_argument("--probe", action="store_true",
+                      help="measure some steps here of every size of run that was not timed three times yet")
+    plan.add_argument("--cells", action="store_true", help="also list every cell")
     plan.set_defaults(command=_plan)
     start = kinds.add_parser("launch", parents=[shared, execution_options()], help="execute the missing cells")
     start.add_argument("--retry", metavar="OUTCOMES", default="",
                        help=f"execute these again, too: {', '.join(UNFINISHED)} (comma-separated)")
-    start.add_argument("--timeout", type=float, metavar="SECONDS",
+    start.add_argument("--timeout", type=number(0), metavar="SECONDS",
                        help="stop a cell after so long and record it (default: never)")
-    start.add_argument("--per-gpu", type=int, default=1, metavar="N", help="cells at once on each GPU (default: 1)")
+    start.add_argument("--per-gpu", type=count, default=1, metavar="N", help="cells at once on each GPU (default: 1)")
     start.add_argument("--executor", metavar="ENGINE", default="local",
                        help=f"{', '.join(EXECUTORS)} (default: local)")
     start.add_argument("--ray-address", metavar="HOST:PORT",
                        help="a running Ray cluster (default: this machine as one)")
-    start.add_argument("--ray-cpus", metavar="N", help="CPU cores of a cell on Ray (default: 1)")
-    start.add_argument("--ray-gpus", metavar="N", help="GPUs of a cell on Ray (default: one for --per-gpu cells)")
+    start.add_argument("--ray-cpus", type=number(0, 1e6), metavar="N", help="CPU cores of a cell on Ray (default: 1)")
+    start.add_argument("--ray-gpus", type=number(0, 1e6, included=True), metavar="N",
+                       help="GPUs of a cell on Ray (default: one for --per-gpu cells)")
     start.add_argument("--slurm", metavar="KEY=VALUE", action="append", default=[],
                        help="parameter of submitit, such as partition=gpu, gpus_per_node=1, timeout_min=240; "
                             "cluster=local tries it here; --workers is the size of the job array")
@@ -50,15 +55,18 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     start.set_defaults(command=_launch)
     status = kinds.add_parser("status", parents=[shared], help="outcomes so far, rate, time left, failures")
     status.set_defaults(command=_status)
-    prune = kinds.add_parser("prune", parents=[shared], help="remove run folders that no sweep names",
-                             description="Remove the run folders of a store that none of its sweeps names. Runs being "
-                                         "executed are left alone.")
+    prune = kinds.add_parser("prune", parents=[shared], help="remove runs of sweeps that name them no more",
+                             description="Remove the run folders that a sweep made and that no sweep of the store "
+                                         "names any more. Runs that commsweep run or a search made stay unless --all; "
+                                         "those being executed stay in any case.")
     prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    prune.add_argument("--all", action="store_true", help="also what commsweep run and searches made")
+    prune.add_argument("--yes", action="store_true", help="do not ask")
     prune.set_defaults(command=_prune)
     for each in (plan, start, status):
         each.add_argument("name", help=f"one of: {', '.join(SWEEPS)}")
     for each in (plan, start):
-        each.add_argument("--workers", type=int, help="processes (default: one a GPU, or one a CPU core)")
+        each.add_argument("--workers", type=count, help="processes (default: one a GPU, or one a CPU core)")
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -67,7 +75,7 @@ def _plan(args: argparse.Namespace) -> int:
     rows = store.rows()
     statuses = store.statuses(list(cells), rows)
     left = [run for name, run in cells.items() if statuses[name] not in (FINISHED, *UNFINISHED)]
-    seconds = _estimate(left, rows, args)
+    seconds, basis = _estimate(left, rows, args)
     workers = args.workers or execution(args).workers()
     plan = {"sweep": args.name, "cells": len(runs), "missing": len(left), "workers": workers,
             "seconds": None if seconds is None else seconds / workers,
@@ -78,31 +86,50 @@ def _plan(args: argparse.Namespace) -> int:
     from commsweep.analysis.results import describe
     from commsweep.experiments.config import flatten
 
+    if seconds is None:
+        time = "the time is unknown (no run of this kind was timed yet: add --probe)"
+    else:
+        time = f"about {_clock(plan['seconds'])} with {workers} workers, by {basis}"
+    print(f"{len(runs)} cells, {len(left)} missing; {time}" if left else f"{len(runs)} cells, none missing")
+    groups: dict[str, Counter] = {}
     for name, run in cells.items():
-        print(f"{name}  {statuses[name]:11}  seed {run.seed}  "
-              f"{describe(flatten(run.model_dump(mode='json')))}")
-    time = "unknown (no timed run of this kind yet: add --probe)" if seconds is None else _clock(plan["seconds"])
-    print(f"{len(runs)} cells, {len(left)} missing; about {time} with {workers} workers")
+        what = describe(flatten(run.model_dump(mode="json")))
+        groups.setdefault(what, Counter())[statuses[name]] += 1
+        if args.cells:
+            print(f"{name}  {statuses[name]:11}  seed {run.seed}  {what}")
+    for what, counts in groups.items() if not args.cells else ():
+        print(f"  {what:50} " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     return 0
 
 
-def _estimate(left: list[Run], rows: list[dict[str, Any]], args: argparse.Namespace) -> float | None:
-    """Worker seconds for these runs: by finished runs of the same size, or by a probe; None if unknown."""
+TIMED = 3  # runs of a size that make an estimate; one alone may have been slow
+
+
+def _estimate(left: list[Run], rows: list[dict[str, Any]], args: argparse.Namespace) -> tuple[float | None, str]:
+    """(worker seconds for these runs, what they rest on: runs of the same size, or a probe); None if unknown."""
     timed: dict[Any, list[float]] = {}
     for row in rows if left else ():
         if row["status"] == FINISHED:
             run = Run.model_validate(row["run"])
-            timed.setdefault(_size(run), []).append(row["seconds"]["wall"] / run.epochs)
-    total = 0.0
+            timed.setdefault(_size(run), []).append(row["seconds"].get("wall", 0.0) / run.epochs)
+    total, probed, fewest = 0.0, 0, math.inf
     for run in left:
-        if _size(run) not in timed:
-            if not args.probe:
-                return None
+        size = _size(run)
+        if len(timed.get(size, ())) < TIMED and args.probe:
             from commsweep.experiments.probe import seconds_per_epoch
 
-            timed[_size(run)] = [seconds_per_epoch(run, execution(args))]
-        total += run.epochs * statistics.median(timed[_size(run)])
-    return total
+            timed[size] = [seconds_per_epoch(run, execution(args))] * TIMED
+            probed += 1
+        if size not in timed:
+            return None, ""
+        # The faster half: a run beside a busy process, or a first one that compiled, says nothing of the others.
+        fast = sorted(timed[size])[: (len(timed[size]) + 1) // 2]
+        fewest = min(fewest, len(timed[size]))
+        total += run.epochs * statistics.median(fast)
+    if probed:
+        return total, "some measured steps"
+    return total, (f"at least {fewest} timed runs of each size" if fewest >= TIMED else
+                   f"as few as {fewest} timed run{'s' * (fewest > 1)} of a size; --probe measures instead")
 
 
 def _size(run: Run) -> tuple[Any, ...]:
@@ -114,13 +141,7 @@ def _launch(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     runs, store = sweep(args.name), Store(args.store)
-    how = execution(args)
-    if args.workers is not None and args.workers < 1:
-        raise UserError(f"--workers {args.workers}: at least 1")
-    if args.per_gpu < 1:
-        raise UserError(f"--per-gpu {args.per_gpu}: at least 1")
-    if args.timeout is not None and not args.timeout > 0:
-        raise UserError(f"--timeout {args.timeout:g}: a positive number of seconds")
+    how = execution(args, by="sweep")
     retry = {part for part in args.retry.split(",") if part}
     if unknown := retry - set(UNFINISHED):
         raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use some of {', '.join(UNFINISHED)}")
@@ -227,17 +248,28 @@ def _rate(rows: list[dict[str, Any]]) -> float | None:
 
 def _prune(args: argparse.Namespace) -> int:
     store = Store(args.store)
+    unnamed = store.unnamed()
+    chosen = [name for name in unnamed if args.all or store.folder(name).begun_by() == "sweep"]
+    spared = len(unnamed) - len(chosen)
     gone, kept = [], []
-    for name in store.unnamed():
+    if chosen and not args.dry_run and not args.yes:
+        if args.json or not sys.stdin.isatty():
+            raise UserError(f"{len(chosen)} run folders would be removed; say --yes, or look first with --dry-run")
+        answer = input(f"remove {len(chosen)} run folders of '{store.root}' for good? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            print("nothing was removed")
+            return 1
+    for name in chosen:
         if args.dry_run:
             gone.append(name)
         else:
             (gone if store.remove(name) else kept).append(name)
     if args.json:
-        print(json.dumps({"removed": gone, "running": kept, "dry_run": args.dry_run}))
+        print(json.dumps({"removed": gone, "running": kept, "spared": spared, "dry_run": args.dry_run}))
         return 0
     print(f"{len(gone)} run folders {'would be' if args.dry_run else 'were'} removed"
-          + (f"; {len(kept)} are being executed and stay" if kept else ""))
+          + (f"; {len(kept)} are being executed and stay" if kept else "")
+          + (f"; {spared} that no sweep made stay (--all takes them, too)" if spared else ""))
     print("".join(f"  {name}\n" for name in gone), end="")
     return 0
 

@@ -21,14 +21,14 @@ from commsweep.experiments.specs import CODERS, SPARSIFIERS, Gradients, Link, No
 SCHEMA = 5  # raised whenever the meaning of a stored run changes; it is part of the hash
 
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class ImageModel(Spec):
     """A ResNet, or a perceptron, and where it is cut: a boundary follows each named module."""
 
     name: Literal["resnet18", "resnet_small", "mlp"] = "resnet_small"
-    width: Annotated[int, Field(ge=1, description="channels of the first stage; units of a hidden layer")] = 8
+    width: Annotated[int, Field(ge=1, le=4096, description="channels of the first stage; units of a hidden layer")] = 8
     cuts: tuple[str, ...] = ("layer1", "layer2", "layer3")
 
 
@@ -71,7 +71,7 @@ class TextSet(Spec):
 
     name: Literal["sotu", "wikitext2", "wikitext2-raw", "text", "synthetic-text"] = "sotu"
     tokenizer: str = "bytes"
-    block_size: Annotated[int, Field(ge=2, description="tokens of a sample")] = 128
+    block_size: Annotated[int, Field(ge=2, le=10**9, description="tokens of a sample")] = 128
     batch_size: Count = 8
     train_blocks: Annotated[int, Field(ge=0)] = 0
     eval_blocks: Annotated[int, Field(ge=0)] = 0
@@ -151,7 +151,7 @@ class Run(Spec):
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool = False
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Run:
@@ -160,10 +160,18 @@ class Run(Spec):
                 f"eval_every={self.eval_every} does not divide epochs={self.epochs}; "
                 "the last epoch must be evaluated, so choose a divisor"
             )
+        if isinstance(self.schedule, Linear) and self.schedule.warmup > self.epochs:
+            raise ValueError(f"schedule.warmup={self.schedule.warmup:g}: the run has {self.epochs} epochs; choose no "
+                             "more")
+        if self.grad.start_epoch >= self.epochs:
+            raise ValueError(_never("grad", self.grad.start_epoch, self.epochs))
         everywhere = Links(fwd=self.fwd, bwd=self.bwd)
         self.__dict__["at"] = {cut: links for cut, links in self.at.items() if links != everywhere}
         for where, links in (("", everywhere), *((f"at.{cut}.", links) for cut, links in self.at.items())):
             _links_fit(where, links)
+            for side in ("fwd", "bwd"):
+                if (start := getattr(links, side).start_epoch) >= self.epochs:
+                    raise ValueError(_never(where + side, start, self.epochs))
         if self.at and any(links.fwd.compressor.kind in CODERS for links in (everywhere, *self.at.values())):
             raise ValueError(f"at: {' and '.join(CODERS)} are part of the model and stand at every boundary; "
                              "leave at out")
@@ -215,6 +223,10 @@ class Run(Spec):
             raise ValueError("model.weights names the weights of model.name=pretrained: set both or neither")
         if self.data.tokenizer == "weights" and self.model.name != "pretrained":
             raise ValueError("data.tokenizer=weights needs model.name=pretrained; use bytes or gpt2")
+
+
+def _never(where: str, start: int, epochs: int) -> str:
+    return f"{where}.start_epoch={start}: the run has {epochs} epochs, so nothing would be compressed"
 
 
 def _links_fit(where: str, links: Links) -> None:
@@ -355,13 +367,13 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     node, spec, field = tree, Run, None
     for part in path:
         field = spec.model_fields.get(part)
-        if field is None or not _members(field):
+        if field is None or not members(field):
             raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree))}")
         node = node[part]
         if spec is Run and part == "at":
             node = node.setdefault(path.pop(1), {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])})
         spec = _member(field, node)
-    if leaf not in spec.model_fields or _members(spec.model_fields[leaf]):
+    if leaf not in spec.model_fields or members(spec.model_fields[leaf]):
         raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or nearest(key, _known(tree))}")
     if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
         node.clear()
@@ -370,13 +382,13 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
     """A hint when another member of the union has that parameter."""
-    if field is None or not field.discriminator or not any(leaf in member.model_fields for member in _members(field)):
+    if field is None or not field.discriminator or not any(leaf in member.model_fields for member in members(field)):
         return ""
     own = [name for name in _member(field, node).model_fields if name != field.discriminator]
     return f": {node[field.discriminator]} has {', '.join(own) or 'no parameters'}"
 
 
-def _members(field: FieldInfo) -> tuple[type[Spec], ...]:
+def members(field: FieldInfo) -> tuple[type[Spec], ...]:
     """The records a setting may be: several for a union, one for a section, none for a plain value."""
     options = get_args(field.annotation) or (field.annotation,)
     return tuple(one for one in options if isinstance(one, type) and issubclass(one, Spec))
@@ -384,12 +396,12 @@ def _members(field: FieldInfo) -> tuple[type[Spec], ...]:
 
 def _member(field: FieldInfo, node: dict[str, Any]) -> type[Spec]:
     """The record that `node` is, by its kind or name; the first one when it names none."""
-    members = _members(field)
     tag = node.get(field.discriminator) if field.discriminator else None
-    return next((one for one in members if tag in _tags(one, field.discriminator)), members[0])
+    return next((one for one in members(field) if tag in tags(one, field.discriminator)), members(field)[0])
 
 
-def _tags(member: type[Spec], discriminator: str | None) -> tuple[str, ...]:
+def tags(member: type[Spec], discriminator: str | None) -> tuple[str, ...]:
+    """The kinds (or names) by which a union's member is chosen."""
     return get_args(member.model_fields[discriminator].annotation) if discriminator else ()
 
 
@@ -401,7 +413,7 @@ def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> li
         if name == "at":
             keys += [one for cut, links in node.items() for one in _known(links, Links, f"at.{cut}.")]
             continue
-        below = _members(field) and isinstance(node, dict)
+        below = members(field) and isinstance(node, dict)
         keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]
     return keys
 
@@ -421,6 +433,9 @@ def _explain(problem: dict[str, Any], root: str) -> str:
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
     given = problem.get("input")
+    if problem["type"] == "flag":
+        name, value = problem["ctx"]["name"], json.dumps(problem["ctx"]["value"])
+        return f"{where}{'.' * bool(where)}{name}={value}: {problem['msg']}; give a value of its kind"
     if problem["type"] == "extra_forbidden":
         return f"unknown setting '{where}'{nearest(where.split('.')[-1], _siblings(problem['loc']))}"
     if problem["type"] == "union_tag_invalid":
@@ -441,9 +456,9 @@ def _siblings(loc: tuple[Any, ...]) -> list[str]:
         if part in _KINDS:
             return list(_KINDS[part].model_fields)
         if part in Run.model_fields:
-            return list(_members(Run.model_fields[part])[0].model_fields)
+            return list(members(Run.model_fields[part])[0].model_fields)
     return list(Run.model_fields)
 
 
-_KINDS = {tag: member for spec in (Run, Link) for field in spec.model_fields.values() if field.discriminator
-          for member in _members(field) for tag in _tags(member, field.discriminator)}
+_KINDS = {tag: member for spec in (Run, Link, Gradients) for field in spec.model_fields.values() if field.discriminator
+          for member in members(field) for tag in tags(member, field.discriminator)}

@@ -89,22 +89,32 @@ def _hook(cross: Callable[[Tensor], Tensor], _module: nn.Module, _input: Any, ou
     return (cross(output[0]), *output[1:]) if isinstance(output, tuple) else cross(output)
 
 
-def message_shapes(model: nn.Module, modules: dict[str, nn.Module], sample: Tensor) -> dict[str, torch.Size]:
-    """Shape of one sample's message at every cut, found by passing `sample` [1, ...] through the model."""
+def message_shapes(model: nn.Module, modules: dict[str, nn.Module],
+                   sample: Tensor) -> tuple[dict[str, torch.Size], int]:
+    """(shape of one sample's message at every cut, multiplications of its forward pass), found by passing `sample`
+    [1, ...] through the model. Only layers with a matrix of weights are counted."""
     shapes: dict[str, torch.Size] = {}
+    work = 0
 
     def note(cut: str, x: Tensor) -> Tensor:
         shapes[cut] = x.shape[1:]
         return x
 
+    def count(module: nn.Module, _input: Any, y: Any) -> None:
+        nonlocal work
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1 and not isinstance(module, nn.Embedding):
+            work += weight.numel() * y.numel() // (y.shape[1] if weight.dim() > 2 else y.shape[-1])
+
     hooks = [module.register_forward_hook(partial(_hook, partial(note, cut))) for cut, module in modules.items()]
+    hooks += [module.register_forward_hook(count) for module in model.modules()]
     training = model.training
     with torch.no_grad():
         model.eval()(sample)
     model.train(training)
     for hook in hooks:
         hook.remove()
-    return shapes
+    return shapes, work
 
 
 def memory_bytes(run: Run, shapes: dict[str, torch.Size], n_samples: int) -> dict[str, int]:

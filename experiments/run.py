@@ -53,7 +53,7 @@ def execute(run: Run, store: Store, how: Execution | None = None, stopping: Call
             return row
         started = time.perf_counter()
         parts = build(run, how, folder.path)
-        folder.begin(run, environment(str(parts.device)))
+        folder.begin(run, environment(str(parts.device)) | {"threads": torch.get_num_threads(), "by": how.by})
         row = _outcome(run, parts, folder, how, stopping)
         row["seconds"]["wall"] = time.perf_counter() - started
         folder.finish(row)
@@ -83,7 +83,8 @@ def build(run: Run, how: Execution, folder: Path | None = None, rank: int | None
     model, modules = models.build(run, data, how.model_root)
     if run.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    shapes = message_shapes(model, modules, data.example)
+    shapes, work = message_shapes(model, modules, data.example)
+    torch.set_num_threads(how.thread_count(work * run.data.batch_size))
     n = len(data.train.y)
     tasks.check_microbatches(run, n, data.train.drop_last)
     need = memory_bytes(run, shapes, n) | {"learners": learners.memory_bytes(run.grad, model)}
@@ -135,6 +136,7 @@ class Recorder(Checkpoint):
     def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = {"epoch": task.current_epoch + 1, "step": task.global_step, "train_loss": task.train_loss,
                   **task.scores, "bytes": sum(b["fwd"] + b["bwd"] for b in task.boundaries.ledger().values()),
+                  "seconds": round(task.seconds["train"], 4),
                   **task.learners.evaluation()}
         self.folder.append(record)
         with open(self.folder.path / "log.txt", "a") as log:
@@ -233,7 +235,7 @@ def summarise(evaluations: list[dict[str, Any]]) -> dict[str, float]:
     evaluations on the test set itself, kept to show how far it flatters.
     """
     last = evaluations[-1]
-    out = {key: value for key, value in last.items() if key not in ("epoch", "step", "bytes", "rates")}
+    out = {key: value for key, value in last.items() if key not in ("epoch", "step", "bytes", "seconds", "rates")}
     name, best = ("acc", max) if "test_on_acc" in last else ("ppl", min)
     for mode in ("on", "off"):
         score = f"test_{mode}_{name}"
@@ -297,7 +299,7 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "python": platform.python_version(), "machine": platform.machine(), "device": device,
         "gpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
-        "threads": torch.get_num_threads(), "commit": commit or None, "dirty": bool(dirty.strip()),
+        "commit": commit or None, "dirty": bool(dirty.strip()),
         "versions": {name: version(name) for name in names},
     }
 

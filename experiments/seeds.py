@@ -12,8 +12,8 @@ _WORD = 2**64 - 1
 
 def draw(purpose: int, seed: int, *place: int) -> int:
     """A seed of 63 bits. No two sequences of numbers share one but by chance (SplitMix64 over one after the other)."""
-    z = purpose
-    for number in (seed, *place):
+    z = 0
+    for number in (purpose, seed, *place):
         z = _mixed((z ^ number) + 0x9E3779B97F4A7C15)
     return z >> 1
 

@@ -7,13 +7,16 @@ the spec it was built from, which is how a finished row is read back from what r
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Ratio = Annotated[float, Field(gt=0, le=1, description="share of the entries that is kept, 0 < ratio <= 1")]
 Bits = Annotated[int, Field(ge=1, le=8, description="bits per code, 1 to 8")]
 ScaleScope = Literal["tensor", "sample", "channel", "last", "group"]
+Rank = Annotated[int, Field(ge=1, le=2**16, description="columns of the factors")]
+Width = Annotated[int, Field(ge=1, le=2**16, description="features of the code")]
 Rounding = Literal["nearest", "stochastic"]
 
 
@@ -21,6 +24,15 @@ class Spec(BaseModel):
     """A frozen record that refuses fields it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, values: Any) -> Any:
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                raise PydanticCustomError("flag", "not a matter of true or false", {"name": name, "value": value})
+        return values
 
 
 class NoCompressor(Spec):
@@ -79,7 +91,7 @@ class Quantizer(Spec):
 
     bits: Bits = 4
     scale: ScaleScope = "tensor"
-    group: Annotated[int, Field(ge=2, description="elements per scale when scale is 'group'")] = 128
+    group: Annotated[int, Field(ge=2, le=2**20, description="elements per scale when scale is 'group'")] = 128
     rounding: Rounding = "nearest"
 
 
@@ -124,7 +136,7 @@ class LowRank(Spec):
     """A rank-`rank` product found by one power iteration, begun from the last message's factor when `warm`."""
 
     kind: Literal["lowrank"] = "lowrank"
-    rank: Annotated[int, Field(ge=1)] = 4
+    rank: Rank = 4
     warm: bool = True
 
 
@@ -132,7 +144,7 @@ class Bottleneck(Spec):
     """Forward only: a linear encoder to `width` features and a decoder, both trained with the model."""
 
     kind: Literal["bottleneck"] = "bottleneck"
-    width: Annotated[int, Field(ge=1)] = 16
+    width: Width = 16
 
 
 class Subspace(Spec):
@@ -142,7 +154,7 @@ class Subspace(Spec):
     """
 
     kind: Literal["subspace"] = "subspace"
-    width: Annotated[int, Field(ge=1)] = 16
+    width: Width = 16
     constrain: bool = True
 
 
@@ -171,7 +183,7 @@ class QSGD(Spec):
 
     kind: Literal["qsgd"] = "qsgd"
     levels: Annotated[int, Field(ge=1, le=2**15)] = 4
-    bucket: Annotated[int, Field(ge=1)] = 512
+    bucket: Annotated[int, Field(ge=1, le=2**20, description="elements that share a norm")] = 512
     norm: Literal["l2", "max"] = "l2"
     coding: Literal["elias", "fixed"] = "elias"
 
@@ -291,7 +303,7 @@ class PowerSGD(Spec):
     """Rank-`rank` product of the mean gradient by one power iteration that begins from the last one (PowerSGD)."""
 
     kind: Literal["powersgd"] = "powersgd"
-    rank: Annotated[int, Field(ge=1)] = 2
+    rank: Rank = 2
 
 
 GradientCompressor = Annotated[
@@ -387,7 +399,7 @@ class Gradients(Spec):
     gradients (Local SGD; the optimizer's momentum acts on the mean of the learners).
     """
 
-    learners: Annotated[int, Field(ge=1)] = 1
+    learners: Annotated[int, Field(ge=1, le=2**16)] = 1
     exchange: Literal["allreduce", "allgather", "server"] = "allreduce"
     compressor: GradientCompressor = NoCompressor()
     feedback: GradientFeedback = NoFeedback()

@@ -8,15 +8,18 @@ range depends on the kind.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import socket
 import threading
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -111,11 +114,17 @@ def revive(study: optuna.Study) -> int:
     import optuna
 
     stale = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+    _put_back(study, stale)
+    return len(stale)
+
+
+def _put_back(study: optuna.Study, stale: list[optuna.trial.FrozenTrial]) -> None:
+    import optuna
+
     for trial in stale:
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         if trial.params:
             study.enqueue_trial(trial.params)
-    return len(stale)
 
 
 def work(study: optuna.Study, search: Search, goal: Goal, store: Store, how: Any, trials: int,
@@ -125,14 +134,45 @@ def work(study: optuna.Study, search: Search, goal: Goal, store: Store, how: Any
 
     done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
 
-    def enough(study: optuna.Study, _trial: Any) -> None:
+    me = f"{socket.gethostname()}:{os.getpid()}"
+    while (made := len(study.get_trials(deepcopy=False, states=done))) < trials:
+        with _turn(store, study):  # looking and asking are one, or two workers would both make the last trial
+            running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+            trial = study.ask() if made + len(running) < trials else None
+            if trial is not None:
+                trial.set_user_attr("worker", me)
+        if trial is None:  # the others make the last ones; those of a worker that died are put back
+            time.sleep(WAIT)
+            _put_back(study, [one for one in running if not _lives(one.user_attrs.get("worker", me))])
+            continue
+        try:
+            values = evaluate(trial, search, goal, store, how)
+        except optuna.TrialPruned:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        except CellFailed:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, values)
         progress()
-        if len(study.get_trials(deepcopy=False, states=done)) >= trials:
-            study.stop()
 
-    if len(study.get_trials(deepcopy=False, states=done)) < trials:
-        study.optimize(lambda trial: evaluate(trial, search, goal, store, how), callbacks=[enough],
-                       catch=(CellFailed,))
+
+@contextmanager
+def _turn(store: Store, study: optuna.Study) -> Iterator[None]:
+    """One worker of this store at a time."""
+    path = store.root / "studies" / f".{study.study_name}.turn"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _lives(worker: str) -> bool:
+    """Whether a worker "host:process" may still be at its trial; of other hosts it is assumed."""
+    host, _, pid = worker.rpartition(":")
+    return host != socket.gethostname() or os.path.exists(f"/proc/{pid}")
+
+
+WAIT = 0.2  # seconds between looks at the last trials of others
 
 
 class CellFailed(Exception):
@@ -240,7 +280,7 @@ def _guarded(storage: str | None, call: Callable[[], Any]) -> Any:
     except Exception as error:
         if storage is None:
             raise
-        place = re.sub(r"//.*@", "//", storage).partition("?")[0]  # no user, no password, whatever stands in them
+        place = re.split(r"[?#]", re.sub(r"//.*@", "//", storage))[0]  # no user, no password, whatever stands in them
         raise UserError(f"--storage {place}: cannot be used ({type(error).__name__}); is the server running, are user "
                         "and password right, and is 'commsweep[postgres]' installed?") from None
 
@@ -273,11 +313,9 @@ def serve(launcher: Connection, name: str, study_name: str, goal: Goal, storage:
     """One worker process of a search; it ends with its launcher, whose other end of the pipe closes then."""
     import signal
 
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    how = replace(how, cores=max(1, len(os.sched_getaffinity(0)) // workers), by="search")
     store, search = Store(root), search_of(name)
     log = os.open(store.root / "studies" / f"{study_name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -162,8 +161,9 @@ def definition(name: str, store: Path, project: str = "commsweep") -> dict[str, 
         "name": name, "project": project, "method": "grid",
         "metric": {"name": "test_on_ppl", "goal": "minimize"} if text else {"name": "test_on_acc", "goal": "maximize"},
         "parameters": {"cell": {"values": [run_id(run) for run in runs]}},
-        "command": ["${env}", sys.executable, "-m", "commsweep", "wandb", "cell", name, "--store",
-                    str(store.resolve()), "${args_no_hyphens}"],
+        # No path of this machine: agents elsewhere have their own, and start where the store is seen by this name.
+        "command": ["${env}", "${interpreter}", "-m", "commsweep", "wandb", "cell", name, "--store", str(store),
+                    "${args_no_hyphens}"],
     }
 
 

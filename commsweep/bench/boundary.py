@@ -86,7 +86,7 @@ def step_of(name: str) -> Callable[[], None]:
 def _staged(run: Run) -> tuple[torch.nn.Module, Boundaries]:
     model = resnet.build(run.model, 3, 10).to(memory_format=torch.channels_last)
     modules = chosen(run.model, model, resnet.legal_cuts(model))
-    return model, Boundaries(run, modules, message_shapes(model, modules, torch.zeros(1, 3, 32, 32)), BATCH)
+    return model, Boundaries(run, modules, message_shapes(model, modules, torch.zeros(1, 3, 32, 32))[0], BATCH)
 
 
 def _memory() -> Result:

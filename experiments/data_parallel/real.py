@@ -7,6 +7,7 @@ it gets are all learners' payloads, which it decodes and averages in the learner
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -154,7 +155,7 @@ def learn(rank: int, run: Run, how: Execution, port: int, answer: Connection) ->
 
     from commsweep.experiments.run import build, trainer
 
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // run.grad.learners))
+    how = replace(how, cores=max(1, len(os.sched_getaffinity(0)) // run.grad.learners))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "NODE_RANK": "0",
                    "WORLD_SIZE": str(run.grad.learners)}
     try:

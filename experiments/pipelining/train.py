@@ -118,7 +118,7 @@ class Trainer:
         model, modules = models.build(run, self.data, how.model_root)
         if run.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        shapes, cuts = message_shapes(model, modules, self.data.example), list(modules)
+        (shapes, _), cuts = message_shapes(model, modules, self.data.example), list(modules)
         beside = cuts[max(0, self.rank - 1) : self.rank + 1]
         model = model.to(self.device)
         need = memory_bytes(run, {cut: shapes[cut] for cut in beside}, len(self.data.train.y))
@@ -308,7 +308,7 @@ class Trainer:
             bad = [where for where in self._gather(self.boundaries.non_finite()) if where]
             error = f"{bad[0] if bad else 'non-finite loss'}, epoch {self.epoch + 1}, by step {self.step}"
         record = {"epoch": self.epoch + 1, "step": self.step, "train_loss": last["loss"], **last["scores"],
-                  "bytes": sum(one["bytes"] for one in every)}
+                  "bytes": sum(one["bytes"] for one in every), "seconds": round(self.seconds["train"], 4)}
         if self.first:
             with open(self.folder.path / "steps.jsonl", "a") as handle:
                 handle.write(json.dumps({"epoch": self.epoch + 1, "losses": last["losses"],

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
@@ -199,12 +199,9 @@ def _serve(pipe: Connection, root: str, how: Any, threads: int, gpu: str | None,
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    import torch
-
     from commsweep.experiments.run import execute
-    from commsweep.experiments.store import Busy
 
-    torch.set_num_threads(threads)
+    how = replace(how, cores=threads)
     store = Store(root)
     pipe.send({"status": "ready"})
     while True:

@@ -40,7 +40,7 @@ def run(job: Job) -> Report:
     todo = deque(job.runs)
     if not todo:
         return report
-    shares = _given(job.place)
+    shares = {key: float(job.place[key]) for key in ("cpus", "gpus") if key in job.place}  # of one cell
     _connect(ray, job.place.get("address"))
     cores, gpus = shares.get("cpus", 1.0), shares.get("gpus", _gpu_share(ray, job))
     task = ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=RETRIES)(_cell)
@@ -121,18 +121,6 @@ def _connect(ray: Any, address: str | None) -> None:
         ray.init(**options, log_to_driver=False, configure_logging=False, ignore_reinit_error=True)
     except Exception as error:
         raise UserError(f"--ray-address {address or 'local'}: {str(error).strip().splitlines()[0]}") from None
-
-
-def _given(place: dict[str, str]) -> dict[str, float]:
-    """CPU cores and GPUs of one cell, where asked for. Raises UserError naming what is no number."""
-    shares = {}
-    for key in ("cpus", "gpus"):
-        if key in place:
-            try:
-                shares[key] = float(place[key])
-            except ValueError:
-                raise UserError(f"--ray-{key} {place[key]}: give a number of {key} for each cell") from None
-    return shares
 
 
 def _gpu_share(ray: Any, job: Job) -> float:

@@ -41,7 +41,8 @@ def measured(name: str, wiring: Wiring, place: str) -> dict:
     gantt = [[["F", 0, 0.0, 0.004], ["B", 0, 0.01, 0.02], ["U", 0, 0.02, 0.021]] for _ in range(4)]
     run = RUNS[name]
     return {"schema": SCHEMA, "metrics": {}, "seconds": {}, "id": place, "run_id": run_id(run), "status": "measured",
-            "error": None, "steps": 10, "run": run.model_dump(mode="json"), "wiring": wiring.model_dump(mode="json"), "transport": sent, "cores": 2,
+            "error": None, "steps": 10, "run": run.model_dump(mode="json"),
+            "wiring": wiring.model_dump(mode="json"), "transport": sent, "cores": 2,
             "timing": {"step_seconds": seconds, "steps": 9, "spread": [seconds, seconds], "tasks": [each] * 4,
                        "gantt": gantt}}
 

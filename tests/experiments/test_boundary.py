@@ -206,7 +206,7 @@ def test_resnet18_is_the_papers():
     assert list(cuts) == ["layer1.0", "layer3", "layer4.0"]
     from commsweep.experiments.pipeline import message_shapes
 
-    shapes = message_shapes(model, chosen(run.model, model, resnet.legal_cuts(model)), torch.zeros(1, 3, 32, 32))
+    shapes, _ = message_shapes(model, chosen(run.model, model, resnet.legal_cuts(model)), torch.zeros(1, 3, 32, 32))
     assert [tuple(s) for s in shapes.values()] == [(64, 32, 32), (128, 16, 16), (256, 8, 8)]
 
 

@@ -1,0 +1,127 @@
+"""`commsweep explain`: what a setting means, which values it takes, and what they bring with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from commsweep.experiments.config import Run, members, tags
+from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.specs import Spec
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommand."""
+    parser = commands.add_parser(
+        "explain", help="what a setting means and takes",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Explain a setting, a section of settings, or a kind with all its parameters.",
+        epilog="examples:\n  commsweep explain                                # the sections of a run\n"
+               "  commsweep explain fwd.compressor.kind            # every compressor of a boundary\n"
+               "  commsweep explain fwd.compressor.kind=uniform    # one of them, with its parameters\n"
+               "  commsweep explain schedule.t_max")
+    parser.add_argument("setting", nargs="?", default="", metavar="SETTING[=VALUE]")
+    parser.set_defaults(command=_explain)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    path, _, value = args.setting.partition("=")
+    print("\n".join(explain(path, value)))
+    return 0
+
+
+def explain(path: str, value: str = "") -> list[str]:
+    """Lines about a dotted setting ("": the run itself). Raises UserError on an unknown one."""
+    owners: list[type[Spec]] = [Run]
+    field: FieldInfo | None = None
+    parts = [part for part in path.split(".") if part]
+    if parts[:1] == ["at"] and len(parts) > 1:
+        parts = parts[2:]  # the links of one boundary are those of all
+    for place, part in enumerate(parts):
+        found = [(owner, owner.model_fields[part]) for owner in owners if part in owner.model_fields]
+        if not found:
+            known = [".".join([*parts[:place], name]) for owner in owners for name in owner.model_fields]
+            raise UserError(f"unknown setting '{path}'{nearest(path, known)} (one of: "
+                            f"{', '.join(dict.fromkeys(known))})")
+        owner, field = found[0]
+        below = members(field)
+        if not below and part in ("kind", "name") and len(owners) > 1:
+            return _choices(owners, part, value)
+        if not below:
+            if place + 1 < len(parts):
+                raise UserError(f"'{'.'.join(parts[: place + 1])}' is a value, not a section")
+            return [f"{path}: {owner.__doc__ or ''}".strip(), *(_line(name, one.model_fields[name], _kind(one))
+                                                              for one, name in ((one, part) for one, _ in found))]
+        owners = list(below)
+    if field is not None and len(owners) > 1:
+        return _choices(owners, field.discriminator or "kind", value, path)
+    return _record(owners[0])
+
+
+def _kind(owner: type[Spec]) -> str:
+    """How a union's member is called; "" for other records."""
+    for key in ("kind", "name"):
+        if key in owner.model_fields and (names := get_args(owner.model_fields[key].annotation)):
+            return "/".join(map(str, names))
+    return ""
+
+
+def _choices(owners: list[type[Spec]], key: str, value: str, path: str = "") -> list[str]:
+    named = {tag: owner for owner in owners for tag in tags(owner, key)}
+    if value:
+        if value not in named:
+            raise UserError(f"no {key} '{value}'{nearest(value, named)} (one of: {', '.join(named)})")
+        return _record(named[value])
+    width = max(map(len, named))
+    return [f"{tag:{width}}  {_first(owner)}" for tag, owner in named.items()] + [
+        "", f"its parameters: commsweep explain {path or '...'}{'.' * bool(path)}{key}=VALUE"]
+
+
+def _first(owner: type[Spec]) -> str:
+    return (owner.__doc__ or "").strip().split("\n")[0]
+
+
+def _record(owner: type[Spec]) -> list[str]:
+    doc = "\n".join(line.strip() for line in (owner.__doc__ or "").strip().split("\n"))
+    return [doc, "", *(_line(name, field, "") for name, field in owner.model_fields.items())]
+
+
+def _line(name: str, field: FieldInfo, kind: str) -> str:
+    default = "" if members(field) or field.annotation is dict else f" = {_shown(field.get_default())}"
+    said = ", ".join(part for part in (f"of {kind}" if kind else "", said_of(field)) if part)
+    return f"  {name + default:28} {said}".rstrip()
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value) if not isinstance(value, Spec) else "..."
+
+
+def said_of(field: FieldInfo) -> str:
+    """A setting's meaning and range in a few words."""
+    below = members(field)
+    if below:
+        kinds = [tag for one in below for tag in tags(one, field.discriminator)]
+        return f"a section: {', '.join(kinds) if kinds else ', '.join(below[0].model_fields)}"
+    options = get_args(field.annotation)
+    words = [field.description] if field.description else []
+    if options and all(isinstance(one, (str, int)) and not isinstance(one, type) for one in options):
+        words.append("one of " + ", ".join(map(str, options)))
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [f"{sign} {limit}" for one in field.metadata for key, sign in signs.items()
+              if (limit := getattr(one, key, None)) is not None]
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(field.annotation, "")
+    if bounds or (kind and not words):
+        words.append(" ".join([kind, " and ".join(bounds)]).strip())
+    return "; ".join(words)
+
+
+def meaning(run: Run, path: str) -> str:
+    """A setting's meaning and range, given the kinds that a run has."""
+    node: Any = run
+    *sections, leaf = path.split(".")
+    for part in sections:
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    return said_of(type(node).model_fields[leaf]) if isinstance(node, Spec) else ""

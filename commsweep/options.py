@@ -1,0 +1,91 @@
+"""What the command line's arguments may be: one line says what is wrong with one."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from commsweep.experiments.errors import UserError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, and whose settings (KEY=VALUE) may stand before or after options."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError instead of printing the usage."""
+        said = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        raise UserError(f"{said} (see {self.prog} --help)")
+
+    def parse(self, argv: list[str] | None = None) -> argparse.Namespace:
+        """The arguments, settings behind options included. Raises UserError."""
+        args, rest = self.parse_known_args(argv)
+        late = [one for one in rest if "=" in one and not one.startswith("-") and hasattr(args, "settings")]
+        if left := [one for one in rest if one not in late]:
+            known = [option for options in _options(self) for option in options]
+            self.error(f"'{left[0]}' is not understood{nearest(left[0], known)}")
+        if late:
+            args.settings = [*args.settings, *late]
+        return args
+
+
+def _options(parser: argparse.ArgumentParser) -> list[list[str]]:
+    found = []
+    for action in parser._actions:
+        found.append(list(action.option_strings))
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                found += _options(child)
+    return found
+
+
+def folder(text: str) -> Path:
+    """A path that is not empty: "" would be the working directory without a word."""
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: an empty path; name a file or folder")
+    return Path(text)
+
+
+def name(text: str) -> str:
+    """A name that is not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: an empty name")
+    return text
+
+
+def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Whole numbers from `least` to `most`."""
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value}: {_range(least, most)}")
+        return value
+    return read
+
+
+def number(above: float, most: float = math.inf, included: bool = False) -> Callable[[str], float]:
+    """Numbers above `above` (or from it on, if included); "inf" only where `most` is infinite."""
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is no number") from None
+        if math.isnan(value) or not (above < value or (included and value == above)) or value > most:
+            words = f"at least {above:g}" if included else f"more than {above:g}"
+            raise argparse.ArgumentTypeError(f"{text}: {words}" + ("" if math.isinf(most) else f", at most {most:g}"))
+        return value
+    return read
+
+
+def _range(least: int, most: float) -> str:
+    return f"at least {least}" if math.isinf(most) else f"from {least} to {most:g}"
+
+
+port = whole(1, 65535)
+count = whole(1)
