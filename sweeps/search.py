@@ -122,9 +122,10 @@ def _put_back(study: optuna.Study, stale: list[optuna.trial.FrozenTrial]) -> Non
     import optuna
 
     for trial in stale:
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        if trial.params:
-            study.enqueue_trial(trial.params)
+        with suppress(ValueError):  # it was told in the meantime
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            if trial.params:
+                study.enqueue_trial(trial.params)
 
 
 def work(study: optuna.Study, search: Search, goal: Goal, store: Store, how: Any, trials: int,
@@ -202,6 +203,8 @@ def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, how:
         shares.append(row["bytes"]["ratio"])
     share = sum(shares) / len(shares)
     trial.set_user_attr("share", share)
+    if goal.budget is not None:
+        trial.set_constraint("bytes over the budget", share - goal.budget)
     mean = sum(qualities) / len(qualities)
     return mean if goal.budget is not None else (mean, share)
 
@@ -242,16 +245,11 @@ def best(study: optuna.Study, goal: Goal) -> list[optuna.trial.FrozenTrial]:
 def _sampler(goal: Goal, made: int) -> optuna.samplers.BaseSampler:
     import optuna
 
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of constraints and grouped TPE
-
-    def over_budget(trial: optuna.trial.FrozenTrial) -> tuple[float]:
-        return (trial.user_attrs.get("share", 1.0) - (goal.budget or 1.0),)
-
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of grouped TPE
     seed = made + os.getpid() if made else None
-    constraint = over_budget if goal.budget is not None else None
     if goal.sampler == "nsga2":
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=16, constraints_func=constraint)
-    return optuna.samplers.TPESampler(seed=seed, constraints_func=constraint, multivariate=True, group=True)
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=16)
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True)
 
 
 def _storage(name: str, storage: str | None, store: Store) -> Any:

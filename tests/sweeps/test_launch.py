@@ -17,9 +17,9 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.execution import Execution
 from commsweep.experiments.store import Store
 from commsweep.sweeps.executors import local
-from commsweep.sweeps.launch import launch, missing, register, set_aside
+from commsweep.sweeps.launch import Job, launch, missing, register, set_aside
 from commsweep.sweeps.papers import SWEEPS, sweep
-from tests.helpers import tiny
+from tests.helpers import outcome, tiny
 
 HOW = Execution("cpu", checkpoint_every=0)
 LAUNCHER = """
@@ -81,7 +81,7 @@ def straight(tmp_path_factory):
 
 def in_the_middle(store):
     """Both workers have saved a checkpoint of a run they are still at."""
-    return len(list(store.root.glob("*/last.ckpt"))) >= 2
+    return len({path.parent for path in store.root.glob("*/last.*.ckpt")}) >= 2
 
 
 @pytest.mark.parametrize("victim", ["launcher", "worker", "both", "ctrl-c", "ctrl-c twice"])
@@ -211,3 +211,23 @@ def test_the_sweeps_cells_are_noted_in_the_store(store):
     assert list(noted["runs"]) == [run_id(run) for run in SWEEPS["smoke"]()]
     with pytest.raises(UserError, match="cannot be a file name"):
         register("../x", [], store)
+
+
+def test_a_dead_workers_cell_that_another_launcher_took_first_is_left_to_it(store, monkeypatch):
+    worker = object.__new__(local._Worker)
+    worker.run = cells()[0]
+    worker.setting = local._Setting(Job([worker.run], store, None), 1, None)
+    with store.folder(run_id(worker.run)).locked():
+        assert worker._ended("failed", "killed") == {"status": "busy"}
+    assert worker._ended("failed", "killed")["status"] == "failed"
+
+
+def test_retry_takes_only_what_is_still_so_and_nobody_has(store):
+    runs = cells()
+    for run, status in zip(runs, ("failed", "failed", "finished"), strict=False):
+        folder = store.folder(run_id(run))
+        folder.begin(run, {})
+        folder.finish(outcome(run, status))
+    with store.folder(run_id(runs[1])).locked():  # another launcher retries it
+        assert set_aside(runs, store, {"failed"}) == 1
+    assert [store.folder(run_id(run)).row() is None for run in runs[:3]] == [True, False, False]

@@ -28,7 +28,7 @@ from commsweep.sweeps import search as searching
 from commsweep.sweeps.launch import register
 from commsweep.sweeps.mirror import mirror
 from commsweep.sweeps.search import SEARCHES, Goal, Search, best, evaluate, links, open_study, revive, runs_of, work
-from tests.helpers import tiny
+from tests.helpers import outcome, tiny
 
 HOW = Execution("cpu")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -40,8 +40,8 @@ PARAMS = {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.1, "fwd.feedb
 
 def row(run, score, share=0.1, status="finished"):
     """A made-up outcome."""
-    return {"id": run_id(run), "status": status, "error": "x", "run": run.model_dump(mode="json"),
-            "metrics": {"val_on_acc": score} if status == "finished" else {}, "bytes": {"ratio": share}}
+    return outcome(run, status, error="x", metrics={"val_on_acc": score} if status == "finished" else {},
+                   bytes={"ratio": share})
 
 
 def test_a_trials_parameters_are_settings_and_its_runs_differ_in_the_seed():
@@ -236,6 +236,7 @@ def test_several_workers_share_one_study_and_a_killed_search_resumes(tmp_path):
     assert states.count("RUNNING") == 0 and states.count("COMPLETE") >= 12
     assert revive(study) == 0
     rows = {row["id"]: row for row in store.rows()}
+    assert states.count("COMPLETE") + states.count("PRUNED") == 12  # two workers do not overshoot
     assert all(rows[name]["when"] == when for name, when in recorded.items())  # none was executed again
     named = {name for trial in study.trials if trial.state.name == "COMPLETE" for name in trial.user_attrs["runs"]}
     assert named <= rows.keys()
@@ -312,9 +313,26 @@ def test_the_dashboard_serves_a_sweep(store):
     (["search", "digit"], "did you mean 'digits'"),
     (["search", "digits", "--budget", "2"], "0 < SHARE <= 1"),
     (["search", "digits", "--prune"], "--prune needs one objective"),
-    (["search", "digits", "--trials", "0"], "at least 1 each"),
+    (["search", "digits", "--trials", "0"], "--trials 0: at least 1"),
     (["search", "digits", "--study", "../x"], "cannot be a file name"),
 ])
 def test_bad_input_is_one_line(args, message, capsys, tmp_path):
     assert main([*args, "--store", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_password_is_never_said_wherever_it_stands():
+    with pytest.raises(UserError) as said:
+        searching._guarded("postgresql://user:se#cret@host/name#hidden?x=secret", lambda: 1 / 0)
+    assert "cret" not in str(said.value) and "hidden" not in str(said.value)
+
+
+def test_a_dead_workers_trial_is_put_back(store, monkeypatch):
+    search, goal = Search(tiny(), CUTS, seeds=1), Goal(0.5)
+    study = open_study("s", search, goal, None, store)
+    stale = study.ask()
+    stale.set_user_attr("worker", f"{searching.socket.gethostname()}:999999999")
+    monkeypatch.setattr("commsweep.experiments.run.execute", lambda run, *_: row(run, 0.5))
+    work(study, search, goal, store, HOW, 2)
+    states = [trial.state.name for trial in study.trials]
+    assert states.count("COMPLETE") == 2 and states.count("FAIL") == 1 and "RUNNING" not in states
