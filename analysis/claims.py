@@ -1,10 +1,12 @@
 """Findings of arXiv 2401.07788 as tests over rows: effect, 95 % interval, n, verdict.
 
-An effect is a difference of test accuracies in points (of losses in nats: analysis/text.py), paired by
-seed (levels averaged within a seed first), with Student's t interval. A claim says where the effect lies;
-it is supported when the whole interval lies there, contradicted when none of it does, and otherwise there
-are not enough runs. A diverged run counts as guessing: it did happen, and dropping it would flatter. What
-the papers call "severe" or "almost lossless" is not defined there; the margins here are ours.
+An effect is a difference of test accuracies in points (of losses in nats: analysis/text.py), paired by seed and by
+every setting that is not compared, with Student's t interval. A claim says where the effect lies; it is supported when
+the whole interval lies there, contradicted when none of it does, undecided when it reaches across the edge, and below
+three seeds there are not enough runs. Where one side of a pair diverged it counts as guessing: it did happen, and
+dropping it would flatter. Where both did, or where an effect is one within a run, there is nothing to compare: such
+pairs are left out and counted. What the papers call "severe" or "almost lossless" is not defined there; the margins
+here are ours. Settings of an arm that a claim does not name are those of the specs' defaults.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ from dataclasses import asdict, dataclass, field
 import pandas as pd
 from scipy.special import stdtrit
 
-from commsweep.analysis.results import CHANCE
+from commsweep.analysis.results import CHANCE, base, distinct
 from commsweep.analysis.tables import OFF, ON
 
 SEVERE = 2.0  # points of accuracy
 SLIGHT = 1.0
 MIN_SEEDS = 3
-SUPPORTED, CONTRADICTED, NOT_ENOUGH = "supported", "contradicted", "not enough runs"
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_ENOUGH, NOT_EVALUABLE = "not enough runs", "not evaluable"
+# Of arms that do not say otherwise; a ratio, bits and a scale always say.
+DEFAULTS = {"compressor.scope": "sample", "compressor.rounding": "nearest", "compressor.group": 128,
+            "feedback.key": "slot", "feedback.buffer": "float32", "start_epoch": 0}
 Wanted = dict[str, object]
 
 
@@ -36,6 +42,7 @@ class Effect:
     values: list[float] = field(default_factory=list)  # one a seed, points of accuracy or nats of loss
     ids: list[str] = field(default_factory=list)
     digits: int = 1
+    lost: int = 0  # pairs without a number to compare, because runs diverged
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -52,22 +59,23 @@ class Effect:
     def verdict(self) -> str:
         """Whether the interval lies inside the claimed region, outside, or across its edge."""
         if len(self.values) < MIN_SEEDS:
-            return NOT_ENOUGH
+            return NOT_EVALUABLE if self.lost else NOT_ENOUGH
         lo, hi = self.interval
         if self.above is not None:
-            return SUPPORTED if lo > self.above else CONTRADICTED if hi <= self.above else NOT_ENOUGH
-        return SUPPORTED if hi < self.below else CONTRADICTED if lo >= self.below else NOT_ENOUGH
+            return SUPPORTED if lo > self.above else CONTRADICTED if hi <= self.above else UNDECIDED
+        return SUPPORTED if hi < self.below else CONTRADICTED if lo >= self.below else UNDECIDED
 
     def text(self) -> str:
         """The effect for people."""
         region = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
+        lost = f"; {self.lost} diverged, nothing to compare" if self.lost else ""
         if not self.values:
-            return f"{self.what} (claimed {region}): no runs"
+            return f"{self.what} (claimed {region}): no runs{lost}"
         mean = sum(self.values) / len(self.values)
         digits = self.digits
         lo, hi = self.interval or (mean, mean)
         spread = f"[{lo:+.{digits}f}, {hi:+.{digits}f}]" if self.interval else "no interval"
-        return f"{self.what} (claimed {region}): {mean:+.{digits}f} {spread}, n={len(self.values)}"
+        return f"{self.what} (claimed {region}): {mean:+.{digits}f} {spread}, n={len(self.values)}{lost}"
 
 
 @dataclass
@@ -82,7 +90,13 @@ class Claim:
     def verdict(self) -> str:
         """contradicted if any effect is, supported if all are."""
         verdicts = {effect.verdict for effect in self.effects}
-        return CONTRADICTED if CONTRADICTED in verdicts else NOT_ENOUGH if NOT_ENOUGH in verdicts else SUPPORTED
+        return next((one for one in (CONTRADICTED, NOT_EVALUABLE, NOT_ENOUGH, UNDECIDED) if one in verdicts),
+                    SUPPORTED if verdicts else NOT_ENOUGH)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether any of its effects has runs at all."""
+        return any(effect.values or effect.lost for effect in self.effects)
 
     def record(self) -> dict:
         """For JSON."""
@@ -90,35 +104,41 @@ class Claim:
         return {"claim": self.name, "statement": self.statement, "verdict": self.verdict, "effects": effects}
 
 
-def c1(frame: pd.DataFrame, scale: str = "tensor") -> Claim:
-    """Same bits on activations only against gradients only, one range for the whole batch."""
+def c1(frame: pd.DataFrame, scale: str = "tensor") -> list[Claim]:
+    """Same bits on activations only against gradients only, one range for the whole batch; a verdict for each width."""
     arms = [{f"{side}.compressor.kind": "uniform", f"{side}.compressor.scale": scale,
              f"{other}.compressor.kind": "none"} for side, other in (("fwd", "bwd"), ("bwd", "fwd"))]
-    effect = difference(frame, "accuracy, activations only minus gradients only, equal bits",
-                        (arms[0], ON), (arms[1], ON), levels=("bits",), above=SLIGHT)
-    return Claim("C1", "Gradients need milder compression than activations (min-max, batch-wide range).", [effect])
+    effects = difference(frame, "accuracy, activations only minus gradients only", (arms[0], ON), (arms[1], ON),
+                         level="bits", above=SLIGHT)
+    by_level: dict[str, list[Effect]] = {}
+    for effect in effects:
+        by_level.setdefault(effect.what.rpartition(", bits ")[2].split(" ")[0], []).append(effect)
+    name, said = ("C1", "(min-max, batch-wide range)") if scale == "tensor" else (
+        "C1-group", "even with a scale per group of 128 (ours: does C1 survive?)")
+    return [Claim(f"{name}, {level} bit" if level.isdigit() else name,
+                  f"Gradients need milder compression than activations {said}.", own)
+            for level, own in by_level.items()]
 
 
-def c1_group(frame: pd.DataFrame) -> Claim:
+def c1_group(frame: pd.DataFrame) -> list[Claim]:
     """C1 where every 128 elements have a range of their own."""
-    claim = c1(frame, scale="group")
-    return Claim("C1-group", "Gradients need milder compression than activations even with a scale per group of 128 "
-                 "(ours: does C1 survive?).", claim.effects)
+    return c1(frame, scale="group")
 
 
 def c2(frame: pd.DataFrame) -> Claim:
     """10 % harms little, the next stronger level a lot."""
-    def harm(ratio: float, **region: float) -> Effect:
+    def harm(ratio: float, **region: float) -> list[Effect]:
         return difference(frame, f"accuracy, dense minus TopK {100 * ratio:g} %", (DENSE, ON), (_topk(ratio), ON),
                           **region)
     return Claim("C2", f"K = 10 % is the strongest TopK without severe harm (severe: {SEVERE:g} points).",
-                 [harm(0.1, below=SEVERE), harm(0.05, above=SEVERE)])
+                 harm(0.1, below=SEVERE) + harm(0.05, above=SEVERE))
 
 
 def c3(frame: pd.DataFrame) -> Claim:
     """TopK models need compression at inference."""
-    effects = [difference(frame, f"TopK {100 * ratio:g} %: accuracy, compression on minus off at inference",
-                          (_topk(ratio), ON), (_topk(ratio), OFF), above=SLIGHT) for ratio in (0.1, 0.05)]
+    effects = [effect for ratio in (0.1, 0.05) for effect in difference(
+        frame, f"TopK {100 * ratio:g} %: accuracy, compression on minus off at inference", (_topk(ratio), ON),
+        (_topk(ratio), OFF), above=SLIGHT)]
     return Claim("C3", "Models trained with TopK perform well only with compression on at inference.", effects)
 
 
@@ -127,9 +147,9 @@ def c4(frame: pd.DataFrame) -> Claim:
     both = {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
             for key, value in (("kind", "uniform"), ("scale", "tensor"))}
     two = both | {"fwd.compressor.bits": 2, "bwd.compressor.bits": 8}
-    effect = difference(frame, "2-bit activations: accuracy, compression on minus off at inference",
-                        (two, ON), (two, OFF), above=SLIGHT)
-    return Claim("C4", "Turning quantization off at inference also lowers quality.", [effect])
+    effects = difference(frame, "2-bit activations: accuracy, compression on minus off at inference",
+                         (two, ON), (two, OFF), above=SLIGHT)
+    return Claim("C4", "Turning quantization off at inference also lowers quality.", effects)
 
 
 def c5(frame: pd.DataFrame) -> Claim:
@@ -137,69 +157,100 @@ def c5(frame: pd.DataFrame) -> Claim:
     effects = []
     for kind, name in (("ef", "EF"), ("ef21", "EF21")):
         arm = _topk(0.1, kind)
-        effects.append(difference(frame, f"{name} + TopK 10 % minus plain, compressed inference",
-                                  (arm, ON), (_topk(0.1), ON), below=SLIGHT))
-        effects.append(difference(frame, f"dense minus {name} + TopK 10 %, dense inference",
-                                  (DENSE, OFF), (arm, OFF), below=SEVERE))
+        effects += difference(frame, f"{name} + TopK 10 % minus plain, compressed inference",
+                              (arm, ON), (_topk(0.1), ON), below=SLIGHT)
+        effects += difference(frame, f"dense minus {name} + TopK 10 %, dense inference",
+                              (DENSE, OFF), (arm, OFF), below=SEVERE)
     return Claim("C5", "EF and EF21 do not improve training over plain TopK, but make inference without compression "
                  f"almost lossless (within {SEVERE:g} points).", effects)
 
 
 def c6(frame: pd.DataFrame) -> Claim:
     """AQ-SGD bears TopK 30 % but nothing stronger. Dense inference: a sample's first visit travels dense."""
-    def harm(ratio: float, **region: float) -> Effect:
+    def harm(ratio: float, **region: float) -> list[Effect]:
         arm = _topk(ratio, "aqsgd", "none")
         return difference(frame, f"dense minus AQ-SGD + TopK {100 * ratio:g} %, dense inference",
                           (DENSE, OFF), (arm, OFF), **region)
     return Claim("C6", f"TopK stronger than 30 % under AQ-SGD worsens the model significantly ({SEVERE:g} points).",
-                 [harm(0.3, below=SEVERE), harm(0.1, above=SEVERE)])
+                 harm(0.3, below=SEVERE) + harm(0.1, above=SEVERE))
 
 
-CLAIMS: list[Callable[[pd.DataFrame], Claim]] = [c1, c1_group, c2, c3, c4, c5, c6]
+CLAIMS: list[Callable[[pd.DataFrame], Claim | list[Claim]]] = [c1, c1_group, c2, c3, c4, c5, c6]
 
 
 def difference(frame: pd.DataFrame, what: str, a: tuple[Wanted, str], b: tuple[Wanted, str], *,
-               levels: tuple[str, ...] = (), above: float | None = None, below: float | None = None,
-               unit: float = 100.0, guess: float = CHANCE) -> Effect:
+               level: str = "", above: float | None = None, below: float | None = None,
+               unit: float = 100.0, guess: float = CHANCE) -> list[Effect]:
     """metric of arm a minus metric of arm b times `unit`, paired by seed and by everything not compared.
 
-    A diverged run scores `guess`.
-
-    `levels` names compressor parameters matched across the arms whichever side they are on ("bits").
+    One effect for each `level` (a compressor parameter matched across the arms whichever side it is on, "bits"), and
+    for each training that both arms have in common, named by what tells it from the others. A diverged run scores
+    `guess` against one that trained; see the head of this file.
     """
-    effect = Effect(what, above, below, digits=1 if unit == 100 else 3)
-    left, right = (_arm(frame, *arm, levels, guess) for arm in (a, b))
-    keys = ["seed", "setting", *levels]
+    left, right = (_arm(frame, *arm, level, guess) for arm in (a, b))
+    return paired(frame, what, left, right, level=level, above=above, below=below, unit=unit)
+
+
+def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFrame, *, level: str = "",
+           above: float | None = None, below: float | None = None, unit: float = 100.0) -> list[Effect]:
+    """The effects of two arms, each with columns id, seed, base, level, kind, diverged and score."""
+    def made(text: str) -> Effect:
+        return Effect(text, above, below, digits=1 if unit == 100 else 3)
+
     if left.empty or right.empty:
-        return effect
-    pairs = left.merge(right, on=keys, suffixes=("_a", "_b"))
-    if pairs.setting.nunique() > 1:
-        raise ValueError("the rows mix several base settings; load one sweep")
-    pairs["effect"] = unit * (pairs.score_a - pairs.score_b)
-    effect.values = [float(value) for value in pairs.groupby("seed").effect.mean()]
-    effect.ids = sorted({*pairs.id_a, *pairs.id_b})
-    return effect
+        return [made(what)]
+    pairs = left.merge(right, on=["seed", "base", "level"], suffixes=("_a", "_b"))
+    pairs = pairs[(pairs.kind_a == pairs.kind_b) | (pairs.kind_a == "none") | (pairs.kind_b == "none")]
+    if pairs.empty:
+        return [made(what)]
+    kinds = pairs.kind_a.where(pairs.kind_a != "none", pairs.kind_b)
+    one_run = pairs.id_a == pairs.id_b
+    compared = ~(pairs.diverged_a & pairs.diverged_b) & ~(one_run & pairs.diverged_a)
+    pairs = pairs.assign(effect=unit * (pairs.score_a - pairs.score_b), compared=compared, kind=kinds)
+    titles = _titles(frame, pairs)
+    effects = []
+    for (value, training, kind), own in pairs.groupby(["level", "base", "kind"], sort=False):
+        effect = made(what + (f", {level} {value:g}" if level else "") + titles[training, kind])
+        effect.values = [float(one) for one in own[own.compared].effect]
+        effect.ids, effect.lost = sorted({*own.id_a, *own.id_b}), int((~own.compared).sum())
+        effects.append(effect)
+    return effects
 
 
-def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, levels: tuple[str, ...], guess: float) -> pd.DataFrame:
-    """seed, setting, level columns, score and id of the runs that fit; feedback is none unless wanted otherwise."""
+def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """What tells the trainings of these pairs apart, by (base, kind); "" when there is only one."""
+    first = pairs.drop_duplicates(["base", "kind"])
+    if len(first) < 2:
+        return {(one.base, one.kind): "" for one in first.itertuples()}
+    rows = frame.set_index("id").loc[list(first.id_a)].reset_index().assign(setting=list(first.base))
+    labels = {part.setting.iloc[0]: text for text, part in distinct(rows, "")}
+    several = first.kind.nunique() > 1
+    return {(one.base, one.kind): (labels[one.base] if first.base.nunique() > 1 else "")
+            + (f" ({one.kind})" if several else "") for one in first.itertuples()}
+
+
+def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, level: str, guess: float) -> pd.DataFrame:
+    """id, seed, base, level, kind, score and whether it diverged, of the runs that fit."""
     chosen = frame[frame.status.isin(["finished", "diverged"])]
-    for key, value in ({"fwd.feedback.kind": "none", "bwd.feedback.kind": "none"} | wanted).items():
+    plain = {f"{side}.{key}": (value, None) for side in ("fwd", "bwd") for key, value in DEFAULTS.items()}
+    plain |= {f"{side}.feedback.kind": "none" for side in ("fwd", "bwd")}
+    for key, value in (plain | wanted).items():
         options = value if isinstance(value, tuple) else (value,)
-        chosen = chosen[chosen[key].isin(options)] if key in chosen else chosen.iloc[:0]
+        if key in chosen:
+            chosen = chosen[chosen[key].isin([one for one in options if one is not None])
+                            | (chosen[key].isna() if None in options else False)]
+        elif None not in options:
+            chosen = chosen.iloc[:0]
     if chosen.empty or metric not in chosen:
         return pd.DataFrame()
-    out = pd.DataFrame({"id": chosen.id, "seed": chosen.seed, "setting": _setting(chosen)})
+    out = pd.DataFrame({"id": chosen.id, "seed": chosen.seed, "base": base(chosen, "fwd.", "bwd."), "level": 0.0,
+                        "kind": chosen["fwd.compressor.kind"].where(chosen["fwd.compressor.kind"] != "none",
+                                                                    chosen["bwd.compressor.kind"])})
+    out["diverged"] = chosen.status == "diverged"
     out["score"] = chosen[metric].where(chosen.status == "finished", guess)
-    for level in levels:
-        out[level] = chosen[f"fwd.compressor.{level}"].fillna(chosen[f"bwd.compressor.{level}"])
+    if level:
+        out["level"] = chosen[f"fwd.compressor.{level}"].fillna(chosen[f"bwd.compressor.{level}"])
     return out
-
-
-def _setting(rows: pd.DataFrame) -> pd.Series:
-    """Everything of a run but its links and seed, as one text to pair by."""
-    names = [name for name in rows.columns if name.startswith(("model.", "data.", "optim.", "schedule."))]
-    return rows[[*names, "epochs", "precision"]].astype(str).agg("|".join, axis=1)
 
 
 DENSE: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
@@ -211,9 +262,11 @@ def _topk(ratio: float, fwd: str = "none", bwd: str | None = None) -> Wanted:
     return arm | {"fwd.feedback.kind": fwd, "bwd.feedback.kind": fwd if bwd is None else bwd}
 
 
-def markdown(claims: list[Claim]) -> str:
-    """The verdicts as a list for people."""
-    lines = []
+def markdown(claims: list[Claim], note: str = "") -> str:
+    """The verdicts as a list for people; `note`: what must be known of the runs first."""
+    lines = [note, ""] if note else []
+    if not claims:
+        lines.append("No claim of the papers has runs in this sweep.")
     for claim in claims:
         lines += [f"- **{claim.name}: {claim.verdict}.** {claim.statement}",
                   *(f"  - {effect.text()}: {effect.verdict}" for effect in claim.effects)]

@@ -6,19 +6,25 @@ warm-up steps, places, scales. Test accuracy in points (test loss in nats for la
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from commsweep.analysis.claims import SLIGHT, Claim, Effect
+from commsweep.analysis.claims import SLIGHT, Claim, Effect, paired
 from commsweep.analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic
-from commsweep.analysis.results import exchange
-from commsweep.analysis.tables import BYTES, ON, PLAIN, RATE, Cell, Table, cell
+from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, exchange
+from commsweep.analysis.tables import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
 
 RATE_UP = "gradients.rate"
 PLAIN_RUN = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
 NOTICEABLE = 0.02  # nats
+# What the way of the gradients is, and what it is not.
+TRAVEL = ("grad.compressor.", "grad.feedback.", "grad.schedule.", "grad.exchange", "grad.vote", "grad.start_epoch")
+ELSE = (*(name for name in SECTIONS if name != "grad."), *PLAIN_SETTINGS, "grad.learners", "grad.local_steps")
 CONV_RATE, FC_RATE = 40.0, 200.0  # what the abstract says, "about"
 MANY = 20.0  # a rate that "about 40" and "about 200" are surely above on small layers
 
@@ -37,11 +43,13 @@ def gradient_tables(frame: pd.DataFrame) -> list[Table]:
 def methods(frame: pd.DataFrame) -> Table:
     """Every method with four learners and no compression at the boundaries, by model."""
     table = Table("methods", "Gradient compression: test score of the last epoch (accuracy %, or perplexity)", [
-        "Model", "Method", "score", "seeds", "rate", "bytes up a step", "at the entropy bound", "a learner sends",
-        "and receives"])
-    for (model, name), rows in _plain(frame).groupby(["model.name", "gradient"], sort=False):
-        score = cell(rows, ON) if rows[ON].notna().any() else cell(rows, "test_on_ppl", PLAIN)
+        "Model", "Method", "score", "seeds", "rate", "entries sent (%)", "bytes up a step", "at the entropy bound",
+        "a learner sends", "and receives"])
+    for (model, name), rows in _settings(_plain(frame), "model.name", "gradient"):
+        score = cell(rows, ON) if ON in rows and rows[ON].notna().any() else cell(rows, "test_on_ppl", PLAIN)
+        kept = cell(rows, "gradients.kept", FINE)
         table.rows.append([model, name, score, str(len(score.values)), cell(rows, RATE_UP, RATE),
+                           kept if kept.values else "-",
                            *(cell(rows, f"gradients.{part}", BYTES) for part in (
                                "up", "bound", "learner_sends", "learner_receives"))])
     return table
@@ -52,7 +60,7 @@ def classes(frame: pd.DataFrame) -> Table:
     kinds = [kind for kind in ("conv", "fc", "embedding", "vector") if f"gradients.{kind}.rate" in frame]
     table = Table("classes", "AdaComp: compression rate by layer class, over training", ["Model", *kinds, "all"])
     rows = _plain(frame)
-    for model, own in rows[rows["kind"] == "adacomp"].groupby("model.name", sort=False):
+    for (model,), own in _settings(rows[rows["kind"] == "adacomp"], "model.name"):
         table.rows.append([model, *(_rate(own, f"gradients.{kind}.rate") for kind in kinds), _rate(own, RATE_UP)])
     return table
 
@@ -62,9 +70,10 @@ def robust(frame: pd.DataFrame) -> Table:
     table = Table("robustness", "AdaComp over learners and minibatch: test accuracy (%)",
                   ["Learners", "Minibatch", "dense", "AdaComp", "rate"])
     for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
-        own, dense = (part[part["kind"] == kind] for kind in ("adacomp", "none"))
-        if len(own) and len(dense) and ON in own:
-            table.rows.append([str(learners), str(batch), cell(dense, ON), cell(own, ON), cell(own, RATE_UP, RATE)])
+        for text, own in distinct(part[part["kind"] == "adacomp"], str(learners)):
+            for name, dense in distinct(_like(part[part["kind"] == "none"], own), text):
+                if len(own) and len(dense) and ON in own:
+                    table.rows.append([name, str(batch), cell(dense, ON), cell(own, ON), cell(own, RATE_UP, RATE)])
     return table if len(table.rows) > 1 else Table("robustness", "", [])
 
 
@@ -74,9 +83,9 @@ def exchanges(frame: pd.DataFrame) -> Table:
                   ["Model", "Message", "Exchange", "Learners", "a learner sends", "all learners send"])
     rows = _unlinked(frame)
     rows = rows[rows["kind"].isin(["none", "adacomp"]) & (rows["data.batch_size"] == _usual(rows))]
-    for (model, name, pattern, n), part in rows[rows["grad.learners"] > 1].groupby(
-            ["model.name", "gradient", "grad.exchange", "grad.learners"], sort=False):
-        table.rows.append([model, name.rsplit(", ", 1)[0] if "," in name else "dense", pattern, str(n),
+    for (model, name, pattern, n), part in _settings(rows[rows["grad.learners"] > 1], "model.name", "gradient",
+                                                     "grad.exchange", "grad.learners"):
+        table.rows.append([model, _short(name), pattern, n,
                            cell(part, "gradients.learner_sends", BYTES), cell(part, "gradients.total", BYTES)])
     return table
 
@@ -90,7 +99,7 @@ def both(frame: pd.DataFrame) -> Table:
     rows = rows[rows["model.name"].isin(linked["model.name"])]
     if linked.empty or ON not in rows:
         return Table("both", "", [])
-    grid = {(links, grads): part for (links, grads), part in rows.groupby(["links", "gradient"], sort=False)}
+    grid = {(links, grads): part for (links, grads), part in _settings(rows, "links", "gradient")}
     dense = ("dense", _dense_name(rows))
     wanted = [grads for links, grads in grid if links != "dense"]
     for (links, grads), part in grid.items():
@@ -113,7 +122,7 @@ def a1(frame: pd.DataFrame) -> Claim:
     models = [name for name in ("resnet_small", "resnet18") if (frame["model.name"] == name).any()] or ["resnet18"]
     return Claim("A1", f"AdaComp compresses convolutions about {CONV_RATE:g} times (ours: at least {MANY:g}) without "
                  f"noticeable loss ({SLIGHT:g} point).",
-                 [effect for name in models for effect in (_rates(frame, name, "conv"), _lost(frame, name))])
+                 [effect for name in models for effect in (_rates(frame, name, "conv"), *_lost(frame, name))])
 
 
 def a2(frame: pd.DataFrame) -> Claim:
@@ -121,7 +130,7 @@ def a2(frame: pd.DataFrame) -> Claim:
     effects = []
     for name, metric in (("mlp", ON), ("gpt2-nano", "test_on_loss")):
         if (frame["model.name"] == name).any():
-            effects += [_rates(frame, name, "fc"), _lost(frame, name, metric)]
+            effects += [_rates(frame, name, "fc"), *_lost(frame, name, metric)]
     return Claim("A2", f"AdaComp compresses fully connected layers about {FC_RATE:g} times (ours: at least {MANY:g}) "
                  f"without noticeable loss ({SLIGHT:g} point; {NOTICEABLE:g} nats).",
                  effects or [Effect("no runs", MANY, None)])
@@ -132,8 +141,8 @@ def a3(frame: pd.DataFrame) -> Claim:
     effects = []
     for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
         if (part["kind"] == "adacomp").any():
-            effects.append(_difference(part, f"accuracy, dense minus AdaComp, learners {learners}, minibatch {batch}",
-                                       "none", "adacomp", ON, below=SLIGHT))
+            effects += _difference(part, f"accuracy, dense minus AdaComp, learners {learners}, minibatch {batch}",
+                                   "none", "adacomp", ON, below=SLIGHT)
     return Claim("A3", "AdaComp holds over numbers of learners and minibatch sizes "
                  f"(loss below {SLIGHT:g} point in each).", effects or [Effect("no runs", None, SLIGHT)])
 
@@ -149,7 +158,7 @@ def a4(frame: pd.DataFrame) -> Claim:
                                                                    & (part["grad.feedback.kind"] == "ef"))]
             if (other["kind"] == kind).any():
                 what = f"{model}: accuracy, AdaComp minus {name} with EF"
-                effects.append(_difference(other, what, "adacomp", kind, ON, above=0.0))
+                effects += _difference(other, what, "adacomp", kind, ON, above=0.0)
     return Claim("A4", "AdaComp's selection is better than selection at a fixed rate.",
                  effects or [Effect("no runs", 0.0, None)])
 
@@ -168,7 +177,7 @@ def _rates(frame: pd.DataFrame, model: str, kind: str) -> Effect:
     return effect
 
 
-def _lost(frame: pd.DataFrame, model: str, metric: str = ON) -> Effect:
+def _lost(frame: pd.DataFrame, model: str, metric: str = ON) -> list[Effect]:
     rows = _plain(frame)
     rows = rows[rows["model.name"] == model]
     if metric == ON:
@@ -178,28 +187,42 @@ def _lost(frame: pd.DataFrame, model: str, metric: str = ON) -> Effect:
 
 
 def _difference(rows: pd.DataFrame, what: str, a: str, b: str, metric: str, *, above: float | None = None,
-                below: float | None = None, unit: float = 100.0) -> Effect:
-    """metric of compressor a minus that of b, paired by seed."""
-    effect = Effect(what, above, below, digits=1 if unit == 100 else 3)
-    if metric not in rows:
-        return effect
-    left, right = (rows[(rows["kind"] == kind) & (rows.status == "finished")] for kind in (a, b))
-    pairs = left.merge(right, on=["seed", "model.name"], suffixes=("_a", "_b"))
-    effect.values = [float(one) for one in unit * (pairs[f"{metric}_a"] - pairs[f"{metric}_b"])]
-    effect.ids = sorted({*pairs.id_a, *pairs.id_b})
-    return effect
+                below: float | None = None, unit: float = 100.0) -> list[Effect]:
+    """metric of compressor a minus that of b, paired by seed and by every setting but how gradients travel.
+
+    A diverged run counts as guessing, as for the other claims; each setting of a compressor is an effect of its own.
+    """
+    guess = CHANCE if metric == ON else math.log(256)
+    def arm(kind: str) -> list[tuple[str, pd.DataFrame]]:
+        own = rows[(rows["kind"] == kind) & rows.status.isin(["finished", "diverged"])]
+        if own.empty or metric not in own:
+            return [("", pd.DataFrame())]
+        keys = base(own, *TRAVEL)
+        every = pd.DataFrame({"id": own.id, "seed": own.seed, "base": keys, "level": 0.0, "kind": "none",
+                              "diverged": own.status == "diverged",
+                              "score": own[metric].where(own.status == "finished", guess)})
+        ways = own.assign(setting=base(own, *ELSE))  # the same way of travelling in several trainings is one arm
+        return [(text, every.loc[part.index]) for text, part in distinct(ways, "")]
+
+    return [effect for text_a, left in arm(a) for text_b, right in arm(b) for effect in paired(
+        rows, what + text_a + text_b, left, right, above=above, below=below, unit=unit)]
 
 
 # Figures.
 
 
-def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
-    """Mean test error of every method against its compression rate."""
+def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Mean test error of every method against its compression rate, of the first model.
+
+    Bars: ± one sample standard deviation over seeds.
+    """
     rows = _plain(frame)
+    if ON not in rows or not rows[ON].notna().any():
+        return None
     rows = rows[rows["model.name"] == rows["model.name"].iloc[0]] if len(rows) else rows
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 4.2))
-        for place, (name, part) in enumerate(rows.groupby("gradient", sort=False)):
+        for place, ((name,), part) in enumerate(_settings(rows, "gradient")):
             done = part[part.status == "finished"]
             if done.empty or ON not in done:
                 continue
@@ -213,12 +236,14 @@ def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
     return figure
 
 
-def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
+def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """AdaComp's rate adapts by itself: of every layer at every evaluation, one panel a model (first seed)."""
     rows = _plain(frame)
     done = rows[(rows["kind"] == "adacomp") & (rows.status == "finished")]
     several = [name for name, own in curves.groupby("id") if len(own) > 1] if len(curves) else []
     chosen = done[done.id.isin(several)].drop_duplicates("model.name")
+    if chosen.empty:
+        return None
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(max(1, len(chosen)), 1, figsize=(COLUMN, 0.4 + 1.9 * max(1, len(chosen))),
                                     squeeze=False)
@@ -234,15 +259,19 @@ def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure:
     return figure
 
 
-def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
+def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Bytes a learner sends against the number of learners, for each pattern, from measured message sizes."""
     rows = _plain(frame)
-    rows = rows[rows["model.name"] == rows["model.name"].iloc[0]] if len(rows) else rows
+    if rows.empty:
+        return None
+    rows = rows[rows["model.name"] == rows["model.name"].iloc[0]]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
         counts = [2, 4, 8, 16, 32, 64]
         for place, (kind, label) in enumerate((("none", "dense"), ("adacomp", "AdaComp"))):
-            up = rows[(rows["kind"] == kind) & (rows.status == "finished")]["gradients.up"].mean()
+            own = rows[(rows["kind"] == kind) & (rows.status == "finished")]
+            label, own = distinct(own, label)[0]
+            up = own["gradients.up"].mean() if "gradients.up" in own else math.nan
             if pd.isna(up):
                 continue
             patterns = [("server", lambda n: 1.0, ":"), ("all-gather", lambda n: n - 1, "-")]
@@ -262,6 +291,23 @@ FIGURES = {"rate": rate_against_error, "layers": rate_by_layer, "scaling": scali
 
 
 # Choosing rows.
+
+
+def _settings(rows: pd.DataFrame, *names: str) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+    """(values of these columns, rows) of every setting; where several have equal values, the last value says more."""
+    if len(rows):
+        for values, part in rows.groupby(list(names), sort=False):
+            for text, own in distinct(part, str(values[-1])):
+                yield (*map(str, values[:-1]), text), own
+
+
+def _like(rows: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Of these rows those that were trained as `own` were, whatever their gradients' way; of several ways the first."""
+    if rows.empty or own.empty:
+        return rows.iloc[:0]
+    fits = rows[base(pd.concat([rows, own]), *TRAVEL).iloc[: len(rows)].isin(
+        base(pd.concat([rows, own]), *TRAVEL).iloc[len(rows) :]).to_numpy()]
+    return fits[fits.setting == fits.setting.iloc[0]] if len(fits) else fits
 
 
 def _with_names(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,12 +1,17 @@
-"""One self-contained HTML file about a sweep: it opens offline and on a telephone; every number leads to its runs.
+"""One self-contained HTML file about a sweep: it opens offline and on a telephone, and may be moved anywhere.
 
-No library is loaded: a number opens a list of its runs, a run opens its curves and settings, both as <details>.
+Tables, verdicts and figures stand in it as they are; every number opens the list of its runs. The runs themselves (all
+settings, outcome, evaluations) are packed data that page.js unpacks: a table to filter and sort, rows written only as
+they are looked at, and curves of any choice of runs drawn over each other by Plotly, which is embedded, too.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import gzip
+import json
+import math
+from base64 import b64encode
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,71 +21,114 @@ import pandas as pd
 from commsweep.analysis import figures
 from commsweep.analysis.claims import Claim, Effect
 from commsweep.analysis.figures import Figure
+from commsweep.analysis.results import settings, uneven
 from commsweep.analysis.tables import Cell, Table
 
-STYLE = """
-:root{color-scheme:light dark}
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1rem;overflow-wrap:anywhere}
-h1{line-height:1.2} h2{margin-top:2.5rem;border-bottom:1px solid #8886}
-nav a{margin-right:1rem} .wide{overflow-x:auto} .faint{opacity:.7;font-size:.85rem}
-table{border-collapse:collapse;font-size:.9rem} caption{text-align:left;font-weight:600;padding:.4rem 0}
-td,th{padding:.25rem .6rem;text-align:left;border-bottom:1px solid #8884;vertical-align:top;white-space:nowrap}
-td details a{display:block;font:.8rem monospace} summary{cursor:pointer} td summary{list-style:none}
-td summary::after{content:" \\25be";opacity:.5} figure{margin:1.5rem 0} img,svg{max-width:100%;height:auto}
-.run{border-bottom:1px solid #8884;padding:.3rem 0} .run:target{outline:2px solid #0072B2}
-.run code{font-size:.8rem} .badge{border-radius:.6rem;padding:0 .5rem;color:#fff;background:#666;white-space:nowrap}
-.supported,.finished{background:#00744f} .contradicted,.failed,.oom{background:#a83d00}
-svg text{font:10px system-ui,sans-serif;fill:currentColor}
-"""
-# A link to a closed run opens it; without scripts it still leads there.
-SCRIPT = """
-function open_target(){const e=document.getElementById(location.hash.slice(1));if(e&&e.tagName=="DETAILS")e.open=true}
-addEventListener("hashchange",open_target);open_target()
-"""
+HERE = Path(__file__).parent
+MANY = 400  # runs behind a number that are listed one by one
+SCORES = {"test_on_acc": "accuracy, on", "test_off_acc": "accuracy, off", "test_on_ppl": "perplexity, on",
+          "test_off_ppl": "perplexity, off", "bytes.ratio": "of dense bytes", "gradients.rate": "gradient rate"}
 
 
 def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tables: list[Table], claims: list[Claim],
-         drawn: list[tuple[str, Figure]], folder: Path) -> str:
-    """The page of sweep `name`; links to run folders are relative to `folder`, where it will lie."""
-    by_run = dict(tuple(curves.groupby("id"))) if len(curves) else {}
-    parts = [
+         drawn: list[tuple[str, Figure, str]]) -> str:
+    """The page of sweep `name`; `drawn`: name, figure and caption. `store` is only named, never linked to."""
+    packed = json.dumps(data(store, frame, curves), separators=(",", ":"), allow_nan=False).encode()
+    return "\n".join([
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>commsweep: {escape(name)}</title>',
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><style>'
+        f'{(HERE / "page.css").read_text()}</style></head><body>',
         f"<h1>{escape(name)}</h1>", _overview(frame),
         '<nav><a href="#verdicts">verdicts</a><a href="#tables">tables</a><a href="#figures">figures</a>'
         '<a href="#runs">runs</a></nav>',
         '<h2 id="verdicts">Verdicts</h2><p class="faint">Differences of test accuracy in points, or of test loss in '
-        "nats, paired by seed, with 95 % t intervals. A verdict speaks for this model and data set only.</p>",
-        *map(_claim, claims),
+        "nats, paired by seed and by every setting that is not compared, with 95 % t intervals. A verdict speaks for "
+        "this model and data set only.</p>",
+        *map(_claim, claims), *([] if claims else ["<p>No claim of the papers has runs in this sweep.</p>"]),
         '<h2 id="tables">Tables</h2><p class="faint">Mean ± sample standard deviation over seeds, last epoch. A number '
         "opens the list of its runs.</p>",
         *map(_table, tables),
         '<h2 id="figures">Figures</h2>',
-        *(f"<figure>{figures.tag(figure, alt=f'figure {kind}')}</figure>" for kind, figure in drawn),
-        f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. A run opens its curves, settings and folder.</p>',
-        *_runs(frame, by_run, os.path.relpath(store, folder)),
-        f"<script>{SCRIPT}</script></body></html>",
-    ]
-    return "\n".join(parts)
+        *(f"<figure>{figures.tag(figure, alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> {escape(caption)}"
+          "</figcaption></figure>" for kind, figure, caption in drawn),
+        f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw their curves over each other; '
+        "a run opens its settings and evaluations. Filter by words that all must occur, such as <code>EF21 "
+        "seed=1</code>; a heading sorts.</p>",
+        '<div id="explorer"><noscript>The table of runs needs JavaScript; rows.csv beside this page has all of it.'
+        "</noscript></div>",
+        f'<script type="application/octet-stream" id="data">{_packed(packed)}</script>',
+        f'<script type="application/octet-stream" id="plotly">{_packed(_plotly())}</script>',
+        f"<script>{(HERE / 'page.js').read_text()}</script></body></html>",
+    ])
+
+
+def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, Any]:
+    """Everything about the runs, without repetition: a setting's text is stored once and named by its place."""
+    plain = ["id", "status", "method", "seed", "error"]
+    own = settings(frame) + ["seed"]
+    rest = [name for name in frame if name not in (*plain, *own, "setting")]
+    kinds = frame.drop_duplicates("setting")
+    place = {setting: turn for turn, setting in enumerate(kinds.setting)}
+    records = [{name: _plain(row[name]) for name in own if name != "seed" and not _absent(row[name])}
+               for row in kinds.to_dict("records")]
+    rows = [[_plain(row["id"]), _plain(row["status"]), place[row["setting"]], _plain(row["seed"]),
+             None if _absent(row["error"]) else str(row["error"]), *(_number(row[name]) for name in rest)]
+            for row in frame.to_dict("records")]
+    columns = [name for name in curves if name not in ("id", "rates")] if len(curves) else []
+    drawn = {str(name): [[_number(value) for value in own[column]] for column in columns]
+             for name, own in (curves.groupby("id", sort=False) if len(curves) else ())}
+    return {"store": str(store), "methods": [str(one) for one in kinds.method], "settings": records, "columns": rest,
+            "scores": {name: title for name, title in SCORES.items() if name in rest}, "rows": rows,
+            "curveColumns": columns, "curves": drawn}
+
+
+def _plotly() -> bytes:
+    """Plotly's own script, as its package carries it."""
+    from importlib.resources import files
+
+    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+
+
+def _packed(content: bytes) -> str:
+    return b64encode(gzip.compress(content, 9, mtime=0)).decode()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON takes it."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _number(value: Any) -> Any:
+    """Six digits are what a screen shows; rows.csv has them all."""
+    if _absent(value):
+        return None
+    value = _plain(value)
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    return value if isinstance(value, (int, str, bool)) else str(value)
+
+
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _overview(frame: pd.DataFrame) -> str:
-    counts = " ".join(f'<span class="badge {status}">{n} {status}</span>'
+    counts = " ".join(f'<span class="badge {escape(str(status), quote=True)}">{n} {escape(str(status))}</span>'
                       for status, n in frame.status.value_counts().items())
-    data, model = (", ".join(sorted(frame[key].dropna().unique())) for key in ("data.name", "model.name"))
+    sets, model = (", ".join(sorted(frame[key].dropna().unique())) for key in ("data.name", "model.name"))
     seconds = frame["seconds.wall"].sum() if "seconds.wall" in frame else 0.0
-    return (f"<p>{counts}</p><p>Data: {escape(data)}; model: {escape(model)}; {frame.seed.nunique()} seeds; "
-            f"{seconds / 3600:.2f} worker hours.</p>")
+    return (f"<p>{counts}</p><p>Data: {escape(sets)}; model: {escape(model)}; {frame.seed.nunique()} seeds; "
+            f"{seconds / 3600:.2f} worker hours. {escape(uneven(frame))}</p>")
 
 
 def _claim(claim: Claim) -> str:
-    lines = "".join(f"<li>{escape(effect.text())}{_behind(effect)}</li>" for effect in claim.effects)
+    lines = "".join(f"<li>{escape(effect.text())}: {effect.verdict}{_behind(effect)}</li>" for effect in claim.effects)
     return (f'<p><b>{escape(claim.name)}</b> <span class="badge {claim.verdict.split()[0]}">{claim.verdict}</span> '
             f"{escape(claim.statement)}</p><ul>{lines}</ul>")
 
 
 def _behind(effect: Effect) -> str:
-    ids = dict.fromkeys(effect.ids)
+    ids = list(dict.fromkeys(effect.ids))
     return f'<details class="faint"><summary>{len(ids)} runs</summary>{_links(ids)}</details>' if ids else ""
 
 
@@ -99,64 +147,8 @@ def _cell(one: Cell | str) -> str:
     return f"<details><summary>{escape(one.text())}</summary>{_links(one.ids)}</details>"
 
 
-def _links(ids: Any) -> str:
-    return " ".join(f'<a href="#{one}">{one}</a>' for one in ids)
-
-
-def _runs(frame: pd.DataFrame, by_run: dict[str, pd.DataFrame], store: str) -> Iterator[str]:
-    scores = {key: label for key, label in (("test_on_acc", "on"), ("test_off_acc", "off"), ("test_on_ppl", "on, ppl"),
-                                            ("test_off_ppl", "off, ppl"), ("bytes.ratio", "of dense bytes"))
-              if key in frame}
-    plain = {"id", "status", "error", "method", "steps"}
-    results = ("test_", "val_", "train_", "best_")
-    settings = [name for name in frame if name not in plain and not name.startswith(results)]
-    for row in frame.to_dict("records"):
-        said = ", ".join(f"{label} {row[key]:.4g}" for key, label in scores.items() if not pd.isna(row[key]))
-        listed = "\n".join(f"{key} = {row[key]}" for key in settings if not _absent(row[key]))
-        error = f"<p>{escape(str(row['error']))}</p>" if not _absent(row["error"]) else ""
-        curves = _curves(by_run[row["id"]]) if row["id"] in by_run else ""
-        yield (f'<details class="run" id="{row["id"]}"><summary><code>{row["id"]}</code> <span class="badge '
-               f'{row["status"]}">{row["status"]}</span> {escape(row["method"])}, seed {row["seed"]}'
-               f'{": " + said if said else ""}</summary>{error}{curves}<p><a href="{escape(store)}/{row["id"]}">'
-               f"run folder</a></p><pre class=\"faint wide\">{escape(listed)}</pre></details>")
-
-
-def _absent(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and pd.isna(value))
-
-
-def _curves(records: pd.DataFrame) -> str:
-    """Loss and score of a run over its evaluations, as SVG."""
-    score = "acc" if "test_on_acc" in records else "ppl"
-    panels = [("loss", [("train", "train_loss"), ("test, on", "test_on_loss"), ("test, off", "test_off_loss")]),
-              ({"acc": "accuracy", "ppl": "perplexity"}[score],
-               [("test, on", f"test_on_{score}"), ("test, off", f"test_off_{score}")])]
-    return "".join(_panel(title, records, [one for one in lines if one[1] in records]) for title, lines in panels)
-
-
-def _panel(title: str, records: pd.DataFrame, lines: list[tuple[str, str]]) -> str:
-    width, height, left, top, bottom = 300, 150, 48, 18, 18
-    values = records[[column for _, column in lines]]
-    low, high = float(values.min().min()), float(values.max().max())
-    first, last = int(records.epoch.min()), int(records.epoch.max())
-
-    def at(epoch: float, value: float) -> str:
-        x = left + (width - left - 8) * ((epoch - first) / (last - first) if last > first else 0.5)
-        y = top + (height - top - bottom) * (1 - ((value - low) / (high - low) if high > low else 0.5))
-        return f"{x:.1f},{y:.1f}"
-
-    drawn, legend = [], []
-    for ink, (label, column) in zip((figures.INK[6], figures.INK[0], figures.INK[1]) if len(lines) == 3 else
-                                    figures.INK[:2], lines, strict=True):
-        colour = "currentColor" if ink == "#000000" else ink
-        points = [at(epoch, value) for epoch, value in zip(records.epoch, records[column], strict=True)
-                  if not pd.isna(value)]
-        drawn.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(points)}"/>')
-        drawn += [f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>' for x, y in (one.split(",") for one in points)]
-        legend.append(f'<tspan fill="{colour}">{label}</tspan>')
-    return (f'<svg role="img" aria-label="{title} over epochs" viewBox="0 0 {width} {height}" width="{width}">'
-            f'<text x="{left}" y="11">{title}: {" · ".join(legend)}</text>'
-            f'<text x="{left - 4}" y="{top + 8}" text-anchor="end">{high:.4g}</text>'
-            f'<text x="{left - 4}" y="{height - bottom}" text-anchor="end">{low:.4g}</text>'
-            f'<text x="{left}" y="{height - 4}">epoch {first}</text>'
-            f'<text x="{width - 8}" y="{height - 4}" text-anchor="end">{last}</text>{"".join(drawn)}</svg>')
+def _links(ids: Iterable[str]) -> str:
+    """Runs by name; of very many, the first, for the table of runs lists them all."""
+    every = [escape(str(one), quote=True) for one in ids]
+    more = f" and {len(every) - MANY} more" if len(every) > MANY else ""
+    return " ".join(f'<a href="#{one}">{one}</a>' for one in every[:MANY]) + more

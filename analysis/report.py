@@ -27,6 +27,7 @@ class Report:
     tables: list[Table]
     claims: list[Claim]
     page: Path | None = None
+    note: str = ""  # what must be known of the runs before the verdicts are read
 
 
 def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
@@ -52,14 +53,16 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     drawn = list(contents.all_figures(frame, curves))
-    _text(folder / "claims.md", claims.markdown(made.claims))
+    made.note = results.uneven(frame)
+    _text(folder / "claims.md", claims.markdown(made.claims, made.note))
     _text(folder / "claims.json", json.dumps([claim.record() for claim in made.claims], indent=1))
     frame.to_csv(folder / "rows.csv", index=False)
     if page:
         made.page = folder / "report.html"
-        _text(made.page, html(sweep, store, frame, curves, made.tables, made.claims, drawn, folder))
-    for name, figure in drawn:
+        _text(made.page, html(sweep, store, frame, curves, made.tables, made.claims, drawn))
+    for name, figure, _ in drawn:
         figures.save(figure, folder / "figures", name)
+    _text(folder / "figures" / "captions.md", "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn))
     return made
 
 

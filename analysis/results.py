@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.specs import CODERS
 from commsweep.experiments.store import Store
 
+SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.")
+PLAIN_SETTINGS = ("microbatches", "epochs", "eval_every", "precision", "channels_last")
 CHANCE = 0.1  # accuracy of guessing among ten classes
 
 
@@ -25,9 +29,72 @@ def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
     opened = Store(store)
     recorded = index.read(opened, _flat)
     if sweep is None:
-        return pd.DataFrame(list(recorded.values()))
-    return pd.DataFrame([recorded.get(name) or _flat({"id": name, "status": opened.status(name), "run": run})
-                         for name, run in _cells(opened, sweep).items()])
+        return named(pd.DataFrame(list(recorded.values())))
+    return named(pd.DataFrame([recorded.get(name) or _flat({"id": name, "status": opened.status(name), "run": run})
+                               for name, run in _cells(opened, sweep).items()]))
+
+
+def settings(frame: pd.DataFrame) -> list[str]:
+    """The columns that hold settings of a run; the seed is none of them."""
+    return [name for name in frame if name.startswith(SECTIONS) or name in PLAIN_SETTINGS]
+
+
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """With labels (`method`) that no two settings share: what tells equal ones apart is added to them."""
+    if frame.empty:
+        return frame
+    shared = frame.groupby("method").setting.nunique()
+    for label in shared[shared > 1].index:
+        for text, part in distinct(frame[frame.method == label], label):
+            frame.loc[part.index, "method"] = text
+    return frame
+
+
+def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
+    """The rows by setting (everything but the seed), so that no number pools two experiments: `label` for one setting,
+    else with what tells each from the others, fewest settings first."""
+    kinds = rows.drop_duplicates("setting")
+    if len(kinds) < 2:
+        return [(label, rows)]
+    texts = kinds[settings(kinds)].astype(object).where(kinds[settings(kinds)].notna(), None).map(_value)
+    chosen: list[str] = []
+    groups = pd.Series("", index=kinds.index)
+    while groups.nunique() < len(kinds):  # the one that splits best, again and again; a model's name before its width
+        score = {name: (groups + "|" + texts[name]).nunique() for name in texts if name not in chosen}
+        best = max(score, key=lambda name: (score[name], name.endswith((".name", ".kind")), -len(name)))
+        chosen.append(best)
+        groups += "|" + texts[best]
+    out = []
+    for place, setting in kinds.setting.items():
+        said = [f"{_short(name)} {texts.at[place, name]}" for name in chosen if texts.at[place, name]]
+        out.append((f"{label} ({', '.join(said) or 'otherwise'})", rows[rows.setting == setting]))
+    return out
+
+
+def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
+    """All settings but the seed and those that begin so, as one text to pair or group by."""
+    names = [name for name in settings(frame) if not name.startswith(apart)]
+    return frame[names].astype(object).where(frame[names].notna(), None).map(_value).agg("|".join, axis=1)
+
+
+def uneven(frame: pd.DataFrame) -> str:
+    """Which settings have more seeds than others, in a sentence; "" when all have as many."""
+    counts = frame.groupby("method", sort=False).seed.nunique()
+    if counts.nunique() < 2:
+        return ""
+    usual = int(counts.mode().iloc[0])
+    more = [f"{n} seeds: {', '.join(counts.index[counts == n])}" for n in sorted(set(counts)) if n != usual]
+    return f"Most settings have {usual} seeds; {'; '.join(more)}."
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _short(name: str) -> str:
+    """A setting's name without what is clear without it."""
+    parts = [part for part in name.split(".") if part not in ("compressor", "feedback", "kind", "name")]
+    return " ".join(parts) or name
 
 
 def is_text(frame: pd.DataFrame) -> bool:
@@ -109,7 +176,9 @@ def _link(row: Any, side: str) -> str:
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out = {"id": row["id"], "status": row["status"], "error": row.get("error"), "steps": row.get("steps")}
-    out |= flatten(row["run"])
+    settings = flatten(row["run"])
+    text = json.dumps({key: value for key, value in settings.items() if key != "seed"}, sort_keys=True)
+    out |= {"setting": sha256(text.encode()).hexdigest()[:12]} | settings
     if "model.cuts" in out:
         out["model.cuts"] = ",".join(out["model.cuts"])
     out |= row.get("metrics", {})

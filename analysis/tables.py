@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from commsweep.analysis.results import base, distinct
 from commsweep.experiments.store import UNFINISHED
 
 ON, OFF = "test_on_acc", "test_off_acc"
 # How a cell is shown; shares and bytes need no spread.
-PERCENT, SHARE, BYTES, PLAIN, RATE = "percent", "share", "bytes", "plain", "rate"
+PERCENT, SHARE, BYTES, PLAIN, RATE, FINE = "percent", "share", "bytes", "plain", "rate", "fine"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Cell:
             return f"{self.mean:,.0f}"
         if self.unit == RATE:
             return f"{self.mean:.1f}"
+        if self.unit == FINE:
+            return f"{100 * self.mean:.2g}"
         if self.unit == PLAIN:
             out = _short(self.mean) + (f" {spread} {_short(self.sd)}" if self.sd is not None else "")
         else:
@@ -104,7 +107,10 @@ class Table:
 
 
 def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
-    """The cell of these runs (one a seed)."""
+    """The cell of these runs (one a seed). Raises ValueError when they are not of one setting: `results.distinct`
+    tells them apart."""
+    if "setting" in rows and rows.setting.nunique() > 1:
+        raise ValueError(f"{rows.setting.nunique()} settings in one cell: {', '.join(rows.method.unique()[:4])}")
     done = rows[rows.status == "finished"]
     values = done[metric].dropna() if metric in done else pd.Series(dtype=float)
     lost = tuple((status, n) for status in UNFINISHED if (n := int((rows.status == status).sum())))
@@ -121,11 +127,43 @@ def image_tables(frame: pd.DataFrame) -> list[Table]:
     return [table for table in made if len(table.rows)]
 
 
+def settings_table(frame: pd.DataFrame) -> Table:
+    """Every setting of any sweep: what it sends and how it scores, best first."""
+    scored = [(ON, OFF, PERCENT, "accuracy %")] if ON in frame and frame[ON].notna().any() else []
+    if "test_on_ppl" in frame and frame["test_on_ppl"].notna().any():
+        scored.append(("test_on_ppl", "test_off_ppl", PLAIN, "perplexity"))
+    table = Table("settings", "All settings: test score of the last epoch, and bytes", [
+        "Model", "Data", "Setting", "score", "compressed inference", "dense inference", "seeds", "fwd bytes/step",
+        "bwd bytes/step", "boundaries (% of dense)", "gradients (rate)"])
+    made = []
+    for method, rows in frame.groupby("method", sort=False):
+        for on, off, unit, what in scored or [(ON, OFF, PERCENT, "")]:
+            score = cell(rows, on, unit)
+            if len(scored) > 1 and not score.values:
+                continue
+            rank = (what, -score.mean if unit == PERCENT else score.mean) if score.values else ("~", 0.0)
+            sent = [cell(rows, f"bytes.{side}_per_step", BYTES) for side in ("fwd", "bwd")]
+            rate = cell(rows, "gradients.rate", RATE)
+            made.append((rank, [rows["model.name"].iloc[0], rows["data.name"].iloc[0], str(method), what, score,
+                                cell(rows, off, unit), str(len(score.values)), *sent, cell(rows, "bytes.ratio", SHARE),
+                                rate if rate.values else "-"]))
+            if not score.values:
+                break
+    table.rows = [row for _, row in sorted(made, key=lambda one: one[0])]
+    for column in (10, 3, 1, 0):  # what is the same everywhere says nothing
+        if len({row[column] if isinstance(row[column], str) else "." for row in table.rows}) < 2 and all(
+                isinstance(row[column], str) for row in table.rows):
+            table.header.pop(column)
+            for row in table.rows:
+                row.pop(column)
+    return table
+
+
 def topk(frame: pd.DataFrame) -> Table:
     """TopK at each level, inference with and without compression."""
     table = _listing("topk", "TopK both ways: test accuracy (%) of the last epoch", ["K"])
-    plain = frame[_feedback(frame, "none", "none")]
-    for label, rows in [("dense", plain[_kinds(plain, "none", "none")]), *_levels(plain)]:
+    plain = frame[with_feedback(frame, "none", "none")]
+    for label, rows in [*distinct(plain[kinds(plain, "none", "none")], "dense"), *levels(plain)]:
         if len(rows):
             table.rows.append([label, *_scores(rows)])
     return table if len(table.rows) > 1 else _listing("topk", "", [])
@@ -134,23 +172,24 @@ def topk(frame: pd.DataFrame) -> Table:
 def feedback(frame: pd.DataFrame) -> Table:
     """TopK with EF, EF-mixed and EF21 beside plain TopK at the same levels."""
     table = _listing("feedback", "TopK with error feedback: test accuracy (%) of the last epoch", ["Feedback", "K"])
-    kinds = {"ef": "EF", "ef_mixed": "EF-mixed", "ef21": "EF21"}
-    corrected = {kind: dict(_levels(frame[_feedback(frame, kind, kind)])) for kind in kinds}
-    levels = {label for by_level in corrected.values() for label in by_level}
-    plain = {label: rows for label, rows in _levels(frame[_feedback(frame, "none", "none")]) if label in levels}
-    for name, by_level in [("none", plain), *((kinds[kind], corrected[kind]) for kind in kinds)]:
+    names = {"ef": "EF", "ef_mixed": "EF-mixed", "ef21": "EF21"}
+    corrected = {kind: dict(levels(frame[with_feedback(frame, kind, kind)])) for kind in names}
+    present = {label.split(" (")[0] for by_level in corrected.values() for label in by_level}
+    plain = {label: rows for label, rows in levels(frame[with_feedback(frame, "none", "none")])
+             if label.split(" (")[0] in present}
+    for name, by_level in [("none", plain), *((names[kind], corrected[kind]) for kind in names)]:
         table.rows += [[name, label, *_scores(rows)] for label, rows in by_level.items()]
-    return table if levels else _listing("feedback", "", [])
+    return table if present else _listing("feedback", "", [])
 
 
 def aqsgd(frame: pd.DataFrame) -> Table:
     """AQ-SGD with TopK, by augmentation arm."""
     table = _listing("aqsgd", "AQ-SGD with TopK (activations): test accuracy (%) of the last epoch",
                      ["Augmentation", "K"])
-    rows = frame[_feedback(frame, "aqsgd", "none")]
+    rows = frame[with_feedback(frame, "aqsgd", "none")]
     for (augment, fixed), arm in rows.groupby(["data.augment", "data.fixed_augment"]):
         name = augment if augment == "none" else f"{augment}, {'fixed per sample' if fixed else 'new each epoch'}"
-        table.rows += [[name, label, *_scores(level)] for label, level in _levels(arm)]
+        table.rows += [[name, label, *_scores(level)] for label, level in levels(arm)]
     return table
 
 
@@ -160,21 +199,35 @@ def quantization(frame: pd.DataFrame) -> list[Table]:
     sides = [f"{side}.compressor.{what}" for side in ("fwd", "bwd") for what in ("kind", "bits", "scale")]
     if not set(sides) <= set(frame.columns):
         return []
-    either = frame[_feedback(frame, "none", "none") & ((frame["fwd.compressor.kind"] == "uniform")
-                                                         | (frame["bwd.compressor.kind"] == "uniform"))]
+    plain = frame[with_feedback(frame, "none", "none")]
+    uniform, none = (pd.DataFrame({side: plain[f"{side}.compressor.kind"] == kind for side in ("fwd", "bwd")})
+                     for kind in ("uniform", "none"))
+    plain = plain[(uniform | none).all(axis=1)]
+    either = plain[uniform.any(axis=1)]
     scale = either["fwd.compressor.scale"].fillna(either["bwd.compressor.scale"])
     for name, rows in either.groupby(scale):
-        for metric, mode in ((ON, "on"), (OFF, "off")):
-            tables.append(_bit_grid(rows, frame, str(name), metric, mode))
+        for turn, (_, part) in enumerate(rows.groupby(_rest(rows), sort=False)):
+            title = str(name) + ("" if not turn else f" ({part.method.iloc[0].partition(' (')[2] or turn + 1}")
+            pool = pd.concat([part, plain[none.all(axis=1)]])
+            pool = pool[_rest(pool).isin(_rest(part))]
+            for metric, mode in ((ON, "on"), (OFF, "off")):
+                tables.append(_bit_grid(part, pool, title, f"{name}{turn + 1 if turn else ''}", metric, mode))
     return tables
 
 
-def _bit_grid(rows: pd.DataFrame, frame: pd.DataFrame, scale: str, metric: str, mode: str) -> Table:
+def _rest(rows: pd.DataFrame) -> pd.Series:
+    """What a grid of bits holds equal: all but the bits and whether a side is compressed; scales have one rounding."""
+    more = [rows[f"{side}.compressor.{key}"].fillna(default).astype(str) if f"{side}.compressor.{key}" in rows else
+            pd.Series(default, index=rows.index) for side in ("fwd", "bwd")
+            for key, default in (("rounding", "nearest"), ("group", "128.0"))]
+    return sum((one + "|" for one in more), base(rows, "fwd.compressor.", "bwd.compressor.") + "|")
+
+
+def _bit_grid(rows: pd.DataFrame, pool: pd.DataFrame, scale: str, name: str, metric: str, mode: str) -> Table:
     fwd, bwd = (sorted(rows[f"{side}.compressor.bits"].dropna().unique(), reverse=True) for side in ("fwd", "bwd"))
     title = f"Min-max quantization, scale per {scale}, inference with compression {mode}: test accuracy (%)"
-    table = Table(f"quantization_{scale}_{mode}", title,
+    table = Table(f"quantization_{name}_{mode}", title,
                   ["fwd \\ bwd", "dense", *(f"{bits:g} bit" for bits in bwd)])
-    pool = pd.concat([rows, frame[_kinds(frame, "none", "none") & _feedback(frame, "none", "none")]])
     for down in [None, *fwd]:
         line = [_pick(_pick(pool, "fwd", down), "bwd", across) for across in [None, *bwd]]
         table.rows.append(["dense" if down is None else f"{down:g} bit",
@@ -199,15 +252,17 @@ def _scores(rows: pd.DataFrame) -> list[Cell | str]:
     return [cell(rows, ON), cell(rows, OFF), str(n), *sent, cell(rows, "bytes.ratio", SHARE)]
 
 
-def _feedback(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
+def with_feedback(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
+    """Which rows have these feedbacks."""
     return (frame["fwd.feedback.kind"] == fwd) & (frame["bwd.feedback.kind"] == bwd)
 
 
-def _kinds(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
+def kinds(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
+    """Which rows have these compressors."""
     return (frame["fwd.compressor.kind"] == fwd) & (frame["bwd.compressor.kind"] == bwd)
 
 
-def _levels(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def levels(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Runs with TopK at the same level both ways, by level, mildest first."""
     if "fwd.compressor.ratio" not in frame or "bwd.compressor.ratio" not in frame:
         return []
@@ -215,4 +270,5 @@ def _levels(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
                  & (frame["fwd.compressor.kind"] == frame["bwd.compressor.kind"])
                  & (frame["fwd.compressor.ratio"] == frame["bwd.compressor.ratio"])]
     groups = both.groupby("fwd.compressor.ratio")
-    return [(f"{100 * ratio:g} %", groups.get_group(ratio)) for ratio in sorted(groups.groups, reverse=True)]
+    return [one for ratio in sorted(groups.groups, reverse=True)
+            for one in distinct(groups.get_group(ratio), f"{100 * ratio:g} %")]

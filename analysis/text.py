@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from commsweep.analysis.claims import DENSE, Claim, Effect, Wanted, difference
-from commsweep.analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic, pareto
+from commsweep.analysis.figures import COLUMN, INK, MARKS, STYLE, level, logarithmic, pareto
+from commsweep.analysis.results import distinct
 from commsweep.analysis.tables import PLAIN, RATE, SHARE, Cell, Table, cell
 
 ON, OFF, LOSS = "test_on_ppl", "test_off_ppl", "test_on_loss"
@@ -35,7 +36,7 @@ def topk(frame: pd.DataFrame) -> Table:
     table = Table("topk", "TopK over the sequence: test perplexity", ["Masks", "K", "compressed inference",
                   "dense inference", "seeds", "bytes/token fwd", "bytes/token bwd"])
     dense = frame[_fits(frame, DENSE)]
-    for name, label, rows in [("dense", "100 %", dense), *_levels(frame)]:
+    for name, label, rows in [*(("dense", text, rows) for text, rows in distinct(dense, "100 %")), *_levels(frame)]:
         if len(rows):
             table.rows.append([name, label, *_scores(rows)])
     return table if len(table.rows) > 1 else Table("topk", "", [])
@@ -53,16 +54,17 @@ def methods(frame: pd.DataFrame) -> Table:
 
 def c7(frame: pd.DataFrame) -> Claim:
     """20 % raises the loss, 30 % does not yet."""
-    def harm(ratio: float, **region: float) -> Effect:
+    def harm(ratio: float, **region: float) -> list[Effect]:
         return _loss(frame, f"loss, TopK {100 * ratio:g} % (shared mask) minus dense", _topk(ratio), DENSE, **region)
     return Claim("C7", f"TopK begins to raise the loss from K = 20 % (noticeable: {NOTICEABLE:g} nats).",
-                 [harm(0.2, above=NOTICEABLE), harm(0.3, below=NOTICEABLE)])
+                 harm(0.2, above=NOTICEABLE) + harm(0.3, below=NOTICEABLE))
 
 
 def c8(frame: pd.DataFrame) -> Claim:
     """Separate masks lose much against a shared one; a diverged run counts as guessing among all tokens."""
-    effects = [_loss(frame, f"TopK {100 * ratio:g} %: loss, separate masks minus shared", _topk(ratio, shared=False),
-                     _topk(ratio), above=LARGE) for ratio in (0.2, 0.1)]
+    effects = [effect for ratio in (0.2, 0.1) for effect in _loss(
+        frame, f"TopK {100 * ratio:g} %: loss, separate masks minus shared", _topk(ratio, shared=False), _topk(ratio),
+        above=LARGE)]
     return Claim("C8", "Activations and gradients need a shared mask; separate ones can diverge (large: "
                  f"{LARGE:g} nats).", effects)
 
@@ -70,11 +72,16 @@ def c8(frame: pd.DataFrame) -> Claim:
 CLAIMS = [c7, c8]
 
 
-def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
-    """Perplexity against K for shared and separate masks, compression on and off at inference."""
+def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Perplexity against K for shared and separate masks, compression on and off at inference.
+
+    Bars: ± one sample standard deviation over seeds.
+    """
     lines: dict[str, list[tuple[float, pd.DataFrame]]] = {}
     for name, label, rows in _levels(frame):
-        lines.setdefault(name, []).append((float(label.split()[0]), rows))
+        lines.setdefault(name + label.partition(" %")[2], []).append((float(label.split()[0]), rows))
+    if not lines:
+        return None
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 2.5))
         for place, (name, points) in enumerate(lines.items()):
@@ -85,23 +92,31 @@ def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
                               yerr=_whiskers([one for _, one in shown]), ls=style, marker=MARKS[place],
                               color=INK[place], elinewidth=0.7, mfc="white" if metric == OFF else None,
                               label=f"{name}, {what}")
-        dense = cell(frame[_fits(frame, DENSE)], ON)
-        if dense.values:
-            axis.axhline(dense.mean, color="0.4", lw=1, ls="--", label="uncompressed")
+        for text, rows in distinct(frame[_fits(frame, DENSE)], "uncompressed"):
+            if (dense := cell(rows, ON)).values:
+                axis.axhline(dense.mean, color="0.4", lw=1, ls="--", label=text)
         axis.set(xlabel="K (% of entries kept)", ylabel="test perplexity")
         logarithmic(axis.xaxis, axis.yaxis)
         figure.legend(loc="outside lower center", ncols=1)
     return figure
 
 
-def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
-    """Perplexity (compressed inference) against bytes a token, both ways; the line joins what nothing dominates."""
+def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Perplexity (compressed inference) against bytes a token, both ways; the line joins what nothing dominates.
+
+    Numbers are K in percent, or bits. Bars: ± one sample standard deviation over seeds.
+    """
     points = summary(frame)
+    if points.empty:
+        return None
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 3.6))
         for place, (family, part) in enumerate(points.groupby("family", sort=False)):
             axis.errorbar(part["bytes"], part["ppl"], yerr=_whiskers(list(part["cell"])), ls="none", label=family,
                           marker=MARKS[place % 9], color=INK[place % 7], elinewidth=0.7, zorder=3)
+            for x, y, method in zip(part["bytes"], part["ppl"], part["method"], strict=True):
+                axis.annotate(level(method), (x, y), xytext=(3, 2), textcoords="offset points", fontsize=4.5,
+                              color=INK[place % 7])
         front = pareto(points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}), worst=-math.inf)
         axis.plot(front["bytes"], front["ppl"], color="0.5", lw=1, zorder=1, label="Pareto front")
         axis.set(xlabel="bytes a token and boundary, both ways", ylabel="test perplexity")
@@ -110,12 +125,17 @@ def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
     return figure
 
 
-def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure:
-    """The methods that cost about an eighth of the dense bytes, best first, inference with and without compression."""
+def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """The methods that cost about an eighth of the dense bytes, best first, inference with and without compression.
+
+    Bars: ± one sample standard deviation over seeds.
+    """
     arms = frame[frame["bytes.ratio"].between(0.11, 0.14)] if "bytes.ratio" in frame else frame.iloc[:0]
     shown = [(str(method), cell(rows, ON), cell(rows, OFF)) for method, rows in arms.groupby("method", sort=False)]
     shown = [one for one in shown if one[1].values]
     shown.sort(key=lambda one: -one[1].mean)
+    if not shown:
+        return None
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 0.8 + 0.22 * len(shown)))
         height = range(len(shown))
@@ -149,11 +169,9 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 def family(method: str) -> str:
     """The method without its level."""
-    words = method.replace(",", "").split(" / ")[0].split()
+    words = method.partition(" (")[0].replace(",", "").split(" / ")[0].split()
     kept = [word for word in words if not word.replace(".", "").isdigit() and word not in ("%", "bit")]
     return " ".join(kept) + (f" {SEPARATE}" if "TopK" in kept and "shared" not in kept else "")
-
-
 
 
 
@@ -177,8 +195,7 @@ def _levels(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     for name, shared in ((SHARED, True), (SEPARATE, False)):
         for ratio in ratios:
             rows = frame[_fits(frame, _topk(ratio, shared))]
-            if len(rows):
-                found.append((name, f"{100 * ratio:g} %", rows))
+            found += [(name, text, part) for text, part in distinct(rows, f"{100 * ratio:g} %") if len(part)]
     # Byte-matched arms have odd levels of their own; a level belongs here if both masks or whole percents have it.
     return [one for one in found if float(one[1].split()[0]).is_integer()]
 
@@ -199,9 +216,7 @@ def _fits(frame: pd.DataFrame, wanted: Wanted) -> pd.Series:
     return fits
 
 
-def _loss(frame: pd.DataFrame, what: str, a: Wanted, b: Wanted, **region: float) -> Effect:
+def _loss(frame: pd.DataFrame, what: str, a: Wanted, b: Wanted, **region: float) -> list[Effect]:
     words = 256 if (frame["data.tokenizer"] == "bytes").all() else 50257
     a, b = ({key: value for key, value in arm.items() if not key.endswith("scope")} for arm in (a, b))
-    if "fwd.compressor.scope" in frame:
-        frame = frame[frame["fwd.compressor.scope"].isin(["sample"]) | frame["fwd.compressor.scope"].isna()]
     return difference(frame, what, (a, LOSS), (b, LOSS), unit=1.0, guess=math.log(words), **region)

@@ -33,7 +33,7 @@ def _report(args: argparse.Namespace) -> int:
                           "claims": {claim.name: claim.verdict for claim in made.claims}}))
         return 0
     print("\n".join(table.markdown() for table in made.tables))
-    print(markdown(made.claims))
+    print(markdown(made.claims, made.note))
     print(f"tables   {made.folder / 'tables'} (md, tex, csv)\nfigures  {made.folder / 'figures'} (png, pdf, svg)\n"
           f"claims   {made.folder / 'claims.md'}\nrows     {made.folder / 'rows.csv'}"
           + (f"\npage     {made.page}" if made.page else ""))
@@ -43,8 +43,9 @@ def _report(args: argparse.Namespace) -> int:
 def _claims(args: argparse.Namespace) -> int:
     from commsweep.analysis.claims import markdown
     from commsweep.analysis.contents import all_claims
-    from commsweep.analysis.results import load
+    from commsweep.analysis.results import load, uneven
 
-    verdicts = all_claims(load(args.store, args.name))
-    print(json.dumps([claim.record() for claim in verdicts]) if args.json else markdown(verdicts))
+    frame = load(args.store, args.name)
+    verdicts = all_claims(frame)
+    print(json.dumps([claim.record() for claim in verdicts]) if args.json else markdown(verdicts, uneven(frame)))
     return 0
