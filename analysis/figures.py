@@ -32,7 +32,7 @@ STYLE = {
     "lines.linewidth": 1.2, "lines.markersize": 3.5, "legend.frameon": False, "figure.dpi": 200,
     "pdf.fonttype": 42, "svg.hashsalt": "commsweep", "figure.constrained_layout.use": True,
 }
-MOST = 8  # settings in one figure of curves
+MOST = 7  # settings in one figure of curves
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -67,6 +67,8 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     shown = list(dict.fromkeys([*plain.unique()[:1], *last.index]))[:MOST]
     axes_of = [("step", "steps", 1.0), ("seconds", "seconds of training", 1.0), ("bytes", "MB sent", 1e-6)]
     axes_of = [one for one in axes_of if one[0] in curves and curves[one[0]].fillna(0).max() > 0]
+    if not axes_of or "train_loss" not in curves:
+        return None
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(axes_of), figsize=(2 * COLUMN, 2.7), sharey=True, squeeze=False)
         for axis, (column, title, unit) in zip(axes[0], axes_of, strict=True):
@@ -87,7 +89,8 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
         axes[0, 0].set_ylabel("loss")
         logarithmic(axes[0, 0].yaxis)
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        short = all(len(label) < 45 for label in labels)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 if short else 1)
     return figure
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 
 from commsweep.analysis.claims import SLIGHT, Claim, Effect, paired
 from commsweep.analysis.figures import COLUMN, INK, MARKS, STYLE, logarithmic
-from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, exchange
+from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, boundaries, distinct, exchange
 from commsweep.analysis.tables import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
 
 RATE_UP = "gradients.rate"
@@ -154,8 +154,8 @@ def a4(frame: pd.DataFrame) -> Claim:
     for model in ("mlp", "resnet_small", "resnet18"):
         part = rows[rows["model.name"] == model]
         for kind, name in (("topk", "TopK 1 %"), ("dryden", "Dryden 1 %")):
-            other = part[(part["kind"] != kind) | ((part["grad.compressor.ratio"] == 0.01)
-                                                                   & (part["grad.feedback.kind"] == "ef"))]
+            ratio = part.get("grad.compressor.ratio", 0.0)
+            other = part[(part["kind"] != kind) | ((ratio == 0.01) & (part["grad.feedback.kind"] == "ef"))]
             if (other["kind"] == kind).any():
                 what = f"{model}: accuracy, AdaComp minus {name} with EF"
                 effects += _difference(other, what, "adacomp", kind, ON, above=0.0)
@@ -217,7 +217,7 @@ def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | N
     Bars: ± one sample standard deviation over seeds.
     """
     rows = _plain(frame)
-    if ON not in rows or not rows[ON].notna().any():
+    if ON not in rows or RATE_UP not in rows or not rows[ON].notna().any():
         return None
     rows = rows[rows["model.name"] == rows["model.name"].iloc[0]] if len(rows) else rows
     with plt.rc_context(STYLE):
@@ -317,7 +317,7 @@ def _with_names(frame: pd.DataFrame) -> pd.DataFrame:
     names = [exchange(row) or "1 learner" for row in clean]
     local = frame["grad.local_steps"] > 1 if "grad.local_steps" in frame else False
     kind = frame["grad.compressor.kind"].mask((frame["grad.compressor.kind"] == "none") & local, "local")
-    return frame.assign(gradient=names, kind=kind, links=[row["method"].split("; exchange: ")[0] for row in clean])
+    return frame.assign(gradient=names, kind=kind, links=[boundaries(row) for row in clean])
 
 
 def _unlinked(frame: pd.DataFrame) -> pd.DataFrame:

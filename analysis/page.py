@@ -51,8 +51,8 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
         '<h2 id="figures">Figures</h2>',
         *(f"<figure>{figures.tag(figure, alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> {escape(caption)}"
           "</figcaption></figure>" for kind, figure, caption in drawn),
-        f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw their curves over each other; '
-        "a run opens its settings and evaluations. Filter by words that all must occur, such as <code>EF21 "
+        f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw their curves over each '
+        "other; a run opens its settings and evaluations. Filter by words that all must occur, such as <code>EF21 "
         "seed=1</code>; a heading sorts.</p>",
         '<div id="explorer"><noscript>The table of runs needs JavaScript; rows.csv beside this page has all of it.'
         "</noscript></div>",
@@ -65,7 +65,7 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
 def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, Any]:
     """Everything about the runs, without repetition: a setting's text is stored once and named by its place."""
     plain = ["id", "status", "method", "seed", "error"]
-    own = settings(frame) + ["seed"]
+    own = [*settings(frame), "seed"]
     rest = [name for name in frame if name not in (*plain, *own, "setting")]
     kinds = frame.drop_duplicates("setting")
     place = {setting: turn for turn, setting in enumerate(kinds.setting)}

@@ -109,12 +109,17 @@ def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
 
 
 def describe(row: dict[str, Any]) -> str:
-    """A run's compression in a few words: "EF21 + TopK 10 %", "min-max 4 / 8 bits; layer1: TopK 30 %"."""
+    """A run's compression in a few words: "EF21 + TopK 10 %", "AdaComp, 4 learners", "TopK 30 %; 8 learners"."""
+    parts = [part for part in (boundaries(row), exchange(row)) if part]
+    return "; ".join(parts[1:] if len(parts) > 1 and parts[0] == "dense" else parts)
+
+
+def boundaries(row: dict[str, Any]) -> str:
+    """A run's compression at its boundaries: "min-max 4 / 8 bits; layer1: TopK 30 %"."""
     cuts = dict.fromkeys(key.split(".")[1] for key in row if key.startswith("at."))
     own = {cut: {key.removeprefix(f"at.{cut}."): value for key, value in row.items() if key.startswith(f"at.{cut}.")}
            for cut in cuts}
-    parts = [_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())]
-    return "; ".join(parts + [f"exchange: {how}" for how in [exchange(row)] if how])
+    return "; ".join([_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())])
 
 
 def exchange(row: dict[str, Any]) -> str:
@@ -134,7 +139,8 @@ def exchange(row: dict[str, Any]) -> str:
             text += f" {value:g}{unit}"
     feedback = {"none": "", "ef": "EF + ", "adacomp": "", "dgc": "DGC + ", "lowpass": "low-pass + ", "loco": "LoCo + ",
                 "ef21": "EF21 + ", "ef21_sgdm": "EF21-SGDM + "}[row["grad.feedback.kind"]]
-    schedule = {"steady": "", "ramp": ", ramp", "accordion": ", Accordion"}[row["grad.schedule.kind"]]
+    schedule = {"steady": "", "ramp": ", ramp",
+                "accordion": f", Accordion x{row.get('grad.schedule.mild', 0):g}"}[row["grad.schedule.kind"]]
     return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, {learners} learners"
 
 

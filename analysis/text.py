@@ -160,7 +160,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     records = []
     for method, rows in frame.groupby("method", sort=False):
         score = cell(rows, ON)
-        if score.values:
+        if score.values and all(cell(rows, name).values for name in BYTES):
             sent = sum(cell(rows, name).mean for name in BYTES)
             records.append({"method": method, "family": family(str(method)), "ppl": score.mean, "bytes": sent,
                             "cell": score})

@@ -11,6 +11,8 @@ from commsweep.experiments.store import Store
 from commsweep.pipeline import bandwidth, seconds
 from commsweep.runs import changes
 
+LATE = 5e-3  # seconds from which on predictions of latency are doubted
+
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommand."""
@@ -28,7 +30,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _advise(args: argparse.Namespace) -> int:
     from commsweep.analysis import advise
-    from commsweep.analysis.links import rate
+    from commsweep.analysis.links import CAUTION, rate
     from commsweep.analysis.schedules import Links
 
     made = advise.advise(Store(args.store), override(preset(args.preset), changes(args.settings)),
@@ -42,6 +44,8 @@ def _advise(args: argparse.Namespace) -> int:
         print(f"  {title:10} {choice.text()}")
     for choice in made.choices[2:]:
         print(f"  {'':10} {choice.text()}")
+    if args.latency >= LATE and any(not choice.measured for choice in made.choices):
+        print(f"  note: {CAUTION}")
     if made.missed:
         print(f"  not reached by {', '.join(made.missed)}")
     return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commsweep.analysis import contents, gradients, results
-from commsweep.analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED
-from commsweep.experiments.config import run_id
+from commsweep.analysis.claims import CONTRADICTED, SUPPORTED
+from commsweep.experiments.config import SCHEMA, run_id
 from commsweep.experiments.store import Store
 from commsweep.sweeps.launch import register
 from commsweep.sweeps.papers import sweep
@@ -33,7 +33,8 @@ def fill(store: Store, quality, statuses=None):
         folder.append({"epoch": 1, "step": 10, **metrics, "rates": {"a": rate, "b": 2 * rate}})
         folder.append({"epoch": 2, "step": 20, **metrics, "rates": {"a": rate, "b": 2 * rate}})
         folder.finish({
-            "id": run_id(run), "status": status, "error": None, "run": run.model_dump(mode="json"), "seconds": {},
+            "schema": SCHEMA, "id": run_id(run), "status": status, "error": None,
+            "run": run.model_dump(mode="json"), "seconds": {},
             "metrics": metrics if status == "finished" else {}, "bytes": {"ratio": 1.0}, "speed": {}, "steps": 20,
             "gradients": {} if n == 1 and rate == 1 else {
                 "up": up, "bound": up / 2, "dense": 60_000, "total": n * factor * up,
@@ -70,10 +71,10 @@ def test_claims_are_contradicted_where_the_rows_do(store):
     assert {claim.verdict for claim in contents.all_claims(frame)} == {CONTRADICTED}
 
 
-def test_without_runs_there_is_no_verdict(store):
+def test_without_runs_there_is_no_claim(store):
     runs = {run_id(run): "missing" for run in sweep("demo-gradients") if run.grad.compressor.kind == "adacomp"}
     frame = fill(store, good, runs)
-    assert {claim.verdict for claim in contents.all_claims(frame)} == {NOT_ENOUGH}
+    assert contents.all_claims(frame) == []
     cells = [cell for row in gradients.methods(frame).texts() for cell in row if "AdaComp" in row[1]]
     assert "missing" in cells
 
@@ -81,10 +82,10 @@ def test_without_runs_there_is_no_verdict(store):
 def test_tables_show_what_was_asked(store):
     frame = fill(store, good)
     tables = {table.name: table for table in contents.all_tables(frame)}
-    assert list(tables) == ["methods", "classes", "robustness", "exchanges", "both"]
+    assert list(tables) == ["methods", "classes", "robustness", "exchanges", "both", "settings"]
     methods = {(row[0], row[1]): row for row in tables["methods"].texts()}
-    assert methods["mlp", "AdaComp, 4 learners"][2:6] == ["97.0 ± 0.0", "3", "60.0", "1,000"]
-    assert len(tables["methods"].rows) == 22 + 3 + 2
+    assert methods["mlp", "AdaComp, 4 learners"][2:7] == ["97.0 ± 0.0", "3", "60.0", "-", "1,000"]
+    assert len(tables["methods"].rows) == 23 + 3 + 2
     exchanges = {tuple(row[:4]): row for row in tables["exchanges"].texts()}
     assert exchanges["mlp", "AdaComp", "allgather", "8"][4:] == ["7,000", "56,000"]
     assert exchanges["mlp", "dense", "allreduce", "4"][4:] == ["90,000", "360,000"]
@@ -98,9 +99,10 @@ def test_tables_show_what_was_asked(store):
 def test_figures_draw_from_whole_and_from_partial_rows(store):
     frame = fill(store, good)
     curves = results.curves(store.root, list(frame.id))
-    assert [name for name, _ in contents.all_figures(frame, curves)] == ["rate", "layers", "scaling"]
-    for part in (frame.head(9), frame[frame["model.name"] == "gpt2-nano"], frame.assign(status="missing")):
-        assert len(list(contents.all_figures(part, curves[curves.id.isin(part.id)]))) == 3
+    assert [name for name, *_ in contents.all_figures(frame, curves)] == ["rate", "layers", "scaling"]
+    for part, count in ((frame.head(9), 3), (frame[frame["model.name"] == "gpt2-nano"], 2),
+                        (frame.assign(status="missing"), 0)):
+        assert len(list(contents.all_figures(part, curves[curves.id.isin(part.id)]))) == count
         contents.all_tables(part)
         contents.all_claims(part)
 

@@ -9,7 +9,7 @@ import pytest
 
 from commsweep.analysis import contents, figures, report, results, text
 from commsweep.analysis.claims import CONTRADICTED, NOT_ENOUGH, SUPPORTED
-from commsweep.experiments.config import run_id
+from commsweep.experiments.config import SCHEMA, run_id
 from commsweep.experiments.store import Store
 from commsweep.sweeps.launch import register
 from commsweep.sweeps.papers import sweep
@@ -30,7 +30,8 @@ def fill(store: Store, loss, statuses=None):
         folder = store.folder(run_id(run))
         folder.begin(run, {})
         folder.append({"epoch": 1, **scores})
-        folder.finish({"id": run_id(run), "status": status, "error": None, "run": run.model_dump(mode="json"),
+        folder.finish({"schema": SCHEMA, "id": run_id(run), "status": status, "error": None,
+                       "run": run.model_dump(mode="json"),
                        "metrics": scores if status == "finished" else {}, "bytes": {"ratio": share},
                        "speed": {"fwd_bytes_per_token": 256 * share, "bwd_bytes_per_token": 128 * share},
                        "seconds": {"wall": 4.0}})
@@ -95,13 +96,12 @@ def test_tables_show_perplexity_bytes_and_gaps(store):
 def test_figures_draw_from_partial_rows_and_always_the_same(store, tmp_path):
     frame = fill(store, paper_world, {run_id(r): "missing" for r in sweep("demo-text") if r.seed})
     for out in ("a", "b"):
-        for name, figure in contents.all_figures(frame, results.curves(store.root, [])):
+        for name, figure, _ in contents.all_figures(frame, results.curves(store.root, [])):
             figures.save(figure, tmp_path / out, name)
     for name in text.FIGURES:
         assert (tmp_path / "a" / f"{name}.png").read_bytes() == (tmp_path / "b" / f"{name}.png").read_bytes()
     none = frame.assign(status="missing")
-    for _, figure in contents.all_figures(none, results.curves(store.root, [])):
-        figures.save(figure, tmp_path / "empty", "x")
+    assert list(contents.all_figures(none, results.curves(store.root, []))) == []
 
 
 def test_families_join_the_levels_of_a_method():
@@ -114,6 +114,6 @@ def test_the_page_shows_language_models(store, tmp_path):
     fill(store, paper_world)
     made = report.write(store.root, "demo-text", tmp_path / "out")
     page = made.page.read_text()
-    assert {table.name for table in made.tables} == {"topk", "methods"}
-    assert page.count('alt="figure ') == 3 and "on, ppl" in page
+    assert {table.name for table in made.tables} == {"topk", "methods", "settings"}
+    assert page.count('alt="figure ') == 3 and "perplexity" in page
     assert '<b>C8</b> <span class="badge supported">' in page and NOT_ENOUGH not in page

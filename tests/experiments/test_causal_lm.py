@@ -254,7 +254,7 @@ def test_warm_started_factors_approach_the_best_ones_and_cold_ones_do_not():
     errors = {}
     for warm in (True, False):
         made = compressor({"kind": "lowrank", "rank": 3, "warm": warm})
-        q = made.begin(x.shape)
+        q = made.begin(x.shape, 0)
         for step in range(30):
             bound = made.warmed(q) if warm else made
             y = bound.apply(x, seed=step)

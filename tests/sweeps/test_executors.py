@@ -153,7 +153,7 @@ def test_cells_that_no_job_can_begin_are_reported(store):
 @pytest.mark.parametrize("options, line", [
     (["--executor", "slrm"], "--executor slrm: not one of local, ray, slurm; did you mean 'slurm'?"),
     (["--executor", "ray", "--ray-address", "127.0.0.1:9"], "--ray-address 127.0.0.1:9: no Ray cluster answers there"),
-    (["--executor", "ray", "--ray-cpus", "x"], "--ray-cpus x: give a number of cpus for each cell"),
+    (["--executor", "ray", "--ray-cpus", "x"], "--ray-cpus 'x' is no number"),
     (["--executor", "slurm", "--slurm", "partitoin=a"], "--slurm partitoin=a: submitit has no such parameter; did you "
                                                         "mean 'partition'?"),
     (["--executor", "slurm"], "--executor slurm: Could not detect \"srun\""),
