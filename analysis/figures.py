@@ -51,7 +51,12 @@ def tag(figure: Figure, alt: str, width: int = 620) -> str:
     out = io.BytesIO()
     with plt.rc_context(STYLE):
         figure.savefig(out, format="png")
-    return f'<img alt="{alt}" width="{width}" src="data:image/png;base64,{b64encode(out.getvalue()).decode()}"/>'
+    return picture(out.getvalue(), alt, width)
+
+
+def picture(png: bytes, alt: str, width: int = 620) -> str:
+    """A PNG as an HTML tag that holds it."""
+    return f'<img alt="{alt}" width="{width}" src="data:image/png;base64,{b64encode(png).decode()}"/>'
 
 
 def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:

@@ -67,7 +67,7 @@
   };
   list.onscroll = () => { if (written < rows.length && list.scrollTop + list.clientHeight > list.scrollHeight - 400) more(); };
   const select = () => {
-    const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = (filter.value.toLowerCase().match(/"[^"]+"|\S+/g) ?? []).map(word => word.replaceAll('"', ""));
     const keep = data.rows.filter(row => wanted.every(word =>
       `${row[0]} ${row[1]} seed=${row[3]} `.toLowerCase().includes(word) || words[row[2]].includes(word)));
     const [column, way] = sort;
@@ -99,7 +99,8 @@
     const ink = getComputedStyle(document.body).color;
     plotly.react(plot, traces, {margin: {t: 20, r: 10}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: {color: ink}, xaxis: {title: {text: xAxis.value}, gridcolor: "#8884"},
-      yaxis: {title: {text: yAxis.value}, gridcolor: "#8884"}, showlegend: true,
+      yaxis: {title: {text: yAxis.value}, gridcolor: "#8884"}, showlegend: traces.length <= 12,
+      hovermode: "closest",
       legend: {orientation: "h", y: -0.2}}, {responsive: true, displaylogo: false});
   };
   const open = () => {

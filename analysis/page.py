@@ -20,7 +20,6 @@ import pandas as pd
 
 from commsweep.analysis import figures
 from commsweep.analysis.claims import Claim, Effect
-from commsweep.analysis.figures import Figure
 from commsweep.analysis.results import settings, uneven
 from commsweep.analysis.tables import Cell, Table
 
@@ -31,8 +30,8 @@ SCORES = {"test_on_acc": "accuracy, on", "test_off_acc": "accuracy, off", "test_
 
 
 def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tables: list[Table], claims: list[Claim],
-         drawn: list[tuple[str, Figure, str]]) -> str:
-    """The page of sweep `name`; `drawn`: name, figure and caption. `store` is only named, never linked to."""
+         drawn: list[tuple[str, Path, str]]) -> str:
+    """The page of sweep `name`; `drawn`: name, PNG file and caption. `store` is only named, never linked to."""
     packed = json.dumps(data(store, frame, curves), separators=(",", ":"), allow_nan=False).encode()
     return "\n".join([
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>commsweep: {escape(name)}</title>',
@@ -49,11 +48,11 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
         "opens the list of its runs.</p>",
         *map(_table, tables),
         '<h2 id="figures">Figures</h2>',
-        *(f"<figure>{figures.tag(figure, alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> {escape(caption)}"
-          "</figcaption></figure>" for kind, figure, caption in drawn),
+        *(f"<figure>{figures.picture(png.read_bytes(), alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> {escape(caption)}"
+          "</figcaption></figure>" for kind, png, caption in drawn),
         f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw their curves over each '
-        "other; a run opens its settings and evaluations. Filter by words that all must occur, such as <code>EF21 "
-        "seed=1</code>; a heading sorts.</p>",
+        "other; a run opens its settings and evaluations. Filter by words that all must occur, such as "
+        '<code>"TopK 10 %" seed=1</code>; a heading sorts.</p>',
         '<div id="explorer"><noscript>The table of runs needs JavaScript; rows.csv beside this page has all of it.'
         "</noscript></div>",
         f'<script type="application/octet-stream" id="data">{_packed(packed)}</script>',
@@ -75,8 +74,11 @@ def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, An
              None if _absent(row["error"]) else str(row["error"]), *(_number(row[name]) for name in rest)]
             for row in frame.to_dict("records")]
     columns = [name for name in curves if name not in ("id", "rates")] if len(curves) else []
-    drawn = {str(name): [[_number(value) for value in own[column]] for column in columns]
-             for name, own in (curves.groupby("id", sort=False) if len(curves) else ())}
+    drawn: dict[str, list[list[Any]]] = {}
+    series_of = (curves[column].tolist() for column in ("id", *columns)) if columns else ()
+    for name, *values in zip(*series_of, strict=True):
+        for series, value in zip(drawn.setdefault(str(name), [[] for _ in columns]), values, strict=True):
+            series.append(_number(value))
     return {"store": str(store), "methods": [str(one) for one in kinds.method], "settings": records, "columns": rest,
             "scores": {name: title for name, title in SCORES.items() if name in rest}, "rows": rows,
             "curveColumns": columns, "curves": drawn}

@@ -57,11 +57,10 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
     _text(folder / "claims.md", claims.markdown(made.claims, made.note))
     _text(folder / "claims.json", json.dumps([claim.record() for claim in made.claims], indent=1))
     frame.to_csv(folder / "rows.csv", index=False)
+    pictures = [(name, figures.save(figure, folder / "figures", name)[0], caption) for name, figure, caption in drawn]
     if page:
         made.page = folder / "report.html"
-        _text(made.page, html(sweep, store, frame, curves, made.tables, made.claims, drawn))
-    for name, figure, _ in drawn:
-        figures.save(figure, folder / "figures", name)
+        _text(made.page, html(sweep, store, frame, curves, made.tables, made.claims, pictures))
     _text(folder / "figures" / "captions.md", "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn))
     return made
 

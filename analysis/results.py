@@ -74,7 +74,8 @@ def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
 def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
     """All settings but the seed and those that begin so, as one text to pair or group by."""
     names = [name for name in settings(frame) if not name.startswith(apart)]
-    return frame[names].astype(object).where(frame[names].notna(), None).map(_value).agg("|".join, axis=1)
+    kinds = frame.drop_duplicates("setting").set_index("setting")[names].astype(object)
+    return frame.setting.map(kinds.where(kinds.notna(), None).map(_value).agg("|".join, axis=1))
 
 
 def uneven(frame: pd.DataFrame) -> str:

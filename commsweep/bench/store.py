@@ -1,4 +1,4 @@
-"""`commsweep bench store`: status, plan, loading and tables over 10,000 finished runs (seconds, not ratios)."""
+"""`commsweep bench store`: status, plan, list, loading and a report of 10,000 finished runs (seconds, not ratios)."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def bench() -> Iterator[Result]:
         yield _timed("loading all rows, again", 1.0, lambda: results.load(folder))
         frame = results.load(folder)
         yield _timed("all tables of them", 2.0, lambda: contents.all_tables(frame))
+        yield _timed("list of 10,000 runs", 3.0, lambda: _quietly(main, ["list", "--store", folder]))
+        out = Path(folder) / ".out"
+        yield _timed("report of 10,000 runs", 15.0, lambda: _quietly(
+            main, ["report", "ten_thousand", "--store", folder, "--out", str(out)]))
+        yield Result("its page (MB)", (out / "report.html").stat().st_size / 1e6, 5.0)
 
 
 def grid() -> list[Run]:
@@ -68,6 +73,9 @@ def generate(store: Store, runs: list[Run]) -> None:
                "seconds": {"train": 3.0, "eval": 1.0, "wall": 4.0}, "when": "2026-01-01T00:00:00+00:00"}
         (folder / "run.json").write_text(json.dumps({"schema": SCHEMA, "id": name, "run": settings}))
         (folder / "done.json").write_text(json.dumps(row, indent=1))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(
+            {"epoch": epoch, "step": 20 * epoch, "bytes": 9000 * epoch, "seconds": 0.1 * epoch,
+             "train_loss": 1 / epoch, **scores}) + "\n" for epoch in (2, 4, 6, 8, 10)))
     write_json(store.root / "sweeps" / "ten_thousand.json", {"name": "ten_thousand", "runs": named})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 
@@ -63,6 +62,18 @@ def test_a_damaged_cache_changes_nothing(filled, damage):
     pd.testing.assert_frame_equal(results.load(filled.root), expected)
 
 
+def test_rows_that_are_well_formed_and_wrong_are_read_again(filled):
+    expected = results.load(filled.root)
+    path = filled.root / index.NAME
+    lines = path.read_text().splitlines()
+    wrong = [json.loads(line) for line in lines[1:]]
+    wrong[0][3] = wrong[0][3].replace("0.5", "0.9")
+    wrong[1][0], wrong[2][0] = wrong[2][0], wrong[1][0]
+    wrong[3][3] = "{}"
+    path.write_text("\n".join([lines[0], *map(json.dumps, wrong)]) + "\n")
+    pd.testing.assert_frame_equal(results.load(filled.root), expected)
+
+
 def test_a_store_that_cannot_be_written_is_read_all_the_same(filled, monkeypatch):
     def refuse(*_):
         raise PermissionError
@@ -72,8 +83,10 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(filled, monkeypatch
     assert not list(filled.root.glob(f"{index.NAME}*"))
 
 
-def test_a_damaged_folder_is_named_and_not_dropped(filled):
+def test_a_damaged_folder_is_named_and_all_others_are_there(filled, capsys):
     results.load(filled.root)
     (filled.folder(run_id(tiny(seed=2))).path / "done.json").write_text("{")
-    with contextlib.nullcontext():
-        results.load(filled.root)
+    assert len(results.load(filled.root)) == 4
+    assert f"{run_id(tiny(seed=2))}/done.json' is damaged" in capsys.readouterr().err
+    frame = results.load(filled.root, "ten_thousand")
+    assert len(frame) == 5 and frame.set_index("id").status[run_id(tiny(seed=2))] == "damaged"

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from commsweep.experiments.store import Store
 from commsweep.main import main
 from commsweep.sweeps.launch import launch, register
 from commsweep.sweeps.papers import sweep
-from commsweep.sweeps.wandb import Follower, View
+from commsweep.sweeps.wandb import Follower, View, definition
 from tests.helpers import tiny
 
 
@@ -118,6 +119,11 @@ def test_a_launch_shows_its_runs_and_its_report(tmp_path, capsys):
     assert all(list(tmp_path.glob(f"{name}/tensorboard/events*")) for name in ids)
 
 
+def test_the_sweep_for_agents_names_no_path_of_this_machine():
+    command = definition("smoke", Path("store"))["command"]
+    assert command[:4] == ["${env}", "${interpreter}", "-m", "commsweep"] and not any("/" in word for word in command)
+
+
 @pytest.mark.slow
 def test_what_wandbs_agent_runs_is_our_own_command(tmp_path):
     store = Store(tmp_path / "store")
@@ -127,7 +133,7 @@ def test_what_wandbs_agent_runs_is_our_own_command(tmp_path):
     cells = made["parameters"]["cell"]["values"]
     assert made["method"] == "grid" and cells == [run_id(run) for run in sweep("smoke")]
     for turn, cell in enumerate((cells[0], cells[5])):
-        macros = {"${env}": "/usr/bin/env", "${args_no_hyphens}": f"cell={cell}"}
+        macros = {"${env}": "/usr/bin/env", "${interpreter}": sys.executable, "${args_no_hyphens}": f"cell={cell}"}
         command = [macros.get(word, word) for word in made["command"]]
         environment = os.environ | {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": f"agents{turn}", "WANDB_MODE": "offline",
                                     "WANDB_PROJECT": "commsweep"}
