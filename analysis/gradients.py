@@ -281,6 +281,9 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                           label=f"{label}, {pattern}")
         axis.set(xscale="log", yscale="log", xlabel="learners", ylabel="bytes a learner sends a step",
                  title=f"from messages measured with {_learners(rows)} learners")
+        if not axis.lines:
+            plt.close(figure)
+            return None
         axis.set_xticks(counts, [str(n) for n in counts])
         axis.xaxis.set_minor_locator(NullLocator())
         figure.legend(loc="outside lower center", ncols=2)

@@ -48,8 +48,8 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
         "opens the list of its runs.</p>",
         *map(_table, tables),
         '<h2 id="figures">Figures</h2>',
-        *(f"<figure>{figures.picture(png.read_bytes(), alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> {escape(caption)}"
-          "</figcaption></figure>" for kind, png, caption in drawn),
+        *(f"<figure>{figures.picture(png.read_bytes(), alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> "
+          f"{escape(caption)}</figcaption></figure>" for kind, png, caption in drawn),
         f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw their curves over each '
         "other; a run opens its settings and evaluations. Filter by words that all must occur, such as "
         '<code>"TopK 10 %" seed=1</code>; a heading sorts.</p>',

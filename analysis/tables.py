@@ -200,15 +200,15 @@ def quantization(frame: pd.DataFrame) -> list[Table]:
     if not set(sides) <= set(frame.columns):
         return []
     plain = frame[with_feedback(frame, "none", "none")]
-    uniform, none = (pd.DataFrame({side: plain[f"{side}.compressor.kind"] == kind for side in ("fwd", "bwd")})
-                     for kind in ("uniform", "none"))
-    plain = plain[(uniform | none).all(axis=1)]
-    either = plain[uniform.any(axis=1)]
+    sides = plain[["fwd.compressor.kind", "bwd.compressor.kind"]]
+    plain = plain[sides.isin(["uniform", "none"]).all(axis=1)]
+    either = plain[(sides.loc[plain.index] == "uniform").any(axis=1)]
+    dense = plain.drop(either.index)
     scale = either["fwd.compressor.scale"].fillna(either["bwd.compressor.scale"])
     for name, rows in either.groupby(scale):
         for turn, (_, part) in enumerate(rows.groupby(_rest(rows), sort=False)):
             title = str(name) + ("" if not turn else f" ({part.method.iloc[0].partition(' (')[2] or turn + 1}")
-            pool = pd.concat([part, plain[none.all(axis=1)]])
+            pool = pd.concat([part, dense])
             pool = pool[_rest(pool).isin(_rest(part))]
             for metric, mode in ((ON, "on"), (OFF, "off")):
                 tables.append(_bit_grid(part, pool, title, f"{name}{turn + 1 if turn else ''}", metric, mode))

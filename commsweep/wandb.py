@@ -74,7 +74,7 @@ def _cell(args: argparse.Namespace) -> int:
     store = Store(args.store)
     from commsweep.experiments.run import execute
 
-    row = execute(cells[given["cell"]], store, execution(args))
+    row = execute(cells[given["cell"]], store, execution(args, by="sweep"))
     report_cell(row, store.folder(row["id"]).metrics(), store.root / ".wandb")
     print(f"{row['id']} {row['status']}")
     return 0 if row["status"] == FINISHED else 1

@@ -265,8 +265,7 @@ def _storage(name: str, storage: str | None, store: Store) -> Any:
         raise UserError("--storage takes a database URL such as postgresql://user@host/name; leave it out for a file "
                         "in the store")
     # psycopg 3 is the driver of the extra commsweep[postgres]; a bare URL would mean version 2.
-    return optuna.storages.RDBStorage(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", storage),
-                                      heartbeat_interval=60)
+    return optuna.storages.RDBStorage(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", storage))
 
 
 def _guarded(storage: str | None, call: Callable[[], Any]) -> Any:

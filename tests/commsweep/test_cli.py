@@ -76,7 +76,7 @@ def test_sweep_report_and_claims_end_to_end(capsys, tmp_path):
     code, out, _ = call(capsys, "report", "smoke", "--store", store, "--out", out_dir)
     assert code == 0 and "TopK both ways" in out
     page = (out_dir / "report.html").read_text()
-    assert "not enough runs" in page and page.count('src="data:image/png') == 3 == page.count('alt="figure ')
+    assert "not enough runs" in page and page.count('src="data:image/png') == 7 == page.count('alt="figure ')
     for kind in ("md", "tex", "csv"):
         assert (out_dir / "tables" / f"topk.{kind}").exists()
     assert all((out_dir / "figures" / f"{name}.pdf").exists() for name in ("convergence", "bytes", "on_off"))

@@ -558,6 +558,7 @@ def plain_ddp(rank, run, port, answer):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_learners_equal_plain_ddp_with_torchs_own_all_reduce():
     """Batch statistics and all; float32, 1e-6 of the largest weight for another order of sums."""
     run = tiny(epochs=1, eval_every=1, grad__learners=2, schedule__kind="constant")

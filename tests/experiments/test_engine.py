@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
+from commsweep.analysis import links
+from commsweep.experiments.boundary import Step
+from commsweep.experiments.compressors import build
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.execution import Execution
 from commsweep.experiments.pipelining import launch, stages
+from commsweep.experiments.pipelining.engine import Stage
 from commsweep.experiments.pipelining.train import connect, summary
-from commsweep.experiments.specs import Wiring
+from commsweep.experiments.specs import Link, TopK, Wiring
 from commsweep.experiments.store import Store
 from tests.helpers import outcome, tiny
 
@@ -163,3 +168,21 @@ def test_a_measurement_has_a_folder_of_its_own(tmp_path):
     place.finish(row)
     assert store.pipelines() == [row] and store.ids() == [] and not store.rows()
     assert os.listdir(tmp_path / "pipelines") == [place.path.name]
+
+
+def test_a_message_longer_than_its_receiver_expects_is_not_sent():
+    """Gloo would end the receiver's process; the sender knows the bound as well."""
+    stage = object.__new__(Stage)
+    stage.__dict__.update(_exact=True, _chunk=0, step=Step(training=True), framing={"fwd": 0}, outbox={})
+    payload = build({"kind": "none"}).encode(torch.ones(2, 50))
+    made = SimpleNamespace(post=lambda x, **_: ([payload], None), most_bytes=lambda *_: 100,
+                           link=Link(compressor=TopK()))
+    side = SimpleNamespace(boundary=SimpleNamespace(name="layer1"), digest=b"12345678")
+    with pytest.raises(RuntimeError, match="438 bytes at boundary layer1, where topk makes 100 at most"):
+        stage._post(("fwd", 0), side, made, torch.ones(2, 50))
+    assert not stage.outbox
+
+
+def test_every_message_of_a_step_is_seen_from_send_to_use():
+    seen = [[["sent", "fwd", 0, 1.0], ["came", "bwd", 0, 4.0]], [["came", "fwd", 0, 2.0], ["sent", "bwd", 0, 3.0]]]
+    assert sorted(links.passages(seen)) == [(0, 1, 1.0, 2.0), (1, 0, 3.0, 4.0)]

@@ -162,7 +162,7 @@ def test_stages_with_different_texts_say_so(tmp_path):
     texts = [tmp_path / "a", tmp_path / "b"]
     for place, folder in enumerate(texts):
         folder.mkdir()
-        (folder / "all.txt").write_text("the stages send packed tensors to their peers. " * 400 + "x" * place)
+        (folder / "all.txt").write_text("tT"[place] + "he stages send packed tensors to their peers. " * 400)
     store, port = tmp_path / "s", launch.free_port()
     Store(store)
     processes = [subprocess.Popen([*COMMSWEEP, "pipeline", "synthetic_text", "data.name=text", "data.train_blocks=0",

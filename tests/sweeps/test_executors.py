@@ -103,6 +103,7 @@ def test_jobs_of_submitit_end_with_the_same_rows(store, straight):  # noqa: F811
     assert numbers(store) == straight
 
 
+@pytest.mark.slow
 def test_a_job_at_its_time_limit_is_queued_again_and_one_that_is_killed_is_said(store, straight, monkeypatch):  # noqa: F811
     jobs = []
     submit = slurm._submit
