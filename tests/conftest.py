@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("suite", deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+settings.register_profile("suite", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
 settings.load_profile("suite")
 
 

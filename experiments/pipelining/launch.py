@@ -131,7 +131,8 @@ def supervise(place: RunFolder, commands: list[list[str]], environments: list[di
     try:
         while any(one.poll() is None for one in running):
             if any(one.poll() for one in running) or any(place.path.glob("stage*.error")):
-                deadline = time.monotonic() + GRACE
+                # torchrun says which stage failed first only when it ends by itself, which takes it some seconds.
+                deadline = time.monotonic() + 3 * GRACE
                 while time.monotonic() < deadline and any(one.poll() is None for one in running):
                     time.sleep(0.1)
                 break
