@@ -51,8 +51,8 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
-    """The rows by setting (everything but the seed), so that no number pools two experiments: `label` for one setting,
-    else with what tells each from the others, fewest settings first."""
+    """The rows by setting (everything but the seed), so that no number pools two experiments: under `label` if there is
+    one, else each with what tells it from the others."""
     kinds = rows.drop_duplicates("setting")
     if len(kinds) < 2:
         return [(label, rows)]
@@ -61,6 +61,9 @@ def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
     groups = pd.Series("", index=kinds.index)
     while groups.nunique() < len(kinds):  # the one that splits best, again and again; a model's name before its width
         score = {name: (groups + "|" + texts[name]).nunique() for name in texts if name not in chosen}
+        if not score:  # only the text of a value differs: 0.1 and 0.10
+            texts = texts.assign(setting=kinds.setting)
+            score = {"setting": len(kinds)}
         best = max(score, key=lambda name: (score[name], name.endswith((".name", ".kind")), -len(name)))
         chosen.append(best)
         groups += "|" + texts[best]
@@ -89,7 +92,10 @@ def uneven(frame: pd.DataFrame) -> str:
 
 
 def _value(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """Exact: two settings that differ have different texts. Whole numbers lie as floats in columns with gaps."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return "" if value is None else str(value)
 
 
 def _short(name: str) -> str:

@@ -244,6 +244,7 @@ PAIRS = {  # settings that one word once stood for, and what tells them apart
     "scale": ({"fwd.compressor.kind": "sign"}, {"fwd.compressor.scale": "l2"}),
     "rate": ({"fwd.compressor.kind": "topk"}, {"optim.lr": 0.01}),
     "momentum": ({"fwd.compressor.kind": "topk"}, {"optim.momentum": 0.5}),
+    "digits": ({"fwd.compressor.kind": "topk"}, {"optim.lr": 0.05000001}),
     "group": ({"fwd.compressor.kind": "uniform", "fwd.compressor.scale": "group"}, {"fwd.compressor.group": 32}),
 }
 
