@@ -106,18 +106,18 @@ class Claim:
 
 def c1(frame: pd.DataFrame, scale: str = "tensor") -> list[Claim]:
     """Same bits on activations only against gradients only, one range for the whole batch; a verdict for each width."""
-    arms = [{f"{side}.compressor.kind": "uniform", f"{side}.compressor.scale": scale,
-             f"{other}.compressor.kind": "none"} for side, other in (("fwd", "bwd"), ("bwd", "fwd"))]
-    effects = difference(frame, "accuracy, activations only minus gradients only", (arms[0], ON), (arms[1], ON),
-                         level="bits", above=SLIGHT)
-    by_level: dict[str, list[Effect]] = {}
-    for effect in effects:
-        by_level.setdefault(effect.what.rpartition(", bits ")[2].split(" ")[0], []).append(effect)
+    widths = {bits for side in ("fwd", "bwd") if (column := f"{side}.compressor.bits") in frame
+              for bits in frame[column].dropna()}
+
+    def arm(side: str, other: str, bits: float) -> Wanted:
+        return {f"{side}.compressor.kind": "uniform", f"{side}.compressor.scale": scale,
+                f"{side}.compressor.bits": bits, f"{other}.compressor.kind": "none"}
+
     name, said = ("C1", "(min-max, batch-wide range)") if scale == "tensor" else (
         "C1-group", "even with a scale per group of 128 (ours: does C1 survive?)")
-    return [Claim(f"{name}, {level} bit" if level.isdigit() else name,
-                  f"Gradients need milder compression than activations {said}.", own)
-            for level, own in by_level.items()]
+    return [Claim(f"{name}, {bits:g} bit", f"Gradients need milder compression than activations {said}.", difference(
+        frame, f"accuracy, activations only minus gradients only, bits {bits:g}", (arm("fwd", "bwd", bits), ON),
+        (arm("bwd", "fwd", bits), ON), above=SLIGHT)) for bits in sorted(widths)]
 
 
 def c1_group(frame: pd.DataFrame) -> list[Claim]:
@@ -179,27 +179,26 @@ CLAIMS: list[Callable[[pd.DataFrame], Claim | list[Claim]]] = [c1, c1_group, c2,
 
 
 def difference(frame: pd.DataFrame, what: str, a: tuple[Wanted, str], b: tuple[Wanted, str], *,
-               level: str = "", above: float | None = None, below: float | None = None,
-               unit: float = 100.0, guess: float = CHANCE) -> list[Effect]:
+               above: float | None = None, below: float | None = None, unit: float = 100.0,
+               guess: float = CHANCE) -> list[Effect]:
     """metric of arm a minus metric of arm b times `unit`, paired by seed and by everything not compared.
 
-    One effect for each `level` (a compressor parameter matched across the arms whichever side it is on, "bits"), and
-    for each training that both arms have in common, named by what tells it from the others. A diverged run scores
-    `guess` against one that trained; see the head of this file.
+    One effect for each training that both arms have in common, named by what tells it from the others. A diverged run
+    scores `guess` against one that trained; see the head of this file.
     """
-    left, right = (_arm(frame, *arm, level, guess) for arm in (a, b))
-    return paired(frame, what, left, right, level=level, above=above, below=below, unit=unit)
+    left, right = (_arm(frame, *arm, guess) for arm in (a, b))
+    return paired(frame, what, left, right, above=above, below=below, unit=unit)
 
 
-def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFrame, *, level: str = "",
+def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFrame, *,
            above: float | None = None, below: float | None = None, unit: float = 100.0) -> list[Effect]:
-    """The effects of two arms, each with columns id, seed, base, level, kind, diverged and score."""
+    """The effects of two arms, each with columns id, seed, base, kind, diverged and score."""
     def made(text: str) -> Effect:
         return Effect(text, above, below, digits=1 if unit == 100 else 3)
 
     if left.empty or right.empty:
         return [made(what)]
-    pairs = left.merge(right, on=["seed", "base", "level"], suffixes=("_a", "_b"))
+    pairs = left.merge(right, on=["seed", "base"], suffixes=("_a", "_b"))
     pairs = pairs[(pairs.kind_a == pairs.kind_b) | (pairs.kind_a == "none") | (pairs.kind_b == "none")]
     if pairs.empty:
         return [made(what)]
@@ -209,8 +208,8 @@ def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFra
     pairs = pairs.assign(effect=unit * (pairs.score_a - pairs.score_b), compared=compared, kind=kinds)
     titles = _titles(frame, pairs)
     effects = []
-    for (value, training, kind), own in pairs.groupby(["level", "base", "kind"], sort=False):
-        effect = made(what + (f", {level} {value:g}" if level else "") + titles[training, kind])
+    for (training, kind), own in pairs.groupby(["base", "kind"], sort=False):
+        effect = made(what + titles[training, kind])
         effect.values = [float(one) for one in own[own.compared].effect]
         effect.ids, effect.lost = sorted({*own.id_a, *own.id_b}), int((~own.compared).sum())
         effects.append(effect)
@@ -229,8 +228,8 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
             + (f" ({one.kind})" if several else "") for one in first.itertuples()}
 
 
-def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, level: str, guess: float) -> pd.DataFrame:
-    """id, seed, base, level, kind, score and whether it diverged, of the runs that fit."""
+def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.DataFrame:
+    """id, seed, base, kind, score and whether it diverged, of the runs that fit."""
     chosen = frame[frame.status.isin(["finished", "diverged"])]
     plain = {f"{side}.{key}": (value, None) for side in ("fwd", "bwd") for key, value in DEFAULTS.items()}
     plain |= {f"{side}.feedback.kind": "none" for side in ("fwd", "bwd")}
@@ -243,13 +242,11 @@ def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, level: str, guess: fl
             chosen = chosen.iloc[:0]
     if chosen.empty or metric not in chosen:
         return pd.DataFrame()
-    out = pd.DataFrame({"id": chosen.id, "seed": chosen.seed, "base": base(chosen, "fwd.", "bwd."), "level": 0.0,
+    out = pd.DataFrame({"id": chosen.id, "seed": chosen.seed, "base": base(chosen, "fwd.", "bwd."),
                         "kind": chosen["fwd.compressor.kind"].where(chosen["fwd.compressor.kind"] != "none",
                                                                     chosen["bwd.compressor.kind"])})
     out["diverged"] = chosen.status == "diverged"
     out["score"] = chosen[metric].where(chosen.status == "finished", guess)
-    if level:
-        out["level"] = chosen[f"fwd.compressor.{level}"].fillna(chosen[f"bwd.compressor.{level}"])
     return out
 
 

@@ -198,7 +198,7 @@ def _difference(rows: pd.DataFrame, what: str, a: str, b: str, metric: str, *, a
         if own.empty or metric not in own:
             return [("", pd.DataFrame())]
         keys = base(own, *TRAVEL)
-        every = pd.DataFrame({"id": own.id, "seed": own.seed, "base": keys, "level": 0.0, "kind": "none",
+        every = pd.DataFrame({"id": own.id, "seed": own.seed, "base": keys, "kind": "none",
                               "diverged": own.status == "diverged",
                               "score": own[metric].where(own.status == "finished", guess)})
         ways = own.assign(setting=base(own, *ELSE))  # the same way of travelling in several trainings is one arm
@@ -308,8 +308,7 @@ def _like(rows: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     """Of these rows those that were trained as `own` were, whatever their gradients' way; of several ways the first."""
     if rows.empty or own.empty:
         return rows.iloc[:0]
-    fits = rows[base(pd.concat([rows, own]), *TRAVEL).iloc[: len(rows)].isin(
-        base(pd.concat([rows, own]), *TRAVEL).iloc[len(rows) :]).to_numpy()]
+    fits = rows[base(rows, *TRAVEL).isin(base(own, *TRAVEL))]
     return fits[fits.setting == fits.setting.iloc[0]] if len(fits) else fits
 
 

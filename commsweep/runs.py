@@ -134,7 +134,8 @@ def _list(args: argparse.Namespace) -> int:
     store = Store(args.store)
     entries = []
     for name in store.ids():
-        row, status = store.read(name) or {}, store.status(name)
+        row = store.read(name) or {}
+        status = row.get("status") or store.status(name)
         metrics = row.get("metrics", {})
         entries.append({"id": name, "status": status, "on": metrics.get("test_on_acc"),
                         "off": metrics.get("test_off_acc"), "on_ppl": metrics.get("test_on_ppl"),

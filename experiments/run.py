@@ -28,7 +28,7 @@ from commsweep.experiments import data as datasets
 from commsweep.experiments.config import SCHEMA, Run, flatten, run_id
 from commsweep.experiments.data import Blocks, ImageData
 from commsweep.experiments.data_parallel import learners
-from commsweep.experiments.errors import Diverged, Stopped, UserError
+from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
 from commsweep.experiments.execution import Execution
 from commsweep.experiments.memory import MappedMemory
 from commsweep.experiments.pipeline import Boundaries, check_room, gib, memory_bytes, message_shapes
@@ -189,7 +189,7 @@ def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
     mapped = [one.file for one in parts.task.boundaries.modules() if isinstance(one, MappedMemory)]
     path, said = checkpoint.newest(folder.path, CONTINUE, mapped)
     for line in said:
-        print(f"commsweep: run {folder.path.name}: {line}", file=sys.stderr, flush=True)
+        notice(f"run {folder.path.name}: {line}")
         with open(folder.path / "log.txt", "a") as log:
             log.write(line + "\n")
     return path
