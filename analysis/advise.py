@@ -1,13 +1,13 @@
-"""Which compression reaches the target quality soonest over given links: measured where it was, predicted elsewhere."""
+"""Which compression reaches the target quality soonest over a given network: measured, or predicted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from commsweep.analysis.links import Measured, Model, measurements, models, quality
-from commsweep.analysis.schedules import Links
-from commsweep.experiments.config import Run, flatten
+from commsweep.analysis.measured import Measured, Model, measurements, models, quality
+from commsweep.analysis.timeline.pipelines import Network
+from commsweep.experiments.config import Run, flatten, record
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
 
@@ -17,7 +17,7 @@ FREE = ("fwd.", "bwd.", "at.", "seed", "microbatches")
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to train, over the links asked about."""
+    """One way to train, over the network asked about."""
 
     method: str
     schedule: str
@@ -53,7 +53,7 @@ class Advice:
                 "choices": [vars(choice) | {"seconds": choice.seconds} for choice in self.choices]}
 
 
-def advise(store: Store, run: Run, links: Links) -> Advice:
+def advise(store: Store, run: Run, network: Network) -> Advice:
     """The choices for this training. Raises UserError when the store holds nothing to rest on."""
     found = [one for one in measurements(store) if _same(one, run)]
     if not found:
@@ -68,23 +68,23 @@ def advise(store: Store, run: Run, links: Links) -> Advice:
         if n is None:
             missed.append(own[0].method)
             continue
-        exact = next((one for one in own if one.links == links), None)
+        exact = next((one for one in own if one.network == network), None)
         if exact is None and series not in fits:
             continue
-        choices.append(_choice(exact, fits.get(series), links, n))
+        choices.append(_choice(exact, fits.get(series), network, n))
     if not choices:
-        raise UserError("no setting in the store reaches the target over links like these: "
+        raise UserError("no setting in the store reaches the target over a network like this: "
                         + (", ".join(missed) or "none has a measurement over unlimited links to predict from"))
     return Advice(metric, value, sorted(choices, key=lambda choice: choice.seconds), sorted(set(missed)))
 
 
-def _choice(exact: Measured | None, model: Model | None, links: Links, steps: int) -> Choice:
+def _choice(exact: Measured | None, model: Model | None, network: Network, steps: int) -> Choice:
     one = exact or model.base
-    return Choice(one.method, one.schedule, exact.seconds if exact else model.step(links), steps, exact is not None,
+    return Choice(one.method, one.schedule, exact.seconds if exact else model.step(network), steps, exact is not None,
                   (one.row["id"], one.row["run_id"]))
 
 
 def _same(one: Measured, run: Run) -> bool:
-    wanted, has = flatten(run.model_dump(mode="json")), flatten(one.row["run"])
+    wanted, has = flatten(record(run)), flatten(one.row["run"])
     return all(wanted.get(key) == has.get(key) for key in wanted.keys() | has.keys()
                if not key.startswith(FREE))

@@ -18,10 +18,10 @@ from typing import Any
 
 import pandas as pd
 
-from commsweep.analysis import figures
-from commsweep.analysis.claims import Claim, Effect
+from commsweep.analysis import figure
+from commsweep.analysis.claim import Claim, Effect
 from commsweep.analysis.results import settings, uneven
-from commsweep.analysis.tables import Cell, Table
+from commsweep.analysis.table import Cell, Table
 
 HERE = Path(__file__).parent
 MANY = 400  # runs behind a number that are listed one by one
@@ -48,7 +48,7 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
         "opens the list of its runs.</p>",
         *map(_table, tables),
         '<h2 id="figures">Figures</h2>',
-        *(f"<figure>{figures.picture(png.read_bytes(), alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> "
+        *(f"<figure>{figure.picture(png.read_bytes(), alt=f'figure {kind}')}<figcaption><b>{escape(kind)}.</b> "
           f"{escape(caption)}</figcaption></figure>" for kind, png, caption in drawn),
         f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw their curves over each '
         "other; a run opens its settings and evaluations. Filter by words that all must occur, such as "

@@ -15,8 +15,8 @@ from commsweep.analysis import results
 from commsweep.experiments.errors import UserError
 
 if TYPE_CHECKING:
-    from commsweep.analysis.claims import Claim
-    from commsweep.analysis.tables import Table
+    from commsweep.analysis.claim import Claim
+    from commsweep.analysis.table import Table
 
 
 @dataclass
@@ -39,9 +39,9 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
     if not (frame.status == "finished").any():
         raise UserError(f"no run of sweep '{sweep}' is finished in '{store}': run commsweep sweep launch {sweep}")
     from commsweep.analysis import (  # seconds to import, so only once there is something to draw
-        claims,
+        claim,
         contents,
-        figures,
+        figure,
     )
     from commsweep.analysis.page import html
 
@@ -54,10 +54,10 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     drawn = list(contents.all_figures(frame, curves))
     made.note = results.uneven(frame)
-    _text(folder / "claims.md", claims.markdown(made.claims, made.note))
-    _text(folder / "claims.json", json.dumps([claim.record() for claim in made.claims], indent=1))
+    _text(folder / "claims.md", claim.markdown(made.claims, made.note))
+    _text(folder / "claims.json", json.dumps([one.record() for one in made.claims], indent=1))
     frame.to_csv(folder / "rows.csv", index=False)
-    pictures = [(name, figures.save(figure, folder / "figures", name)[0], caption) for name, figure, caption in drawn]
+    pictures = [(name, figure.save(one, folder / "figures", name)[0], caption) for name, one, caption in drawn]
     if page:
         made.page = folder / "report.html"
         _text(made.page, html(sweep, store, frame, curves, made.tables, made.claims, pictures))

@@ -10,13 +10,22 @@ from typing import Any
 import pandas as pd
 
 from commsweep.analysis import index
-from commsweep.experiments.config import flatten
+from commsweep.experiments.config import (
+    CompressorSpec,
+    FeedbackSpec,
+    GradientCompressor,
+    GradientFeedback,
+    Spec,
+    by_kind,
+    flatten,
+)
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.specs import CODERS
 from commsweep.experiments.store import Store
 
 SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.")
 PLAIN_SETTINGS = ("microbatches", "epochs", "eval_every", "precision", "channels_last")
+CROSSING, CORRECTED = by_kind(CompressorSpec), by_kind(FeedbackSpec)
+EXCHANGED, REMEMBERED = by_kind(GradientCompressor), by_kind(GradientFeedback)
 CHANCE = 0.1  # accuracy of guessing among ten classes
 
 
@@ -109,6 +118,13 @@ def is_text(frame: pd.DataFrame) -> bool:
     return "data.tokenizer" in frame and bool(frame["data.tokenizer"].notna().any())
 
 
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one learner that compare ways of crossing boundaries; none where nothing is compared."""
+    rows = frame[(frame["grad.learners"] == 1) & (frame["grad.compressor.kind"] == "none")]
+    compared = (rows["fwd.compressor.kind"] != "none") | (rows["bwd.compressor.kind"] != "none")
+    return rows if compared.any() else rows.iloc[:0]
+
+
 def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
     """The evaluations of these runs over time: one row an evaluation, with the run's id."""
     opened = Store(store)
@@ -135,27 +151,27 @@ def exchange(row: dict[str, Any]) -> str:
     local = f", {steps} local steps" if (steps := row.get("grad.local_steps", 1)) > 1 else ""
     if kind == "none":
         return f"{learners} learners{local}" if learners > 1 else ""
-    names = {"topk": "TopK", "randomk": "RandomK", "adacomp": "AdaComp", "dryden": "Dryden", "sidco": "SIDCo",
-             "cltk": "CLT-k", "powersgd": "PowerSGD", "sign": "sign", "onebit": "1-bit", "tern": "TernGrad",
-             "qsgd": "QSGD", "topk_strict": "TopK", "fixed": "fixed-point", "uniform": "min-max"}
-    text = names.get(kind, kind)
+    text = label(EXCHANGED, kind)
     if (ratio := row.get("grad.compressor.ratio")) is not None:
         text += f" {100 * ratio:g} %"
     for part, unit in (("bits", " bit"), ("rank", ""), ("levels", " levels")):
         if (value := row.get(f"grad.compressor.{part}")) is not None:
             text += f" {value:g}{unit}"
-    feedback = {"none": "", "ef": "EF + ", "adacomp": "", "dgc": "DGC + ", "lowpass": "low-pass + ", "loco": "LoCo + ",
-                "ef21": "EF21 + ", "ef21_sgdm": "EF21-SGDM + "}[row["grad.feedback.kind"]]
+    feedback = _remembered(REMEMBERED, row["grad.feedback.kind"])
     schedule = {"steady": "", "ramp": ", ramp",
                 "accordion": f", Accordion x{row.get('grad.schedule.mild', 0):g}"}[row["grad.schedule.kind"]]
     return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, {learners} learners"
+
+
+def _coder(kind: str) -> bool:
+    return kind in CROSSING and CROSSING[kind].coder
 
 
 def _pair(row: dict[str, Any]) -> str:
     fwd, bwd = _link(row, "fwd"), _link(row, "bwd")
     if row["bwd.compressor.kind"] == "forward_mask":
         return f"{fwd}, shared mask"
-    if row["fwd.compressor.kind"] in CODERS and bwd == "dense":  # the gradient of the code is as short as the code
+    if _coder(row["fwd.compressor.kind"]) and bwd == "dense":  # the gradient of the code is as short as the code
         return fwd
     if fwd == bwd:
         return fwd
@@ -168,10 +184,7 @@ def _pair(row: dict[str, Any]) -> str:
 
 def _link(row: Any, side: str) -> str:
     kind = row[f"{side}.compressor.kind"]
-    names = {"none": "dense", "topk": "TopK", "topk_strict": "TopK", "randomk": "RandomK", "randtopk": "RandTopK",
-             "forward_mask": "forward's mask", "uniform": "min-max", "fixed": "fixed-point",
-             "fixed_batch": "batch fixed-point", "cast": "cast", "tah": "TAH", "lowrank": "low rank"}
-    text = names.get(kind, kind)
+    text = label(CROSSING, kind)
     if (ratio := row.get(f"{side}.compressor.ratio")) is not None and not pd.isna(ratio):
         text += f" {100 * ratio:.4g} %"
     if (bits := row.get(f"{side}.compressor.bits")) is not None and not pd.isna(bits):
@@ -183,8 +196,18 @@ def _link(row: Any, side: str) -> str:
     for size in ("rank", "width"):
         if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):
             text += f" {value:g}"
-    feedback = {"none": "", "ef": "EF + ", "ef_mixed": "EF-mixed + ", "ef21": "EF21 + ", "aqsgd": "AQ-SGD + "}
-    return feedback.get(row[f"{side}.feedback.kind"], row[f"{side}.feedback.kind"] + " + ") + text
+    return _remembered(CORRECTED, row[f"{side}.feedback.kind"]) + text
+
+
+def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:
+    """A feedback before its compressor; nothing where its record has no name for it (AdaComp's own)."""
+    name = kinds[kind].label if kind in kinds else kind
+    return f"{name} + " if name else ""
+
+
+def label(kinds: dict[str, type[Spec]], kind: str) -> str:
+    """How tables call a kind: as its record says, else by itself."""
+    return kinds[kind].label or kind if kind in kinds else kind
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

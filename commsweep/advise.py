@@ -30,11 +30,12 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _advise(args: argparse.Namespace) -> int:
     from commsweep.analysis import advise
-    from commsweep.analysis.links import CAUTION, rate
-    from commsweep.analysis.schedules import Links
+    from commsweep.analysis.measured import CAUTION
+    from commsweep.analysis.papers.links import rate
+    from commsweep.analysis.timeline.pipelines import Network
 
     made = advise.advise(Store(args.store), override(preset(args.preset), changes(args.settings)),
-                         Links(args.bandwidth, args.latency))
+                         Network(args.bandwidth, args.latency))
     if args.json:
         print(json.dumps(made.record()))
         return 0

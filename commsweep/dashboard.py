@@ -34,7 +34,7 @@ def _dashboard(args: argparse.Namespace) -> int:
         raise UserError(f"'{args.name}' is neither a study nor a sweep of store '{store.root}'"
                         f"{nearest(args.name, known)} (it has: {', '.join(known) or 'none'})")
     if args.name in sweeps:
-        from commsweep.sweeps.mirror import mirror
+        from commsweep.sweeps.views.optuna import mirror
 
         mirror(args.name, store)
     from optuna.storages import JournalStorage

@@ -8,9 +8,8 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from commsweep.experiments.config import Run, members, tags
+from commsweep.experiments.config import Run, Spec, members, tags
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.experiments.specs import Spec
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:

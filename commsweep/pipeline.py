@@ -8,11 +8,9 @@ import os
 import re
 from typing import Any
 
-from commsweep.experiments.config import Run, override, run_id
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.config import Run, Wiring, override, run_id
 from commsweep.experiments.presets import PRESETS, preset
-from commsweep.experiments.specs import Wiring
-from commsweep.experiments.store import DIVERGED, FINISHED, Busy, RunFolder, Store
+from commsweep.experiments.store import DIVERGED, FINISHED, RunFolder, Store
 from commsweep.options import count, number, port, whole
 from commsweep.runs import changes, execution, execution_options
 
@@ -70,115 +68,39 @@ def seconds(text: str) -> float:
     return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
 
 
-def planned(args: argparse.Namespace, settings: list[str]) -> Run:
-    """The run that a command line means, with its number of stages."""
-    run = override(preset(args.preset), changes(settings))
-    if args.stages is not None:
-        from commsweep.experiments.pipelining import stages
-
-        run = override(run, stages.with_stages(run, args.stages))
-    return run
-
-
-def wiring(args: argparse.Namespace, rate: float, delay: float) -> Wiring:
-    """How a command line means it to be executed."""
-    return Wiring(schedule=args.schedule, bandwidth=rate, latency=delay, steps=args.steps, threads=args.threads or 1)
-
-
 def _pipeline(args: argparse.Namespace) -> int:
-    run, store = planned(args, args.settings), Store(args.store)
-    how = wiring(args, args.bandwidth, args.latency)
-    from commsweep.experiments.pipelining import launch
+    run, store = override(preset(args.preset), changes(args.settings)), Store(args.store)
+    from commsweep.experiments.processes import pipeline, stages
 
-    place = launch.folder(store, run, how)
-    if "TORCHELASTIC_RUN_ID" in os.environ or "COMMSWEEP_STAGE" in os.environ:
-        return launch.worker(place, lambda: _work(run, how, args, place))
-    row = execute(run, how, args, place, progress=not args.json)
-    simulated = store.folder(run_id(run)).row()
-    if args.json:
-        print(json.dumps(row | {"simulation": compare(row, simulated)}))
-    else:
-        print(describe(row, place, compare(row, simulated)))
-    return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
-
-
-def _work(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder) -> None:
-    from commsweep.experiments.pipelining import launch
-    from commsweep.experiments.pipelining.train import train
-    from commsweep.experiments.run import environment
-
-    # Under torchrun nobody has looked before: a finished run is shown, not trained again.
-    if (row := place.row()) is not None:
-        if os.environ["RANK"] == "0" and launch.LAUNCH not in os.environ:
-            print(json.dumps(row) if args.json else describe(row, place, ""))
-        return
-    device = execution(args).torch_device()
-    first = os.environ["RANK"] == "0"
-    if first:
-        launch.begin(place, run, how, environment(str(device)))
-    row = train(run, how, execution(args), place, args.patience)
-    if first:
-        place.finish(row)
-        for left in (*place.path.glob("stage*.ckpt"), *place.path.glob(".stage*.part")):
-            left.unlink()
-        if launch.LAUNCH not in os.environ:
-            print(json.dumps(row) if args.json else describe(row, place, ""))
-
-
-def execute(run: Run, how: Wiring, args: argparse.Namespace, place: RunFolder, progress: bool) -> dict[str, Any]:
-    """The row of a run over this wiring: as recorded, or by executing it now."""
-    from commsweep.experiments.pipelining import launch, stages
-
-    place.make()
-    try:
-        with place.locked():
-            if (row := place.row()) is not None:
-                return row
-            execution(args).torch_device()
-            n = stages.count(run)
-            command = ["commsweep", *_arguments(run, how, args)]
-            launch.begin(place, run, how, {})
-            if how.bandwidth or how.latency:
-                from commsweep.experiments.pipelining import namespaces
-
-                with namespaces.chain(n, how.bandwidth, how.latency) as nodes:
-                    _supervised(place, nodes.commands(command), nodes.environments(), progress, args.patience)
-            else:
-                _supervised(place, launch.torchrun(command, n, args.port), [{}], progress, args.patience)
-    except Busy:
-        raise UserError(f"pipeline {place.path.name} is being executed by another process") from None
-    return place.row()
-
-
-def _arguments(run: Run, how: Wiring, args: argparse.Namespace) -> list[str]:
-    """The command line of a stage; every setting is spelled out."""
-    from commsweep.experiments.config import flatten
-
-    asked, base = flatten(run.model_dump(mode="json")), flatten(preset(args.preset).model_dump(mode="json"))
-    settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in asked.items()
-                if base.get(key) != value]
-    options = ["--store", str(args.store), "--schedule", how.schedule, "--steps", str(how.steps),
-               "--threads", str(how.threads), "--patience", str(args.patience), "--bandwidth",
-               f"{how.bandwidth}bit" if how.bandwidth else "unlimited", "--latency", f"{how.latency}s", "--device",
-               args.device, "--buffers", args.buffers, "--checkpoint-every", str(args.checkpoint_every)]
-    for name in ("data_root", "model_root"):
-        if getattr(args, name) is not None:
-            options += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    return ["pipeline", args.preset, *settings, *options]
-
-
-def _supervised(place: RunFolder, commands: list[list[str]], environments: list[dict[str, str]],
-                progress: bool, patience: float) -> None:
+    if args.stages is not None:
+        run = override(run, stages.with_stages(run, args.stages))
+    wiring = Wiring(schedule=args.schedule, bandwidth=args.bandwidth, latency=args.latency, steps=args.steps,
+                    threads=args.threads or 1)
+    folder = pipeline.folder_of(store, run, wiring)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a user's own torchrun has started this: one process a stage
+        return _stage(run, wiring, args, folder)
     from tqdm import tqdm
 
-    from commsweep.experiments.pipelining import launch
-
-    with tqdm(unit="step", disable=not progress or None, leave=False) as bar:
+    with tqdm(unit="step", disable=args.json or None, leave=False) as bar:
         def show(seen: dict[str, Any]) -> None:
             bar.total = seen["of"]
             bar.update(seen["step"] - bar.n)
 
-        launch.supervise(place, commands, environments, show, patience)
+        row = pipeline.execute(run, wiring, execution(args), folder, patience=args.patience, port=args.port, show=show)
+    compared = compare(row, store.folder(run_id(run)).row())
+    print(json.dumps(row | {"simulation": compared}) if args.json else describe(row, folder, compared))
+    return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
+
+
+def _stage(run: Run, wiring: Wiring, args: argparse.Namespace, folder: RunFolder) -> int:
+    from commsweep.experiments.processes import launch, pipeline
+
+    def work() -> None:
+        row = pipeline.work(run, wiring, execution(args), folder, args.patience)
+        if row is not None:
+            print(json.dumps(row) if args.json else describe(row, folder, ""))
+
+    return launch.worker(folder, work)
 
 
 def compare(row: dict[str, Any], simulated: dict[str, Any] | None) -> str:
@@ -192,7 +114,7 @@ def compare(row: dict[str, Any], simulated: dict[str, Any] | None) -> str:
     return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"
 
 
-def describe(row: dict[str, Any], place: RunFolder, compared: str) -> str:
+def describe(row: dict[str, Any], folder: RunFolder, compared: str) -> str:
     """A row for people."""
     how, metrics = row["wiring"], row["metrics"]
     lines = [f"pipeline {row['id']} of run {row['run_id']}: {row['status']}, {row['steps']} steps, {how['schedule']}"]
@@ -214,4 +136,4 @@ def describe(row: dict[str, Any], place: RunFolder, compared: str) -> str:
                          "them framing" + (f"; {sent['tied'] / steps:,.0f} more for the tied embeddings"
                                            if sent["tied"] else ""))
     lines += [f"  simulation            {compared}"] if compared else []
-    return "\n".join([*lines, f"  folder {place.path}"])
+    return "\n".join([*lines, f"  folder {folder.path}"])

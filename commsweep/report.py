@@ -24,7 +24,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _report(args: argparse.Namespace) -> int:
     from commsweep.analysis import report
-    from commsweep.analysis.claims import markdown
+    from commsweep.analysis.claim import markdown
 
     made = report.write(args.store, args.name, args.out or Path("out") / args.name, page=not args.no_page)
     if args.json:
@@ -41,7 +41,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _claims(args: argparse.Namespace) -> int:
-    from commsweep.analysis.claims import markdown
+    from commsweep.analysis.claim import markdown
     from commsweep.analysis.contents import all_claims
     from commsweep.analysis.results import load, uneven
 

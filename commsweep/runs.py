@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from commsweep.experiments.config import Run, flatten, override, run_id
+from commsweep.experiments.config import Execution, Run, check_device, flatten, override, record, run_id
 from commsweep.experiments.errors import UserError, notice
-from commsweep.experiments.execution import Execution, check_device
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Store
 from commsweep.explain import meaning
@@ -94,11 +93,11 @@ def _run(args: argparse.Namespace) -> int:
     run = override(preset(args.preset), changes(args.settings))
     store = Store(args.store)
     recorded = store.folder(run_id(run)).row()
-    from commsweep.experiments.run import execute
+    from commsweep.experiments.training.run import execute
 
     view = None
     if args.wandb != "disabled":
-        from commsweep.sweeps.wandb import View
+        from commsweep.sweeps.views.wandb import View
 
         view = View(store, mode=args.wandb)
         view.check()
@@ -116,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
 def _presets(args: argparse.Namespace) -> int:
     named = {args.preset: preset(args.preset)} if args.preset else PRESETS
     if args.json:
-        print(json.dumps({name: run.model_dump(mode="json") for name, run in named.items()}))
+        print(json.dumps({name: record(run) for name, run in named.items()}))
     elif args.preset:
         lines = [(f"{key}={value}", meaning(named[args.preset], key)) for key, value in _settings(named[args.preset])]
         print("\n".join(f"{line:44} {said}" if said else line for line, said in lines))
@@ -127,7 +126,7 @@ def _presets(args: argparse.Namespace) -> int:
 
 
 def _settings(run: Run) -> list[tuple[str, Any]]:
-    return [(key, json.dumps(value)) for key, value in flatten(run.model_dump(mode="json")).items()]
+    return [(key, json.dumps(value)) for key, value in flatten(record(run)).items()]
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -163,7 +162,7 @@ def _method(store: Store, name: str, row: dict[str, Any]) -> str:
     from commsweep.analysis.results import describe
 
     try:
-        run = row.get("run") or store.folder(name).run().model_dump(mode="json")
+        run = row.get("run") or record(store.folder(name).run())
     except UserError as error:
         notice(str(error))
         return "-"
@@ -175,14 +174,14 @@ def _show(args: argparse.Namespace) -> int:
     folder = store.find(args.run_id)
     name = folder.path.name
     row = folder.row() or {"id": name, "status": store.status(name), "error": None,
-                           "run": folder.run().model_dump(mode="json"), "metrics": {}}
+                           "run": record(folder.run()), "metrics": {}}
     if args.json:
         print(json.dumps(row | {"evaluations": folder.metrics()}))
         return 0
     print(_describe(row, folder.path, False))
     print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
-    for record in folder.metrics():
-        print("  " + "  ".join(f"{key} {value:.4g}" for key, value in record.items()))
+    for one in folder.metrics():
+        print("  " + "  ".join(f"{key} {value:.4g}" for key, value in one.items()))
     return 0
 
 

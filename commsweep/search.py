@@ -41,18 +41,18 @@ def _search(args: argparse.Namespace) -> int:
     from commsweep.sweeps import search as searching
     from commsweep.sweeps.executors.local import FORKS
 
-    search, store, how = searching.search_of(args.name), Store(args.store), execution(args, by="search")
+    search, store, asked = searching.search_of(args.name), Store(args.store), execution(args, by="search")
     goal = _goal(args)
     aim = "front" if args.budget is None else f"budget-{args.budget:g}"
     study_name = args.study or f"{args.name}{'-boundaries' if args.per_boundary else ''}-{aim}"
-    workers = min(args.workers or how.workers(), args.trials)
+    workers = min(args.workers or asked.workers(), args.trials)
     study = searching.open_study(study_name, search, goal, args.storage, store)
     with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
         if alone:
             searching.revive(study)
         here, there = mp.Pipe()
         processes = [FORKS.Process(target=searching.serve, daemon=True, args=(
-            there, args.name, study_name, goal, args.storage, str(store.root), how, args.trials, workers))
+            there, args.name, study_name, goal, args.storage, str(store.root), asked, args.trials, workers))
             for _ in range(workers)]
         for process in processes:
             process.start()

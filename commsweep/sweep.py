@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from commsweep.experiments.config import Run, run_id
+from commsweep.experiments.config import Run, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
 from commsweep.options import count, number
@@ -93,7 +93,7 @@ def _plan(args: argparse.Namespace) -> int:
     print(f"{len(runs)} cells, {len(left)} missing; {time}" if left else f"{len(runs)} cells, none missing")
     groups: dict[str, Counter] = {}
     for name, run in cells.items():
-        what = describe(flatten(run.model_dump(mode="json")))
+        what = describe(flatten(record(run)))
         groups.setdefault(what, Counter())[statuses[name]] += 1
         if args.cells:
             print(f"{name}  {statuses[name]:11}  seed {run.seed}  {what}")
@@ -116,7 +116,7 @@ def _estimate(left: list[Run], rows: list[dict[str, Any]], args: argparse.Namesp
     for run in left:
         size = _size(run)
         if len(timed.get(size, ())) < TIMED and args.probe:
-            from commsweep.experiments.probe import seconds_per_epoch
+            from commsweep.experiments.training.probe import seconds_per_epoch
 
             timed[size] = [seconds_per_epoch(run, execution(args))] * TIMED
             probed += 1
@@ -141,7 +141,7 @@ def _launch(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     runs, store = sweep(args.name), Store(args.store)
-    how = execution(args, by="sweep")
+    asked = execution(args, by="sweep")
     retry = {part for part in args.retry.split(",") if part}
     if unknown := retry - set(UNFINISHED):
         raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use some of {', '.join(UNFINISHED)}")
@@ -150,8 +150,8 @@ def _launch(args: argparse.Namespace) -> int:
         print(f"commsweep: {line}", file=sys.stderr)
     set_aside(runs, store, retry)
     left = missing(runs, store)
-    if how.device != "auto":
-        how.torch_device()  # a device that is not there is said once, not once a cell
+    if asked.device != "auto":
+        asked.torch_device()  # a device that is not there is said once, not once a cell
     view = _view(args, store)
     with tqdm(total=len(runs), initial=len(runs) - len(left), unit="run", desc=args.name, file=sys.stderr,
               disable=args.json, smoothing=0.05) as bar:
@@ -161,7 +161,7 @@ def _launch(args: argparse.Namespace) -> int:
                 view.add(run_id(run))
 
         try:
-            report = launch(left, store, how, args.workers, executor=args.executor, place=_place(args),
+            report = launch(left, store, asked, args.workers, executor=args.executor, cluster=_cluster(args),
                             timeout=args.timeout, per_gpu=args.per_gpu, progress=note,
                             notice=lambda line: bar.write(line, file=sys.stderr))
         finally:
@@ -189,7 +189,7 @@ def _view(args: argparse.Namespace, store: Store) -> Any:
     """The replay into W&B beside a launch; None where it is not wanted."""
     if args.wandb == "disabled":
         return None
-    from commsweep.sweeps.wandb import Follower, View
+    from commsweep.sweeps.views.wandb import Follower, View
 
     view = View(store, args.name, args.wandb)
     view.check()
@@ -205,7 +205,7 @@ def _show(view: Any, args: argparse.Namespace, runs: list[Run]) -> None:
         view.view.push_report(report.write(args.store, args.name, Path(folder), page=False).folder)
 
 
-def _place(args: argparse.Namespace) -> dict[str, str]:
+def _cluster(args: argparse.Namespace) -> dict[str, str]:
     """What the executor must know of its cluster. Raises UserError on options of another executor."""
     of = {"ray": {key: value for key in ("address", "cpus", "gpus")
                   if (value := getattr(args, f"ray_{key}")) is not None},

@@ -11,7 +11,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import FINISHED, Store
 from commsweep.runs import changes, execution, execution_options
 from commsweep.sweeps.papers import sweep
-from commsweep.sweeps.wandb import MODES, View, definition, report_cell
+from commsweep.sweeps.views.wandb import MODES, View, definition, report_cell
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def _cell(args: argparse.Namespace) -> int:
         raise UserError(f"'{args.cell}' names no cell of sweep '{args.name}'; write cell=ID with an id of: commsweep "
                         f"sweep plan {args.name}")
     store = Store(args.store)
-    from commsweep.experiments.run import execute
+    from commsweep.experiments.training.run import execute
 
     row = execute(cells[given["cell"]], store, execution(args, by="sweep"))
     report_cell(row, store.folder(row["id"]).metrics(), store.root / ".wandb")

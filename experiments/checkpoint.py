@@ -31,12 +31,12 @@ def save(state: Any, folder: Path, name: str, step: int) -> Path:
     path = folder / f"{name}.{step}.{hashing.digest()}.ckpt"
     os.replace(part, path)
     flush_folder(folder)
-    for _, old in kept(folder, name)[KEPT:]:
+    for _, old in saved(folder, name)[KEPT:]:
         old.unlink()
     return path
 
 
-def kept(folder: Path, name: str) -> list[tuple[int, Path]]:
+def saved(folder: Path, name: str) -> list[tuple[int, Path]]:
     """(step, file) of the checkpoints of this name, newest first; whether they are whole is another question."""
     found = [(int(parts[-3]), path) for path in folder.glob(f"{name}.*.ckpt")
              if len(parts := path.name.split(".")) >= 4 and parts[-3].isdecimal()]
@@ -56,7 +56,7 @@ def whole(path: Path) -> bool:
 def newest(folder: Path, name: str, copies: Iterable[Path] = ()) -> tuple[Path | None, list[str]]:
     """(the newest whole checkpoint, a line about each damaged one). `copies`: files that need a whole copy, too."""
     said = []
-    for step, path in kept(folder, name):
+    for step, path in saved(folder, name):
         if whole(path) and all(any(map(whole, one.parent.glob(f"{one.name}.{step}.*"))) for one in copies):
             return path, said
         said.append(f"checkpoint '{path.name}' (or what goes with it) is damaged: going on from an older one, or from "

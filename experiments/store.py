@@ -20,16 +20,41 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from commsweep.experiments.config import SCHEMA, Run, run_id
+from commsweep.experiments.config import SCHEMA, Run, parse, record, run_id
 from commsweep.experiments.errors import UserError, notice
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 OOM, TIMEOUT = "oom", "timeout"  # out of memory; stopped after the time it was given
 UNFINISHED = (DIVERGED, OOM, TIMEOUT, FAILED)  # outcomes without a number
 CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry continues from it
-Row = dict[str, Any]
+
+
+class Row(TypedDict, total=False):
+    """The outcome of a run, as `training/record.py` builds it. Metrics are there only when it finished."""
+
+    schema: int
+    id: str
+    status: str
+    error: str | None
+    run: dict[str, Any]  # the Run, read back from the objects that ran
+    metrics: dict[str, float]
+    steps: int
+    boundaries: dict[str, dict[str, int]]  # bytes each way, dense bytes, calls and samples, by cut
+    bytes: dict[str, float]  # of all boundaries: a step each way, in total, and as a share of the dense bytes
+    gradients: dict[str, Any]  # bytes of the learners' exchange; empty without one
+    speed: dict[str, float]
+    memory_bytes: dict[str, int]  # of simulated runs: what was remembered
+    device: str
+    seconds: dict[str, float]
+    when: str
+    run_id: str  # of real processes, whose id is another: the Run's
+    wiring: dict[str, Any]
+    transport: list[dict[str, Any]]
+    timing: dict[str, Any]
+    cores: int
+    tries: int
 
 
 RUN = tuple(Run.model_fields)
@@ -58,7 +83,7 @@ class RunFolder:
 
     def begin(self, run: Run, env: dict[str, Any]) -> None:
         """Write what is asked for and where it runs."""
-        write_json(self.path / "run.json", {"schema": SCHEMA, "id": run_id(run), "run": run.model_dump(mode="json")})
+        write_json(self.path / "run.json", {"schema": SCHEMA, "id": run_id(run), "run": record(run)})
         write_json(self.path / "env.json", env)
 
     def make(self) -> None:
@@ -110,7 +135,7 @@ class RunFolder:
         """The outcome, or None while there is none. Raises Damaged when the file is no row of this schema."""
         path = f"{self.path}/done.json"  # text: of ten thousand rows, making paths is half the time
         try:
-            row = _read(path)
+            row = read_json(path)
         except FileNotFoundError:
             return None
         if row.get("schema") != SCHEMA and "schema" in row:
@@ -125,11 +150,9 @@ class RunFolder:
 
     def run(self) -> Run:
         """The Run this folder was made for. Raises UserError when the file is missing, Damaged when it is that."""
-        from commsweep.experiments.config import parse
-
         path = self.path / "run.json"
         try:
-            content = _read(path)
+            content = read_json(path)
         except FileNotFoundError:
             raise UserError(f"'{self.path}' has no run.json: not a run folder") from None
         if not isinstance(content.get("run"), dict):
@@ -155,7 +178,7 @@ class RunFolder:
     def begun_by(self) -> str:
         """Who asked for this run: "sweep", "search", "run", or "" where the folder does not say."""
         try:
-            return str(_read(self.path / "env.json").get("by", ""))
+            return str(read_json(self.path / "env.json").get("by", ""))
         except (OSError, UserError):
             return ""
 
@@ -181,7 +204,7 @@ class Store:
                                 f"are of this commsweep, mend it with: echo '{{\"schema\": {SCHEMA}}}' > {mark}")
             write_json(mark, {"schema": SCHEMA})
         try:
-            schema = _read(mark).get("schema")
+            schema = read_json(mark).get("schema")
         except Damaged as error:
             schema, why = None, error.why
         else:
@@ -250,7 +273,7 @@ class Store:
     def cells(self, sweep: str) -> dict[str, dict[str, Any]]:
         """The runs that a sweep names, by id. Raises FileNotFoundError on an unknown one, Damaged where it is that."""
         path = self.root / "sweeps" / f"{sweep}.json"
-        runs = _read(path, f"commsweep sweep launch {sweep} writes it anew").get("runs")
+        runs = read_json(path, f"commsweep sweep launch {sweep} writes it anew").get("runs")
         if not isinstance(runs, dict) or not all(isinstance(run, dict) for run in runs.values()):
             raise Damaged(path, "no runs in it", f"commsweep sweep launch {sweep} writes it anew")
         return runs
@@ -291,7 +314,7 @@ class Store:
         try:
             if (row := folder.row()) is not None:
                 return str(row["status"])
-            _read(folder.path / "run.json")["run"]
+            read_json(folder.path / "run.json")["run"]
         except FileNotFoundError:
             return "missing"
         except (UserError, KeyError):
@@ -314,7 +337,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _read(path: Path | str, mend: str = "") -> dict[str, Any]:
+def read_json(path: Path | str, mend: str = "") -> dict[str, Any]:
+    """An object of a file. Raises Damaged when it is none; `mend` says what to do then."""
     try:
         with open(path, "rb") as handle:
             content = json.loads(handle.read())

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from commsweep.experiments.config import SCHEMA, Run, run_id
+from commsweep.experiments.config import SCHEMA, Run, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Busy, Store, write_json
 
@@ -26,7 +26,7 @@ EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with 
 
 
 @dataclass
-class Report:
+class Launched:
     """What a launch did."""
 
     outcomes: Counter = field(default_factory=Counter)
@@ -54,11 +54,11 @@ class Job:
 
     runs: list[Run]  # the missing ones
     store: Store
-    how: Any  # an Execution
+    execution: Any  # an Execution
     workers: int | None = None  # cells at once; None: as many as there is room for
     timeout: float | None = None  # seconds a cell may take before it is stopped and recorded as such
     per_gpu: int = 1  # cells at once on a GPU
-    place: dict[str, str] = field(default_factory=dict)  # what the executor must know of the cluster
+    cluster: dict[str, str] = field(default_factory=dict)  # what the executor must know of the cluster
     progress: Callable[[Run, str], None] = lambda run, status: None  # called after each cell
     notice: Callable[[str], None] = lambda line: None  # news for people
 
@@ -68,7 +68,7 @@ def register(name: str, runs: list[Run], store: Store) -> None:
     if "/" in name or name.startswith("."):
         raise UserError(f"sweep name '{name}' cannot be a file name")
     write_json(store.root / "sweeps" / f"{name}.json",
-               {"name": name, "runs": {run_id(run): run.model_dump(mode="json") for run in runs}})
+               {"name": name, "runs": {run_id(run): record(run) for run in runs}})
 
 
 def missing(runs: list[Run], store: Store) -> list[Run]:
@@ -92,8 +92,8 @@ def set_aside(runs: list[Run], store: Store, statuses: set[str]) -> int:
     return done
 
 
-def launch(runs: list[Run], store: Store, how: Any, workers: int | None = None, *, executor: str = "local",
-           **options: Any) -> Report:
+def launch(runs: list[Run], store: Store, execution: Any, workers: int | None = None, *, executor: str = "local",
+           **options: Any) -> Launched:
     """Execute the missing runs; `options` are the other fields of Job.
 
     Ctrl-C lets the running cells finish their epoch and save a checkpoint, a second one stops them now; both
@@ -103,7 +103,7 @@ def launch(runs: list[Run], store: Store, how: Any, workers: int | None = None, 
     if executor not in EXECUTORS:
         raise UserError(f"--executor {executor}: not one of {', '.join(EXECUTORS)}{nearest(executor, EXECUTORS)}")
     engine = import_module(f"commsweep.sweeps.executors.{executor}")
-    return engine.run(Job(missing(runs, store), store, how, workers, **options))
+    return engine.run(Job(missing(runs, store), store, execution, workers, **options))
 
 
 def record_end(run: Run, store: Store, status: str, error: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def record_end(run: Run, store: Store, status: str, error: str) -> dict[str, Any
         if not (folder.path / "run.json").exists():
             folder.begin(run, {})
         folder.finish({"schema": SCHEMA, "id": run_id(run), "status": status, "error": error,
-                       "run": run.model_dump(mode="json"), "metrics": {}, "seconds": {},
+                       "run": record(run), "metrics": {}, "seconds": {},
                        "when": datetime.now(UTC).isoformat(timespec="seconds")})
     return {"status": status, "error": error}
 

@@ -128,7 +128,7 @@ def _put_back(study: optuna.Study, stale: list[optuna.trial.FrozenTrial]) -> Non
                 study.enqueue_trial(trial.params)
 
 
-def work(study: optuna.Study, search: Search, goal: Goal, store: Store, how: Any, trials: int,
+def work(study: optuna.Study, search: Search, goal: Goal, store: Store, execution: Any, trials: int,
          progress: Callable[[], None] = lambda: None) -> None:
     """Make trials until the study has `trials` of them that count (complete or pruned)."""
     import optuna
@@ -147,7 +147,7 @@ def work(study: optuna.Study, search: Search, goal: Goal, store: Store, how: Any
             _put_back(study, [one for one in running if not _lives(one.user_attrs.get("worker", me))])
             continue
         try:
-            values = evaluate(trial, search, goal, store, how)
+            values = evaluate(trial, search, goal, store, execution)
         except optuna.TrialPruned:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         except CellFailed:
@@ -180,11 +180,11 @@ class CellFailed(Exception):
     """A run of a trial came to no number; the trial fails and the search goes on."""
 
 
-def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, how: Any) -> Any:
+def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, execution: Any) -> Any:
     """Execute a trial's runs (those recorded are reused); quality, and the share of the dense bytes."""
     import optuna
 
-    from commsweep.experiments.run import execute
+    from commsweep.experiments.training.run import execute
 
     runs = runs_of(search, search.suggest(trial, goal.per_boundary))
     trial.set_user_attr("runs", [run_id(run) for run in runs])
@@ -192,7 +192,7 @@ def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, how:
     for place, run in enumerate(runs):
         pruning = _Pruning(trial, store, run) if goal.prune and goal.budget is not None and place == 0 else None
         try:
-            row = execute(run, store, how, pruning or (lambda: False))
+            row = execute(run, store, execution, pruning or (lambda: False))
         except KeyboardInterrupt:
             if pruning and pruning.pruned:
                 raise optuna.TrialPruned from None
@@ -305,19 +305,19 @@ def search_of(name: str) -> Search:
     return SEARCHES[name]
 
 
-def serve(launcher: Connection, name: str, study_name: str, goal: Goal, storage: str | None, root: str, how: Any,
+def serve(launcher: Connection, name: str, study_name: str, goal: Goal, storage: str | None, root: str, execution: Any,
           trials: int, workers: int) -> None:
     """One worker process of a search; it ends with its launcher, whose other end of the pipe closes then."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
-    how = replace(how, cores=max(1, len(os.sched_getaffinity(0)) // workers), by="search")
+    execution = replace(execution, cores=max(1, len(os.sched_getaffinity(0)) // workers), by="search")
     store, search = Store(root), search_of(name)
     log = os.open(store.root / "studies" / f"{study_name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
-    work(open_study(study_name, search, goal, storage, store), search, goal, store, how, trials)
+    work(open_study(study_name, search, goal, storage, store), search, goal, store, execution, trials)
 
 
 def summary(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from commsweep.experiments.config import SCHEMA, Run, TextModel, override, run_id
+from commsweep.experiments.config import SCHEMA, Run, TextModel, override, record, run_id
 from commsweep.experiments.presets import preset
 
 # Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
@@ -90,7 +90,7 @@ def tiny_text(**changes: Any) -> Run:
 
 def outcome(run: Run, status: str = "finished", **more: Any) -> dict[str, Any]:
     """A made-up row of this run, with all that a row must have."""
-    return {"schema": SCHEMA, "id": run_id(run), "status": status, "error": None, "run": run.model_dump(mode="json"),
+    return {"schema": SCHEMA, "id": run_id(run), "status": status, "error": None, "run": record(run),
             "metrics": {}, "seconds": {}, **more}
 
 

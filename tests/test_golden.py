@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from commsweep.experiments.config import run_id
-from commsweep.experiments.execution import Execution
+from commsweep.experiments.config import Execution, run_id
 from commsweep.experiments.presets import PRESETS
-from commsweep.experiments.run import execute
 from commsweep.experiments.store import Store, write_json
+from commsweep.experiments.training.run import execute
 from commsweep.sweeps.papers import SWEEPS, sweep
 
 HERE = Path(__file__).parent / "golden"

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result, alternate, paired
 from commsweep.experiments import compressors
+from commsweep.experiments.boundary.insert import Boundaries, message_shapes
 from commsweep.experiments.config import Run, override
-from commsweep.experiments.memory import Keys
+from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.models import resnet
 from commsweep.experiments.models.cuts import chosen
-from commsweep.experiments.pipeline import Boundaries, message_shapes
 from commsweep.experiments.presets import preset
 
 BATCH = 128

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments import specs
+from commsweep.experiments import config
 from commsweep.experiments.config import ImageModel
 from commsweep.experiments.data_parallel.exchange import Exchange
 from commsweep.experiments.data_parallel.learners import Learners
@@ -28,11 +28,11 @@ def bench() -> Iterator[Result]:
 
 def _compression(net: torch.nn.Module) -> Iterator[Result]:
     grads = [torch.randn_like(p) * 1e-3 for p in net.parameters()]
-    kinds = {"adacomp": (specs.AdaComp(), specs.AdaCompResidue()),
-             "topk": (specs.TopK(ratio=0.01), specs.Residue())}
+    kinds = {"adacomp": (config.AdaComp(), config.AdaCompResidue()),
+             "topk": (config.TopK(ratio=0.01), config.Residue())}
     sides = {}
     for name, (compressor, feedback) in kinds.items():
-        exchange = Exchange(specs.Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0)
+        exchange = Exchange(config.Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0)
 
         def one(exchange: Exchange = exchange) -> None:
             for place, grad in enumerate(grads):
@@ -50,8 +50,8 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
 
 def _learners(net: torch.nn.Module) -> Result:
     """One step of 8 learners, exchange included, against 8 plain forward and backward passes of their shares."""
-    spec = specs.Gradients(learners=LEARNERS, exchange="allgather", compressor=specs.AdaComp(),
-                           feedback=specs.AdaCompResidue())
+    spec = config.Gradients(learners=LEARNERS, exchange="allgather", compressor=config.AdaComp(),
+                           feedback=config.AdaCompResidue())
     learners = Learners(spec, net, 0)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
 

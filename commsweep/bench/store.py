@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from commsweep.bench import Result
-from commsweep.experiments.config import SCHEMA, Run, override, run_id
+from commsweep.experiments.config import SCHEMA, Run, override, record, run_id
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import Store, write_json
 from commsweep.sweeps import papers
@@ -59,7 +59,7 @@ def generate(store: Store, runs: list[Run]) -> None:
     """A finished run folder for each, and the sweep that names them."""
     named = {}
     for place, run in enumerate(runs):
-        name, settings = run_id(run), run.model_dump(mode="json")
+        name, settings = run_id(run), record(run)
         named[name] = settings
         folder = store.root / name
         folder.mkdir()

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments.config import override
+from commsweep.experiments.config import Execution, override
 from commsweep.experiments.data import text
-from commsweep.experiments.execution import Execution
-from commsweep.experiments.memory import Keys
+from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.presets import preset
-from commsweep.experiments.run import build
+from commsweep.experiments.training.run import build
 
 TOPK = {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
         for key, value in (("kind", "topk"), ("ratio", 0.1), ("scope", "last"))}

@@ -15,9 +15,8 @@ from commsweep.experiments.compressors.quantize import FixedBatch, FixedPoint, U
 from commsweep.experiments.compressors.sparse import ForwardMask, RandomK, RandTopK, Sparsifier, TopK, TopKStrict
 from commsweep.experiments.compressors.tah import TAH
 from commsweep.experiments.compressors.thresholds import Dryden, SIDCo, Threshold
-from commsweep.experiments.config import explain
+from commsweep.experiments.config import CompressorSpec, Spec, explain
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.specs import CompressorSpec, Spec
 
 KINDS: dict[str, type[Compressor]] = {
     "none": Dense,

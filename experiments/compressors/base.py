@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from commsweep.experiments.config import Spec
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.specs import Spec
 
 
 @dataclass(frozen=True)

@@ -12,27 +12,32 @@ from commsweep.experiments.compressors.features import columns, matrix, tensor
 class LowRank(Compressor):
     """M [n, d] (rows: tokens or pixels) -> P = orth(M Q), Q' = M^T P; decoded P Q'^T.
 
-    Q is random, or with `warm` the last message's Q', which both ends have; `warmed` binds it. nbytes =
-    (n + d) * min(rank, n, d) * itemsize. The iteration runs in float32. Feedback is a setting of its own
-    (PowerSGD's is "ef").
+    Q is random, or with `warm` the last message's Q', which both ends have: it goes in with a message, and the next
+    one's comes out (`apply_from`, `encode_from`, `next_factor`). nbytes = (n + d) * min(rank, n, d) * itemsize. The
+    iteration runs in float32. Feedback is a setting of its own (PowerSGD's is "ef").
     """
-
-    start: Tensor | None = None
-    next: Tensor | None = None
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
         """The first Q [d, rank] of a channel whose messages have this shape; None when every message starts anew."""
         d = columns(shape)
         return _random(d, min(self.spec.rank, d), seed, torch.device("cpu")) if self.spec.warm else None
 
-    def warmed(self, q: Tensor) -> LowRank:
-        """This compressor begun from q; after a message its `next` is what to begin the next one from."""
-        bound = LowRank(self.spec)
-        bound.start = q
-        return bound
-
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        return tensor(_product(*self._factors(x, seed)), x)
+        return tensor(_product(*self._factors(x, seed, None)), x)
+
+    def apply_from(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        """(what arrives of x when the iteration begins from `start`, the factor to begin the next message from)."""
+        p, q = self._factors(x, 0, start)
+        return tensor(_product(p, q), x), _next(q, start)
+
+    def encode_from(self, x: Tensor, start: Tensor) -> Payload:
+        """The payload of `apply_from`."""
+        return self._payload(x, *self._factors(x, 0, start))
+
+    @staticmethod
+    def next_factor(payload: Payload, start: Tensor) -> Tensor:
+        """What both ends begin the next message from, after one that began from `start`."""
+        return _next(payload.parts["q"], start)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         d = columns(shape)
@@ -45,26 +50,27 @@ class LowRank(Compressor):
         rank = min(self.spec.rank, n, d)
         return [{"p": Field(dtype, (n, rank)), "q": Field(dtype, (d, rank))}]
 
-    def _factors(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def _factors(self, x: Tensor, seed: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
         m = matrix(x).float()
         rank = min(self.spec.rank, *m.shape)
-        q = self.start if self.start is not None else _random(m.shape[1], rank, seed, x.device)
+        q = _random(m.shape[1], rank, seed, x.device) if start is None else start
         p = torch.linalg.qr(m @ q[:, :rank]).Q
-        back = (m.mT @ p).to(x.dtype)
-        self._begin_next(back)
-        return p.to(x.dtype), back
-
-    def _begin_next(self, back: Tensor) -> None:
-        """Both ends begin the next message from what this one carries."""
-        self.next = back.float() if self.start is None or back.shape == self.start.shape else self.start
+        return p.to(x.dtype), (m.mT @ p).to(x.dtype)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        p, q = self._factors(x, seed)
+        return self._payload(x, *self._factors(x, seed, None))
+
+    @staticmethod
+    def _payload(x: Tensor, p: Tensor, q: Tensor) -> Payload:
         return payload(x, p=p.contiguous(), q=q.contiguous())
 
     def _decode(self, payload: Payload) -> Tensor:
-        self._begin_next(payload.parts["q"])
         return tensor(_product(payload.parts["p"], payload.parts["q"]), payload)
+
+
+def _next(q: Tensor, start: Tensor) -> Tensor:
+    """A message that was too small for the rank leaves the factor as it was."""
+    return q.float() if q.shape == start.shape else start
 
 
 def _product(p: Tensor, q: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.experiments import specs
 from commsweep.experiments.compressors import kernels, packing
 from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
 from commsweep.experiments.compressors.bits import (
@@ -20,8 +19,9 @@ from commsweep.experiments.compressors.bits import (
     unpack_flags,
     unpack_mask,
 )
+from commsweep.experiments.config import Spec
+from commsweep.experiments.config import TopK as TopKSpec
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.specs import Spec
 
 
 class Sparsifier(Compressor):
@@ -31,7 +31,7 @@ class Sparsifier(Compressor):
         """(what the receiver sees, boolean mask of the kept entries or None), both of x's shape and layout."""
         raise NotImplementedError
 
-    def kept(self, payload: Payload) -> Tensor:
+    def mask(self, payload: Payload) -> Tensor:
         """The boolean mask of the entries that a payload carries, of the message's shape and layout."""
         raise NotImplementedError
 
@@ -43,7 +43,7 @@ class Sparsifier(Compressor):
         return type(self)(self.spec.model_copy(update={"ratio": self.spec.ratio / 2}))
 
 
-def kept(ratio: float, row: int) -> int:
+def budget(ratio: float, row: int) -> int:
     """Entries kept of `row`: the nearest whole number to ratio * row, at least one."""
     return max(1, round(ratio * row))
 
@@ -78,7 +78,7 @@ class TopK(Sparsifier):
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
         flat = self._rows(x)
-        k = kept(self.spec.ratio, flat.shape[1])
+        k = budget(self.spec.ratio, flat.shape[1])
         if k == flat.shape[1]:
             return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
         y, mask = keep_largest(flat, k, want_mask=want_mask)
@@ -86,23 +86,23 @@ class TopK(Sparsifier):
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = self._row_shape(shape)
-        k = kept(self.spec.ratio, row)
+        k = budget(self.spec.ratio, row)
         return n_rows * k * dtype.itemsize + mask_bytes(n_rows, row, k)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         n_rows, row = self._row_shape(shape)
-        k = kept(self.spec.ratio, row)
+        k = budget(self.spec.ratio, row)
         return [{"values": Field(dtype, (n_rows * k,)), "places": Field(torch.uint8, (mask_bytes(n_rows, row, k),))}]
 
-    def kept(self, payload: Payload) -> Tensor:
+    def mask(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
-        mask = unpack_mask(payload.parts["places"], n_rows, row, kept(self.spec.ratio, row))
+        mask = unpack_mask(payload.parts["places"], n_rows, row, budget(self.spec.ratio, row))
         return self._unrows(mask, payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat = self._rows(x)
         n_rows, row = flat.shape
-        k = kept(self.spec.ratio, row)
+        k = budget(self.spec.ratio, row)
         if k < row and kernels.usable(flat):
             short = indices_win(n_rows, row, k)
             values, places = packing.select(flat, k, as_mask=not short)
@@ -112,7 +112,7 @@ class TopK(Sparsifier):
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
-        k = kept(self.spec.ratio, row)
+        k = budget(self.spec.ratio, row)
         values, places = payload.parts["values"], payload.parts["places"]
         if k < row and kernels.usable(values):
             if indices_win(n_rows, row, k):
@@ -194,7 +194,7 @@ class Counted(Sparsifier):
         return [what | coding | {"places": Field(torch.uint8, (bitmask,))},
                 what | coding | {"counts": Field(torch.int32, (n_rows,)), "places": Field(torch.uint8, None, bitmask)}]
 
-    def kept(self, payload: Payload) -> Tensor:
+    def mask(self, payload: Payload) -> Tensor:
         return unrows(self.mask_of(payload), payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
@@ -233,10 +233,10 @@ class TopKStrict(Counted):
             return [{"values": Field(dtype, (shape.numel(),)), "coding": Field(torch.uint8, (1,))}]
         return super().layouts(shape, dtype)
 
-    def kept(self, payload: Payload) -> Tensor:
+    def mask(self, payload: Payload) -> Tensor:
         if self._dropped(row_shape(payload.shape)[1]) == 0:
             return unrows(torch.ones(row_shape(payload.shape), dtype=torch.bool, device=payload.device), payload)
-        return super().kept(payload)
+        return super().mask(payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         if self._dropped(row_shape(x.shape)[1]) == 0:
@@ -265,23 +265,23 @@ class RandomK(Sparsifier):
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = row_shape(shape)
-        return n_rows * kept(self.spec.ratio, row) * dtype.itemsize + 8
+        return n_rows * budget(self.spec.ratio, row) * dtype.itemsize + 8
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         n_rows, row = row_shape(shape)
-        return [{"values": Field(dtype, (n_rows, kept(self.spec.ratio, row))), "seed": Field(torch.int64, (1,))}]
+        return [{"values": Field(dtype, (n_rows, budget(self.spec.ratio, row))), "seed": Field(torch.int64, (1,))}]
 
-    def kept(self, payload: Payload) -> Tensor:
+    def mask(self, payload: Payload) -> Tensor:
         n_rows, row = row_shape(payload.shape)
         mask = self._columns(row, int(payload.parts["seed"]), payload.device)
         return unrows(mask.expand(n_rows, row), payload)
 
     def _columns(self, row: int, seed: int, device: torch.device) -> Tensor:
         order = torch.randperm(row, generator=torch.Generator(device).manual_seed(seed), device=device)
-        return order < kept(self.spec.ratio, row)
+        return order < budget(self.spec.ratio, row)
 
     def _gain(self, row: int) -> float:
-        return row / kept(self.spec.ratio, row) if self.spec.scaled else 1.0
+        return row / budget(self.spec.ratio, row) if self.spec.scaled else 1.0
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat = rows(x)
@@ -304,7 +304,7 @@ class RandTopK(Sparsifier):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        self.top = TopK(specs.TopK(ratio=spec.ratio, scope=spec.scope))
+        self.top = TopK(TopKSpec(ratio=spec.ratio, scope=spec.scope))
 
     def at_inference(self) -> Compressor:
         return self.top
@@ -312,7 +312,7 @@ class RandTopK(Sparsifier):
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
         flat = self.top._rows(x)
         n_rows, row = flat.shape
-        k = kept(self.spec.ratio, row)
+        k = budget(self.spec.ratio, row)
         if k == row:
             return self.top.masked(x, seed, want_mask)
         top = keep_largest(flat, k)[1]
@@ -334,13 +334,13 @@ class RandTopK(Sparsifier):
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat, mask = self.top._rows(x), self.top._rows(self.masked(x, seed)[1])
-        return payload(x, values=flat[mask], places=pack_mask(mask, kept(self.spec.ratio, flat.shape[1])))
+        return payload(x, values=flat[mask], places=pack_mask(mask, budget(self.spec.ratio, flat.shape[1])))
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         return self.top.layouts(shape, dtype)
 
-    def kept(self, payload: Payload) -> Tensor:
-        return self.top.kept(payload)
+    def mask(self, payload: Payload) -> Tensor:
+        return self.top.mask(payload)
 
     def _decode(self, payload: Payload) -> Tensor:
         return self.top._decode(payload)

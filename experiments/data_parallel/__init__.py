@@ -1,1 +1,1 @@
-"""Data parallelism: simulated learners whose weight gradients are compressed, and the same as real processes."""
+"""Data parallelism: learners whose weight gradients are compressed and exchanged."""

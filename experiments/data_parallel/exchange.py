@@ -1,83 +1,69 @@
-"""n learners in one process: their gradients are compressed, averaged, and every byte is counted.
+"""The exchange of weight gradients between learners: compressed, sent and averaged, every byte counted.
 
 A learner's message for a layer is what it would send to others; what the optimizer sees is the mean of what arrives.
-`real.py` does the same with processes, one learner each, through these classes.
+Whether the other learners are in this process or in processes of their own is the collectives' matter alone.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from commsweep.experiments import compressors, seeds
-from commsweep.experiments.compressors import Compressor
-from commsweep.experiments.compressors.bits import packed_bytes
-from commsweep.experiments.compressors.sparse import Counted
-from commsweep.experiments.data_parallel import feedback
+from commsweep.experiments import seeds
+from commsweep.experiments.collectives import Collectives, Decided, Message, Simulated, mean
+from commsweep.experiments.compressors import Compressor, message
+from commsweep.experiments.config import AdaCompResidue, Gradients
 from commsweep.experiments.data_parallel.adacomp import AdaComp
-from commsweep.experiments.data_parallel.shared import Here, Leader, PowerIteration, Together
-from commsweep.experiments.specs import AdaCompResidue, Gradients, Spec
+from commsweep.experiments.data_parallel.joint import JointCompressor, PowerIteration
+from commsweep.experiments.data_parallel.layers import layers
+from commsweep.experiments.data_parallel.ledger import Ledger
+from commsweep.experiments.data_parallel.schedules import Accordion, build, milder, scheduled
+from commsweep.experiments.feedback import gradients as feedback
 
-OWN = {"adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration}
-SPARSE = ("topk", "topk_strict", "threshold", "dryden", "sidco", "adacomp")  # each learner has places of its own
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A trainable parameter as a thing to send."""
-
-    name: str
-    kind: str  # conv, fc, embedding or vector
-    shape: torch.Size
-    dense: bool  # travels as it is
-
-    @property
-    def dense_bytes(self) -> int:
-        """Uncompressed, in float32."""
-        return 4 * self.shape.numel()
+Arrival = Callable[[], list[Tensor]]  # what the optimizer sees of the layers of a bucket, once it is there
+WHAT = "gradients"
 
 
 class Exchange(nn.Module):
-    """The exchange of gradients of one model: residues of every learner, what is sent, and its ledger."""
+    """The exchange of one model's gradients: residues of the learners here, what is sent, and its ledger."""
 
-    def __init__(self, spec: Gradients, model: nn.Module, seed: int, rank: int | None = None) -> None:
-        """rank: the only learner of this process, where learners are processes."""
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int, collectives: Collectives | None = None) -> None:
         super().__init__()
         self.spec, self.seed = spec, seed
+        self.collectives = collectives or Simulated(spec.learners)
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.layers = layers(model, spec)
-        self.memories = nn.ModuleList(
-            nn.ModuleList(feedback.KINDS["none" if layer.dense and spec.feedback.kind not in feedback.CARRIES else
-                                         spec.feedback.kind](spec.feedback, layer.shape, spec.learners)
-                          for layer in self.layers) for _ in range(spec.learners))
+        self.memories = nn.ModuleList(self._memories(learner) for learner in range(self.collectives.learners))
         self.base = build(spec.compressor)
-        for place, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             if isinstance(self.base, PowerIteration) and not layer.dense:
-                largest = _milder(spec) if spec.schedule.kind == "accordion" else self.base
-                self.register_buffer(f"warm{place}", largest.begin(
-                    layer.shape, seeds.draw(seeds.GRADIENT_FACTOR, seed, place)))
-        self.accordion = _Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
-        self.ledger = Ledger(self.layers, spec, spec.learners if rank is None else 1)
+                largest = milder(spec) if spec.schedule.kind == "accordion" else self.base
+                self.register_buffer(f"warm{index}", largest.begin(
+                    layer.shape, seeds.draw(seeds.GRADIENT_FACTOR, seed, index)))
+        self.accordion = Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
+        self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
+        self.digest = message.digest(str(spec))
         self.collected: list[list[Tensor]] = []
         self._summed: list[Tensor] = []  # of the local steps of the learner whose turn it is
         self._shared: list[Tensor] = []
 
+    def _memories(self, learner: int) -> nn.ModuleList:
+        """Of a learner here, what it remembers of each layer; of another one only what its receivers must."""
+        make = feedback.build if learner in self.collectives.here else feedback.mirror
+        return nn.ModuleList(make(self.spec.feedback, layer.shape, self.spec.learners, layer.dense)
+                             for layer in self.layers)
+
     @property
     def installed(self) -> Gradients:
         """The settings as installed, read back from the objects."""
-        memories = [memory for memory, layer in zip(self.memories[0], self.layers, strict=True) if not layer.dense]
+        own = self.memories[self.collectives.here[0]]
+        remembered = [memory for memory, layer in zip(own, self.layers, strict=True) if not layer.dense]
         return self.spec.model_copy(update={
             "learners": len(self.memories), "compressor": self.base.spec,
-            "feedback": memories[0].spec if memories else self.spec.feedback})
-
-    def clear(self) -> None:
-        """Forget the parameters' gradients."""
-        for p in self.trained:
-            p.grad = None
+            "feedback": remembered[0].spec if remembered else self.spec.feedback})
 
     @torch.no_grad()
     def step_locally(self, rate: float) -> None:
@@ -95,96 +81,170 @@ class Exchange(nn.Module):
     def collect(self, weight: float) -> None:
         """Take the gradients of the next learner from the parameters; `weight` is its share of the batch times n."""
         grads = []
-        for place, p in enumerate(self.trained):
+        for index, p in enumerate(self.trained):
             grad = torch.zeros_like(p) if p.grad is None else p.grad
             if self._summed:  # back to the weights that all learners share
-                grad = self._summed[place].add_(grad)
-                p.copy_(self._shared[place])
+                grad = self._summed[index].add_(grad)
+                p.copy_(self._shared[index])
             grads.append(grad if weight == 1 else grad * weight)
             p.grad = None
         self._summed, self._shared = [], []
         self.collected.append(grads)
 
     def reduce(self, step: int, epoch: int) -> None:
-        """Give the parameters the mean of what arrives of the collected gradients."""
+        """Give the parameters the mean of what arrives of the collected gradients.
+
+        A bucket is prepared while the one before it travels.
+        """
         learners, self.collected = self.collected, []
-        for place, p in enumerate(self.trained):
-            merged = self.send(place, [grads[place] for grads in learners], step, epoch)
-            # A fused optimizer walks through memory: a gradient must lie there as its parameter does.
-            p.grad = merged if merged.stride() == p.stride() else torch.empty_like(p).copy_(merged)
+        under_way: list[tuple[list[int], Arrival]] = []
+        for bucket in self.buckets(epoch):
+            under_way.append((bucket, self.start(bucket, [[own[index] for index in bucket] for own in learners],
+                                                 step, epoch)))
+            if len(under_way) > 1:
+                self._give(*under_way.pop(0))
+        for bucket, arrival in under_way:
+            self._give(bucket, arrival)
         self.ledger.steps += 1
 
-    def send(self, place: int, grads: list[Tensor], step: int, epoch: int) -> Tensor:
-        """The mean of what arrives of all learners' gradients of a layer."""
-        layer = self.layers[place]
-        if layer.dense or epoch < self.spec.start_epoch:
-            sent = [memory[place].dense(grad) for memory, grad in zip(self.memories, grads, strict=True)]
-            self.ledger.dense(place, len(sent))
-            return mean(sent)
-        method = self.method(place, epoch)
-        if self.looks_ahead:
-            ahead = self.spec.feedback.scale - 1
-            arrived = []
-            for memory, grad in zip(self.memories, grads, strict=True):
-                y, nbytes, kept = method.step(memory[place].e, grad, ahead)
-                self.ledger.sent(place, nbytes, kept)
-                arrived.append(y)
-            return self.merge(place, arrived)
-        messages = [memory[place].offer(grad) for memory, grad in zip(self.memories, grads, strict=True)]
-        if isinstance(method, Together):
-            arrived, warm = method.combine(messages, getattr(self, f"warm{place}", None), step, Here())
-            self.keep_warm(place, warm)
-            self.ledger.sent(place, round(method.nbytes(layer.shape, len(grads)) * len(grads)), messages=len(grads))
-        else:
-            arrived = []
-            for learner, message in enumerate(messages):
-                y = method.apply(message[None], self.draw(place, learner, step))[0]
-                arrived.append(y)
-                self.ledger.sent(place, method.bytes_sent(y[None]), self.entries(y))
-        used = [memory[place].settle(message, y)
-                for memory, message, y in zip(self.memories, messages, arrived, strict=True)]
-        return self.merge(place, used)
+    def _give(self, bucket: list[int], arrival: Arrival) -> None:
+        for index, merged in zip(bucket, arrival(), strict=True):
+            p = self.trained[index]
+            # A fused optimizer walks through memory: a gradient must lie there as its parameter does.
+            p.grad = merged if merged.stride() == p.stride() else torch.empty_like(p).copy_(merged)
 
-    def entries(self, y: Tensor) -> Tensor | int:
+    def buckets(self, epoch: int) -> Iterator[list[int]]:
+        """Layers that travel together: of one way (dense or not), in order, up to the collectives' size."""
+        for dense in (True, False):
+            bucket, size = [], 0
+            for index, layer in enumerate(self.layers):
+                if (layer.dense or epoch < self.spec.start_epoch) is not dense:
+                    continue
+                if bucket and size + layer.dense_bytes > self.collectives.bucket:
+                    yield bucket
+                    bucket, size = [], 0
+                bucket.append(index)
+                size += layer.dense_bytes
+            if bucket:
+                yield bucket
+
+    def send(self, index: int, grads: list[Tensor], step: int, epoch: int) -> Tensor:
+        """The mean of what arrives of a layer's gradients, given those of the learners here."""
+        return self.start([index], [[grad] for grad in grads], step, epoch)()[0]
+
+    def start(self, bucket: list[int], grads: list[list[Tensor]], step: int, epoch: int) -> Arrival:
+        """Send the gradients [learner here][layer] of a bucket."""
+        if self.layers[bucket[0]].dense or epoch < self.spec.start_epoch:
+            return self._start_dense(bucket, grads)
+        compressors = [self.compressor(index, epoch) for index in bucket]
+        if isinstance(compressors[0], JointCompressor):
+            return self._start_joint(bucket, compressors, grads, step)
+        return self._start_own(bucket, compressors, grads, step)
+
+    def _start_dense(self, bucket: list[int], grads: list[list[Tensor]]) -> Arrival:
+        here = self.collectives.here
+        under_way = self.collectives.gather(
+            [[self.memories[learner][index].dense(grad) for index, grad in zip(bucket, own, strict=True)]
+             for learner, own in zip(here, grads, strict=True)], WHAT)
+
+        def arrival() -> list[Tensor]:
+            merged = []
+            for index, every in zip(bucket, zip(*under_way.wait(), strict=True), strict=True):
+                for learner, grad in enumerate(every):
+                    if learner not in here:
+                        self.memories[learner][index].saw(grad)
+                self.ledger.dense(index, len(here))
+                merged.append(mean(list(every)))
+            return merged
+
+        return arrival
+
+    def _start_joint(self, bucket: list[int], compressors: list[JointCompressor], grads: list[list[Tensor]],
+                     step: int) -> Arrival:
+        offered = self._offered(bucket, grads)
+        arrived, warm = type(compressors[0]).combine(
+            compressors, offered, [getattr(self, f"warm{index}", None) for index in bucket], step, self.collectives)
+        n, here = self.collectives.learners, len(self.collectives.here)
+        for index, compressor, factor in zip(bucket, compressors, warm, strict=True):
+            self._keep_warm(index, factor)
+            self.ledger.sent(index, round(compressor.nbytes(self.layers[index].shape, n) * here), messages=here)
+        return lambda: [self._settled(index, [own[turn] for own in offered], [every[turn] for every in arrived])
+                        for turn, index in enumerate(bucket)]
+
+    def _start_own(self, bucket: list[int], compressors: list[Compressor], grads: list[list[Tensor]],
+                   step: int) -> Arrival:
+        here = self.collectives.here
+        if self.looks_ahead:
+            offered = None
+            messages = [[Decided(compressor, *compressor.step(self.memories[learner][index].e, grad,
+                                                              self.spec.feedback.scale - 1))
+                         for index, compressor, grad in zip(bucket, compressors, own, strict=True)]
+                        for learner, own in zip(here, grads, strict=True)]
+        else:
+            offered = self._offered(bucket, grads)
+            messages = [[Message(compressor, m, self._draw(index, learner, step))
+                         for index, compressor, m in zip(bucket, compressors, own, strict=True)]
+                        for learner, own in zip(here, offered, strict=True)]
+        under_way = self.collectives.share(messages, message.Place(self.digest, step), WHAT)
+
+        def arrival() -> list[Tensor]:
+            every, merged = under_way.wait(), []
+            for turn, index in enumerate(bucket):
+                arrived = [one[turn] for one in every]
+                for learner, own in zip(here, messages, strict=True):
+                    self.ledger.sent(index, own[turn].nbytes, self._entries(own[turn], arrived[learner]))
+                merged.append(self._settled(index, [own[turn] for own in offered], arrived) if offered is not None
+                              else self.merge(index, arrived))
+            return merged
+
+        return arrival
+
+    def _offered(self, bucket: list[int], grads: list[list[Tensor]]) -> list[list[Tensor]]:
+        """What the learners here have to say of their gradients, [learner here][layer]."""
+        return [[self.memories[learner][index].offer(grad) for index, grad in zip(bucket, own, strict=True)]
+                for learner, own in zip(self.collectives.here, grads, strict=True)]
+
+    def _settled(self, index: int, offered: list[Tensor], arrived: list[Tensor]) -> Tensor:
+        """The gradient for the optimizer; every memory has heard what arrived of its learner's message."""
+        own = dict(zip(self.collectives.here, offered, strict=True))
+        return self.merge(index, [self.memories[learner][index].settle(own.get(learner), y)
+                                  for learner, y in enumerate(arrived)])
+
+    def _entries(self, sent: Message, y: Tensor) -> Tensor | int:
         """Entries of a message that arrives as y, where each learner chooses its places."""
-        return torch.count_nonzero(y) if self.spec.compressor.kind in SPARSE else 0
+        if sent.entries is not None:
+            return sent.entries
+        return torch.count_nonzero(y) if self.spec.compressor.own_places else 0
 
     @property
     def looks_ahead(self) -> bool:
         """Whether it is AdaComp with its own residue, which selection sees."""
         return isinstance(self.base, AdaComp) and isinstance(self.spec.feedback, AdaCompResidue)
 
-    def keep_warm(self, place: int, warm: Tensor | None) -> None:
+    def _keep_warm(self, index: int, warm: Tensor | None) -> None:
         """Begin the next step's power iteration from `warm`; columns beyond its rank stay for a higher one."""
         if warm is not None:
-            getattr(self, f"warm{place}")[:, : warm.shape[1]] = warm
+            getattr(self, f"warm{index}")[:, : warm.shape[1]] = warm
 
-    def merge(self, place: int, used: list[Tensor]) -> Tensor:
+    def merge(self, index: int, used: list[Tensor]) -> Tensor:
         """The gradient that the optimizer sees; and what a server would send back."""
         merged = mean(used)
         if self.spec.vote:
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
         if self.spec.exchange == "server":
-            self.ledger.back(place, merged)
+            self.ledger.back(index, merged)
         if self.accordion is not None:
-            self.accordion.add(place, merged)
+            self.accordion.add(index, merged)
         return merged
 
-    def method(self, place: int, epoch: int) -> Compressor | Together:
+    def compressor(self, index: int, epoch: int) -> Compressor | JointCompressor:
         """What a layer's messages go through in this epoch."""
-        schedule = self.spec.schedule
-        if schedule.kind == "ramp" and epoch < schedule.epochs:
-            return build(_scaled(self.base.spec, ratio=max(self.base.spec.ratio, 0.25 ** (epoch + 1))))
-        if self.accordion is not None and self.accordion.mild[place]:
-            return _milder(self.spec)
-        return self.base
+        return scheduled(self.spec, self.base, epoch, self.accordion is not None and self.accordion.mild[index])
 
-    def draw(self, place: int, learner: int, step: int) -> int:
+    def _draw(self, index: int, learner: int, step: int) -> int:
         """Seed of a message; learners that must choose the same places share theirs."""
-        if self.spec.compressor.kind == "randomk":
-            learner = 0
-        return seeds.draw(seeds.EXCHANGE, self.seed, place, learner, step)
+        return seeds.draw(seeds.EXCHANGE, self.seed, index, 0 if self.spec.compressor.shared_draw else learner, step)
 
     def epoch_ended(self, epoch: int) -> None:
         """Let Accordion decide."""
@@ -198,180 +258,3 @@ class Exchange(nn.Module):
         self.ledger.load(state["ledger"])
         if self.accordion is not None:
             self.accordion.load(state["accordion"])
-
-
-class Ledger:
-    """Bytes of every layer over training, all learners together; what depends on data is summed on the device."""
-
-    def __init__(self, layers: list[Layer], spec: Gradients, learners_here: int) -> None:
-        self.layers, self.spec, self.here, self.steps = layers, spec, learners_here, 0
-        self.up: list[Any] = [0] * len(layers)
-        self.down: list[Any] = [0] * len(layers)
-        self.kept: list[Any] = [0] * len(layers)  # entries in sparse messages
-        self.coded = [0] * len(layers)  # compressed messages; the other ones travelled dense
-        self._seen, self._seen_steps = [0] * len(layers), 0
-
-    def sent(self, place: int, nbytes: int | Tensor, kept: int | Tensor = 0, messages: int = 1) -> None:
-        """A message for a layer left a learner; `kept`: its entries, where each learner chooses its places."""
-        self.up[place] = self.up[place] + nbytes
-        self.kept[place] = self.kept[place] + kept
-        self.coded[place] += messages
-
-    def dense(self, place: int, messages: int) -> None:
-        """A layer travelled as it is, from so many learners; a server sends the mean back so, too."""
-        self.up[place] = self.up[place] + messages * self.layers[place].dense_bytes
-        if self.spec.exchange == "server":
-            self.down[place] = self.down[place] + self.layers[place].dense_bytes
-
-    def back(self, place: int, merged: Tensor) -> None:
-        """What a server sends to one learner for a layer: the mean, sparse or as signs where it is that."""
-        n, kind = merged.numel(), self.spec.compressor.kind
-        if self.spec.vote:
-            nbytes: int | Tensor = packed_bytes(n, 1)
-        elif kind in SPARSE:
-            m = torch.count_nonzero(merged)
-            nbytes = (4 * m + Counted.place_bytes(m, 1, n)).clamp(max=4 * n)
-        elif kind == "powersgd":
-            nbytes = round(PowerIteration(self.spec.compressor).nbytes(merged.shape, 1))
-        else:
-            nbytes = 4 * n
-        self.down[place] = self.down[place] + nbytes
-
-    def totals(self) -> dict[str, Any]:
-        """Bytes a learner sends up a step, and what that makes on the links of the exchange; by layer class, too.
-
-        up: a learner's own messages; learner_sends, learner_receives: with what it forwards; total: over all learners.
-        rate: dense bytes over up (the effective compression rate). bound: `up` if sparse layers were coded at the
-        entropy of their places, at the mean density of their compressed messages. kept: that density over all layers
-        whose entries are counted; absent where none are.
-        """
-        up = [int(one) / max(1, self.steps) / self.here for one in self.up]
-        dense = [layer.dense_bytes for layer in self.layers]
-        down = self._down()
-        n, own = self.spec.learners, sum(up)
-        factor = {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
-        receives = down if self.spec.exchange == "server" else factor * own
-        out: dict[str, Any] = {
-            "up": own, "bound": self._bound(up), "dense": sum(dense), "rate": sum(dense) / own if own else 1.0,
-            "learner_sends": factor * own,
-            "learner_receives": receives, "total": n * (factor * own + (down if self.spec.exchange == "server" else 0))}
-        counted = [(int(k), n * layer.shape.numel()) for k, n, layer in zip(self.kept, self.coded, self.layers,
-                                                                           strict=True) if int(k)]
-        if counted:
-            out["kept"] = sum(k for k, _ in counted) / sum(n for _, n in counted)
-        for kind in sorted({layer.kind for layer in self.layers}):
-            ours = [place for place, layer in enumerate(self.layers) if layer.kind == kind]
-            sent = sum(up[place] for place in ours)
-            out |= {f"{kind}.up": sent, f"{kind}.dense": sum(dense[place] for place in ours),
-                    f"{kind}.rate": sum(dense[place] for place in ours) / sent if sent else 1.0}
-        return out
-
-    def _bound(self, up: list[float]) -> float:
-        """Bytes a learner would send up a step at the entropy bound: v k + n H2(k / n) bits for k values of v bits."""
-        bits = 1 if self.spec.compressor.kind in ("adacomp", "dryden") else 32
-        total, messages = 0.0, max(1, self.steps) * self.here
-        for sent, kept, coded, layer in zip(up, self.kept, self.coded, self.layers, strict=True):
-            n = layer.shape.numel()
-            dense = (messages - coded) / messages * layer.dense_bytes
-            k = int(kept) / max(1, coded)
-            p = k / n
-            entropy = -p * math.log2(p) - (1 - p) * math.log2(1 - p) if 0 < p < 1 else 0.0
-            total += min(sent, dense + coded / messages * (bits * k + n * entropy) / 8) if k else sent
-        return total
-
-    def _down(self) -> float:
-        """Bytes a server sends to one learner a step."""
-        return sum(int(back) for back in self.down) / max(1, self.steps)
-
-    def rates(self) -> dict[str, float]:
-        """Every layer's compression rate since the last call (waits for the device)."""
-        up, steps = [int(one) for one in self.up], max(1, self.steps - self._seen_steps)
-        out = {layer.name: layer.dense_bytes * steps * self.here / max(1, now - before)
-               for layer, now, before in zip(self.layers, up, self._seen, strict=True) if not layer.dense}
-        self._seen, self._seen_steps = up, self.steps
-        return out
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {"up": [int(one) for one in self.up], "down": [int(one) for one in self.down], "steps": self.steps,
-                "kept": [int(one) for one in self.kept], "coded": self.coded, "seen": self._seen,
-                "seen_steps": self._seen_steps}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.up, self.down, self.kept, self.coded, self.steps = (
-            state[key] for key in ("up", "down", "kept", "coded", "steps"))
-        self._seen, self._seen_steps = state["seen"], state["seen_steps"]
-
-
-class _Accordion:
-    """Which layers are in a critical regime: their gradient's norm over an epoch changes a lot (arXiv 2010.16248)."""
-
-    def __init__(self, spec: Gradients, layers: list[Layer]) -> None:
-        self.schedule = spec.schedule
-        self.mild = [not layer.dense for layer in layers]  # the first epochs are critical
-        self.sums: list[Tensor | None] = [None] * len(layers)
-        self.before: list[float] | None = None
-
-    def add(self, place: int, gradient: Tensor) -> None:
-        """Add a step's mean gradient of a layer."""
-        own = self.sums[place]
-        # After a resume the sum lies on the host.
-        self.sums[place] = gradient.clone() if own is None else own.to(gradient.device).add_(gradient)
-
-    def decide(self, epoch: int) -> None:
-        """After an epoch: compare norms with those of the last decision."""
-        norms = [math.nan if one is None else float(torch.linalg.vector_norm(one)) for one in self.sums]
-        self.sums = [None] * len(self.sums)
-        if (epoch + 1) % self.schedule.every:
-            return
-        if self.before is not None:
-            self.mild = [math.isfinite(now) and (last == 0 or abs(last - now) / last >= self.schedule.eta)
-                         for last, now in zip(self.before, norms, strict=True)]
-        self.before = norms
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {"mild": self.mild, "sums": self.sums, "before": self.before}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.mild, self.sums, self.before = state["mild"], state["sums"], state["before"]
-
-
-def layers(model: nn.Module, spec: Gradients) -> list[Layer]:
-    """The trainable parameters of a model, in order, with their class."""
-    found = {}
-    for module in model.modules():
-        for p in module.parameters(recurse=False):
-            kind = "vector" if p.dim() < 2 else "conv" if p.dim() > 2 else (
-                "embedding" if isinstance(module, nn.Embedding) else "fc")
-            found.setdefault(id(p), kind)
-    every = spec.compressor.kind == "none"
-    return [Layer(name, found[id(p)], p.shape, every or (p.dim() < 2 and not spec.vectors))
-            for name, p in model.named_parameters() if p.requires_grad]
-
-
-def build(spec: Spec) -> Compressor | Together:
-    """The compressor, or the way of sending together, of a spec."""
-    return OWN[spec.kind](spec) if spec.kind in OWN else compressors.build(spec)
-
-
-def mean(parts: list[Tensor]) -> Tensor:
-    """The mean in the learners' order; of one, itself."""
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total.div_(len(parts))
-
-
-def _milder(spec: Gradients) -> Compressor | Together:
-    """What Accordion uses in a critical regime."""
-    ratio, rank = (getattr(spec.compressor, name, 0) * spec.schedule.mild for name in ("ratio", "rank"))
-    return build(_scaled(spec.compressor, ratio=min(1.0, ratio), rank=round(rank)))
-
-
-def _scaled(spec: Spec, **values: Any) -> Spec:
-    return spec.model_copy(update={name: value for name, value in values.items() if name in type(spec).model_fields})

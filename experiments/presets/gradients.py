@@ -13,10 +13,9 @@ PowerSGD's volumes are: 1023 MiB an epoch dense, 243, 136 and 72 times less at r
 
 from __future__ import annotations
 
-from commsweep.experiments.config import SGD, Run
+from commsweep.experiments.config import SGD, AdaComp, AdaCompResidue, Gradients, PowerSGD, Residue, Run
 from commsweep.experiments.presets.digits import DIGITS
 from commsweep.experiments.presets.resnet18 import CORRECTED
-from commsweep.experiments.specs import AdaComp, AdaCompResidue, Gradients, PowerSGD, Residue
 
 ADACOMP = Gradients(learners=4, exchange="allgather", compressor=AdaComp(), feedback=AdaCompResidue())
 

@@ -16,8 +16,7 @@ Unlike theirs, the test set is always scored whole (they drop its last 16 images
 
 from __future__ import annotations
 
-from commsweep.experiments.config import SGD, Cosine, ImageModel, ImageSet, Run
-from commsweep.experiments.specs import Link, TopK, TopKStrict
+from commsweep.experiments.config import SGD, Cosine, ImageModel, ImageSet, Link, Run, TopK, TopKStrict
 
 PAPER = Run(
     model=ImageModel(name="resnet18", width=64),

@@ -19,8 +19,18 @@ numbers are not public in readable form; plain fine-tuning of GPT-2 on WikiText-
 
 from __future__ import annotations
 
-from commsweep.experiments.config import AdamW, Linear, Run, TextModel, TextSet
-from commsweep.experiments.specs import AQSGD, FixedPoint, ForwardMask, Link, TopKStrict
+from commsweep.experiments.config import (
+    AQSGD,
+    AdamW,
+    FixedPoint,
+    ForwardMask,
+    Linear,
+    Link,
+    Run,
+    TextModel,
+    TextSet,
+    TopKStrict,
+)
 
 NANO = Run(
     model=TextModel(name="gpt2-nano"),

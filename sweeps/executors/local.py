@@ -21,29 +21,29 @@ from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
 
-from commsweep.experiments.config import Run, run_id
+from commsweep.experiments.config import Run, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Busy, Store
-from commsweep.sweeps.launch import Interrupts, Job, Report, record_end
+from commsweep.sweeps.launch import Interrupts, Job, Launched, record_end
 
 LISTEN = 1.0  # seconds between looks at a stop that comes from elsewhere
 
 
 def run(job: Job, *, threads: int | None = None, stopping: Callable[[], bool] | None = None,
-        patient: bool = True) -> Report:
+        patient: bool = True) -> Launched:
     """Execute the job's cells. Worker i gets GPU i // per_gpu.
 
     For jobs on other machines: `threads` of each worker, `stopping` once true ends as the first Ctrl-C does, and
     without `patient` a cell that another launcher has is left to it.
     """
     todo = deque(job.runs)
-    asked = job.workers or job.how.workers(job.per_gpu)
-    report = Report(workers=max(1, min(asked, len(todo))))
+    asked = job.workers or job.execution.workers(job.per_gpu)
+    report = Launched(workers=max(1, min(asked, len(todo))))
     started = time.monotonic()
     # A worker's share of the cores follows from what was asked for, not from how many cells are left: with
     # another number of threads a sum is rounded otherwise, and a resumed run would differ in its last bits.
     setting = _Setting(job, threads or max(1, len(os.sched_getaffinity(0)) // asked), RawValue("b", 0))
-    pool = [_Worker(setting, place) for place in range(report.workers if todo else 0)]
+    pool = [_Worker(setting, number) for number in range(report.workers if todo else 0)]
     with Interrupts(setting.stop_now, job.notice) as interrupts:
         try:
             while (todo and not interrupts.asked) or any(worker.run for worker in pool):
@@ -75,7 +75,7 @@ def run(job: Job, *, threads: int | None = None, stopping: Callable[[], bool] | 
 # Workers are forked from a server that has imported everything once: another worker, or a dead one's successor,
 # costs nothing. The server itself never computes, so no thread and no CUDA context is forked.
 FORKS = mp.get_context("forkserver")
-FORKS.set_forkserver_preload(["commsweep.experiments.run"])
+FORKS.set_forkserver_preload(["commsweep.experiments.training.run"])
 
 
 @dataclass
@@ -94,8 +94,8 @@ class _Setting:
 class _Worker:
     """One warm process and the cell it has; it is replaced when it dies."""
 
-    def __init__(self, setting: _Setting, place: int) -> None:
-        self.setting, self.place = setting, place
+    def __init__(self, setting: _Setting, number: int) -> None:
+        self.setting, self.number = setting, number
         self.run: Run | None = None
         self.deadline = math.inf
         self.deaths = 0  # at its imports, in a row
@@ -106,7 +106,7 @@ class _Worker:
         self.run = run
         self.deadline = time.monotonic() + (self.setting.job.timeout or math.inf)
         with suppress(BrokenPipeError):  # it died idle; `answer` will say so
-            self.pipe.send(run.model_dump(mode="json"))
+            self.pipe.send(record(run))
 
     def answer(self) -> dict[str, Any]:
         """Its report, or the record of its end; it is free afterwards."""
@@ -141,9 +141,9 @@ class _Worker:
         self.ready, self.oom_kills = False, _oom_kills()
         self.pipe, theirs = mp.Pipe()
         job = self.setting.job
-        gpu = _gpu(self.place // job.per_gpu) if job.how.device == "auto" else None
+        gpu = _gpu(self.number // job.per_gpu) if job.execution.device == "auto" else None
         self.process = FORKS.Process(target=_serve, daemon=True, args=(
-            theirs, str(job.store.root), job.how, self.setting.threads, gpu, self.setting.stop))
+            theirs, str(job.store.root), job.execution, self.setting.threads, gpu, self.setting.stop))
         self.process.start()
         theirs.close()
 
@@ -194,14 +194,14 @@ def _oom_kills() -> int:
         return 0
 
 
-def _serve(pipe: Connection, root: str, how: Any, threads: int, gpu: str | None, stop: Any) -> None:
+def _serve(pipe: Connection, root: str, execution: Any, threads: int, gpu: str | None, stop: Any) -> None:
     """A worker's life: one cell after another until the launcher hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    from commsweep.experiments.run import execute
+    from commsweep.experiments.training.run import execute
 
-    how = replace(how, cores=threads)
+    execution = replace(execution, cores=threads)
     store = Store(root)
     pipe.send({"status": "ready"})
     while True:
@@ -212,7 +212,7 @@ def _serve(pipe: Connection, root: str, how: Any, threads: int, gpu: str | None,
         run = Run.model_validate(settings)
         try:
             with _log_to(store, run_id(run)):
-                row = execute(run, store, how, lambda: bool(stop.value))
+                row = execute(run, store, execution, lambda: bool(stop.value))
             busy = row["seconds"].get("train", 0.0) + row["seconds"].get("eval", 0.0)
             pipe.send({"status": row["status"], "error": row["error"], "busy": busy})
         except Busy:

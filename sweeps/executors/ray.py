@@ -16,17 +16,17 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from commsweep.experiments.config import Run, parse
+from commsweep.experiments.config import Run, parse, record
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import FAILED, OOM, Busy, Store
 from commsweep.sweeps.executors import local
-from commsweep.sweeps.launch import Interrupts, Job, Report, StopFile, record_end
+from commsweep.sweeps.launch import Interrupts, Job, Launched, StopFile, record_end
 
 RETRIES = 5  # lost nodes a cell survives
 PAUSE = 2.0  # seconds before a cell that another launcher has is looked at again
 
 
-def run(job: Job) -> Report:
+def run(job: Job) -> Launched:
     """Execute the job's cells on the cluster. Raises UserError when Ray is not installed or does not answer."""
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # what goes wrong is said in one line of ours
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -36,12 +36,12 @@ def run(job: Job) -> Report:
         raise UserError("--executor ray needs Ray: pip install 'commsweep[ray]'") from None
     store = str(job.store.root.resolve())
     stop = StopFile(Path(store), f"ray-{os.getpid()}")
-    report, started = Report(), time.monotonic()
+    report, started = Launched(), time.monotonic()
     todo = deque(job.runs)
     if not todo:
         return report
-    shares = {key: float(job.place[key]) for key in ("cpus", "gpus") if key in job.place}  # of one cell
-    _connect(ray, job.place.get("address"))
+    shares = {key: float(job.cluster[key]) for key in ("cpus", "gpus") if key in job.cluster}  # of one cell
+    _connect(ray, job.cluster.get("address"))
     cores, gpus = shares.get("cpus", 1.0), shares.get("gpus", _gpu_share(ray, job))
     task = ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=RETRIES)(_cell)
     running: dict[Any, Run] = {}
@@ -52,7 +52,7 @@ def run(job: Job) -> Report:
                 report.workers = max(report.workers, min(room, len(running) + len(todo)))
                 while todo and not interrupts.asked and len(running) < room:
                     cell = todo.popleft()
-                    running[task.remote(cell.model_dump(mode="json"), store, job.how, job.timeout, cores,
+                    running[task.remote(record(cell), store, job.execution, job.timeout, cores,
                                         stop)] = cell
                 for done in ray.wait(list(running), timeout=1.0)[0] if running else ():
                     cell = running.pop(done)
@@ -74,13 +74,13 @@ def run(job: Job) -> Report:
     return report
 
 
-def _cell(settings: dict[str, Any], root: str, how: Any, timeout: float | None, cores: float,
+def _cell(settings: dict[str, Any], root: str, execution: Any, timeout: float | None, cores: float,
           stop: StopFile) -> dict[str, Any]:
     """One cell on the node that Ray chose; runs there."""
     if not Path(root).is_dir():
         raise UserError(f"store '{root}' is not on node {socket.gethostname()}: all nodes need the same file system")
     cell = parse(settings)
-    job = Job([cell], Store(root), how, workers=1, timeout=timeout)
+    job = Job([cell], Store(root), execution, workers=1, timeout=timeout)
     try:
         report = local.run(job, threads=max(1, int(cores)), stopping=stop, patient=False)
     except KeyboardInterrupt:
@@ -125,7 +125,8 @@ def _connect(ray: Any, address: str | None) -> None:
 
 def _gpu_share(ray: Any, job: Job) -> float:
     """The GPUs of a cell when nothing is asked: a share of one wherever the cluster has any, unless told otherwise."""
-    wanted = job.how.device.startswith("cuda") or (job.how.device == "auto" and ray.cluster_resources().get("GPU"))
+    device = job.execution.device
+    wanted = device.startswith("cuda") or (device == "auto" and ray.cluster_resources().get("GPU"))
     return 1.0 / job.per_gpu if wanted else 0.0
 
 

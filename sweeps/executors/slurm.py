@@ -14,18 +14,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commsweep.experiments.config import Run, parse, run_id
+from commsweep.experiments.config import Run, parse, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Busy, Store
 from commsweep.sweeps.executors import local
-from commsweep.sweeps.launch import Interrupts, Job, Report, StopFile, missing, record_end
+from commsweep.sweeps.launch import Interrupts, Job, Launched, StopFile, missing, record_end
 
 LOOK = 1.0  # seconds between looks at the store
 MINUTES, REQUEUES = 1440, 20  # a job's time limit unless given; how often it is queued again
 BLAME = {"OUT_OF_MEMORY": OOM, "TIMEOUT": TIMEOUT}  # what a job's end says of the cells it had
 
 
-def run(job: Job) -> Report:
+def run(job: Job) -> Launched:
     """Submit arrays and follow the store until every cell has an outcome or no job can get further.
 
     Raises UserError when submitit is missing, there is no Slurm, or a parameter is unknown to it.
@@ -42,7 +42,7 @@ def run(job: Job) -> Report:
         with Interrupts(stop.set, job.notice) as interrupts:
             while follow.left and follow.moved:
                 folder = root / ".slurm" / name / str(len(follow.report.outcomes))
-                executor, size = _executor(submitit, folder, job.place), min(job.workers or 1, len(follow.left))
+                executor, size = _executor(submitit, folder, job.cluster), min(job.workers or 1, len(follow.left))
                 array = _submit(executor, [_Launcher(list(follow.left.values()), root, job, stop, turn / size)
                                            for turn in range(size)])
                 follow.begin(folder, size)
@@ -67,14 +67,15 @@ class _Launcher:
 
     def __init__(self, runs: list[Run], root: Path, job: Job, stop: StopFile, turn: float) -> None:
         first = int(turn * len(runs))  # each job begins elsewhere in the list, so that they seldom want the same cell
-        self.cells = [run.model_dump(mode="json") for run in runs[first:] + runs[:first]]
-        self.root, self.how, self.timeout, self.per_gpu, self.stop = str(root), job.how, job.timeout, job.per_gpu, stop
+        self.cells = [record(run) for run in runs[first:] + runs[:first]]
+        self.root, self.execution, self.timeout = str(root), job.execution, job.timeout
+        self.per_gpu, self.stop = job.per_gpu, stop
 
     def __call__(self) -> str:
         store = Store(self.root)
         left = missing([parse(cell) for cell in self.cells], store)
         try:
-            report = local.run(Job(left, store, self.how, timeout=self.timeout, per_gpu=self.per_gpu),
+            report = local.run(Job(left, store, self.execution, timeout=self.timeout, per_gpu=self.per_gpu),
                                stopping=self.stop, patient=False)
         except KeyboardInterrupt:
             return "stopped"
@@ -91,7 +92,7 @@ class _Follow:
     """What has become of the cells, as far as the store says."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.report = job, Report()
+        self.job, self.report = job, Launched()
         self.left: dict[str, Run] = {run_id(run): run for run in job.runs}
         self.moved = True  # whether the last array got anywhere
         self.since = 0
@@ -138,15 +139,15 @@ class _Follow:
         self.job.progress(cell, answer["status"])
 
 
-def _executor(submitit: Any, folder: Path, place: dict[str, str]) -> Any:
+def _executor(submitit: Any, folder: Path, cluster: dict[str, str]) -> Any:
     """submitit's executor with the parameters of --slurm. Raises UserError when it refuses them."""
     common, own = submitit.AutoExecutor._typed_parameters(), submitit.SlurmExecutor._valid_parameters()
-    asked = {key.removeprefix("slurm_"): _literal(value) for key, value in place.items() if key != "cluster"}
+    asked = {key.removeprefix("slurm_"): _literal(value) for key, value in cluster.items() if key != "cluster"}
     if unknown := sorted(asked.keys() - common.keys() - own):
-        raise UserError(f"--slurm {unknown[0]}={place[unknown[0]]}: submitit has no such parameter"
+        raise UserError(f"--slurm {unknown[0]}={cluster[unknown[0]]}: submitit has no such parameter"
                         f"{nearest(unknown[0], {*common, *own})}")
     try:
-        made = submitit.AutoExecutor(folder, cluster=place.get("cluster", "slurm"), slurm_max_num_timeout=REQUEUES)
+        made = submitit.AutoExecutor(folder, cluster=cluster.get("cluster", "slurm"), slurm_max_num_timeout=REQUEUES)
         folder.mkdir(parents=True, exist_ok=True)
         made.update_parameters(name="commsweep", **{"timeout_min": MINUTES} | {
             key if key in common else f"slurm_{key}": value for key, value in asked.items()})

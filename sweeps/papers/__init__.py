@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from commsweep.experiments.config import Run
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.sweeps.papers import gradients, rudakov, text
+from commsweep.sweeps.papers import adacomp, rudakov, rudakov_text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -17,15 +17,15 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "resnet18_aqsgd": rudakov.resnet18_aqsgd,
     "resnet18_paper": rudakov.resnet18_paper,
     "resnet18_corrected": rudakov.resnet18_corrected,
-    "demo-text": text.demo_text,
-    "smoke-text": text.smoke_text,
-    "gpt2_paper": text.gpt2_paper,
-    "gpt2_aqsgd": text.gpt2_aqsgd,
-    "gpt2_matched": text.gpt2_matched,
-    "finetune": text.finetune,
-    "demo-gradients": gradients.demo_gradients,
-    "smoke-gradients": gradients.smoke_gradients,
-    "cifar_gradients": gradients.cifar_gradients,
+    "demo-text": rudakov_text.demo_text,
+    "smoke-text": rudakov_text.smoke_text,
+    "gpt2_paper": rudakov_text.gpt2_paper,
+    "gpt2_aqsgd": rudakov_text.gpt2_aqsgd,
+    "gpt2_matched": rudakov_text.gpt2_matched,
+    "finetune": rudakov_text.finetune,
+    "demo-gradients": adacomp.demo_gradients,
+    "smoke-gradients": adacomp.smoke_gradients,
+    "cifar_gradients": adacomp.cifar_gradients,
 }
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from commsweep.experiments.config import Run, override
+from commsweep.experiments.config import Run, Wiring, override
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
-from commsweep.experiments.specs import Wiring
 
 Measurement = tuple[Run, Wiring]
 

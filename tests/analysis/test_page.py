@@ -15,10 +15,10 @@ import pytest
 from nbclient import NotebookClient
 
 from commsweep.analysis import page, report, results
-from commsweep.analysis.tables import Cell
+from commsweep.analysis.table import Cell
 from commsweep.experiments.config import flatten
 from commsweep.experiments.store import Store
-from tests.analysis.test_text import fill, paper_world
+from tests.analysis.papers.test_rudakov_text import fill, paper_world
 from tests.test_layout import ROOT
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")

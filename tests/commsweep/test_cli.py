@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from commsweep import bench
-from commsweep.experiments.config import flatten, run_id
-from commsweep.experiments.execution import Execution
+from commsweep.experiments.config import Execution, flatten, run_id
 from commsweep.experiments.presets import PRESETS, preset
-from commsweep.experiments.run import build
 from commsweep.experiments.store import Store, write_json
+from commsweep.experiments.training.run import build
 from commsweep.main import main
 from tests.helpers import outcome, tiny
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from commsweep.experiments import checkpoint
-from commsweep.experiments.config import run_id
+from commsweep.experiments.config import Execution, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.execution import Execution
-from commsweep.experiments.run import execute
 from commsweep.experiments.store import Store
+from commsweep.experiments.training.run import execute
 from tests.helpers import linked, tiny
 
 EVERY = Execution("cpu", checkpoint_every=0)
@@ -46,7 +45,7 @@ def flip(path, at=None):
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "both", "all but the name"])
 def test_a_damaged_checkpoint_is_named_and_an_older_one_used(damage, store, straight, capfd):
     folder = interrupted(run_of(), store)
-    newest, older = (path for _, path in checkpoint.kept(folder, "last"))
+    newest, older = (path for _, path in checkpoint.saved(folder, "last"))
     if damage == "cut":
         newest.write_bytes(newest.read_bytes()[:-100])
     elif damage in ("empty", "all but the name"):
@@ -64,7 +63,7 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_used(damage, store, stra
 def test_a_cut_copy_of_a_memory_is_noticed(store, straight, capfd):
     how = Execution("cpu", checkpoint_every=0, buffers="mmap")
     folder = interrupted(run_of(), store, how)
-    step = checkpoint.kept(folder, "last")[0][0]
+    step = checkpoint.saved(folder, "last")[0][0]
     copy = next(folder.glob(f"*.buffer.{step}.*"))
     copy.write_bytes(copy.read_bytes()[:100])
     assert execute(run_of(), store, how)["metrics"] == straight
@@ -82,7 +81,7 @@ def test_a_checkpoint_is_written_beside_its_place(store, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.os, "replace", lambda a, b: (seen.append((a, b)), replace(a, b)))
     folder = interrupted(run_of(), store)
     assert all(a.parent == b.parent for a, b in seen if str(b).endswith(".ckpt")) and not list(elsewhere.iterdir())
-    assert len(checkpoint.kept(folder, "last")) == 2
+    assert len(checkpoint.saved(folder, "last")) == 2
 
 
 @pytest.mark.parametrize(("before", "after"), [("memory", "mmap"), ("mmap", "memory")])

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from commsweep.experiments.config import run_id
-from commsweep.experiments.execution import Execution
+from commsweep.experiments.config import Execution, run_id
 from commsweep.experiments.store import Store
 from commsweep.main import main
 from commsweep.sweeps.executors import slurm
@@ -130,7 +129,7 @@ def test_a_job_at_its_time_limit_is_queued_again_and_one_that_is_killed_is_said(
 def test_ctrl_c_stops_cells_on_other_machines(store):
     runs = cells()
     register("four", runs, store)
-    code = ("import sys\nfrom commsweep.experiments.execution import Execution\n"
+    code = ("import sys\nfrom commsweep.experiments.config import Execution\n"
             "from commsweep.experiments.store import Store\n"
             "from commsweep.sweeps.launch import launch\nfrom tests.sweeps.test_launch import cells\n"
             "launch(cells(), Store(sys.argv[1]), Execution('cpu', checkpoint_every=0), 2, executor='slurm', "

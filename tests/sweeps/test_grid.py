@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from commsweep.experiments.compressors import build
-from commsweep.experiments.compressors.sparse import kept
-from commsweep.experiments.config import Run, run_id
+from commsweep.experiments.compressors.sparse import budget
+from commsweep.experiments.config import Execution, Run, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.execution import Execution
 from commsweep.experiments.presets import PRESETS, preset
-from commsweep.experiments.run import execute
+from commsweep.experiments.training.run import execute
 from commsweep.sweeps.grid import product, seeds, union
-from commsweep.sweeps.papers import SWEEPS, sweep, text
+from commsweep.sweeps.papers import SWEEPS, rudakov_text, sweep
 from tests.helpers import toy
 
 
@@ -103,13 +102,13 @@ def test_byte_matched_arms_cost_the_same(base, width):
     run = preset(base)
     shape = torch.Size([run.data.batch_size, run.data.block_size, width])
     dense = 2 * shape.numel() * 4
-    arms = text.matched(run, width)
+    arms = rudakov_text.matched(run, width)
     assert len(arms) == 10
     for arm in arms:
         fwd = build(arm.fwd.compressor).formula_bytes(shape, torch.float32)
         if arm.bwd.compressor.kind == "forward_mask":  # the values again
             rows = 1 if arm.fwd.compressor.scope == "sample" else run.data.block_size
-            bwd = run.data.batch_size * rows * kept(arm.fwd.compressor.ratio, shape[1:].numel() // rows) * 4
+            bwd = run.data.batch_size * rows * budget(arm.fwd.compressor.ratio, shape[1:].numel() // rows) * 4
         elif arm.fwd.compressor.kind in ("bottleneck", "subspace"):
             bwd = fwd
         else:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from commsweep.experiments.config import run_id
+from commsweep.experiments.config import Execution, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.execution import Execution
 from commsweep.experiments.store import Store
 from commsweep.sweeps.executors import local
 from commsweep.sweeps.launch import Job, launch, missing, register, set_aside
@@ -24,7 +23,7 @@ from tests.helpers import outcome, tiny
 HOW = Execution("cpu", checkpoint_every=0)
 LAUNCHER = """
 import sys
-from commsweep.experiments.execution import Execution
+from commsweep.experiments.config import Execution
 from commsweep.experiments.store import Store
 from commsweep.sweeps.launch import launch
 from tests.sweeps.test_launch import cells

@@ -19,15 +19,14 @@ import optuna
 import psycopg
 import pytest
 
-from commsweep.experiments.config import TextModel, run_id
+from commsweep.experiments.config import Execution, TextModel, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.execution import Execution
 from commsweep.experiments.store import Store
 from commsweep.main import main
 from commsweep.sweeps import search as searching
 from commsweep.sweeps.launch import register
-from commsweep.sweeps.mirror import mirror
 from commsweep.sweeps.search import SEARCHES, Goal, Search, best, evaluate, links, open_study, revive, runs_of, work
+from commsweep.sweeps.views.optuna import mirror
 from tests.helpers import outcome, tiny
 
 HOW = Execution("cpu")
@@ -54,7 +53,7 @@ def test_a_trials_parameters_are_settings_and_its_runs_differ_in_the_seed():
 
 
 def test_a_trial_is_the_mean_over_its_seeds_and_names_its_runs(store, monkeypatch):
-    monkeypatch.setattr("commsweep.experiments.run.execute",
+    monkeypatch.setattr("commsweep.experiments.training.run.execute",
                         lambda run, *_: row(run, 0.5 + 0.1 * run.seed, 0.1 * (1 + run.seed)))
     search = Search(tiny(), CUTS, seeds=3)
     trial = optuna.trial.FixedTrial(PARAMS)
@@ -64,9 +63,9 @@ def test_a_trial_is_the_mean_over_its_seeds_and_names_its_runs(store, monkeypatc
 
 
 def test_a_diverged_run_counts_as_the_worst_and_a_failed_one_fails_the_trial(store, monkeypatch):
-    monkeypatch.setattr("commsweep.experiments.run.execute", lambda run, *_: row(run, 0, status="diverged"))
+    monkeypatch.setattr("commsweep.experiments.training.run.execute", lambda run, *_: row(run, 0, status="diverged"))
     assert evaluate(optuna.trial.FixedTrial(PARAMS), SEARCHES["synthetic"], Goal(), store, HOW)[0] == 0.0
-    monkeypatch.setattr("commsweep.experiments.run.execute", lambda run, *_: row(run, 0, status="oom"))
+    monkeypatch.setattr("commsweep.experiments.training.run.execute", lambda run, *_: row(run, 0, status="oom"))
     study = open_study("s", SEARCHES["synthetic"], Goal(), None, store)
     study.enqueue_trial(PARAMS)
     study.optimize(lambda trial: evaluate(trial, SEARCHES["synthetic"], Goal(), store, HOW), n_trials=1,
@@ -82,7 +81,7 @@ def test_a_search_finds_what_is_there_to_find(goal, store, monkeypatch):
             run.fwd.compressor, "bits") else 1.0)
         return row(run, share, share)
 
-    monkeypatch.setattr("commsweep.experiments.run.execute", world)
+    monkeypatch.setattr("commsweep.experiments.training.run.execute", world)
     search = SEARCHES["synthetic"]
     study = open_study("s", search, goal, None, store)
     work(study, search, goal, store, HOW, 40)
@@ -100,7 +99,7 @@ def test_a_search_finds_what_is_there_to_find(goal, store, monkeypatch):
 
 
 def test_a_resumed_search_does_not_repeat_its_first_suggestions(store, monkeypatch):
-    monkeypatch.setattr("commsweep.experiments.run.execute", lambda run, *_: row(run, 0.5))
+    monkeypatch.setattr("commsweep.experiments.training.run.execute", lambda run, *_: row(run, 0.5))
     search, goal = SEARCHES["synthetic"], Goal()
     for trials in (4, 8):
         work(open_study("s", search, goal, None, store), search, goal, store, HOW, trials)
@@ -144,7 +143,7 @@ def test_no_password_is_ever_printed(url, tmp_path, capsys):
 
 def test_every_boundary_may_have_settings_of_its_own(store, monkeypatch):
     ran = []
-    monkeypatch.setattr("commsweep.experiments.run.execute", lambda run, *_: ran.append(run) or row(run, 0.5))
+    monkeypatch.setattr("commsweep.experiments.training.run.execute", lambda run, *_: ran.append(run) or row(run, 0.5))
     search, goal = SEARCHES["synthetic"], Goal(per_boundary=True)
     work(open_study("s", search, goal, None, store), search, goal, store, HOW, 6)
     assert {tuple(run.at) for run in ran} == {("layer1", "layer2")}
@@ -332,7 +331,7 @@ def test_a_dead_workers_trial_is_put_back(store, monkeypatch):
     study = open_study("s", search, goal, None, store)
     stale = study.ask()
     stale.set_user_attr("worker", f"{searching.socket.gethostname()}:999999999")
-    monkeypatch.setattr("commsweep.experiments.run.execute", lambda run, *_: row(run, 0.5))
+    monkeypatch.setattr("commsweep.experiments.training.run.execute", lambda run, *_: row(run, 0.5))
     work(study, search, goal, store, HOW, 2)
     states = [trial.state.name for trial in study.trials]
     assert states.count("COMPLETE") == 2 and states.count("FAIL") == 1 and "RUNNING" not in states

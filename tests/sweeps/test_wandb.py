@@ -13,13 +13,12 @@ import pytest
 import yaml
 from wandb.proto import wandb_internal_pb2
 
-from commsweep.experiments.config import flatten, run_id
-from commsweep.experiments.execution import Execution
+from commsweep.experiments.config import Execution, flatten, run_id
 from commsweep.experiments.store import Store
 from commsweep.main import main
 from commsweep.sweeps.launch import launch, register
 from commsweep.sweeps.papers import sweep
-from commsweep.sweeps.wandb import Follower, View, definition
+from commsweep.sweeps.views.wandb import Follower, View, definition
 from tests.helpers import tiny
 
 

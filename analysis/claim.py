@@ -1,0 +1,187 @@
+"""Findings of papers as tests over rows: effect, 95 % interval, n, verdict.
+
+An effect is a difference of test accuracies in points (of losses in nats, for language models), paired by seed and by
+every setting that is not compared, with Student's t interval. A claim says where the effect lies; it is supported when
+the whole interval lies there, contradicted when none of it does, undecided when it reaches across the edge, and below
+three seeds there are not enough runs. Where one side of a pair diverged it counts as guessing: it did happen, and
+dropping it would flatter. Where both did, or where an effect is one within a run, there is nothing to compare: such
+pairs are left out and counted. What the papers call "severe" or "almost lossless" is not defined there; the margins
+here are ours. Settings of an arm that a claim does not name are those of the specs' defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+
+import pandas as pd
+from scipy.special import stdtrit
+
+from commsweep.analysis.results import CHANCE, base, distinct
+
+SLIGHT = 1.0
+MIN_SEEDS = 3
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_ENOUGH, NOT_EVALUABLE = "not enough runs", "not evaluable"
+# Of arms that do not say otherwise; a ratio, bits and a scale always say.
+DEFAULTS = {"compressor.scope": "sample", "compressor.rounding": "nearest", "compressor.group": 128,
+            "feedback.key": "slot", "feedback.buffer": "float32", "start_epoch": 0}
+Wanted = dict[str, object]
+
+
+@dataclass
+class Effect:
+    """One paired difference and where the claim wants it."""
+
+    what: str
+    above: float | None  # claim: effect > above
+    below: float | None  # claim: effect < below
+    values: list[float] = field(default_factory=list)  # one a seed, points of accuracy or nats of loss
+    ids: list[str] = field(default_factory=list)
+    digits: int = 1
+    lost: int = 0  # pairs without a number to compare, because runs diverged
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % t interval of the mean; None below two seeds. (`stdtrit` is Student's quantile; scipy.stats, which
+        wraps it, takes seconds to import.)"""
+        n = len(self.values)
+        if n < 2:
+            return None
+        series = pd.Series(self.values)
+        half = float(stdtrit(n - 1, 0.975)) * series.std() / math.sqrt(n)
+        return series.mean() - half, series.mean() + half
+
+    @property
+    def verdict(self) -> str:
+        """Whether the interval lies inside the claimed region, outside, or across its edge."""
+        if len(self.values) < MIN_SEEDS:
+            return NOT_EVALUABLE if self.lost else NOT_ENOUGH
+        lo, hi = self.interval
+        if self.above is not None:
+            return SUPPORTED if lo > self.above else CONTRADICTED if hi <= self.above else UNDECIDED
+        return SUPPORTED if hi < self.below else CONTRADICTED if lo >= self.below else UNDECIDED
+
+    def text(self) -> str:
+        """The effect for people."""
+        region = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
+        lost = f"; {self.lost} diverged, nothing to compare" if self.lost else ""
+        if not self.values:
+            return f"{self.what} (claimed {region}): no runs{lost}"
+        mean = sum(self.values) / len(self.values)
+        digits = self.digits
+        lo, hi = self.interval or (mean, mean)
+        spread = f"[{lo:+.{digits}f}, {hi:+.{digits}f}]" if self.interval else "no interval"
+        return f"{self.what} (claimed {region}): {mean:+.{digits}f} {spread}, n={len(self.values)}{lost}"
+
+
+@dataclass
+class Claim:
+    """A finding with the effects it stands on; it holds when all of them do."""
+
+    name: str
+    statement: str
+    effects: list[Effect]
+
+    @property
+    def verdict(self) -> str:
+        """contradicted if any effect is, supported if all are."""
+        verdicts = {effect.verdict for effect in self.effects}
+        return next((one for one in (CONTRADICTED, NOT_EVALUABLE, NOT_ENOUGH, UNDECIDED) if one in verdicts),
+                    SUPPORTED if verdicts else NOT_ENOUGH)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether any of its effects has runs at all."""
+        return any(effect.values or effect.lost for effect in self.effects)
+
+    def record(self) -> dict:
+        """For JSON."""
+        effects = [asdict(e) | {"interval": e.interval, "verdict": e.verdict} for e in self.effects]
+        return {"claim": self.name, "statement": self.statement, "verdict": self.verdict, "effects": effects}
+
+
+def difference(frame: pd.DataFrame, what: str, a: tuple[Wanted, str], b: tuple[Wanted, str], *,
+               above: float | None = None, below: float | None = None, unit: float = 100.0,
+               guess: float = CHANCE) -> list[Effect]:
+    """metric of arm a minus metric of arm b times `unit`, paired by seed and by everything not compared.
+
+    One effect for each training that both arms have in common, named by what tells it from the others. A diverged run
+    scores `guess` against one that trained; see the head of this file.
+    """
+    left, right = (_arm(frame, *arm, guess) for arm in (a, b))
+    return paired(frame, what, left, right, above=above, below=below, unit=unit)
+
+
+def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFrame, *,
+           above: float | None = None, below: float | None = None, unit: float = 100.0) -> list[Effect]:
+    """The effects of two arms, each with columns id, seed, base, kind, diverged and score."""
+    def made(text: str) -> Effect:
+        return Effect(text, above, below, digits=1 if unit == 100 else 3)
+
+    if left.empty or right.empty:
+        return [made(what)]
+    pairs = left.merge(right, on=["seed", "base"], suffixes=("_a", "_b"))
+    pairs = pairs[(pairs.kind_a == pairs.kind_b) | (pairs.kind_a == "none") | (pairs.kind_b == "none")]
+    if pairs.empty:
+        return [made(what)]
+    kinds = pairs.kind_a.where(pairs.kind_a != "none", pairs.kind_b)
+    one_run = pairs.id_a == pairs.id_b
+    compared = ~(pairs.diverged_a & pairs.diverged_b) & ~(one_run & pairs.diverged_a)
+    pairs = pairs.assign(effect=unit * (pairs.score_a - pairs.score_b), compared=compared, kind=kinds)
+    titles = _titles(frame, pairs)
+    effects = []
+    for (training, kind), own in pairs.groupby(["base", "kind"], sort=False):
+        effect = made(what + titles[training, kind])
+        effect.values = [float(one) for one in own[own.compared].effect]
+        effect.ids, effect.lost = sorted({*own.id_a, *own.id_b}), int((~own.compared).sum())
+        effects.append(effect)
+    return effects
+
+
+def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """What tells the trainings of these pairs apart, by (base, kind); "" when there is only one."""
+    first = pairs.drop_duplicates(["base", "kind"])
+    if len(first) < 2:
+        return {(one.base, one.kind): "" for one in first.itertuples()}
+    rows = frame.set_index("id").loc[list(first.id_a)].reset_index().assign(setting=list(first.base))
+    labels = {part.setting.iloc[0]: text for text, part in distinct(rows, "")}
+    several = first.kind.nunique() > 1
+    return {(one.base, one.kind): (labels[one.base] if first.base.nunique() > 1 else "")
+            + (f" ({one.kind})" if several else "") for one in first.itertuples()}
+
+
+def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.DataFrame:
+    """id, seed, base, kind, score and whether it diverged, of the runs that fit."""
+    chosen = frame[frame.status.isin(["finished", "diverged"])]
+    plain = {f"{side}.{key}": (value, None) for side in ("fwd", "bwd") for key, value in DEFAULTS.items()}
+    plain |= {f"{side}.feedback.kind": "none" for side in ("fwd", "bwd")}
+    for key, value in (plain | wanted).items():
+        options = value if isinstance(value, tuple) else (value,)
+        if key in chosen:
+            chosen = chosen[chosen[key].isin([one for one in options if one is not None])
+                            | (chosen[key].isna() if None in options else False)]
+        elif None not in options:
+            chosen = chosen.iloc[:0]
+    if chosen.empty or metric not in chosen:
+        return pd.DataFrame()
+    out = pd.DataFrame({"id": chosen.id, "seed": chosen.seed, "base": base(chosen, "fwd.", "bwd."),
+                        "kind": chosen["fwd.compressor.kind"].where(chosen["fwd.compressor.kind"] != "none",
+                                                                    chosen["bwd.compressor.kind"])})
+    out["diverged"] = chosen.status == "diverged"
+    out["score"] = chosen[metric].where(chosen.status == "finished", guess)
+    return out
+
+
+DENSE: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
+
+
+def markdown(claims: list[Claim], note: str = "") -> str:
+    """The verdicts as a list for people; `note`: what must be known of the runs first."""
+    lines = [note, ""] if note else []
+    if not claims:
+        lines.append("No claim of the papers has runs in this sweep.")
+    for claim in claims:
+        lines += [f"- **{claim.name}: {claim.verdict}.** {claim.statement}",
+                  *(f"  - {effect.text()}: {effect.verdict}" for effect in claim.effects)]
+    return "\n".join(lines) + "\n"

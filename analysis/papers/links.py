@@ -1,0 +1,339 @@
+"""What compression buys on real networks: measured step times, predictions beside them, time to a target quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from commsweep.analysis import figure
+from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
+from commsweep.analysis.measured import CAUTION, Measured, Model, is_dense, measurements, models, quality
+from commsweep.analysis.table import Table
+from commsweep.analysis.timeline.activities import ASK, HANDLE, SEND
+from commsweep.analysis.timeline.pipelines import (
+    IDEAL,
+    SCHEDULES,
+    TORCH,
+    Network,
+    Times,
+    interleaved,
+    plan,
+    shares,
+    step_seconds,
+)
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import Store
+
+
+@dataclass
+class Made:
+    """What was written."""
+
+    folder: Path
+    tables: list[Table]
+    error: float
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        return {"folder": str(self.folder), "median_error": self.error,
+                "tables": {table.name: [table.header, *table.texts()] for table in self.tables}}
+
+    def text(self) -> str:
+        """For people."""
+        return "\n".join([*(table.markdown() for table in self.tables),
+                          f"median error of the predictions: {100 * self.error:.1f} %", CAUTION,
+                          f"written to {self.folder}"])
+
+
+def write(root: str | Path, names: list[str], folder: Path) -> Made:
+    """Tables and figures of these measurements. Raises UserError when some are missing."""
+    store = Store(root)
+    found = measurements(store, names)
+    if len(found) < len(set(names)):
+        raise UserError(f"{len(set(names)) - len(found)} of {len(set(names))} measurements are missing in '{root}'; "
+                        "commsweep links PLAN --only measure takes them (Linux, root)")
+    fits = models(found)
+    metric, value, steps = quality(store, found)
+    compared = [one for one in found if one.series in fits and one.network != Network()]
+    errors = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
+    error = median(errors) if errors else math.nan
+    made = Made(folder, [_table(found, fits), _to_target(found, metric, value, steps)], error)
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in made.tables:
+        (folder / f"{table.name}.md").write_text(table.markdown())
+        (folder / f"{table.name}.csv").write_text(table.csv())
+    drawn = {"step_time": step_time(found, fits), "time_to_target": time_to_target(found, metric, value, steps),
+             "prediction": prediction(compared, fits), "gantt": gantt(found, fits), "bubble": bubble(found, fits),
+             "far": far(found, fits)}
+    for name, one in drawn.items():
+        figure.save(one, folder, name)
+    return made
+
+
+def rate(bits: float) -> str:
+    """A bandwidth for people."""
+    if not bits:
+        return "unlimited"
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def _order(one: Measured) -> tuple[Any, ...]:
+    return one.schedule != "gpipe", one.network.latency, one.network.bandwidth or math.inf, one.seconds
+
+
+def _table(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+    rows = []
+    for one in sorted(found, key=_order):
+        model = fits.get(one.series)
+        guess = model.step(one.network) if model else None
+        basis = model is not None and model.base is one
+        rows.append([one.schedule, rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms", one.method,
+                     f"{one.bytes_a_step:,.0f}",
+                     f"{1e3 * one.seconds:.0f}", "-" if guess is None else f"{1e3 * guess:.0f}",
+                     "fitted" if basis else "-" if guess is None else f"{100 * (guess / one.seconds - 1):+.0f} %"])
+    return Table("steps", "Milliseconds a step, measured over real links and predicted by the timeline",
+                 ["schedule", "bandwidth", "latency", "method", "bytes a step", "measured ms", "predicted ms", "error"],
+                 rows)
+
+
+def _to_target(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Table:
+    rows = []
+    for one in sorted(found, key=_order):
+        n = steps[one.row["run_id"]]
+        rows.append([one.schedule, rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms", one.method,
+                     "not reached" if n is None else str(n), "-" if n is None else f"{n * one.seconds:.1f}"])
+    shown = f"{100 * value:.1f} % accuracy" if metric.endswith("acc") else f"perplexity {value:.3f}"
+    return Table("target", f"Seconds to {shown} on the test set: steps of the simulation, times the measured step",
+                 ["schedule", "bandwidth", "latency", "method", "steps", "seconds"], rows)
+
+
+# Figures.
+
+
+def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    def drawn(*args: Any) -> Figure:
+        with plt.rc_context(STYLE):
+            return draw(*args)
+
+    drawn.__doc__ = draw.__doc__
+    return drawn
+
+
+def _inks(found: list[Measured]) -> dict[str, int]:
+    return {method: turn for turn, method in enumerate(dict.fromkeys(one.method for one in found))}
+
+
+MICROBATCHES = 16  # of what is extrapolated
+FAST = 1e10  # where "unlimited" is drawn
+
+
+@_styled
+def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    shown = [one for one in found if one.schedule == "gpipe" and one.network.latency == 0]
+    for method, turn in _inks(found).items():
+        own = [one for one in shown if one.method == method]
+        axes.plot([one.network.bandwidth or FAST for one in own], [1e3 * one.seconds for one in own], MARKS[turn],
+                  color=INK[turn], label=method)
+        model = next((fits[one.series] for one in own if one.series in fits), None)
+        if model is not None:
+            rates = [10 ** (6 + 0.25 * i) for i in range(13)]
+            axes.plot(rates, [1e3 * model.step(Network(bits)) for bits in rates], color=INK[turn], alpha=0.6)
+    axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
+             ylabel="ms a step", title="measured (marks) and predicted (lines)")
+    axes.legend()
+    return figure
+
+
+@_styled
+def time_to_target(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Figure:
+    """Seconds until the target quality against bandwidth; methods that do not reach it are named."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
+    missed = []
+    for method, turn in _inks(found).items():
+        own = sorted((one for one in found if one.method == method and one.schedule == "gpipe"
+                      and one.network.latency == 0), key=lambda one: one.network.bandwidth or FAST)
+        if not own:
+            continue
+        n = steps[own[0].row["run_id"]]
+        if n is None:
+            missed.append(method)
+            continue
+        axes.plot([one.network.bandwidth or FAST for one in own], [n * one.seconds for one in own],
+                  f"-{MARKS[turn]}", color=INK[turn], label=f"{method}, {n} steps")
+    shown = f"{100 * value:.1f} %" if metric.endswith("acc") else f"perplexity {value:.2f}"
+    axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
+             ylabel="seconds (measured steps)", title=f"time to {shown}" + (
+                 f"\nnot reached: {', '.join(missed)}" if missed else ""))
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+@_styled
+def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Predicted against measured step time; the band is 15 %."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    for turn, (schedule, latency) in enumerate(sorted({(one.schedule, one.network.latency) for one in compared})):
+        own = [one for one in compared if (one.schedule, one.network.latency) == (schedule, latency)]
+        axes.plot([1e3 * one.seconds for one in own], [1e3 * fits[one.series].step(one.network) for one in own],
+                  MARKS[turn], color=INK[turn], label=f"{schedule}, {1e3 * latency:g} ms latency")
+    ends = [1e3 * limit(one.seconds for one in compared) for limit in (min, max)] if compared else [1.0, 1.0]
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="grey", alpha=0.2)
+    axes.set(xlabel="measured ms a step", ylabel="predicted ms a step")
+    logarithmic(axes.xaxis, axes.yaxis)
+    axes.legend()
+    return figure
+
+
+COLOURS = {"F": INK[0], "B": INK[1], "U": INK[2], "send": INK[4]}
+
+
+@_styled
+def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """One step of the slowest measured dense run: what the processes did, and what the timeline says of it."""
+    chosen = max((one for one in found if one.series in fits and one.row["timing"]["gantt"]
+                  and one.network.latency == 0), key=lambda one: (is_dense(one.row), one.seconds))
+    figure, axes = plt.subplots(2, 1, figsize=(2 * COLUMN, 3.0), sharex=True)
+    for stage, spans in enumerate(chosen.row["timing"]["gantt"]):
+        for what, _, start, stop in spans:
+            axes[0].barh(stage, 1e3 * (stop - start), left=1e3 * start, color=COLOURS[what], height=0.7)
+    for sender, receiver, sent, came in passages(chosen.row["timing"].get("messages", [])):
+        step = 0.35 if receiver > sender else -0.35
+        axes[0].plot([1e3 * sent, 1e3 * came], [sender + step, receiver - step], color=COLOURS["send"], lw=0.8)
+    model, devices = fits[chosen.series], len(chosen.row["timing"]["tasks"])
+    made = plan(SCHEDULES[chosen.schedule](devices, chosen.row["run"]["microbatches"]),
+                model.base.times(model.handling), chosen.network, 3, TORCH)
+    spans = made.run()
+    begin = spans[made.ends[1][0]].stop
+    for one, span in zip(made.activities, spans, strict=True):
+        if one.step != 2 or one.kind in (ASK, HANDLE):
+            continue
+        message, back = one.kind == SEND, one.target is not None and one.target < one.device
+        if message and not one.uses:
+            continue
+        axes[1].barh(one.device + (0.42 if back else -0.42) * message, 1e3 * (span.stop - span.start),
+                     left=1e3 * (span.start - begin), color=COLOURS["send" if message else one.kind[0].upper()],
+                     height=0.12 if message else 0.6)
+    titles = ("measured (lines: a message from send to use)", "predicted (thin: messages on a link)")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set(ylabel="stage", title=f"{title}: {chosen.method}, {chosen.schedule}, {rate(chosen.network.bandwidth)}",
+                 yticks=range(devices))
+        axis.invert_yaxis()
+        axis.grid(False)
+    axes[1].set_xlabel("ms since the step began at stage 0")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    figure.legend(handles, ["forward", "backward", "update", "message"], loc="outside right center")
+    return figure
+
+
+def passages(messages: list[list[list[Any]]]) -> list[tuple[int, int, float, float]]:
+    """(sender, receiver, when sent, when taken up) of every message whose both ends lie in the step."""
+    sent = {(stage, way, chunk): when for stage, own in enumerate(messages) for what, way, chunk, when in own
+            if what == "sent"}
+    found = []
+    for stage, own in enumerate(messages):
+        for what, way, chunk, when in own:
+            sender = stage - 1 if way == "fwd" else stage + 1
+            if what == "came" and (began := sent.get((sender, way, chunk))) is not None and began <= when:
+                found.append((sender, stage, began, when))
+    return found
+
+
+@_styled
+def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Shares of the devices' time: busy, bubble, exposed communication; predicted, each stage on cores of its own."""
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
+    dense, squeezed = _pair(fits)
+    for axis, model in zip(axes, (dense, squeezed), strict=True):
+        times = _alone(model)
+        devices, bars = len(times.forward), []
+        for schedule, make in SCHEDULES.items():
+            if schedule == "interleaved":
+                continue  # it needs twice the stages; the figure of far links has it
+            for bits in (1e7, 1e8, 1e9):
+                made = shares(plan(make(devices, 8), times, Network(bits), 2, IDEAL), devices)
+                bars.append((f"{schedule}\n{rate(bits)}", made))
+        bottom = [0.0] * len(bars)
+        for part, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
+            heights = [made[part] for _, made in bars]
+            axis.bar(range(len(bars)), heights, bottom=bottom, color=ink,
+                     label={"exposed": "exposed communication"}.get(part, part))
+            bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+        axis.set(title=f"predicted: {model.base.method}, 8 microbatches", xticks=range(len(bars)))
+        axis.set_xticklabels([label for label, _ in bars], rotation=90, fontsize=5.5)
+        axis.grid(False)
+    axes[0].set_ylabel("share of the devices' time")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+@_styled
+def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Predicted beyond the measured: up to 256 stages like the measured ones, over links between sites."""
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 3.4))
+    counts = (4, 16, 64, 256)
+    sites = {"one site (10 Gbit/s, 0.1 ms)": Network(1e10, 1e-4), "one country (1 Gbit/s, 10 ms)": Network(1e9, 0.01),
+             "two continents (100 Mbit/s, 100 ms)": Network(1e8, 0.1)}
+    for turn, (name, network) in enumerate(sites.items()):
+        for style, model in zip(("-", "--"), _pair(fits), strict=True):
+            axes[0].plot(counts, [_repeated(model, n, network, "1f1b") for n in counts], style, color=INK[turn],
+                         marker=MARKS[turn], mfc="white" if style == "--" else None,
+                         label=f"{name}, {model.base.method}")
+    axes[0].set(xscale="log", yscale="log", xlabel=f"stages ({MICROBATCHES} microbatches)", ylabel="seconds a step",
+                title="predicted: 1F1B, stages like the measured")
+    axes[0].set_xticks(counts, [str(n) for n in counts])
+    axes[0].xaxis.set_minor_locator(NullLocator())
+    latencies = [1e-4 * 10 ** (0.75 * i) for i in range(5)]
+    # Schedules whose curves coincide stay visible: each later one is thinner, and has marks of its own.
+    for turn, schedule in enumerate(SCHEDULES):
+        axes[1].plot([1e3 * one for one in latencies], [1e3 * _repeated(_pair(fits)[0], 8, Network(1e9, one), schedule)
+                                                        for one in latencies], color=INK[turn], label=schedule,
+                     lw=3.0 - 0.8 * turn, marker=MARKS[turn], markevery=(turn % 2, 2), alpha=0.85, zorder=2 + turn)
+    axes[1].set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="ms a step",
+                title=f"predicted: 8 devices, {MICROBATCHES} microbatches, 1 Gbit/s")
+    axes[1].legend()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _pair(fits: dict[tuple[str, str], Model]) -> tuple[Model, Model]:
+    """The dense run's model, and that of the one with the fewest bytes."""
+    every = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(fits.values())
+    return (next((model for model in every if is_dense(model.base.row)), every[0]),
+            min(every, key=lambda model: sum(model.base.times().fwd_bytes)))
+
+
+def _alone(model: Model) -> Times:
+    """Each stage on cores of its own; what handling a message takes is part of the stage's work."""
+    times = model.base.times()
+    return replace(times, cores=0, forward=[one + model.handling for one in times.forward],
+                   backward=[one + model.handling for one in times.backward])
+
+
+@lru_cache(maxsize=256)
+def _cached(key: tuple[Any, ...], n: int, network: Network, schedule: str) -> float:
+    forward, backward, nbytes = key
+    v = 2 if schedule == "interleaved" else 1
+    times = Times([forward / v] * n * v, [backward / v] * n * v, [], [nbytes] * (n * v - 1), [nbytes] * (n * v - 1))
+    if schedule == "interleaved":
+        return step_seconds(interleaved(n, MICROBATCHES, v), times, network, IDEAL, steps=2)
+    return step_seconds(SCHEDULES[schedule](n, MICROBATCHES), times, network, IDEAL, steps=2)
+
+
+def _repeated(model: Model, n: int, network: Network, schedule: str) -> float:
+    """Seconds a step of n devices, each like the mean measured stage, with the largest measured message between."""
+    times = _alone(model)
+    mean = (sum(times.forward) / len(times.forward), sum(times.backward) / len(times.backward), max(times.fwd_bytes))
+    return _cached(mean, n, network, schedule)

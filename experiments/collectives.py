@@ -1,0 +1,200 @@
+"""What learners say to each other: gather, broadcast and all-reduce, simulated in one process or between processes.
+
+Whoever exchanges something hands in the parts of the learners that are here and gets what all learners would have; the
+code around it is the same for both kinds. Parts are lists of tensors, [learner here][tensor], so that many small ones
+travel as one. Sums are taken in the learners' order, because sums of floats depend on it: both kinds end with the same
+bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from commsweep.experiments.compressors import Compressor, message
+from commsweep.experiments.compressors.base import Payload
+
+T = TypeVar("T")
+Parts = list[list[Tensor]]
+BUCKET = 25 * 2**20  # bytes of dense gradients that travel together, as in DistributedDataParallel
+
+
+class Handle(Generic[T]):
+    """Something under way; `wait` returns it."""
+
+    def __init__(self, finish: Callable[[], T]) -> None:
+        self.wait = finish
+
+
+class Message:
+    """One learner's message for one layer x [*layer]: through a compressor, with a seed."""
+
+    entries: int | Tensor | None = None  # in it, where its maker has counted them
+
+    def __init__(self, compressor: Compressor, x: Tensor, seed: int) -> None:
+        self.compressor, self.x, self.seed = compressor, x, seed
+        self.nbytes: int | Tensor = 0
+
+    def arrive(self) -> Tensor:
+        """What its receivers see; nothing is packed."""
+        y = self.compressor.apply(self.x[None], self.seed)
+        self.nbytes = self.compressor.bytes_sent(y)
+        return y[0]
+
+    def pack(self) -> Payload:
+        """What travels. Unchecked: a value that is not finite must reach whoever looks for it."""
+        payload = self.compressor._encode(self.x[None], self.seed)
+        self.nbytes = payload.nbytes
+        return payload
+
+
+class Decided(Message):
+    """A message whose maker knows already what arrives: y [*layer], of `nbytes`, with so many entries."""
+
+    def __init__(self, compressor: Any, y: Tensor, nbytes: int | Tensor, entries: int | Tensor) -> None:
+        super().__init__(compressor, y, 0)
+        self.nbytes, self.entries = nbytes, entries
+
+    def arrive(self) -> Tensor:
+        return self.x
+
+    def pack(self) -> Payload:
+        payload = self.compressor.pack(self.x[None])
+        self.nbytes = payload.nbytes
+        return payload
+
+
+class Collectives:
+    """Base: the learners there are, those of this process, and the bytes handed to a transport, by what they were."""
+
+    bucket = 0  # bytes of layers that go together; 0: each for itself
+
+    def __init__(self, learners: int, here: tuple[int, ...]) -> None:
+        self.learners, self.here = learners, here
+        self.sent: Counter[str] = Counter()
+
+    def gather(self, parts: Parts, what: str) -> Handle[Parts]:
+        """Every learner's tensors, [learner][tensor]; all have the same shapes."""
+        raise NotImplementedError
+
+    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str) -> Handle[list[Tensor]]:
+        """The leader's tensors; `parts(i)` makes those of the i-th learner here, of the leader's shapes."""
+        raise NotImplementedError
+
+    def share(self, messages: list[list[Message]], place: message.Place, what: str) -> Handle[Parts]:
+        """What arrives of every learner's messages, [learner][layer]. Raises UserError on bytes that are none."""
+        raise NotImplementedError
+
+    def all_reduce(self, parts: Parts, what: str) -> Handle[list[Tensor]]:
+        """The mean of the learners' tensors, in their order."""
+        every = self.gather(parts, what)
+        return Handle(lambda: [mean(list(column)) for column in zip(*every.wait(), strict=True)])
+
+
+class Simulated(Collectives):
+    """All learners are in this process, and nothing travels."""
+
+    def __init__(self, learners: int) -> None:
+        super().__init__(learners, tuple(range(learners)))
+
+    def gather(self, parts: Parts, what: str) -> Handle[Parts]:
+        return Handle(lambda: parts)
+
+    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str) -> Handle[list[Tensor]]:
+        made = parts(leader)
+        return Handle(lambda: made)
+
+    def share(self, messages: list[list[Message]], place: message.Place, what: str) -> Handle[Parts]:
+        arrived = [[one.arrive() for one in own] for own in messages]
+        return Handle(lambda: arrived)
+
+
+class Processes(Collectives):
+    """One learner a process, over torch.distributed."""
+
+    bucket = BUCKET
+
+    def __init__(self) -> None:
+        super().__init__(dist.get_world_size(), (dist.get_rank(),))
+
+    def gather(self, parts: Parts, what: str) -> Handle[Parts]:
+        mine = _joined(parts[0])
+        self.sent[what] += mine.numel()
+        every = [torch.empty_like(mine) for _ in range(self.learners)]
+        work = dist.all_gather(every, mine, async_op=True)
+
+        def finish() -> Parts:
+            work.wait()
+            return [_parted(one, parts[0]) for one in every]
+
+        return Handle(finish)
+
+    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str) -> Handle[list[Tensor]]:
+        own = parts(0)
+        mine = _joined(own)
+        self.sent[what] += mine.numel() * (leader in self.here)
+        work = dist.broadcast(mine, leader, async_op=True)
+
+        def finish() -> list[Tensor]:
+            work.wait()
+            return _parted(mine, own)
+
+        return Handle(finish)
+
+    def share(self, messages: list[list[Message]], place: message.Place, what: str) -> Handle[Parts]:
+        payloads = [one.pack() for one in messages[0]]
+        mine = message.pack(payloads, place)
+        self.sent[what] += mine.numel()
+        sizes = [torch.zeros(1, dtype=torch.int64, device=mine.device) for _ in range(self.learners)]
+        known = dist.all_gather(sizes, torch.tensor([mine.numel()], device=mine.device), async_op=True)
+
+        def finish() -> Parts:
+            known.wait()
+            most = max(int(size) for size in sizes)  # gloo's all-gather takes equal lengths: the rest is padding
+            every = [torch.empty(most, dtype=torch.uint8, device=mine.device) for _ in range(self.learners)]
+            dist.all_gather(every, torch.nn.functional.pad(mine, (0, most - mine.numel())))
+            return [self._read(text[: int(size)], messages[0], payloads, place)
+                    for text, size in zip(every, sizes, strict=True)]
+
+        return Handle(finish)
+
+    @staticmethod
+    def _read(text: Tensor, messages: list[Message], own: list[Payload], place: message.Place) -> list[Tensor]:
+        reader = message.Reader(text, place)
+        arrived = [one.compressor.decode(reader.take(one.compressor, payload.shape))[0]
+                   for one, payload in zip(messages, own, strict=True)]
+        reader.finish()
+        return arrived
+
+
+def mean(parts: list[Tensor]) -> Tensor:
+    """The mean in the order given; of one, itself."""
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total.div_(len(parts))
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Tensors of any types as bytes, one after the other; a new tensor."""
+    if not tensors:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.cat([one.detach().contiguous().view(-1).view(torch.uint8) for one in tensors])
+
+
+def _parted(joined: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Inverse of `_joined`, of the shapes, types and layouts in memory of `like`."""
+    out, at = [], 0
+    for one in like:
+        n = one.numel() * one.element_size()
+        part = joined[at : at + n].clone().view(one.dtype).reshape(one.shape)
+        out.append(torch.empty_like(one).copy_(part))
+        at += n
+    return out

@@ -1,0 +1,94 @@
+"""Where and how a run executes; nothing here changes a result, so nothing here is hashed. No torch at import."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from commsweep.experiments.config.base import Spec
+from commsweep.experiments.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+SMALL = 1e9  # multiplications of a step's forward pass
+
+
+def check_device(name: str) -> None:
+    """Raise UserError unless the name is one of a device that runs execute on."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {name}: not a device; use cpu, cuda, cuda:1 or auto")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The options of `commsweep run` and `sweep launch`."""
+
+    device: str = "auto"  # cpu, cuda, cuda:1, or auto
+    data_root: Path | None = None
+    model_root: Path | None = None  # folders of pretrained weights and tokenizers, by name
+    buffers: str = "memory"  # or mmap: where sample-keyed feedback memories lie
+    checkpoint_every: float = 30.0  # seconds between checkpoints, taken at the end of an epoch
+    progress: bool = False
+    tensorboard: bool = False  # also write TensorBoard's event files into the run's folder
+    threads: int | None = None  # of the computation; None: by the model's size
+    cores: int | None = None  # that this process may use; None: all there are
+    by: str = "run"  # who asks for the run: run, sweep or search
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it, for a process that is to execute likewise."""
+        return {key: str(value.resolve()) if isinstance(value, Path) else value for key, value in vars(self).items()}
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Execution:
+        """Inverse of `record`."""
+        roots = {key: Path(told[key]) for key in ("data_root", "model_root") if told[key] is not None}
+        return cls(**(told | roots))
+
+    def torch_device(self) -> torch.device:
+        """The device meant. Raises UserError when there is none such."""
+        import torch
+
+        check_device(self.device)
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(self.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"--device {self.device}: no CUDA device is available here; use --device cpu")
+        if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+            raise UserError(f"--device {self.device}: this machine has {there}, from cuda:0 on")
+        return device
+
+    def thread_count(self, work: float) -> int:
+        """Threads for steps of this many multiplications. A small step gains nothing from a second thread, and beside
+        a busy process waits for it, many times as long as it computes."""
+        return self.threads or (1 if work < SMALL else self.cores or len(os.sched_getaffinity(0)))
+
+    def workers(self, per_gpu: int = 1) -> int:
+        """Processes to use by default: `per_gpu` a GPU where there are any, else one a CPU core."""
+        if self.device != "cpu" and Path("/proc/driver/nvidia/gpus").exists():
+            import torch  # seconds to import, so only where there is something to ask
+
+            if torch.cuda.is_available():
+                return torch.cuda.device_count() * per_gpu
+        return len(os.sched_getaffinity(0))
+
+
+class Wiring(Spec):
+    """How a Run executes as processes; what of it changes only time is not part of the Run.
+
+    bandwidth: bits a second of every link, each way (0: as the machine has it); latency: seconds one way; both are
+    imposed by real shaped links. steps: end after so many, without an evaluation (0: the whole training).
+    """
+
+    schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    bandwidth: Annotated[float, Field(ge=0, description="bits a second; 0: unlimited")] = 0.0
+    latency: Annotated[float, Field(ge=0, description="seconds, one way")] = 0.0
+    steps: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=1, description="of each stage")] = 1

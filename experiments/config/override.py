@@ -1,0 +1,162 @@
+"""`override`: the one way to change a setting by name. The command line, grids, searches and dashboards all go through
+it, and a name or value it does not know is an error that says the nearest valid one."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from commsweep.experiments.config.base import Spec
+from commsweep.experiments.config.gradients import Gradients
+from commsweep.experiments.config.links import Link, Links
+from commsweep.experiments.config.run import Run, record
+from commsweep.experiments.errors import UserError, nearest
+
+
+def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
+    """A Run from its nested dict; every mistake in it becomes one UserError line."""
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise UserError(explain(error)) from None
+
+
+def explain(error: ValidationError, root: str = "") -> str:
+    """A validation error as one line; `root` names what was validated when it is not a whole Run."""
+    return "; ".join(_explain(problem, root) for problem in error.errors()[:3])
+
+
+def override(run: Run, changes: dict[str, Any]) -> Run:
+    """A new Run with dotted settings changed; text values are read as JSON where they are JSON.
+
+    Changing a `kind` (or `name`) to one with other parameters drops those of the old one, so
+    {"fwd.compressor.kind": "uniform", "fwd.compressor.bits": 4} works whatever stood there before. Naming a setting
+    of an absent section opens that section; setting the section itself to null closes it.
+    Raises UserError on unknown names.
+    """
+    tree, kind = record(run), type(run)
+    # A boundary of its own begins from what holds everywhere, so that comes first; kinds come before parameters.
+    for key in sorted(changes, key=lambda name: (name.startswith("at."), not name.endswith((".kind", ".name")))):
+        _set(tree, key, _literal(changes[key]), kind)
+    return parse(tree, kind)
+
+
+def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run]) -> None:
+    *path, leaf = key.split(".")
+    if path[:1] == ["at"] and len(path) < 3:
+        raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
+    node, spec, field = tree, kind, None
+    for part in path:
+        field = spec.model_fields.get(part)
+        if field is None or not members(field):
+            raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree, kind))}")
+        if part not in node:  # an absent section is opened
+            kinds = tags(members(field)[0], field.discriminator)
+            node[part] = {field.discriminator: kinds[0]} if kinds else {}
+        node = node[part]
+        if spec is kind and part == "at":
+            node = node.setdefault(path.pop(1), {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])})
+        spec = _member(field, node)
+    if value is None and leaf in spec.model_fields and optional(spec.model_fields[leaf]):
+        node.pop(leaf, None)
+        return
+    if leaf not in spec.model_fields or members(spec.model_fields[leaf]):
+        raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or nearest(key, _known(tree, kind))}")
+    if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
+        node.clear()
+    node[leaf] = value
+
+
+def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
+    """A hint when another member of the union has that parameter."""
+    if field is None or not field.discriminator or not any(leaf in member.model_fields for member in members(field)):
+        return ""
+    own = [name for name in _member(field, node).model_fields if name != field.discriminator]
+    return f": {node.get(field.discriminator, '...')} has {', '.join(own) or 'no parameters'}"
+
+
+def members(field: FieldInfo) -> tuple[type[Spec], ...]:
+    """The records a setting may be: several for a union, one for a section, none for a plain value."""
+    options = get_args(field.annotation) or (field.annotation,)
+    return tuple(one for one in options if isinstance(one, type) and issubclass(one, Spec))
+
+
+def optional(field: FieldInfo) -> bool:
+    """Whether a section may be absent."""
+    return bool(members(field)) and type(None) in get_args(field.annotation)
+
+
+def _member(field: FieldInfo, node: dict[str, Any]) -> type[Spec]:
+    """The record that `node` is, by its kind or name; the first one when it names none."""
+    tag = node.get(field.discriminator) if field.discriminator else None
+    return next((one for one in members(field) if tag in tags(one, field.discriminator)), members(field)[0])
+
+
+def tags(member: type[Spec], discriminator: str | None) -> tuple[str, ...]:
+    """The kinds (or names) by which a union's member is chosen."""
+    return get_args(member.model_fields[discriminator].annotation) if discriminator else ()
+
+
+def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> list[str]:
+    """Every dotted setting that exists, given the kinds and names in `tree`."""
+    keys = []
+    for name, field in spec.model_fields.items():
+        node = tree.get(name)
+        if name == "at":
+            keys += [one for cut, links in node.items() for one in _known(links, Links, f"at.{cut}.")]
+            continue
+        below = members(field) and isinstance(node, dict)
+        if optional(field) and node is None:
+            below, node = True, {}
+        keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]
+    return keys
+
+
+def _literal(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return {"True": True, "False": False}.get(value, value)
+
+
+def _explain(problem: dict[str, Any], root: str) -> str:
+    """One pydantic error as: where, what was given, what is allowed."""
+    where = ".".join([root] * bool(root) + [str(part) for part in problem["loc"] if part not in _KINDS])
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    given = problem.get("input")
+    if problem["type"] == "flag":
+        name, value = problem["ctx"]["name"], json.dumps(problem["ctx"]["value"])
+        return f"{where}{'.' * bool(where)}{name}={value}: {problem['msg']}; give a value of its kind"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown setting '{where}'{nearest(where.split('.')[-1], _siblings(problem['loc']))}"
+    if problem["type"] == "union_tag_invalid":
+        given, options = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
+        tag = problem["ctx"]["discriminator"].strip("'")
+        return f"unknown {where}.{tag} '{given}'{nearest(given, options)} (one of: {', '.join(options)})"
+    if problem["type"] == "literal_error":
+        options = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        return f"{where}={given}: not one of {', '.join(options)}{nearest(str(given), options)}"
+    if problem["type"] == "missing":
+        return f"setting '{where}' is missing"
+    return f"{where}={given}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _siblings(loc: tuple[Any, ...]) -> list[str]:
+    """Field names valid beside an unknown one: those of the union member, or of the section, or of Run."""
+    for part in reversed(loc[:-1]):
+        if part in _KINDS:
+            return list(_KINDS[part].model_fields)
+        if part in Run.model_fields:
+            return list(members(Run.model_fields[part])[0].model_fields)
+    return list(Run.model_fields)
+
+
+_KINDS = {tag: member for spec in (Run, Link, Gradients) for field in spec.model_fields.values() if field.discriminator
+          for member in members(field) for tag in tags(member, field.discriminator)}

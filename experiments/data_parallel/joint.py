@@ -1,0 +1,89 @@
+"""Joint compressors, which need all learners at once: CLT-k's shared places, PowerSGD's factors of the mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from commsweep.experiments.collectives import Collectives, Parts
+from commsweep.experiments.compressors.bits import mask_bytes, pack_mask, unpack_mask
+from commsweep.experiments.compressors.sparse import budget, keep_largest
+from commsweep.experiments.config import CLTK, PowerSGD
+
+WHAT = "gradients"
+
+
+class JointCompressor:
+    """Base: what the learners' messages for the layers of a bucket become, and what one learner sends for it."""
+
+    def __init__(self, spec: CLTK | PowerSGD) -> None:
+        self.spec = spec
+
+    @staticmethod
+    def combine(compressors: list[JointCompressor], messages: Parts, warm: list[Tensor | None], step: int,
+                collectives: Collectives) -> tuple[Parts, list[Tensor | None]]:
+        """(what every learner's messages arrive as, [learner][layer]; each layer's state for the next step), given the
+        messages [learner here][layer] and each layer's compressor and state."""
+        raise NotImplementedError
+
+    def nbytes(self, shape: torch.Size, learners: int) -> float:
+        """Bytes a learner sends for a layer of this shape, averaged over the learners."""
+        raise NotImplementedError
+
+
+class Leader(JointCompressor):
+    """CLT-k: learner (step mod n) picks its k largest places and broadcasts them; all send those (arXiv 2104.11125).
+
+    nbytes = 4 k, and the leader's indices, ceil(k ceil(log2 d) / 8) (or a bitmask), shared among the learners.
+    """
+
+    @staticmethod
+    def combine(compressors: list[JointCompressor], messages: Parts, warm: list[Tensor | None], step: int,
+                collectives: Collectives) -> tuple[Parts, list[Tensor | None]]:
+        sizes = [m.numel() for m in messages[0]]
+        kept = [budget(one.spec.ratio, n) for one, n in zip(compressors, sizes, strict=True)]
+        packed = collectives.broadcast(
+            lambda i: [pack_mask(keep_largest(m.reshape(1, -1), k)[1], k)
+                       for m, k in zip(messages[i], kept, strict=True)],
+            step % collectives.learners, WHAT).wait()
+        masks = [unpack_mask(part, 1, n, k)[0] for part, n, k in zip(packed, sizes, kept, strict=True)]
+        values = collectives.gather([[m.reshape(-1)[mask] for m, mask in zip(own, masks, strict=True)]
+                                     for own in messages], WHAT).wait()
+        return [[one.new_zeros(mask.numel()).masked_scatter_(mask, one).reshape(m.shape)
+                 for one, mask, m in zip(every, masks, messages[0], strict=True)] for every in values], warm
+
+    def nbytes(self, shape: torch.Size, learners: int) -> float:
+        n = shape.numel()
+        k = budget(self.spec.ratio, n)
+        return 4 * k + mask_bytes(1, n, k) / learners
+
+
+class PowerIteration(JointCompressor):
+    """PowerSGD: P = orth(mean of M_l Q), Q = mean of M_l^T P; all receive P Q^T (Vogels 2019, Alg. 1).
+
+    M [out, rest] is a layer's gradient. nbytes = 4 min(rank, out, rest) (out + rest). Q is the next step's start.
+    """
+
+    @staticmethod
+    def combine(compressors: list[JointCompressor], messages: Parts, warm: list[Tensor | None], step: int,
+                collectives: Collectives) -> tuple[Parts, list[Tensor | None]]:
+        matrices = [[m.reshape(len(m), -1) for m in own] for own in messages]
+        # A factor may be kept for a higher rank than this step's.
+        starts = [q[:, : min(one.spec.rank, *m.shape)]
+                  for one, q, m in zip(compressors, warm, matrices[0], strict=True)]
+        left = collectives.all_reduce([[m @ q for m, q in zip(own, starts, strict=True)] for own in matrices], WHAT)
+        p = [torch.linalg.qr(one).Q for one in left.wait()]
+        q = collectives.all_reduce([[m.mT @ one for m, one in zip(own, p, strict=True)] for own in matrices],
+                                   WHAT).wait()
+        y = [(a @ b.mT).reshape(m.shape) for a, b, m in zip(p, q, messages[0], strict=True)]
+        return [y] * collectives.learners, q
+
+    def begin(self, shape: torch.Size, seed: int) -> Tensor:
+        """The first Q [rest, rank]."""
+        rest = shape.numel() // shape[0]
+        rank = min(self.spec.rank, shape[0], rest)
+        return torch.randn(rest, rank, generator=torch.Generator().manual_seed(seed))
+
+    def nbytes(self, shape: torch.Size, learners: int) -> float:
+        rest = shape.numel() // shape[0]
+        return 4 * min(self.spec.rank, shape[0], rest) * (shape[0] + rest)

@@ -1,0 +1,38 @@
+"""The trainable parameters of a model as things to send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from commsweep.experiments.config import Gradients
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A trainable parameter as a thing to send."""
+
+    name: str
+    kind: str  # conv, fc, embedding or vector
+    shape: torch.Size
+    dense: bool  # travels as it is
+
+    @property
+    def dense_bytes(self) -> int:
+        """Uncompressed, in float32."""
+        return 4 * self.shape.numel()
+
+
+def layers(model: nn.Module, spec: Gradients) -> list[Layer]:
+    """The trainable parameters of a model, in order, with their class."""
+    found = {}
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            kind = "vector" if p.dim() < 2 else "conv" if p.dim() > 2 else (
+                "embedding" if isinstance(module, nn.Embedding) else "fc")
+            found.setdefault(id(p), kind)
+    every = spec.compressor.kind == "none"
+    return [Layer(name, found[id(p)], p.shape, every or (p.dim() < 2 and not spec.vectors))
+            for name, p in model.named_parameters() if p.requires_grad]

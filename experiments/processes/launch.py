@@ -1,0 +1,204 @@
+"""Starting the stages of a real pipeline, and one line about whichever failed first."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import RunFolder, write_json
+
+LAUNCH = "COMMSWEEP_LAUNCH"  # in the environment of every process of a launch
+GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
+
+
+def worker(folder: RunFolder, work: Callable[[], None]) -> int:
+    """A stage's process: do the work; whatever goes wrong becomes one line, in a file beside the others' and on stderr.
+
+    Ends the process at once then: destructors of a broken process group wait for peers that are gone.
+    """
+    stage = int(os.environ["RANK"])
+    die_with_parent(signal.SIGKILL)
+    folder.make()
+    error = folder.path / f"stage{stage}.error"
+    error.unlink(missing_ok=True)
+    try:
+        work()
+        return 0
+    except UserError as fault:
+        line = str(fault)
+    except KeyboardInterrupt:
+        line = "stopped"
+    except Exception as fault:
+        line = explain(fault)
+        with open(folder.path / "log.txt", "a") as log:
+            import traceback
+
+            log.write(f"stage {stage}\n{traceback.format_exc()}")
+    write_json(error, {"time": time.time(), "line": line})
+    print(f"commsweep: stage {stage}: {line}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def explain(fault: BaseException) -> str:
+    """One line about a stage's exception; a broken or silent link is called that."""
+    chain, text = fault, ""
+    while chain is not None:
+        if isinstance(chain, UserError):  # a message that did not belong, wrapped by the engine
+            return str(chain)
+        text += f" {chain}"
+        chain = chain.__cause__ or chain.__context__
+    if re.search(r"Timed out|timeout", text):
+        return "a neighbour was silent for longer than --patience; check the link and start again to continue"
+    if "op.preamble.length" in text:
+        return "a message was longer than its kind can be, and not read; start all stages with the same commsweep"
+    if re.search(r"closed by peer|Connection reset|Broken pipe|recv.*failed|Socket|unreachable|connect", text, re.I):
+        return "the link to a neighbour broke; start again to continue from the last checkpoint"
+    first = str(fault).strip().splitlines()
+    return f"{type(fault).__name__}: {first[0] if first else ''}"
+
+
+def die_with_parent(number: int) -> None:
+    """Ask the kernel to send this process a signal when its parent dies, so that none is left behind."""
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(1, number)
+
+
+def free_port(port: int | None = None) -> int:
+    """A port of this machine that nobody listens on. Raises UserError when the one asked for is taken."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError:
+            raise UserError(f"--port {port}: in use by another process; choose another, or leave it out") from None
+        return probe.getsockname()[1]
+
+
+def torchrun(command: list[str], stages: int, port: int | None) -> list[list[str]]:
+    """The command that starts all stages on this machine."""
+    return [[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(stages), "--master-addr",
+             "127.0.0.1", "--master-port", str(free_port(port)), "-m", *command]]
+
+
+def supervise(folder: RunFolder, commands: list[list[str]], environments: list[dict[str, str]],
+              show: Callable[[dict[str, Any]], None], patience: float = math.inf) -> None:
+    """Run the commands until all have ended; `show` gets what stage 0 says of its progress.
+
+    Raises UserError, naming the stage, when one fails, or is stopped for longer than `patience` seconds: all others
+    are ended within a few seconds.
+    """
+    for left in ("stage*.error", "progress.json"):
+        for path in folder.path.glob(left):
+            path.unlink()
+    log = open(folder.path / "log.txt", "a")  # noqa: SIM115 (closed below, after the processes that write to it)
+    start = log.tell()
+    own = f"{os.getpid()}.{secrets.token_hex(8)}"
+    running = [subprocess.Popen(command, env=os.environ | extra | {LAUNCH: own}, stdin=subprocess.DEVNULL, stdout=log,
+                                stderr=log, start_new_session=True,
+                                preexec_fn=lambda: die_with_parent(signal.SIGTERM))
+               for command, extra in zip(commands, environments, strict=True)]
+    halted, stopped = _Halted(own, patience), ""
+    try:
+        while any(one.poll() is None for one in running):
+            if any(one.poll() for one in running) or any(folder.path.glob("stage*.error")):
+                # torchrun says which stage failed first only when it ends by itself, which takes it some seconds.
+                deadline = time.monotonic() + 3 * GRACE
+                while time.monotonic() < deadline and any(one.poll() is None for one in running):
+                    time.sleep(0.1)
+                break
+            with suppress(OSError, ValueError):
+                show(json.loads((folder.path / "progress.json").read_text()))
+            if stopped := halted.look():
+                break
+            time.sleep(0.1)
+    finally:
+        end(own, running)
+        log.close()
+    if stopped:
+        raise UserError(f"{stopped}; all were ended. Start again to continue from the last checkpoint ({folder.path})")
+    codes = [one.returncode for one in running]
+    if any(codes):
+        with open(folder.path / "log.txt") as text:
+            text.seek(start)
+            raise UserError(blame(folder, codes, text.read()))
+
+
+def _stages(launch: str) -> dict[int, tuple[str, str]]:
+    """(stage, state) of a launch's stages by process id. They are known by their environment, which only their
+    launcher gave them; no file of the store says which process to end."""
+    found = {}
+    wanted = f"{LAUNCH}={launch}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            told = (process / "environ").read_bytes().split(b"\0")
+            rank = next((one[5:].decode() for one in told if one.startswith(b"RANK=")), None)
+            if wanted in told and rank is not None:
+                found[int(process.name)] = rank, (process / "stat").read_text().rpartition(")")[2].split()[0]
+    return found
+
+
+class _Halted:
+    """Looks for stages that were stopped (SIGSTOP): their neighbours could only blame the silence."""
+
+    def __init__(self, launch: str, patience: float) -> None:
+        self.launch, self.most = launch, max(1.0, 0.8 * patience)  # before a neighbour's patience ends
+        self.since: dict[int, float] = {}
+        self.looked = 0.0
+
+    def look(self) -> str:
+        """What to say of a stage that has been stopped for too long, or ""."""
+        now = time.monotonic()
+        if now - self.looked < 1 or math.isinf(self.most):
+            return ""
+        self.looked = now
+        halted = {pid: stage for pid, (stage, state) in _stages(self.launch).items() if state in "tT"}
+        self.since = {pid: self.since.get(pid, now) for pid in halted}
+        return next((f"stage {halted[pid]} (process {pid}) has been stopped for {now - since:.0f} s"
+                     for pid, since in self.since.items() if now - since > self.most), "")
+
+
+def end(launch: str, running: list[subprocess.Popen]) -> None:
+    """End what still runs, stages included that their launcher has lost."""
+    for number, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        for one in running:
+            if one.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(one.pid, number)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline and any(one.poll() is None for one in running):
+            time.sleep(0.05)
+    for pid in _stages(launch):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def blame(folder: RunFolder, codes: list[int], log: str) -> str:
+    """One line about the stage that failed first: one that a signal ended, else the first that had something to say."""
+    root = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", log, re.S)
+    died = [(int(root[1]), int(root[2]))] if root else list(enumerate(codes))
+    for stage, code in died:
+        if code < 0 and not (folder.path / f"stage{stage}.error").exists() and -code != signal.SIGTERM:
+            return (f"stage {stage} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
+                    f"continue from the last checkpoint ({folder.path})")
+    said = []
+    for path in folder.path.glob("stage*.error"):
+        with suppress(OSError, ValueError):
+            told = json.loads(path.read_text())
+            said.append(("neighbour" in told["line"], told["time"], int(path.stem[5:]), told["line"]))
+    if said:
+        _, _, stage, line = min(said)
+        return f"stage {stage}: {line}"
+    return f"the stages could not be started; see {folder.path / 'log.txt'}"

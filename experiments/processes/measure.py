@@ -1,0 +1,103 @@
+"""Step times of many runs over links of many kinds, with one set of processes for all of one latency.
+
+Links are reshaped in between. What is to be measured, and how, lies in <store>/pipelines/.links; every measurement is
+recorded as a pipeline's run of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count, groupby
+from pathlib import Path
+
+from commsweep.experiments.config import Execution, Run, Wiring, parse, record
+from commsweep.experiments.processes import launch, namespaces, pipeline, stages
+from commsweep.experiments.store import Row, RunFolder, Store, read_json, write_json
+
+WIDE = 0.25  # quartiles further apart than this share of the median: measured again
+TRIES = 6  # times at most, once the processes are older than
+SETTLE = 75.0  # seconds: machines that reclaim idle memory stall young processes
+MODULE = "commsweep.experiments.processes.measure"
+
+Measurement = tuple[Run, Wiring]
+
+
+def missing(measurements: list[Measurement], store: Store) -> dict[str, Measurement]:
+    """Those without a recorded outcome, by id."""
+    named = {pipeline.folder_of(store, *one).path.name: one for one in measurements}
+    return {name: one for name, one in named.items() if store.pipeline(name).row() is None}
+
+
+def measure(todo: dict[str, Measurement], store: Store, execution: Execution, patience: float,
+            done: Callable[[int], None] = lambda n: None) -> None:
+    """Take these measurements; `done` hears how many of them there are so far. Needs Linux, root and iproute2."""
+    def kind(item: tuple[str, Measurement]) -> tuple[int, float]:
+        run, wiring = item[1]
+        return stages.count(run), wiring.latency
+
+    before = 0
+    for (n, latency), group in groupby(sorted(todo.items(), key=kind), key=kind):
+        own = dict(group)
+        folder = RunFolder(store.root / "pipelines" / ".links", store.root)
+        folder.make()
+        with folder.locked(), namespaces.chain(n, 0.0, latency) as nodes:
+            write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
+            write_json(folder.path / "todo.json", {"todo": [
+                [name, record(run), wiring.model_dump(mode="json")] for name, (run, wiring) in own.items()]})
+            launch.supervise(folder, nodes.commands([MODULE, str(store.root.resolve())]), nodes.environments(),
+                             lambda seen, before=before: done(before + seen["done"]), patience)
+        before += len(own)
+        done(before)
+
+
+def work(store: Store, folder: RunFolder) -> None:
+    """A stage's part in all measurements of one latency."""
+    import torch.distributed as dist
+
+    from commsweep.experiments.processes.trainer import Trainer, connect
+    from commsweep.experiments.training.record import environment
+
+    told, began, device = read_json(folder.path / "execution.json"), time.monotonic(), None
+    patience = told.pop("patience")
+    execution = replace(Execution.read(told), checkpoint_every=math.inf)
+    first = os.environ["RANK"] == "0"
+    for done, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
+        run, wiring, recorded = parse(settings), Wiring(**wires), store.pipeline(name)
+        device = device or connect(run, execution, patience)
+        if first:
+            recorded.make()
+            pipeline.begin(recorded, run, wiring, environment(str(device)))
+            namespaces.shape(wiring.bandwidth)
+        for turn in count():
+            dist.barrier()
+            row = Trainer(run, wiring, execution, recorded, device).train()
+            again = [first and disturbed(row) and (turn < TRIES or time.monotonic() - began < SETTLE)]
+            dist.broadcast_object_list(again, src=0)
+            if not again[0]:
+                break
+        if first:
+            recorded.finish(row | {"tries": turn + 1})
+            write_json(folder.path / "progress.json", {"done": done + 1})
+    dist.destroy_process_group()
+
+
+def disturbed(row: Row) -> bool:
+    """Whether the quartiles of a measurement's steps lie far apart: something else had the machine."""
+    timing = row["timing"]
+    return bool(timing) and timing["spread"][1] - timing["spread"][0] > WIDE * timing["step_seconds"]
+
+
+def main(root: str) -> int:
+    """A stage that `measure` has started."""
+    store = Store(Path(root))
+    folder = RunFolder(store.root / "pipelines" / ".links", store.root)
+    return launch.worker(folder, lambda: work(store, folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

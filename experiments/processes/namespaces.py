@@ -1,0 +1,243 @@
+"""A chain of network namespaces on this machine, joined by veth links of a real bandwidth and latency.
+
+    node 0 --(tbf)-- relay 0 --(tbf)-- node 1 --(tbf)-- relay 1 --(tbf)-- node 2 ...
+
+Every node shapes what it sends to each neighbour with a token bucket. A relay is there only where there is a latency
+and the kernel has no netem: a small process that holds every frame back for that long. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+from commsweep.experiments.errors import UserError, notice
+from commsweep.experiments.processes.launch import die_with_parent
+
+CHAIN = "COMMSWEEP_CHAIN"  # tells a stage the name of the chain it is in
+MTU = 1500
+BURST = 2 * (MTU + 14)  # bytes that a bucket lets through at once: two frames, or
+BURST_SECONDS = 0.25e-3  # what a fast link sends in this time, for which timers are too coarse
+RELAY_RATE = 550e6  # bits a second that the relay was measured to carry
+_PACKET, _VNET_HEADER = 263, 15  # <linux/if_packet.h>: a frame with what the kernel left to the hardware
+
+
+class Chain:
+    """The nodes of a chain, and what to run in them."""
+
+    def __init__(self, name: str, nodes: int) -> None:
+        self.name, self.nodes = name, nodes
+
+    def node(self, k: int) -> str:
+        """The namespace of a stage."""
+        return f"{self.name}n{k}"
+
+    def interface(self, k: int, right: bool) -> str:
+        """Node k's end of the link to its right or left neighbour."""
+        return f"{self.name}{'r' if right else 'l'}{k}"
+
+    def address(self, k: int) -> str:
+        """Where node k is reached by all others."""
+        return f"10.213.{k - 1}.2" if k else "10.213.0.1"
+
+    def commands(self, module: list[str]) -> list[list[str]]:
+        """Each node's command for a Python module with arguments."""
+        return [["ip", "netns", "exec", self.node(k), sys.executable, "-m", *module] for k in range(self.nodes)]
+
+    def environments(self) -> list[dict[str, str]]:
+        """Each node's part of what torchrun would have set."""
+        return [{"RANK": str(k), "WORLD_SIZE": str(self.nodes), "LOCAL_RANK": "0", "MASTER_ADDR": self.address(0),
+                 "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", CHAIN: self.name,
+                 "GLOO_SOCKET_IFNAME": self.interface(k, right=k == 0)} for k in range(self.nodes)]
+
+    def sent(self) -> dict[str, int]:
+        """Bytes that the kernel has counted leaving each interface of the nodes."""
+        found = {}
+        for k in range(self.nodes):
+            for right in (False, True):
+                if (k or right) and (k + 1 < self.nodes or not right):
+                    name = self.interface(k, right)
+                    out = _run("ip", "netns", "exec", self.node(k), "cat", f"/sys/class/net/{name}/statistics/tx_bytes")
+                    found[f"{k} {'right' if right else 'left'}"] = int(out)
+        return found
+
+    def cut(self, k: int, down: bool) -> None:
+        """Take the link between node k and node k + 1 down, or up again."""
+        _run("ip", "-n", self.node(k), "link", "set", self.interface(k, right=True), "down" if down else "up")
+        if not down:  # the kernel dropped the routes through it
+            self._route(k)
+
+    def _route(self, k: int) -> None:
+        for other in range(self.nodes - 1):  # links, numbered from the left
+            if other not in (k - 1, k):
+                by = f"10.213.{k}.2" if other > k else f"10.213.{k - 1}.1"
+                _run("ip", "-n", self.node(k), "route", "replace", f"10.213.{other}.0/24", "via", by)
+
+
+def _owned(pid: int) -> str:
+    """A name that tells whose the namespaces are: process id and start. Interfaces leave room for 12 letters."""
+    return f"cs{pid:x}x{_born(pid) % 4096:03x}"
+
+
+def _born(pid: int) -> int:
+    """When a process started, in ticks since boot; 0 when there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def sweep_up() -> list[str]:
+    """Remove the namespaces of launchers that are gone (killed, they could not do so themselves); their names."""
+    shown = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    gone = [name for name in (line.split()[0] for line in shown.splitlines() if line.strip())
+            if (found := re.fullmatch(r"(cs([0-9a-f]+)x[0-9a-f]{3})[nw]\d+", name))
+            and _owned(int(found[2], 16)) != found[1]]
+    for name in gone:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return gone
+
+
+@contextmanager
+def chain(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[Chain]:
+    """Namespaces for `nodes` stages, links of `bandwidth` bits a second (0: unlimited) and `latency` seconds one way.
+
+    Raises UserError where this machine does not allow it. All is removed at the end.
+    """
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        raise UserError("--bandwidth and --latency need Linux, root and iproute2 (ip, tc); run the stages on machines "
+                        "with real links instead, by torchrun")
+    sweep_up()
+    made = Chain(_owned(os.getpid()), nodes)
+    relays: list[subprocess.Popen] = []
+    try:
+        for k in range(nodes):
+            _run("ip", "netns", "add", made.node(k))
+            _run("ip", "-n", made.node(k), "link", "set", "lo", "up")
+            _run("ip", "netns", "exec", made.node(k), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        netem = latency > 0 and _has_netem(made)
+        if latency and not netem and not 0 < bandwidth < RELAY_RATE:
+            notice(f"this kernel has no netem: latency comes from a relay process, which carries at most about "
+                   f"{RELAY_RATE / 1e6:.0f} Mbit/s each way, whatever --bandwidth says")
+        for k in range(nodes - 1):
+            _link(made, k, bandwidth, latency, netem, relays)
+        for k in range(nodes):
+            made._route(k)
+        yield made
+    finally:
+        for relay in relays:
+            relay.kill()
+            relay.wait()
+        for name in (*(made.node(k) for k in range(nodes)), *(f"{made.name}w{k}" for k in range(nodes - 1))):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _link(made: Chain, k: int, bandwidth: float, latency: float, netem: bool, relays: list[subprocess.Popen]) -> None:
+    """Join node k and node k + 1."""
+    ends = [(made.node(k), made.interface(k, True)), (made.node(k + 1), made.interface(k + 1, False))]
+    if latency and not netem:
+        wire, inner = f"{made.name}w{k}", [f"{made.name}x{k}", f"{made.name}y{k}"]
+        _run("ip", "netns", "add", wire)
+        for (space, outer), inside in zip(ends, inner, strict=True):
+            _run("ip", "link", "add", outer, "netns", space, "type", "veth", "peer", "name", inside, "netns", wire)
+            _run("ip", "-n", wire, "link", "set", inside, "mtu", str(MTU), "up")
+        relays.append(subprocess.Popen(
+            ["ip", "netns", "exec", wire, sys.executable, "-m", "commsweep.experiments.processes.namespaces", *inner,
+             str(latency)], stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(9)))
+    else:
+        (left, one), (right, other) = ends
+        _run("ip", "link", "add", one, "netns", left, "type", "veth", "peer", "name", other, "netns", right)
+    for turn, (space, name) in enumerate(ends):
+        _run("ip", "-n", space, "addr", "add", f"10.213.{k}.{turn + 1}/24", "dev", name)
+        _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
+        _run("ip", "netns", "exec", space, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle")
+        if netem:
+            _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "netem",
+                 "delay", f"{latency * 1e6:.0f}us", "limit", "100000")
+        _rate(space, name, bandwidth)
+
+
+def shape(bandwidth: float) -> None:
+    """Give all links of the chain this process is in another bandwidth."""
+    name = os.environ[CHAIN]
+    made = Chain(name, int(os.environ["WORLD_SIZE"]))
+    for k in range(made.nodes):
+        for right in (False, True):
+            if (k or right) and (k + 1 < made.nodes or not right):
+                _rate(made.node(k), made.interface(k, right), bandwidth)
+
+
+def _rate(space: str, name: str, bandwidth: float) -> None:
+    """A token bucket at an interface, inside of netem where there is one; none if unlimited."""
+    shown = _run("ip", "netns", "exec", space, "tc", "qdisc", "show", "dev", name)
+    where = ["parent", "1:1"] if "netem" in shown else ["root"]
+    if bandwidth:
+        burst = max(BURST, round(bandwidth / 8 * BURST_SECONDS))
+        _run("ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", name, *where, "handle", "2:", "tbf",
+             "rate", f"{round(bandwidth)}bit", "burst", str(burst), "latency", "5s")
+    elif "tbf" in shown:
+        _run("ip", "netns", "exec", space, "tc", "qdisc", "del", "dev", name, *where)
+
+
+def _has_netem(made: Chain) -> bool:
+    tried = subprocess.run(["ip", "netns", "exec", made.node(0), "tc", "qdisc", "add", "dev", "lo", "root", "netem",
+                            "delay", "1us"], capture_output=True, check=False)
+    if tried.returncode == 0:
+        _run("ip", "netns", "exec", made.node(0), "tc", "qdisc", "del", "dev", "lo", "root")
+    return tried.returncode == 0
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+        raise UserError(f"this machine does not let its links be shaped ({' '.join(command[:4])} ...: {said}); run the "
+                        "stages on machines with real links instead, by torchrun")
+    return done.stdout
+
+
+def relay(one: str, other: str, latency: float) -> None:
+    """Hand every frame that arrives at one interface out at the other, `latency` seconds later; both ways."""
+    kind = socket.ntohs(3)  # every protocol
+    ends = []
+    for name in (one, other):
+        end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, kind)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+        # Frames come before their checksums are made and may be longer than a cable's; the header says so, and goes on.
+        end.setsockopt(_PACKET, _VNET_HEADER, 1)
+        end.bind((name, 0))
+        end.setblocking(False)
+        ends.append(end)
+    waiting: list[tuple[float, int, bytes, socket.socket]] = []
+    order = count()
+    while True:
+        left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 1.0
+        # select sleeps a little too long: spin through the last stretch
+        readable, _, _ = select.select(ends, [], [], max(0.0, left - 0.0002))
+        now = time.monotonic()
+        for end in readable:
+            out = ends[1 - ends.index(end)]
+            with suppress(BlockingIOError):
+                for _ in range(64):
+                    frame, source = end.recvfrom(1 << 17)
+                    if source[2] != socket.PACKET_OUTGOING:
+                        heapq.heappush(waiting, (now + latency, next(order), frame, out))
+        while waiting and waiting[0][0] <= time.monotonic():
+            _, _, frame, out = heapq.heappop(waiting)
+            with suppress(OSError):  # a link that is down loses what it is given
+                out.send(frame)
+
+
+if __name__ == "__main__":
+    relay(sys.argv[1], sys.argv[2], float(sys.argv[3]))

@@ -1,0 +1,102 @@
+"""A run as real processes, one a stage: started, watched, recorded in <store>/pipelines.
+
+    run.json     the Run and its wiring        execution.json   where and how long; a stage reads both
+    done.json    the row                       stage*.ckpt      to continue from
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from commsweep.experiments.config import SCHEMA, Execution, Run, Wiring, canonical, record, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.processes import launch, stages
+from commsweep.experiments.store import Busy, Row, RunFolder, Store, read_json, write_json
+
+MODULE = "commsweep.experiments.processes.pipeline"
+
+
+def folder_of(store: Store, run: Run, wiring: Wiring) -> RunFolder:
+    """Where this run over this wiring is recorded: <store>/pipelines/<id>."""
+    text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
+    return store.pipeline(sha256(text.encode()).hexdigest()[:12])
+
+
+def begin(folder: RunFolder, run: Run, wiring: Wiring, env: dict[str, Any]) -> None:
+    """Write what is asked for and where it runs."""
+    write_json(folder.path / "run.json", {"schema": SCHEMA, "id": folder.path.name, "run_id": run_id(run),
+                                         "run": record(run), "wiring": wiring.model_dump(mode="json")})
+    write_json(folder.path / "env.json", env)
+
+
+def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *, patience: float = 120.0,
+            port: int | None = None, show: Callable[[dict[str, Any]], None] = lambda seen: None) -> Row:
+    """The row of a run over this wiring: as recorded, or by executing it now. `show` hears of its progress.
+
+    Raises UserError when a stage fails or is silent for `patience` seconds; the same call continues from the last
+    checkpoint that all stages have.
+    """
+    folder.make()
+    try:
+        with folder.locked():
+            if (row := folder.row()) is not None:
+                return row
+            execution.torch_device()  # one that is not there is said once
+            n = stages.count(run)
+            begin(folder, run, wiring, {})
+            write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
+            command = [MODULE, str(folder.path.resolve())]
+            if wiring.bandwidth or wiring.latency:
+                from commsweep.experiments.processes import namespaces
+
+                with namespaces.chain(n, wiring.bandwidth, wiring.latency) as nodes:
+                    launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience)
+            else:
+                launch.supervise(folder, launch.torchrun(command, n, port), [{}], show, patience)
+    except Busy:
+        raise UserError(f"pipeline {folder.path.name} is being executed by another process") from None
+    return folder.row()
+
+
+def work(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, patience: float) -> Row | None:
+    """This process's stage (RANK says which), recorded by stage 0; the row there.
+
+    A finished run is not trained again.
+    """
+    import torch.distributed as dist
+
+    from commsweep.experiments.processes.trainer import Trainer, connect
+    from commsweep.experiments.training.record import environment
+
+    first = os.environ["RANK"] == "0"
+    if (row := folder.row()) is not None:
+        return row if first else None
+    if first:
+        begin(folder, run, wiring, environment(str(execution.torch_device())))
+    device = connect(run, execution, patience)
+    row = Trainer(run, wiring, execution, folder, device).train()
+    dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
+    if first:
+        folder.finish(row)
+        for left in (*folder.path.glob("stage*.ckpt"), *folder.path.glob(".stage*.part")):
+            left.unlink()
+    return row
+
+
+def main(path: str) -> int:
+    """A stage that `execute` has started: everything it must know lies in the run's folder."""
+    folder = RunFolder(Path(path), Path(path).parent.parent)
+    asked, how = read_json(folder.path / "run.json"), read_json(folder.path / "execution.json")
+    patience = how.pop("patience")
+    return launch.worker(folder, lambda: work(folder.run(), Wiring(**asked["wiring"]),
+                                             replace(Execution.read(how), progress=False), folder, patience))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,407 @@
+"""One stage of a real pipeline: the loop around the engine, evaluation, checkpoints, and the row of it all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from commsweep.experiments import checkpoint, models
+from commsweep.experiments import data as datasets
+from commsweep.experiments.boundary.insert import Boundaries, sections, traffic
+from commsweep.experiments.boundary.plan import check_room, memory_bytes, message_shapes
+from commsweep.experiments.component import Pass
+from commsweep.experiments.compressors import message
+from commsweep.experiments.config import Execution, Gradients, Run, Wiring, canonical, run_id
+from commsweep.experiments.data.module import Batch
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.feedback.memory import Keys
+from commsweep.experiments.processes import stages
+from commsweep.experiments.processes.engine import SCHEDULES, Side, Stage, Turn
+from commsweep.experiments.processes.timing import KEPT, summary
+from commsweep.experiments.store import DIVERGED, FINISHED, Row, RunFolder
+from commsweep.experiments.training import optim
+from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
+from commsweep.experiments.training.record import row
+from commsweep.experiments.training.run import quiet, tokens
+from commsweep.experiments.training.step import check_microbatches, microbatches
+from commsweep.experiments.training.tasks import kind, laid_out
+
+MEASURED = "measured"  # status of a run that was ended after `Wiring.steps`
+
+
+def connect(run: Run, execution: Execution, patience: float) -> torch.device:
+    """Join the other stages; returns this stage's device."""
+    world = int(os.environ["WORLD_SIZE"])
+    if world != stages.count(run):
+        raise UserError(f"{world} processes were started for {stages.count(run)} stages; start one a stage")
+    device = execution.torch_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device := torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience),
+                            **({"device_id": device} if device.type == "cuda" else {}))
+    return device
+
+
+def _agree(text: str, what: str) -> None:
+    """Raise UserError unless all stages have the same text."""
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, message.digest(text))
+    if len(set(digests)) > 1:
+        other = next(i for i, one in enumerate(digests) if one != digests[0])
+        raise UserError(f"stages 0 and {other} were started with different {what}; start all with the same")
+
+
+def turns(passes: list[Pass], samples: Tensor, first: int, device: torch.device) -> list[Turn]:
+    """The microbatches of a training step whose first message has the number `first`."""
+    return [Turn(first + one.turn, one.size, Keys(samples[one.rows], device, one.slot)) for one in passes]
+
+
+class Trainer:
+    """The state of one stage's training."""
+
+    def __init__(self, run: Run, wiring: Wiring, execution: Execution, folder: RunFolder,
+                 device: torch.device, keep_weights: bool = False) -> None:
+        """keep_weights: leave the trained network in the folder, as weights.pt."""
+        quiet()
+        _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency'})}", "settings")
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.set_num_threads(wiring.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        self.run, self.wiring, self.execution, self.folder = run, wiring, execution, folder
+        self.device, self.rank, self.world, self.kind = device, rank, world, kind(run)
+        self.keep_weights, self.clip = keep_weights, getattr(run.optim, "clip", 0.0)
+        self.first, self.last = rank == 0, rank == world - 1
+        self.data = datasets.build(run, execution.data_root, execution.model_root, device)
+        _agree(self.data.digest(), "data (--data-root, --model-root)")
+        self._build(run, execution)
+        steps = len(self.data.train) * run.epochs
+        self.optimizer = optim.optimizer(run, self.parameters)
+        self.scheduler, self.interval = optim.rates(run, self.optimizer, steps)
+        self.losses: list[Tensor] = []
+        self.began: list[float] = []
+        self._loss_sum, self._samples = torch.zeros((), device=device), 0
+        self.step = self.passes = self.epoch = 0
+        self.seconds = {"train": 0.0, "eval": 0.0}
+        self.tied_bytes = 0
+        self._saved = time.monotonic()
+
+    def _build(self, run: Run, execution: Execution) -> None:
+        if run.fwd.compressor.kind == "subspace":
+            raise UserError("fwd.compressor.kind=subspace measures from the tokens' embeddings, which only the first "
+                            "stage has; it can be simulated (commsweep run), not executed as processes")
+        if run.grad.learners > 1 or run.grad.compressor.kind != "none":
+            raise UserError("grad.learners: a real pipeline has one learner; simulate more with commsweep run")
+        if execution.buffers != "memory":
+            raise UserError("--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out")
+        check_microbatches(run, len(self.data.train.y), self.data.train.drop_last)
+        pl.seed_everything(run.seed, verbose=False)
+        model, modules = models.build(run, self.data, execution.model_root)
+        if run.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        (shapes, _), cuts = message_shapes(model, modules, self.data.example), list(modules)
+        run.check_cuts(modules)
+        self.model = model_of(run, model, tuple(cuts))
+        links = {cut: run.links(cut) for cut in cuts}
+        beside = cuts[max(0, self.rank - 1) : self.rank + 1]
+        model = model.to(self.device)
+        need = memory_bytes({cut: links[cut] for cut in beside}, shapes, run.data.batch_size, len(self.data.train.y))
+        check_room(need, self.device, None)
+        self.boundaries = Boundaries(
+            links, modules, shapes, run.data.batch_size, len(self.data.train.y), run.seed, own=run.at,
+            channels_last=run.channels_last, only=beside).to(self.device)
+        every = [*((f"model.{name}", one) for name, one in model.named_parameters()),
+                 *((f"boundaries.{name}", one) for name, one in self._coders(cuts, shapes))]
+        self.order = [name for name, _ in every]
+        names = {id(one): f"model.{name}" for name, one in [*model.named_parameters(), *model.named_buffers()]}
+        ends = (model.get_input_embeddings().weight, model.get_output_embeddings().weight) if hasattr(
+            model, "get_input_embeddings") else (None, False)
+        self.tied = ends[0] if ends[0] is ends[1] and (self.first or self.last) and self.world > 1 else None
+        body = stages.body(run, model, cuts, self.rank).train()
+        parts = {name: dict(getattr(body, name)()) for name in ("named_parameters", "named_buffers")}
+        self.named = {names[id(one)]: one for one in parts["named_parameters"].values()}
+        self.buffers = {names[id(one)]: one for one in parts["named_buffers"].values() if id(one) in names}
+        coded = {f"boundaries.{name}": one for name, one in self.boundaries.named_parameters()}
+        self.coders = list(coded.values())
+        self.parameters = [*self.named.values(), *self.coders]
+        self.named |= coded
+
+        sides: list[Side | None] = [None, None]
+        for turn, at in enumerate((self.rank - 1, self.rank)):
+            if 0 <= at < len(cuts):
+                cut = cuts[at]
+                agreed = message.digest(f"{canonical(run)} {cut} {tuple(shapes[cut])}")
+                sides[turn] = Side(self.boundaries[cut.replace(".", "_")], shapes[cut], agreed)
+        self.sides = {"bwd": sides[0], "fwd": sides[1]}  # the channel that this stage sends through
+        make = partial(Stage, body, self.rank, self.world, self.device, self.boundaries.step, *sides, self._precision)
+        self.stage, self.scorer, self.body = make(), make(), body
+        self.stage.channels_last = self.scorer.channels_last = run.channels_last
+        try:
+            self.schedule = SCHEDULES[self.wiring.schedule](self.stage, run.microbatches, loss_fn=self._loss)
+        except ValueError:
+            raise UserError(f"--schedule {self.wiring.schedule} needs at least as many microbatches as stages: set "
+                            f"microbatches={self.world} (now {run.microbatches}), or use --schedule gpipe") from None
+        self.scoring = SCHEDULES["gpipe"](self.scorer, 1)
+
+    def _coders(self, cuts: list[str], shapes: dict[str, torch.Size]) -> list[tuple[str, Any]]:
+        """Names of all coders' parameters in the simulation's order; those of other stages without a value."""
+        if self.run.fwd.compressor.kind != "bottleneck":
+            return []
+        return [(f"{cut.replace('.', '_')}.coder.{part}", None) for cut in cuts for part in ("encoder", "decoder")]
+
+    def _precision(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.run.precision == "bfloat16")
+
+    def _loss(self, logits: Tensor, target: tuple[Tensor, Pass]) -> Tensor:
+        y, one = target
+        with self._precision():
+            loss = self.kind.loss(logits, y)
+        self._loss_sum += loss.detach() * one.size
+        self._samples += one.size
+        return loss * one.weight if self.run.microbatches > 1 and one.weight != 1 else loss
+
+    # Training.
+
+    def train(self) -> dict[str, Any] | None:
+        """All epochs that are left; the row, at stage 0."""
+        begun = time.perf_counter()
+        status, error = FINISHED, None
+        self._resume()
+        while self.epoch < self.run.epochs and status == FINISHED:
+            stopped = self._train_epoch()
+            error = self._epoch_ended(evaluate=not stopped)
+            status = DIVERGED if error else MEASURED if stopped else FINISHED
+            self.epoch += 1
+            if status == FINISHED and self.epoch < self.run.epochs:
+                self._checkpoint()
+        return self._row(status, error, time.perf_counter() - begun)
+
+    def _train_epoch(self) -> bool:
+        """Whether the steps that were asked for are done."""
+        self._loss_sum.zero_()
+        self._samples = 0
+        self.losses = []
+        del self.began[:-KEPT], self.stage.spans[: -KEPT * (2 * self.run.microbatches + 1)]
+        del self.stage.passages[: -KEPT * 4 * self.run.microbatches]
+        since = len(self.began)
+        self.data.train.set_epoch(self.epoch)
+        clock = time.perf_counter()
+        for batch in self.data.train:
+            self._step(batch)
+            self._progress()
+            if self.step == self.wiring.steps:
+                break
+        self.seconds["train"] += time.perf_counter() - clock
+        self.epoch_began = self.began[since:]
+        return self.step == self.wiring.steps
+
+    def _step(self, batch: Batch) -> None:
+        x, y, samples = batch
+        passes = microbatches(len(y), self.run.microbatches)
+        step = self.boundaries.step
+        step.training, step.compress, step.epoch = True, True, self.epoch
+        self.began.append(time.monotonic())
+        self.stage.begin(turns(passes, samples, self.passes, self.device))
+        self.optimizer.zero_grad()
+        losses: list[Tensor] = []
+        x = laid_out(self.run, x) if self.first else x
+        self.schedule.step(arg_mbs=[(x[one.rows],) for one in passes] if self.first else [()] * len(passes),
+                           target_mbs=[(y[one.rows], one) for one in passes] if self.last else None,
+                           losses=losses, return_outputs=False)
+        with self.stage._timed("U", 0):
+            for coder in self.coders:  # the engine divides the gradients of the stage's own modules only
+                if coder.grad is not None and self.run.microbatches > 1:
+                    coder.grad.div_(self.run.microbatches)
+            self._share_tied()
+            self._clip()
+            self.optimizer.step()
+            if self.interval == "step":
+                self.scheduler.step()
+        if self.last:
+            self.losses.append(torch.stack([one.detach() for one in losses]).sum() / len(losses))
+        self.step += 1
+        self.passes += len(passes)
+
+    def _share_tied(self) -> None:
+        """First and last stage hold the token embeddings; each takes the sum of both gradients, head's first."""
+        if self.tied is None:
+            return
+        other, mine = (self.world - 1 if self.first else 0), self.tied.grad
+        theirs = torch.empty_like(mine)
+        both = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        self.tied_bytes += mine.numel() * mine.element_size()
+        self.tied.grad = theirs + mine if self.first else mine + theirs
+
+    def _clip(self) -> None:
+        """To the norm over all stages' gradients, summed in the simulation's order."""
+        if not self.clip:
+            return
+        norms = torch.zeros(len(self.order), device=self.device)
+        for place, name in enumerate(self.order):
+            own = self.named.get(name)
+            if own is not None and own.grad is not None and not (own is self.tied and self.last):
+                norms[place] = torch.linalg.vector_norm(own.grad)
+        dist.all_reduce(norms)  # each place has one owner, so nothing is rounded
+        factor = (self.clip / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    # Evaluation.
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        """Scores of validation and test set with compression on and off, at the last stage."""
+        clock, totals = time.perf_counter(), {}
+        self.body.eval()
+        step = self.boundaries.step
+        step.training = False
+        loaders = self.data.val_dataloader()
+        for turn, loader in enumerate(loaders):
+            split = "test" if turn == len(loaders) - 1 else "val"
+            for number, (x, y, _) in enumerate(loader):
+                for mode in ("on", "off"):
+                    step.compress = mode == "on"
+                    self.scorer.begin([Turn(number, len(y), None)])
+                    logits = self.scoring.step(*([laid_out(self.run, x)] if self.first else []))
+                    if self.last:
+                        with self._precision():
+                            score = self.kind.score(logits, y)
+                        key = f"{split}_{mode}"
+                        totals[key] = totals[key] + score if key in totals else score
+        self.body.train()
+        self.seconds["eval"] += time.perf_counter() - clock
+        return {f"{key}_{name}": value for key, total in totals.items()
+                for name, value in self.kind.means(total.tolist()).items()}
+
+    def _epoch_ended(self, evaluate: bool) -> str | None:
+        """Evaluate and record; returns where the training diverged, if it did."""
+        if self.interval == "epoch" and evaluate:
+            self.scheduler.step()
+        due = evaluate and (self.epoch + 1) % self.run.eval_every == 0
+        scores = self._evaluate() if due else {}
+        loss = float(self._loss_sum) / max(1, self._samples)
+        mine = {"scores": scores, "loss": loss, "losses": [float(one) for one in self.losses],
+                "bytes": sum(side.boundary.get_submodule(way).counts.total()
+                             for way, side in self.sides.items() if side is not None)}
+        every = self._gather(mine)
+        last = every[-1]
+        error = None
+        if not math.isfinite(last["loss"]):
+            bad = [where for where in self._gather(self.boundaries.non_finite()) if where]
+            error = f"{bad[0] if bad else 'non-finite loss'}, epoch {self.epoch + 1}, by step {self.step}"
+        record = {"epoch": self.epoch + 1, "step": self.step, "train_loss": last["loss"], **last["scores"],
+                  "bytes": sum(one["bytes"] for one in every), "seconds": round(self.seconds["train"], 4)}
+        if self.first:
+            with open(self.folder.path / "steps.jsonl", "a") as handle:
+                handle.write(json.dumps({"epoch": self.epoch + 1, "losses": last["losses"],
+                                         "began": self.epoch_began}) + "\n")
+            if due and error is None:
+                self.folder.append(record)
+        return error
+
+    def _gather(self, mine: Any) -> list[Any]:
+        every: list[Any] = [None] * self.world
+        dist.all_gather_object(every, mine)
+        return every
+
+    def _progress(self) -> None:
+        """Stage 0 says how far it is, for whoever shows it."""
+        if self.first and time.monotonic() - self._shown > 0.5:
+            self._shown = time.monotonic()
+            part = self.folder.path / ".progress"
+            part.write_text(json.dumps({"step": self.step, "of": self.wiring.steps or self.run.epochs * len(
+                self.data.train)}))
+            os.replace(part, self.folder.path / "progress.json")
+
+    _shown = 0.0
+
+    # Checkpoints: every stage has its own file for an epoch, and two epochs are kept, so one is always whole.
+
+    def _checkpoint(self) -> None:
+        due = self._gather(time.monotonic() - self._saved >= self.execution.checkpoint_every)[0]
+        if not due:
+            return
+        state = {"epoch": self.epoch, "step": self.step, "passes": self.passes, "seconds": self.seconds,
+                 "body": self.body.state_dict(), "boundaries": self.boundaries.state_dict(),
+                 "optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict(),
+                 "random": torch.get_rng_state(), "sent": self.stage.sent, "framing": self.stage.framing,
+                 "tied": self.tied_bytes}
+        checkpoint.save(state, self.folder.path, f"stage{self.rank}", self.epoch)
+        self._gather(None)  # all stages have theirs
+        self._saved = time.monotonic()
+
+    def _resume(self) -> None:
+        files = {epoch: path for epoch, path in checkpoint.saved(self.folder.path, f"stage{self.rank}")
+                 if checkpoint.whole(path)}
+        both = set.intersection(*(set(epochs) for epochs in self._gather(list(files))))
+        if not both:
+            return
+        state = torch.load(files[max(both)], map_location=self.device, weights_only=True)
+        self.epoch, self.step, self.passes = state["epoch"], state["step"], state["passes"]
+        self.seconds, self.tied_bytes = state["seconds"], state["tied"]
+        self.stage.sent, self.stage.framing = state["sent"], state["framing"]
+        self.body.load_state_dict(state["body"])
+        self.boundaries.load_state_dict(state["boundaries"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["random"].cpu())
+
+    # The row.
+
+    def _row(self, status: str, error: str | None, wall: float) -> Row | None:
+        ledgers = self._gather(self.boundaries.ledger())
+        state = self._gather({name: one.detach().cpu() for name, one in
+                              self._owned().items()}) if self.keep_weights else []
+        timing = self._gather({"spans": self.stage.spans, "began": self.began, "passages": self.stage.passages})
+        links = [link for one in self._gather(list(self.boundaries.links().items())) for link in one]
+        evaluations = self.folder.metrics()
+        ran = Installed(
+            self.run, self.model, self.body, self.data, self.optimizer, self.clip, self.scheduler,
+            {**sections(dict(links), self.run.at), "grad": Gradients(exchange=self.run.grad.exchange)},
+            self.schedule._n_microbatches, self.epoch, evaluations[0]["epoch"] if evaluations else self.epoch,
+            self.stage.precision)
+        every = self._gather(ran.record())
+        transport = self._gather({"sent": self.stage.sent, "framing": self.stage.framing, "tied": self.tied_bytes})
+        if not self.first:
+            return None
+        for cut, one in links:  # both ends of a boundary say the same
+            if one != dict(links)[cut]:
+                raise RuntimeError(f"the two ends of boundary {cut} have different links")
+        nothing_lost(self.run, *every, only=lambda key: status == FINISHED or key not in ("epochs", "eval_every"))
+        ledger = {}
+        for left, right in pairwise(ledgers):  # a boundary's activations are sent before it, its gradients behind it
+            cut = next(cut for cut in left if cut in right)
+            ledger[cut] = {key: (right if key.startswith("bwd") else left)[cut][key] for key in left[cut]}
+        if state:
+            torch.save({name: one for part in state for name, one in part.items()}, self.folder.path / "weights.pt")
+        return row(
+            self.run, status, error, ran=ran if status == FINISHED else None, evaluations=evaluations, steps=self.step,
+            totals={"boundaries": ledger, "bytes": traffic(ledger), "gradients": {}},
+            seconds=self.seconds | {"wall": wall}, device=self.device, tokens=tokens(self.data),
+            run_id=run_id(self.run), wiring=self.wiring.model_dump(mode="json"), transport=transport,
+            timing=summary(timing), cores=len(os.sched_getaffinity(0))) | {"id": self.folder.path.name}
+
+    def _owned(self) -> dict[str, Tensor]:
+        """Parameters and buffers of this stage by the whole network's names; coders' halves where they are used."""
+        own = {name: one for name, one in self.named.items() if name.startswith("model.")} | self.buffers
+        for way, part in (("fwd", "encoder"), ("bwd", "decoder")):
+            side = self.sides[way]
+            if side is not None and side.boundary.coder is not None:
+                name = f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{part}"
+                own[name] = getattr(side.boundary.coder, part)
+        return own

@@ -1,0 +1,1 @@
+"""One Run in, one recorded row out."""

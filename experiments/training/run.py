@@ -1,0 +1,251 @@
+"""One Run in, one recorded row out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.loggers import Logger
+from torch import nn
+
+from commsweep.experiments import checkpoint, models
+from commsweep.experiments import data as datasets
+from commsweep.experiments.boundary.insert import Boundaries
+from commsweep.experiments.boundary.plan import check_room, gib, memory_bytes, message_shapes
+from commsweep.experiments.collectives import Collectives
+from commsweep.experiments.component import Component
+from commsweep.experiments.config import Execution, Run, run_id
+from commsweep.experiments.data import Blocks, ImageData
+from commsweep.experiments.data_parallel import learners
+from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
+from commsweep.experiments.feedback.memory import MappedMemory
+from commsweep.experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
+from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
+from commsweep.experiments.training.record import environment, row
+from commsweep.experiments.training.step import CHECK_EVERY, Task, check_microbatches, microbatches
+from commsweep.experiments.training.subspace import Subspace
+from commsweep.experiments.training.tasks import kind
+
+CONTINUE = "last"  # name of a run's checkpoints
+
+
+def execute(run: Run, store: Store, execution: Execution | None = None,
+            stopping: Callable[[], bool] = lambda: False) -> Row:
+    """Train, evaluate and record `run`; a recorded run is returned as it stands, an interrupted one continued.
+
+    Divergence, lack of memory and faults are outcomes and are recorded. `stopping` is asked after each epoch;
+    once it says yes, a checkpoint is saved and KeyboardInterrupt raised. Raises UserError (nothing recorded)
+    when the run cannot start, and `store.Busy` when another process executes it.
+    """
+    execution = execution or Execution()
+    folder = store.folder(run_id(run))
+    with folder.locked():
+        if (recorded := folder.row()) is not None:
+            return recorded
+        started = time.perf_counter()
+        parts = build(run, execution, folder.path)
+        folder.begin(run, environment(str(parts.device)) | {"threads": torch.get_num_threads(), "by": execution.by})
+        made = _outcome(run, parts, folder, execution, stopping)
+        made["seconds"]["wall"] = time.perf_counter() - started
+        folder.finish(made)
+        if made["status"] not in CONTINUABLE:
+            for left in ("*.ckpt", "*.buffer*", ".*.part"):
+                for path in folder.path.glob(left):
+                    path.unlink()
+        return made
+
+
+@dataclass
+class Parts:
+    """The objects of one run."""
+
+    task: Task
+    data: ImageData | Blocks
+    device: torch.device
+    memory: dict[str, int]
+
+
+def build(run: Run, execution: Execution, folder: Path | None = None, collectives: Collectives | None = None) -> Parts:
+    """Model, components and data of a run. Raises UserError when they cannot exist or do not fit.
+
+    collectives: between processes, where each has a learner of its own; None: all learners are here.
+    """
+    quiet()
+    device = execution.torch_device()
+    data = datasets.build(run, execution.data_root, execution.model_root, device)
+    pl.seed_everything(run.seed, verbose=False)
+    model, modules = models.build(run, data, execution.model_root)
+    if run.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    run.check_cuts(modules)
+    shapes, work = message_shapes(model, modules, data.example)
+    torch.set_num_threads(execution.thread_count(work * run.data.batch_size))
+    n, links = len(data.train.y), {cut: run.links(cut) for cut in modules}
+    check_microbatches(run, n, data.train.drop_last)
+    need = memory_bytes(links, shapes, run.data.batch_size, n) | {"learners": learners.memory_bytes(run.grad, model)}
+    if folder is not None:
+        _check_buffers(execution, folder, need["sample"])
+    on_disk = folder if execution.buffers == "mmap" else None
+    check_room(need, device, on_disk, copies=0 if math.isinf(execution.checkpoint_every) else 3)
+    boundaries = Boundaries(links, modules, shapes, run.data.batch_size, n, run.seed, own=run.at,
+                            channels_last=run.channels_last, folder=on_disk)
+    trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
+    shared = learners.Learners(run.grad, trained, run.seed, run.data.batch_size, collectives)
+    components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
+    if run.fwd.compressor.kind == "subspace" and boundaries:
+        components["subspace"] = Subspace(run, model, boundaries)
+    divide = shared.passes if run.microbatches == 1 else partial(microbatches, count=run.microbatches)
+    return Parts(kind(run)(run, model, components, divide), data, device, need)
+
+
+def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool,
+            tensorboard: Path | None = None) -> pl.Trainer:
+    """A Lightning Trainer with this run's settings. The store is the record; TensorBoard gets a copy where asked."""
+    on_gpu = parts.device.type == "cuda"
+    made = pl.Trainer(
+        accelerator="gpu" if on_gpu else "cpu", devices=[parts.device.index or 0] if on_gpu else 1,
+        max_epochs=run.epochs, check_val_every_n_epoch=run.eval_every,
+        precision="bf16-mixed" if run.precision == "bfloat16" else "32-true", deterministic="warn",
+        logger=_tensorboard(tensorboard) if tensorboard else False, log_every_n_steps=CHECK_EVERY,
+        enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
+        enable_model_summary=False, enable_progress_bar=progress,
+        num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks,
+        plugins=[checkpoint.CheckpointIO()])
+    # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory each.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    return made
+
+
+def installed(run: Run, parts: Parts, made: pl.Trainer) -> Installed:
+    """The objects that a training consisted of, once it has begun."""
+    task = parts.task
+    sections = {name: one for component in task.components.values() for name, one in component.installed().items()}
+    cuts = tuple(boundary.name for boundary in task.components["boundaries"].values())
+    shares = sections["grad"].learners * sections["grad"].local_steps
+    return Installed(
+        run, model_of(run, task.model, cuts), task.model, parts.data, made.optimizers[0], task.clip,
+        made.lr_scheduler_configs[0].scheduler, sections,
+        max(1, len(task.divide(parts.data.train.batch_size)) // shares), made.max_epochs,
+        made.check_val_every_n_epoch, "bfloat16" if "bf16" in str(made.precision) else "float32")
+
+
+def _tensorboard(folder: Path) -> Logger:
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(folder.parent, name=folder.name, version="tensorboard")
+    except ModuleNotFoundError:
+        raise UserError("--tensorboard needs TensorBoard: pip install 'commsweep[tensorboard]'") from None
+
+
+class Recorder(Checkpoint):
+    """Appends each evaluation to the store and keeps a checkpoint to continue from.
+
+    Lightning calls its Checkpoint callbacks after the task's own end of an epoch, which belongs into the checkpoint.
+    """
+
+    def __init__(self, folder: RunFolder, every: float, stopping: Callable[[], bool]) -> None:
+        self.folder, self.every, self.last, self.stopping = folder, every, time.monotonic(), stopping
+
+    def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
+        record = task.evaluation()
+        self.folder.append(record)
+        with open(self.folder.path / "log.txt", "a") as log:
+            log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items() if key != "rates") + "\n")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, task: Task) -> None:
+        if trainer.current_epoch + 1 >= trainer.max_epochs:
+            return
+        stop = self.stopping()
+        if stop or time.monotonic() - self.last >= self.every:
+            mapped = task.components["boundaries"].snapshot(str(trainer.global_step))
+            trainer.save_checkpoint(self.folder.path / f"{CONTINUE}.{trainer.global_step}")
+            steps = [step for step, _ in checkpoint.saved(self.folder.path, CONTINUE)]
+            for memory in mapped:  # only now is an older copy useless
+                memory.drop_copies(steps)
+            self.last = time.monotonic()
+        if stop:
+            raise Stopped
+
+
+def _outcome(run: Run, parts: Parts, folder: RunFolder, execution: Execution, stopping: Callable[[], bool]) -> Row:
+    """Fit and describe what came of it; Ctrl-C passes through and leaves the run to be continued."""
+    made = trainer(run, parts, [Recorder(folder, execution.checkpoint_every, stopping)], execution.progress,
+                   folder.path if execution.tensorboard else None)
+    status, error = FINISHED, None
+    begun = _continue_from(parts, folder)
+    if sum(parts.memory.values()):
+        print(f"feedback memories: {gib(parts.memory['slot'])} by slot, {gib(parts.memory['sample'])} by sample "
+              f"({execution.buffers}), {gib(parts.memory['learners'])} of learners", file=sys.stderr, flush=True)
+    try:
+        made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),
+                 ckpt_path=begun and str(begun), weights_only=True)
+        nothing_lost(run, installed(run, parts, made).record())
+    except Diverged as outcome:
+        status, error = DIVERGED, str(outcome)
+    except (SystemExit, Stopped):  # Lightning ends so after Ctrl-C
+        raise KeyboardInterrupt from None
+    except OSError:
+        raise  # the store cannot be written: nothing could be recorded either
+    except Exception as fault:
+        status = OOM if _out_of_memory(fault) else FAILED
+        error = f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
+        with open(folder.path / "log.txt", "a") as log:
+            log.write(traceback.format_exc())
+    ran = installed(run, parts, made) if made.optimizers and status not in CONTINUABLE else None
+    return row(run, status, error, ran=ran, evaluations=folder.metrics(), steps=made.global_step,
+               totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device, tokens=tokens(parts.data),
+               memory_bytes=parts.memory)
+
+
+def tokens(data: ImageData | Blocks) -> int:
+    """Tokens of a sample; 0 of an image."""
+    return data.train.x.shape[1] if isinstance(data, Blocks) else 0
+
+
+def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
+    """The checkpoint to go on from; damaged ones are named in the log and on stderr."""
+    mapped = [one.file for one in parts.task.modules() if isinstance(one, MappedMemory)]
+    path, said = checkpoint.newest(folder.path, CONTINUE, mapped)
+    for line in said:
+        notice(f"run {folder.path.name}: {line}")
+        with open(folder.path / "log.txt", "a") as log:
+            log.write(line + "\n")
+    return path
+
+
+def _check_buffers(execution: Execution, folder: Path, by_sample: int) -> None:
+    """Raise UserError when an interrupted run kept its memories elsewhere."""
+    if not by_sample or not checkpoint.saved(folder, CONTINUE):
+        return
+    before = "mmap" if any(folder.glob("*.buffer.*")) else "memory"
+    if before != execution.buffers:
+        raise UserError(f"--buffers {execution.buffers}: run {folder.name} was interrupted with --buffers {before}, "
+                        f"and its checkpoint has the memories there; continue it with --buffers {before}")
+
+
+def _out_of_memory(fault: Exception) -> bool:
+    """Whether memory ran out, on a GPU or on the host (where torch raises a plain RuntimeError)."""
+    return isinstance(fault, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(fault)
+
+
+@cache
+def quiet() -> None:
+    """Lightning's banners and advice for other set-ups say nothing about a run."""
+    for chatty in ("pytorch_lightning", "huggingface_hub"):  # the hub's retries end in one line of ours
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    for noise in (".*does not have many workers.*", ".*dataloader.*", ".*isinstance.*LeafSpec.*",
+                  ".*GPU available but not used.*", ".*lr_scheduler.step.*", ".*srun.*", ".*sync_dist=True.*"):
+        warnings.filterwarnings("ignore", noise)
+

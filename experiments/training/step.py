@@ -1,0 +1,211 @@
+"""The step of every training, in its order, and the evaluation with compression on and off.
+
+    for each pass (a learner's, or a microbatch's):  before_pass, forward, loss, backward, after_pass
+    after_backward (gradients are exchanged), clip, optimizer, after_step, learning rate
+
+What happens at these moments beside the model is the components' (`experiments/component.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from commsweep.experiments.component import Component, Moment, Pass
+from commsweep.experiments.config import Run
+from commsweep.experiments.data.module import Batch
+from commsweep.experiments.errors import Diverged, UserError
+from commsweep.experiments.training import optim
+
+CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the device once
+
+
+class Task(pl.LightningModule):
+    """Training of a staged network, scored with compression on and off; subclasses say what the loss is."""
+
+    automatic_optimization = False
+
+    def __init__(self, run: Run, model: nn.Module, components: dict[str, Component],
+                 divide: Callable[[int], list[Pass]]) -> None:
+        """divide: the passes that a batch of so many rows is worked on in."""
+        super().__init__()
+        self.run, self.model, self.divide = run, model, divide
+        self.components = nn.ModuleDict(components)
+        self.clip = getattr(run.optim, "clip", 0.0)
+        self.passed = self.crossed = 0  # passes so far: of all learners, and in this process
+        self.seconds = {"train": 0.0, "eval": 0.0}
+        self._totals: dict[str, Tensor] = {}
+        self._loss_sum = self._samples = None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the model says of a batch."""
+        raise NotImplementedError
+
+    @staticmethod
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        """Mean training loss of a batch."""
+        raise NotImplementedError
+
+    @staticmethod
+    def score(logits: Tensor, y: Tensor) -> Tensor:
+        """Sums over a batch that add up over batches, float32 [k]."""
+        raise NotImplementedError
+
+    @staticmethod
+    def means(total: list[float]) -> dict[str, float]:
+        """Named metrics of the scores of a whole split."""
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        made = optim.optimizer(self.run, list(self.parameters()))
+        scheduler, interval = optim.rates(self.run, made, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+
+    # Training.
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """One step."""
+        began = time.perf_counter()
+        x, y, samples = batch
+        optimizer, passes = self.optimizers(), self.divide(len(y))
+        moment = Moment(self.global_step, self.current_epoch, optimizer.param_groups[0]["lr"], self.passed,
+                        self.crossed + len(passes))
+        optimizer.zero_grad()
+        self.begin_passes()
+        for one in passes:
+            for component in self.components.values():
+                component.before_pass(moment, one, samples[one.rows], x.device)
+            loss = self.loss(self.logits(x[one.rows]), y[one.rows])
+            self._loss_sum += loss.detach() * one.size
+            self._samples += one.size
+            if self.run.microbatches > 1 and one.weight != 1:  # of a batch that is not cut evenly
+                loss = loss * one.weight
+            with torch.autocast(x.device.type, enabled=False):  # a backward computes in the types of its forward
+                loss.backward()
+            for component in self.components.values():
+                component.after_pass(moment, one)
+        self.end_passes()
+        for component in self.components.values():
+            component.after_backward(moment)
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.parameters(), self.clip)
+        with torch.autocast(x.device.type, enabled=False):
+            optimizer.step()
+        self.passed += passes[0].of
+        self.crossed += len(passes)
+        for component in self.components.values():
+            component.after_step(moment)
+        self._next_rate()
+        if self.global_step % CHECK_EVERY == 0:
+            self._check_finite()
+        self.seconds["train"] += time.perf_counter() - began
+
+    def begin_passes(self) -> None:
+        """Before the first pass of a step."""
+
+    def end_passes(self) -> None:
+        """After the last pass: each microbatch's loss is a mean, and so is that of all."""
+        if self.run.microbatches > 1:
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.run.microbatches)
+
+    def _next_rate(self) -> None:
+        config = self.trainer.lr_scheduler_configs[0]
+        if config.interval == "step" or self.trainer.is_last_batch:
+            config.scheduler.step()
+
+    def on_train_epoch_start(self) -> None:
+        self._loss_sum = torch.zeros((), device=self.device)
+        self._samples = 0
+
+    def on_train_epoch_end(self) -> None:
+        self._check_finite()
+        for component in self.components.values():
+            component.epoch_ended(self.current_epoch)
+        self.log("train_loss", self.train_loss)
+
+    @property
+    def train_loss(self) -> float:
+        """Mean loss over the samples of this epoch so far (waits for the device)."""
+        return float(self._loss_sum) / max(1, self._samples)
+
+    def _check_finite(self) -> None:
+        if math.isfinite(self.train_loss):
+            return
+        seen = [where for component in self.components.values() if (where := component.non_finite())]
+        where = seen[0] if seen else "non-finite loss"
+        raise Diverged(f"{where}, epoch {self.current_epoch + 1}, by step {self.global_step}")
+
+    # Evaluation: every batch twice, compression on and off; nothing in it changes a memory.
+
+    def on_validation_epoch_start(self) -> None:
+        self._clock = time.perf_counter()
+        self._totals = {}
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y, _ = batch
+        split = "test" if dataloader_idx == len(self.trainer.val_dataloaders) - 1 else "val"
+        for mode in ("on", "off"):
+            for component in self.components.values():
+                component.before_scoring(self.current_epoch, batch_idx, mode == "on")
+            score = self.score(self.logits(x), y)
+            key = f"{split}_{mode}"
+            self._totals[key] = self._totals[key] + score if key in self._totals else score
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.scores)
+        self.seconds["eval"] += time.perf_counter() - self._clock
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metrics of the last evaluation, by split and mode: test_on_loss, ..."""
+        return {f"{key}_{name}": value for key, total in self._totals.items()
+                for name, value in self.means(total.tolist()).items()}
+
+    def evaluation(self) -> dict[str, Any]:
+        """The record of the last evaluation."""
+        record: dict[str, Any] = {"epoch": self.current_epoch + 1, "step": self.global_step,
+                                  "train_loss": self.train_loss, **self.scores,
+                                  "seconds": round(self.seconds["train"], 4)}
+        for component in self.components.values():
+            record |= component.evaluation()
+        return record
+
+    def totals(self) -> dict[str, Any]:
+        """What the components add to the row."""
+        return {key: value for component in self.components.values() for key, value in component.totals().items()}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seconds"], checkpoint["passes"] = self.seconds, (self.passed, self.crossed)
+        checkpoint["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint["random_cuda"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seconds, (self.passed, self.crossed) = checkpoint["seconds"], checkpoint["passes"]
+        torch.set_rng_state(checkpoint["random"])
+        if "random_cuda" in checkpoint and self.device.type == "cuda":
+            torch.cuda.set_rng_state(checkpoint["random_cuda"].cpu(), self.device)
+
+
+def microbatches(batch: int, count: int) -> list[Pass]:
+    """`count` contiguous parts of a batch, of a short one the first ones a row longer. Weight: part * count / batch."""
+    sizes = [batch // count + (part < batch % count) for part in range(count)]
+    starts = [sum(sizes[:part]) for part in range(count)]
+    return [Pass(slice(start, start + size), size, size * count / batch, turn=part, of=count, slot=start)
+            for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+
+
+def check_microbatches(run: Run, samples: int, drop_last: bool) -> None:
+    """Raise UserError when the last batch of an epoch has fewer rows than there are microbatches."""
+    short = samples % run.data.batch_size
+    if short and not drop_last and short < run.microbatches:
+        raise UserError(f"microbatches={run.microbatches}: the last batch of an epoch has {short} rows; choose another "
+                        "data.batch_size or fewer microbatches")

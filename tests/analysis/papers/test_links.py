@@ -1,0 +1,164 @@
+"""Tables, figures and advice from measurements; here their step times come from the timeline, so it must find them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from commsweep.analysis import advise as advising
+from commsweep.analysis import measured
+from commsweep.analysis.papers import links
+from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
+from commsweep.experiments.config import SCHEMA, Wiring, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.processes import pipeline
+from commsweep.experiments.store import Store
+from commsweep.main import main
+from tests.helpers import linked, outcome, tiny
+
+RATES = (1e6, 1e8, 0.0)
+COMPUTE = {"dense": 0.004, "topk": 0.006}
+BYTES = {"dense": 40_000, "topk": 4_000}
+RUNS = {"dense": tiny(microbatches=4), "topk": linked({"kind": "topk", "ratio": 0.1}, {"kind": "topk", "ratio": 0.1},
+                                                      microbatches=4)}
+HANDLING = 0.0007
+
+
+def times(name: str, handling: float = 0.0) -> Times:
+    return Times([COMPUTE[name]] * 4, [2 * COMPUTE[name]] * 4, [0.001] * 4, [BYTES[name]] * 3, [BYTES[name]] * 3,
+                 handling=handling, cores=2)
+
+
+def taken(name: str, wiring: Wiring, place: str) -> dict:
+    """A row as a measurement leaves it."""
+    orders = SCHEDULES[wiring.schedule](4, 4)
+    seconds = step_seconds(orders, times(name, HANDLING), Network(wiring.bandwidth, wiring.latency), TORCH)
+    part = {"F": COMPUTE[name], "B": 2 * COMPUTE[name], "U": 0.001}
+    each = {what: {"seconds": one, "cpu": one} for what, one in part.items()}
+    sent = [{"sent": {"fwd": 40 * BYTES[name] * (k < 3), "bwd": 40 * BYTES[name] * (k > 0)}, "framing": {}, "tied": 0}
+            for k in range(4)]
+    gantt = [[["F", 0, 0.0, 0.004], ["B", 0, 0.01, 0.02], ["U", 0, 0.02, 0.021]] for _ in range(4)]
+    run = RUNS[name]
+    return {"schema": SCHEMA, "metrics": {}, "seconds": {}, "id": place, "run_id": run_id(run), "status": "measured",
+            "error": None, "steps": 10, "run": run.model_dump(mode="json"),
+            "wiring": wiring.model_dump(mode="json"), "transport": sent, "cores": 2,
+            "timing": {"step_seconds": seconds, "steps": 9, "spread": [seconds, seconds], "tasks": [each] * 4,
+                       "gantt": gantt}}
+
+
+def evaluations(store: Store, name: str, scores: list[float]) -> None:
+    """A finished simulation with these accuracies, one every 10 steps."""
+    folder = store.folder(run_id(RUNS[name]))
+    folder.make()
+    folder.begin(RUNS[name], {})
+    for turn, score in enumerate(scores):
+        folder.append({"epoch": turn + 1, "step": 10 * (turn + 1), "test_on_acc": score})
+    folder.finish(outcome(RUNS[name]))
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path / "store")
+    for name in RUNS:
+        for wiring in [Wiring(bandwidth=rate, steps=10) for rate in RATES] + [
+                Wiring(bandwidth=1e8, latency=0.02, steps=10), Wiring(schedule="1f1b", steps=10),
+                Wiring(schedule="1f1b", bandwidth=1e6, steps=10)]:
+            place = pipeline.folder_of(made, RUNS[name], wiring)
+            place.make()
+            place.finish(taken(name, wiring, place.path.name))
+    evaluations(made, "dense", [0.5, 0.9, 0.95])
+    evaluations(made, "topk", [0.3, 0.8, 0.93, 0.945])
+    return made
+
+
+def test_the_model_finds_what_made_the_measurements(store):
+    found = measured.measurements(store)
+    fits = measured.models(found)
+    assert len(fits) == 4
+    for one in found:
+        assert fits[one.series].handling == pytest.approx(HANDLING, rel=0.3)  # several may give the same step
+        assert fits[one.series].step(one.links) == pytest.approx(one.seconds, rel=0.02)
+
+
+def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_path):
+    names = [row["id"] for row in store.pipelines()]
+    made = links.write(store.root, names, tmp_path / "out")
+    assert made.error < 0.01
+    steps, target = (table.texts() for table in made.tables)
+    assert len(steps) == len(target) == 12
+    assert sum(row[-1] == "fitted" for row in steps) == 4 and steps[0][1] == "1 Mbit/s"
+    # 99 % of 95 % is 94.05 %: the dense run is there after 30 steps, TopK after 40.
+    assert {row[3]: row[4] for row in target} == {"dense": "30", "TopK 10 %": "40"}
+    wanted = {"step_time", "time_to_target", "prediction", "gantt", "bubble", "far"}
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == wanted
+    for name in ("bubble", "far"):
+        assert "predicted" in (tmp_path / "out" / f"{name}.svg").read_text()
+    with pytest.raises(UserError, match="1 of 13 measurements are missing"):
+        links.write(store.root, [*names, "other"], tmp_path / "out")
+
+
+def test_a_method_that_never_gets_there_is_called_that(store):
+    folder = store.folder(run_id(RUNS["topk"]))
+    folder.append({"epoch": 4, "step": 40, "test_on_acc": 0.9})
+    found = measured.measurements(store)
+    table = links._to_target(found, *measured.quality(store, found))
+    assert {row[3]: row[4] for row in table.texts()}["TopK 10 %"] == "not reached"
+    assert advising.advise(store, RUNS["dense"], Network(1e6)).missed == ["TopK 10 %"]
+
+
+@pytest.mark.parametrize(("bandwidth", "latency", "best", "measured"), [
+    (1e6, 0.0, "TopK 10 %", True), (0.0, 0.0, "dense", True), (1e8, 0.02, "dense", True),
+    (2e6, 0.001, "TopK 10 %", False),
+])
+def test_advice_is_the_fastest_to_the_target_and_says_what_it_rests_on(store, bandwidth, latency, best, measured):
+    made = advising.advise(store, tiny(microbatches=4), Network(bandwidth, latency))
+    first = made.choices[0]
+    assert first.method == best and made.target == pytest.approx(0.9405)
+    assert first.seconds == min(choice.seconds for choice in made.choices)
+    if first.measured == measured:
+        name = "dense" if best == "dense" else "topk"
+        orders = SCHEDULES[first.schedule](4, 4)
+        assert first.step_seconds == pytest.approx(step_seconds(orders, times(name, HANDLING),
+                                                                Network(bandwidth, latency), TORCH), rel=0.02)
+    assert store.pipeline(first.basis[0]).row()["run_id"] == first.basis[1]
+
+
+def test_advise_on_the_command_line(store, capsys):
+    arguments = ["advise", "synthetic", "--bandwidth", "1Mbit", "--store", str(store.root)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "to test accuracy 94.0 % over 1 Mbit/s" in out or "to test accuracy 94.1 %" in out
+    assert out.index("best") < out.index("runner-up") and "pipelines/" in out
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["choices"][0]["method"] == "TopK 10 %"
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["advise", "digits", "--bandwidth", "1Mbit"], "no step times of this training"),
+    (["links", "demo-link"], "unknown plan 'demo-link'; did you mean 'demo-links'?"),
+    (["links", "smoke-links", "--only", "report"], "4 of 4 measurements are missing"),
+    (["pipeline", "synthetic", "--stages", "3"], "--stages 3: model.cuts=layer1,layer2,layer3 makes 4 stages"),
+    (["pipeline", "synthetic", "--steps", "-1"], "--steps -1"),
+    (["pipeline", "synthetic", "microbatches=5"], "microbatches=5 does not divide data.batch_size=32"),
+])
+def test_mistakes_are_one_line(tmp_path, capsys, arguments, says):
+    assert main([*arguments, "--store", str(tmp_path / "s")]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["fast", "10Mbyte", "-1Mbit"])
+def test_a_bandwidth_has_a_unit(capsys, text):
+    assert main(["advise", "digits", f"--bandwidth={text}"]) == 2
+    assert "write for instance 10Mbit, 1Gbit or unlimited" in capsys.readouterr().err
+
+
+def test_every_plan_is_made_of_runs_that_can_be_cut():
+    from commsweep.experiments.processes import stages
+    from commsweep.sweeps.papers.links import PLANS, plan
+
+    for name in PLANS:
+        made = plan(name)
+        assert len({(run_id(run), wiring.model_dump_json()) for run, wiring in made}) == len(made)
+        assert {stages.count(run) for run, _ in made} == {4}
+        assert any(wiring.bandwidth == 0 for _, wiring in made), "nothing to predict from"

@@ -1,0 +1,239 @@
+"""Real links: the kernel counts what the ledger says, a killed stage and a broken link end cleanly and continue."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commsweep.experiments.processes import launch, namespaces
+from commsweep.experiments.store import Store
+
+COMMSWEEP = [sys.executable, "-m", "commsweep"]
+TWO = ['model.cuts=["layer2"]']
+rooted = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
+
+
+def allowed() -> bool:
+    """Whether namespaces can be made here at all."""
+    try:
+        with namespaces.chain(2):
+            return True
+    except namespaces.UserError:
+        return False
+
+
+def run(store: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([*COMMSWEEP, "pipeline", "synthetic", *TWO, *arguments, "--store", str(store), "--json"],
+                          capture_output=True, text=True, timeout=200)
+
+
+def stage_of_one(store: Path, stage: int = 1) -> int:
+    """The process of a stage of the pipelines in a store."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (folder / "environ").read_bytes().split(b"\0")
+            command = (folder / "cmdline").read_bytes().decode()
+        except OSError:
+            continue
+        if f"RANK={stage}".encode() in told and str(store) in command and "torch.distributed.run" not in command:
+            return int(folder.name)
+    raise AssertionError(f"no stage {stage} runs")
+
+
+def leftovers() -> list[str]:
+    found = subprocess.run(["pgrep", "-fa", "commsweep pipeline synthetic"], capture_output=True, text=True).stdout
+    return [line for line in found.splitlines() if "pgrep" not in line]
+
+
+@rooted
+@pytest.mark.slow
+def test_a_measurement_over_a_slow_link_takes_the_time_its_bytes_take(tmp_path):
+    """Dense messages of 16 KiB each way, and 5 ms: one microbatch cannot hide them."""
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    done = run(tmp_path, "epochs=8", "--steps", "20", "--bandwidth", "10Mbit", "--latency", "5ms")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    wire = sum(sum(stage["sent"].values()) for stage in row["transport"]) / row["steps"]
+    least = 8 * wire / 10e6 + 2 * 0.005
+    assert least < row["timing"]["step_seconds"] < 3 * least + 0.2
+    assert Store(tmp_path).pipelines() == [{key: value for key, value in row.items() if key != "simulation"}]
+
+
+@rooted
+@pytest.mark.slow
+def test_the_kernel_counts_what_the_ledger_says(tmp_path):
+    """Interface counters of two runs of different length: they differ by messages, headers and acknowledgements."""
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    seen = {}
+    for steps in (8, 40):
+        (tmp_path / str(steps)).mkdir()
+        with namespaces.chain(2) as nodes:
+            store = tmp_path / str(steps)
+            command = ["commsweep", "pipeline", "synthetic", *TWO, "epochs=20", "eval_every=20", "--steps", str(steps),
+                       "--store", str(store)]
+            Store(store)
+            processes = [subprocess.Popen(one, env=os.environ | extra) for one, extra in zip(
+                nodes.commands(command), nodes.environments(), strict=True)]
+            assert [process.wait(120) for process in processes] == [0, 0]
+            seen[steps] = nodes.sent(), Store(store).pipelines()[0]
+    (few, short), (many, long) = seen[8], seen[40]
+    for end, stage, way in (("0 right", 0, "fwd"), ("1 left", 1, "bwd")):
+        kernel = many[end] - few[end]
+        handed = long["transport"][stage]["sent"][way] - short["transport"][stage]["sent"][way]
+        ledger = sum(b[way] for b in long["boundaries"].values()) - sum(b[way] for b in short["boundaries"].values())
+        framing = long["transport"][stage]["framing"][way] - short["transport"][stage]["framing"][way]
+        assert handed == ledger + framing == 32 * (2 * 8192 + 38)
+        # 66 bytes of headers a frame of 1448, an acknowledgement for every other frame that came, gloo's own headers
+        assert handed * (1 + 66 / 65536) < kernel < handed * (1 + 2 * 66 / 1448) + 32 * 2 * 400
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_stage_ends_all_and_the_same_command_continues(tmp_path):
+    settings = ["epochs=40", "eval_every=40"]
+    command = [*COMMSWEEP, "pipeline", "synthetic", *TWO, *settings, "--store", str(tmp_path / "a"),
+               "--checkpoint-every", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not list(tmp_path.glob("a/pipelines/*/stage1.*.ckpt")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.kill(stage_of_one(tmp_path / "a"), signal.SIGKILL)
+    killed = time.monotonic()
+    out, error = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 20 and process.returncode == 2 and out == ""
+    line = error.strip().splitlines()[-1]
+    assert line.startswith("commsweep: stage 1 was ended by SIGKILL; all others were ended.")
+    assert not leftovers()
+    again = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=200)
+    whole = run(tmp_path / "b", *settings)
+    assert json.loads(again.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_stopped_stage_is_named_within_its_patience(tmp_path):
+    process = subprocess.Popen([*COMMSWEEP, "pipeline", "synthetic", *TWO, "epochs=60", "eval_every=60", "--store",
+                                str(tmp_path), "--patience", "10", "--checkpoint-every", "0"],
+                               stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not list(tmp_path.glob("pipelines/*/stage1.*.ckpt")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    victim = stage_of_one(tmp_path)
+    os.kill(victim, signal.SIGSTOP)
+    stopped = time.monotonic()
+    _, error = process.communicate(timeout=100)
+    assert time.monotonic() - stopped < 10 + 15 and process.returncode == 2
+    assert f"commsweep: stage 1 (process {victim}) has been stopped for " in error.strip().splitlines()[-1]
+    assert not leftovers()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_under_torchrun_a_finished_run_is_shown_and_not_trained_again(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "commsweep", "pipeline", "synthetic",
+               *TWO, "--store", str(tmp_path), "--device", "cpu"]
+    Store(tmp_path)
+    first = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert first.returncode == 0, first.stderr
+    folder = next((tmp_path / "pipelines").iterdir())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert json.loads(before["env.json"])["device"] == "cpu"
+    again = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert again.returncode == 0 and "finished" in again.stdout, again.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_stages_with_different_texts_say_so(tmp_path):
+    texts = [tmp_path / "a", tmp_path / "b"]
+    for place, folder in enumerate(texts):
+        folder.mkdir()
+        (folder / "all.txt").write_text("tT"[place] + "he stages send packed tensors to their peers. " * 400)
+    store, port = tmp_path / "s", launch.free_port()
+    Store(store)
+    processes = [subprocess.Popen([*COMMSWEEP, "pipeline", "synthetic_text", "data.name=text", "data.train_blocks=0",
+                                   "data.eval_blocks=0", "model.stages=2", "--store", str(store), "--data-root",
+                                   str(folder)], stderr=subprocess.PIPE, text=True,
+                                  env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                                    "MASTER_PORT": str(port), "COMMSWEEP_STAGE": str(rank)})
+                 for rank, folder in enumerate(texts)]
+    for process in processes:
+        assert "stages 0 and 1 were started with different data" in process.communicate(timeout=120)[1]
+        assert process.returncode == 1
+
+
+@rooted
+def test_namespaces_of_a_killed_launcher_are_removed_by_the_next_and_others_kept():
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    mine = namespaces._owned(os.getpid())
+    reused = f"cs{os.getpid():x}x{(namespaces._born(os.getpid()) + 1) % 4096:03x}"  # the id of a process, born later
+    names = [f"{mine}n0", f"{reused}n0", "cs3fffffx123n0", "cs3fffffx123w0", "csother", "n0"]
+    made = []
+    try:
+        for name in names:
+            if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0:
+                made.append(name)
+        assert sorted(namespaces.sweep_up()) == sorted([f"{reused}n0", "cs3fffffx123n0", "cs3fffffx123w0"])
+        left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        assert f"{mine}n0" in left and "csother" in left and "cs3fffff" not in left
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@rooted
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_plan_is_measured_trained_and_reported(tmp_path):
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    command = [*COMMSWEEP, "links", "smoke-links", "--store", str(tmp_path / "s"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "median error of the predictions" in done.stdout and (tmp_path / "out" / "gantt.png").exists()
+    again = subprocess.run([*command, "--only", "measure"], capture_output=True, text=True, timeout=60)
+    assert "4 measurements, 0 missing" in again.stderr
+
+
+@rooted
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("down", "patience", "survives"), [(60.0, 10, False), (4.0, 60, True)])
+def test_a_link_that_drops_ends_the_run_or_is_waited_for(tmp_path, down, patience, survives):
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    Store(tmp_path)
+    with namespaces.chain(2) as nodes:
+        command = ["commsweep", "pipeline", "synthetic", *TWO, "epochs=60", "eval_every=60", "--store", str(tmp_path),
+                   "--patience", str(patience), "--checkpoint-every", "0"]
+        processes = [subprocess.Popen(one, env=os.environ | extra, stderr=subprocess.PIPE, text=True)
+                     for one, extra in zip(nodes.commands(command), nodes.environments(), strict=True)]
+        while not list(tmp_path.glob("pipelines/*/stage1.*.ckpt")):
+            assert all(process.poll() is None for process in processes)
+            time.sleep(0.05)
+        nodes.cut(0, down=True)
+        cut = time.monotonic()
+        while time.monotonic() - cut < down and any(process.poll() is None for process in processes):
+            time.sleep(0.1)
+        if survives:
+            nodes.cut(0, down=False)
+            assert [process.wait(200) for process in processes] == [0, 0]
+            return
+        assert all(process.poll() == 1 for process in processes) and time.monotonic() - cut < patience + 20
+        for stage, process in enumerate(processes):
+            assert f"commsweep: stage {stage}: " in process.stderr.read().strip().splitlines()[-1]
