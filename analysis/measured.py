@@ -122,6 +122,7 @@ def _evaluations(store: Store, run_id: str) -> list[dict[str, Any]]:
 
 
 def is_dense(row: Row) -> bool:
+    """Whether nothing is compressed at its boundaries."""
     return all(row["run"][side]["compressor"]["kind"] == "none" for side in ("fwd", "bwd")) and not row["run"]["at"]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from commsweep.bench import Result, alternate, paired
 from commsweep.experiments import compressors
-from commsweep.experiments.compressors import wire
+from commsweep.experiments.compressors import message
 
 SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
 CODECS = (
@@ -35,14 +35,14 @@ def bench() -> Iterator[Result]:
 
 
 def _codec(x: torch.Tensor, title: str, compressor: compressors.Compressor, bound: float) -> Iterator[Result]:
-    place, copy = wire.Place(wire.digest(title)), torch.empty_like(x)
+    place, copy = message.Place(message.digest(title)), torch.empty_like(x)
     dense, gigabytes = x.numpy().tobytes(), x.numel() * x.element_size() / 1e9
-    message = wire.pack([compressor.encode(x)], place)
+    packed_message = message.pack([compressor.encode(x)], place)
     # zlib on a hundredth, or the bench would wait for nothing else.
     part = dense[: len(dense) // 100]
     packed = zlib.compress(part, 1)
-    sides = {"pack": lambda: wire.pack([compressor._encode(x, 0)], place),
-             "unpack": lambda: compressor.decode(wire.Reader(message, place).take(compressor, x.shape)),
+    sides = {"pack": lambda: message.pack([compressor._encode(x, 0)], place),
+             "unpack": lambda: compressor.decode(message.Reader(packed_message, place).take(compressor, x.shape)),
              "zlib": lambda: zlib.compress(part, 1), "unzlib": lambda: zlib.decompress(packed),
              "copy": lambda: copy.copy_(x)}
     seconds = alternate(sides, rounds=15, warmup=3)

@@ -69,8 +69,8 @@ class Task(pl.LightningModule):
 
     # Training.
 
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """One step."""
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """One step; the loss of its last pass."""
         began = time.perf_counter()
         x, y, samples = batch
         optimizer, passes = self.optimizers(), self.divide(len(y))
@@ -105,6 +105,7 @@ class Task(pl.LightningModule):
         if self.global_step % CHECK_EVERY == 0:
             self._check_finite()
         self.seconds["train"] += time.perf_counter() - began
+        return {"loss": loss.detach()}
 
     def begin_passes(self) -> None:
         """Before the first pass of a step."""

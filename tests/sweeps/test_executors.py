@@ -87,17 +87,17 @@ def test_a_ray_cluster_that_loses_a_node_ends_with_the_same_rows(cluster, store,
         kill_all(second)
 
     threading.Thread(target=lose_a_node, daemon=True).start()
-    report = launch(cells(), store, HOW, executor="ray", place={"address": address})
+    report = launch(cells(), store, HOW, executor="ray", cluster={"address": address})
     assert report.workers == 2
     assert second.poll() is not None
     assert numbers(store) == straight
-    assert launch(cells(), store, HOW, executor="ray", place={"address": address}).outcomes == {}
+    assert launch(cells(), store, HOW, executor="ray", cluster={"address": address}).outcomes == {}
     assert not list(store.root.glob(".stop-*"))
 
 
 @pytest.mark.slow
 def test_jobs_of_submitit_end_with_the_same_rows(store, straight):  # noqa: F811
-    report = launch(cells(), store, HOW, 2, executor="slurm", place={"cluster": "local"})
+    report = launch(cells(), store, HOW, 2, executor="slurm", cluster={"cluster": "local"})
     assert report.outcomes == {"finished": 4} and report.workers == 2
     assert numbers(store) == straight
 
@@ -116,7 +116,7 @@ def test_a_job_at_its_time_limit_is_queued_again_and_one_that_is_killed_is_said(
             os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=disturb, daemon=True).start()
-    report = launch(cells(), store, HOW, 2, executor="slurm", place={"cluster": "local"})
+    report = launch(cells(), store, HOW, 2, executor="slurm", cluster={"cluster": "local"})
     rows = {row["id"]: row for row in store.rows()}
     assert len(rows) == 4 and report.outcomes.total() == 4
     failed = [row for row in rows.values() if row["status"] == "failed"]
@@ -133,7 +133,7 @@ def test_ctrl_c_stops_cells_on_other_machines(store):
             "from commsweep.experiments.store import Store\n"
             "from commsweep.sweeps.launch import launch\nfrom tests.sweeps.test_launch import cells\n"
             "launch(cells(), Store(sys.argv[1]), Execution('cpu', checkpoint_every=0), 2, executor='slurm', "
-            "place={'cluster': 'local'})\n")
+            "cluster={'cluster': 'local'})\n")
     process = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stderr=subprocess.DEVNULL,
                                env=os.environ | {"PYTHONPATH": os.getcwd()})
     wait_for(lambda: in_the_middle(store))
@@ -145,7 +145,7 @@ def test_ctrl_c_stops_cells_on_other_machines(store):
 
 def test_cells_that_no_job_can_begin_are_reported(store):
     bad = tiny(model__cuts=["layer9"])
-    report = launch([bad], store, HOW, 1, executor="slurm", place={"cluster": "local"})
+    report = launch([bad], store, HOW, 1, executor="slurm", cluster={"cluster": "local"})
     assert report.outcomes == {"refused": 1}
     assert "'layer9' is no legal cut" in report.errors[0]
 

@@ -78,7 +78,7 @@ def test_the_model_finds_what_made_the_measurements(store):
     assert len(fits) == 4
     for one in found:
         assert fits[one.series].handling == pytest.approx(HANDLING, rel=0.3)  # several may give the same step
-        assert fits[one.series].step(one.links) == pytest.approx(one.seconds, rel=0.02)
+        assert fits[one.series].step(one.network) == pytest.approx(one.seconds, rel=0.02)
 
 
 def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_path):

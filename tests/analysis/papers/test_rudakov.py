@@ -357,8 +357,8 @@ def test_every_figure_says_what_it_shows(store):
 
 
 @pytest.mark.parametrize("module", [
-    *(f"analysis.{name}" for name in ("results", "tables", "claims", "figures", "report")), "experiments.store",
-    "experiments.config", "sweeps.launch", "sweeps.papers", "main"])
+    *(f"analysis.{name}" for name in ("results", "table", "claim", "figure", "report", "timeline.pipelines")),
+    "experiments.store", "experiments.config", "sweeps.launch", "sweeps.papers", "main"])
 def test_these_import_without_torch_or_any_service(module):
     code = (f"import sys, commsweep.{module}; "
             "print(sorted({'torch', 'pytorch_lightning', 'wandb', 'optuna', 'ray', 'datasets'} & set(sys.modules)))")

@@ -254,9 +254,7 @@ def test_warm_started_factors_approach_the_best_ones_and_cold_ones_do_not():
         made = compressor({"kind": "lowrank", "rank": 3, "warm": warm})
         q = made.begin(x.shape, 0)
         for step in range(30):
-            bound = made.warmed(q) if warm else made
-            y = bound.apply(x, seed=step)
-            q = bound.next
+            y, q = made.apply_from(x, q) if warm else (made.apply(x, seed=step), None)
         errors[warm] = float((x - y).norm())
     assert errors[True] == pytest.approx(best, rel=1e-3)
     assert errors[False] > 1.05 * best
@@ -268,7 +266,7 @@ def test_low_rank_follows_its_formula_in_float64():
     q = torch.randn(9, 2)
     m = x.reshape(14, 9).double()
     p, _ = torch.linalg.qr(m @ q.double())
-    assert torch.allclose(made.warmed(q).apply(x).double().reshape(14, 9), p @ (m.mT @ p).mT, atol=1e-5)
+    assert torch.allclose(made.apply_from(x, q)[0].double().reshape(14, 9), p @ (m.mT @ p).mT, atol=1e-5)
 
 
 def test_randtopk_draws_top_places_with_probability_one_minus_alpha():
