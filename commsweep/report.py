@@ -25,8 +25,10 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 def _report(args: argparse.Namespace) -> int:
     from commsweep.analysis import report
     from commsweep.analysis.claim import markdown
+    from commsweep.sweeps.papers import label
 
-    made = report.write(args.store, args.name, args.out or Path("out") / args.name, page=not args.no_page)
+    name = label(args.name)
+    made = report.write(args.store, name, args.out or Path("out") / name, page=not args.no_page)
     if args.json:
         print(json.dumps({"folder": str(made.folder), "page": made.page and str(made.page),
                           "tables": [table.name for table in made.tables],
@@ -44,8 +46,9 @@ def _claims(args: argparse.Namespace) -> int:
     from commsweep.analysis.claim import markdown
     from commsweep.analysis.contents import all_claims
     from commsweep.analysis.results import load, uneven
+    from commsweep.sweeps.papers import label
 
-    frame = load(args.store, args.name)
+    frame = load(args.store, label(args.name))
     verdicts = all_claims(frame)
     print(json.dumps([claim.record() for claim in verdicts]) if args.json else markdown(verdicts, uneven(frame)))
     return 0

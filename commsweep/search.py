@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import multiprocessing as mp
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 from commsweep.experiments.errors import UserError
@@ -38,38 +34,22 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _search(args: argparse.Namespace) -> int:
-    from commsweep.sweeps import search as searching
-    from commsweep.sweeps.executors.local import FORKS
+    from tqdm import tqdm
 
-    search, store, asked = searching.search_of(args.name), Store(args.store), execution(args, by="search")
+    from commsweep.sweeps import search as searching
+
+    searching.search_of(args.name)
     goal = _goal(args)
     aim = "front" if args.budget is None else f"budget-{args.budget:g}"
-    study_name = args.study or f"{args.name}{'-boundaries' if args.per_boundary else ''}-{aim}"
-    workers = min(args.workers or asked.workers(), args.trials)
-    study = searching.open_study(study_name, search, goal, args.storage, store)
-    with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
-        if alone:
-            searching.revive(study)
-        here, there = mp.Pipe()
-        processes = [FORKS.Process(target=searching.serve, daemon=True, args=(
-            there, args.name, study_name, goal, args.storage, str(store.root), asked, args.trials, workers))
-            for _ in range(workers)]
-        for process in processes:
-            process.start()
-        there.close()
-        try:
-            _watch(study, processes, args)
-        finally:
-            here.close()
-            for process in processes:
-                process.kill()
-                process.join()
-    chosen = searching.best(study, goal)
-    done = sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
+    name = args.study or f"{args.name}{'-boundaries' if args.per_boundary else ''}-{aim}"
+    with tqdm(total=args.trials, unit="trial", desc=args.name, file=sys.stderr, disable=args.json) as bar:
+        study = searching.run(args.name, name, goal, args.storage, Store(args.store), execution(args, by="search"),
+                              args.trials, args.workers, lambda made: bar.update(min(args.trials, made) - bar.n))
+    chosen, done = searching.best(study, goal), searching.made(study)
     if args.json:
-        print(json.dumps({"study": study_name, "trials": done, "best": [searching.summary(one) for one in chosen]}))
+        print(json.dumps({"study": name, "trials": done, "best": [searching.summary(one) for one in chosen]}))
     else:
-        print(f"study {study_name}: {done} trials; " + (
+        print(f"study {name}: {done} trials; " + (
             "the front of validation quality against bytes:" if args.budget is None else
             f"best validation quality within {100 * args.budget:g} % of the bytes:" if chosen else
             f"none within {100 * args.budget:g} % of the bytes"))
@@ -85,38 +65,3 @@ def _goal(args: argparse.Namespace) -> Any:
     if args.prune and args.budget is None:
         raise UserError("--prune needs one objective: give a --budget")
     return Goal(args.budget, args.sampler, args.prune, args.per_boundary)
-
-
-class _alone:
-    """Whether no other search process of this store works on the study."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.handle = open(path, "a")  # noqa: SIM115 (held until __exit__)
-
-    def __enter__(self) -> bool:
-        try:
-            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        self.handle.close()
-
-
-def _watch(study: Any, processes: list[Any], args: argparse.Namespace) -> None:
-    from tqdm import tqdm
-
-    def count() -> int:
-        return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.get_trials(deepcopy=False))
-
-    with tqdm(total=args.trials, initial=min(args.trials, count()), unit="trial", desc=args.name, file=sys.stderr,
-              disable=args.json) as bar:
-        while any(process.is_alive() for process in processes):
-            time.sleep(0.3)
-            bar.update(min(args.trials, count()) - bar.n)
-        bar.update(min(args.trials, count()) - bar.n)
-    broken = [process.exitcode for process in processes if process.exitcode]
-    if broken and len(broken) == len(processes):
-        raise UserError(f"every worker of the search ended with exit code {broken[0]}; its log is beside the study")

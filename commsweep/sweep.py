@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from commsweep.experiments.config import Run, record, run_id
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.presets import preset
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
 from commsweep.options import count, number
 from commsweep.runs import changes, execution, execution_options
+from commsweep.sweeps.grid import axes, opened, product, seeds
 from commsweep.sweeps.launch import EXECUTORS, launch, missing, register, set_aside
-from commsweep.sweeps.papers import SWEEPS, sweep
+from commsweep.sweeps.papers import SWEEPS, label, sweep
+from commsweep.sweeps.plan import estimate, rate
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommands."""
     parent = commands.add_parser("sweep", help="plan, launch or inspect a named grid of runs",
                                  description="A sweep is a list of runs; only those without an outcome are executed.",
-                                 epilog="sweeps: " + ", ".join(SWEEPS))
+                                 formatter_class=argparse.RawDescriptionHelpFormatter,
+                                 epilog="sweeps of the papers: " + ", ".join(SWEEPS) + "\n\nyour own:\n"
+                                        "  commsweep sweep launch my_grid.py:grid\n"
+                                        "  commsweep sweep launch ratios --base digits_topk "
+                                        "--axis fwd.compressor.ratio=0.1,0.05 --seeds 3")
     kinds = parent.add_subparsers(required=True, metavar="ACTION")
     plan = kinds.add_parser("plan", parents=[shared, execution_options()], help="show the cells and estimate the time")
     plan.add_argument("--probe", action="store_true",
@@ -63,21 +69,52 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     prune.add_argument("--all", action="store_true", help="also what commsweep run and searches made")
     prune.add_argument("--yes", action="store_true", help="do not ask")
     prune.set_defaults(command=_prune)
-    for each in (plan, start, status):
-        each.add_argument("name", help=f"one of: {', '.join(SWEEPS)}")
+    status.add_argument("name", help="a sweep, my_grid.py:grid, or the name of one that was launched")
     for each in (plan, start):
+        each.add_argument("name", nargs="?", help=f"one of: {', '.join(SWEEPS)}; or a function of yours that returns a "
+                                                  "list of Runs, my_grid.py:grid")
+        each.add_argument("--base", metavar="PRESET", help="make the sweep here: this preset, varied by --axis")
+        each.add_argument("--axis", action="append", default=[], metavar="KEY=V1,V2",
+                          help="settings to vary, such as fwd.compressor.ratio=0.1,0.05; KEY+KEY=... gives both the "
+                               "same values; several axes make every combination")
+        each.add_argument("--seeds", type=count, metavar="N", help="each cell with N seeds (default: 1)")
         each.add_argument("--workers", type=count, help="processes (default: one a GPU, or one a CPU core)")
 
 
+def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
+    """(what the store calls the sweep, its runs): named, of one's own, or made of a base and axes."""
+    base = getattr(args, "base", None)
+    if base is None:
+        if getattr(args, "axis", None) or getattr(args, "seeds", None):
+            raise UserError("--axis and --seeds vary a preset: name it with --base")
+        if args.name is None:
+            raise UserError(f"name a sweep ({', '.join(SWEEPS)}), a function (my_grid.py:grid), or a preset with "
+                            "--base")
+        return label(args.name), sweep(args.name, store)
+    if args.name in SWEEPS or ":" in (args.name or ""):
+        raise UserError(f"'{args.name}' is a sweep already; give the one of --base another name, or none")
+    run = preset(base)
+    varied = axes(args.axis)
+    runs = seeds(product(run, opened(run, varied) | varied), args.seeds or 1)
+    return args.name or f"{base}-{sha256(' '.join(map(run_id, runs)).encode()).hexdigest()[:6]}", runs
+
+
+def _probe(args: argparse.Namespace) -> Callable[[Run], float]:
+    from commsweep.experiments.training.probe import seconds_per_epoch
+
+    return lambda run: seconds_per_epoch(run, execution(args))
+
+
 def _plan(args: argparse.Namespace) -> int:
-    runs, store = sweep(args.name), Store(args.store)
+    store = Store(args.store)
+    name, runs = _cells(args, store)
     cells = {run_id(run): run for run in runs}
     rows = store.rows()
     statuses = store.statuses(list(cells), rows)
     left = [run for name, run in cells.items() if statuses[name] not in (FINISHED, *UNFINISHED)]
-    seconds, basis = _estimate(left, rows, args)
+    seconds, basis = estimate(left, rows, _probe(args) if args.probe else None)
     workers = args.workers or execution(args).workers()
-    plan = {"sweep": args.name, "cells": len(runs), "missing": len(left), "workers": workers,
+    plan = {"sweep": name, "cells": len(runs), "missing": len(left), "workers": workers,
             "seconds": None if seconds is None else seconds / workers,
             "missing_runs": [run_id(run) for run in left]}
     if args.json:
@@ -92,68 +129,34 @@ def _plan(args: argparse.Namespace) -> int:
         time = f"about {_clock(plan['seconds'])} with {workers} workers, by {basis}"
     print(f"{len(runs)} cells, {len(left)} missing; {time}" if left else f"{len(runs)} cells, none missing")
     groups: dict[str, Counter] = {}
-    for name, run in cells.items():
+    for cell, run in cells.items():
         what = describe(flatten(record(run)))
-        groups.setdefault(what, Counter())[statuses[name]] += 1
+        groups.setdefault(what, Counter())[statuses[cell]] += 1
         if args.cells:
-            print(f"{name}  {statuses[name]:11}  seed {run.seed}  {what}")
+            print(f"{cell}  {statuses[cell]:11}  seed {run.seed}  {what}")
     for what, counts in groups.items() if not args.cells else ():
         print(f"  {what:50} " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     return 0
 
 
-TIMED = 3  # runs of a size that make an estimate; one alone may have been slow
-
-
-def _estimate(left: list[Run], rows: list[dict[str, Any]], args: argparse.Namespace) -> tuple[float | None, str]:
-    """(worker seconds for these runs, what they rest on: runs of the same size, or a probe); None if unknown."""
-    timed: dict[Any, list[float]] = {}
-    for row in rows if left else ():
-        if row["status"] == FINISHED:
-            run = Run.model_validate(row["run"])
-            timed.setdefault(_size(run), []).append(row["seconds"].get("wall", 0.0) / run.epochs)
-    total, probed, fewest = 0.0, 0, math.inf
-    for run in left:
-        size = _size(run)
-        if len(timed.get(size, ())) < TIMED and args.probe:
-            from commsweep.experiments.training.probe import seconds_per_epoch
-
-            timed[size] = [seconds_per_epoch(run, execution(args))] * TIMED
-            probed += 1
-        if size not in timed:
-            return None, ""
-        # The faster half: a run beside a busy process, or a first one that compiled, says nothing of the others.
-        fast = sorted(timed[size])[: (len(timed[size]) + 1) // 2]
-        fewest = min(fewest, len(timed[size]))
-        total += run.epochs * statistics.median(fast)
-    if probed:
-        return total, "some measured steps"
-    return total, (f"at least {fewest} timed runs of each size" if fewest >= TIMED else
-                   f"as few as {fewest} timed run{'s' * (fewest > 1)} of a size; --probe measures instead")
-
-
-def _size(run: Run) -> tuple[Any, ...]:
-    text = [getattr(run.data, name, None) for name in ("block_size", "train_blocks", "eval_blocks")]
-    return run.model, run.data.name, run.data.batch_size, *text, run.precision, run.channels_last
-
-
 def _launch(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    runs, store = sweep(args.name), Store(args.store)
+    store = Store(args.store)
+    name, runs = _cells(args, store)
     asked = execution(args, by="sweep")
     retry = {part for part in args.retry.split(",") if part}
     if unknown := retry - set(UNFINISHED):
         raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use some of {', '.join(UNFINISHED)}")
-    register(args.name, runs, store)
+    register(name, runs, store)
     for line in store.mend([run_id(run) for run in runs]):
         print(f"commsweep: {line}", file=sys.stderr)
     set_aside(runs, store, retry)
     left = missing(runs, store)
     if asked.device != "auto":
         asked.torch_device()  # a device that is not there is said once, not once a cell
-    view = _view(args, store)
-    with tqdm(total=len(runs), initial=len(runs) - len(left), unit="run", desc=args.name, file=sys.stderr,
+    view = _view(args, store, name)
+    with tqdm(total=len(runs), initial=len(runs) - len(left), unit="run", desc=name, file=sys.stderr,
               disable=args.json, smoothing=0.05) as bar:
         def note(run: Run, _status: str) -> None:
             bar.update()
@@ -169,15 +172,15 @@ def _launch(args: argparse.Namespace) -> int:
     if fault:
         print(f"commsweep: {fault}", file=sys.stderr)
     elif view is not None:
-        _show(view, args, runs)
-    result = {"sweep": args.name, "executed": sum(report.outcomes.values()), "outcomes": dict(report.outcomes),
+        _show(view, args, name, runs)
+    result = {"sweep": name, "executed": sum(report.outcomes.values()), "outcomes": dict(report.outcomes),
               "efficiency": round(report.efficiency, 4), "seconds": round(report.wall_seconds, 1),
               "errors": report.errors}
     if args.json:
         print(json.dumps(result))
     else:
         outcomes = ", ".join(f"{n} {status}" for status, n in report.outcomes.items()) or "nothing was missing"
-        print(f"{args.name}: {outcomes} in {_clock(report.wall_seconds)}"
+        print(f"{name}: {outcomes} in {_clock(report.wall_seconds)}"
               + (f"; {100 * report.efficiency:.0f} % of {report.workers} workers' time in steps and evaluation"
                  if report.outcomes else ""))
         for line in list(dict.fromkeys(report.errors))[:5]:
@@ -185,24 +188,24 @@ def _launch(args: argparse.Namespace) -> int:
     return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused")) else 0
 
 
-def _view(args: argparse.Namespace, store: Store) -> Any:
+def _view(args: argparse.Namespace, store: Store, name: str) -> Any:
     """The replay into W&B beside a launch; None where it is not wanted."""
     if args.wandb == "disabled":
         return None
     from commsweep.sweeps.views.wandb import Follower, View
 
-    view = View(store, args.name, args.wandb)
+    view = View(store, name, args.wandb)
     view.check()
     return Follower(view)
 
 
-def _show(view: Any, args: argparse.Namespace, runs: list[Run]) -> None:
+def _show(view: Any, args: argparse.Namespace, name: str, runs: list[Run]) -> None:
     """What was recorded by earlier launches, and the report, where there is anything to report."""
     from commsweep.analysis import report
 
     view.view.push([run_id(run) for run in runs])
     with tempfile.TemporaryDirectory() as folder, suppress(UserError):  # no run has finished yet
-        view.view.push_report(report.write(args.store, args.name, Path(folder), page=False).folder)
+        view.view.push_report(report.write(args.store, name, Path(folder), page=False).folder)
 
 
 def _cluster(args: argparse.Namespace) -> dict[str, str]:
@@ -217,33 +220,28 @@ def _cluster(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _status(args: argparse.Namespace) -> int:
-    runs, store = sweep(args.name), Store(args.store)
+    store = Store(args.store)
+    name, runs = _cells(args, store)
     recorded = store.rows()
     statuses = store.statuses([run_id(run) for run in runs], recorded)
     counts = Counter(statuses.values())
     rows = [row for row in recorded if row["id"] in statuses]
-    rate = _rate(rows)
+    speed = rate(rows)
     left = sum(counts[status] for status in ("missing", "interrupted", "running", "damaged"))
-    seconds = left / rate if rate and counts["running"] else None
+    seconds = left / speed if speed and counts["running"] else None
     if args.json:
-        print(json.dumps({"sweep": args.name, "cells": len(runs), **counts, "per_hour": rate and 3600 * rate,
+        print(json.dumps({"sweep": name, "cells": len(runs), **counts, "per_hour": speed and 3600 * speed,
                           "seconds_left": seconds,
                           "failures": {row["id"]: f"{row['status']}: {row['error']}" for row in rows if row["error"]}}))
         return 0
-    print(f"{args.name}: {len(runs)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
-    if rate:
-        print(f"  {3600 * rate:.0f} runs an hour" + (f", about {_clock(seconds)} left" if seconds is not None else
+    print(f"{name}: {len(runs)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    if speed:
+        print(f"  {3600 * speed:.0f} runs an hour" + (f", about {_clock(seconds)} left" if seconds is not None else
                                                       "" if not left else "; nothing is being executed"))
     for row in rows:
         if row["error"]:
             print(f"  {row['id']} {row['status']}: {row['error']}")
     return 0
-
-
-def _rate(rows: list[dict[str, Any]]) -> float | None:
-    """Runs a second over the last twenty outcomes; None while there are fewer than two moments."""
-    moments = sorted(datetime.fromisoformat(row["when"]).timestamp() for row in rows if row.get("when"))[-20:]
-    return (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 and moments[-1] > moments[0] else None
 
 
 def _prune(args: argparse.Namespace) -> int:

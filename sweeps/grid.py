@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from itertools import product as cartesian
 from typing import Any
 
-from commsweep.experiments.config import Run, override, run_id
+from commsweep.experiments.config import (
+    CompressorSpec,
+    GradientCompressor,
+    Run,
+    by_kind,
+    flatten,
+    override,
+    record,
+    run_id,
+)
+from commsweep.experiments.errors import UserError, notice
+
+UNIONS = {"fwd": CompressorSpec, "bwd": CompressorSpec, "grad": GradientCompressor}
 
 
 def product(base: Run, axes: dict[str, Iterable[Any]]) -> list[Run]:
@@ -30,3 +43,38 @@ def union(*parts: list[Run]) -> list[Run]:
 def seeds(runs: list[Run], n: int, first: int = 0) -> list[Run]:
     """Each run with n seeds; all cells of one seed come before the next seed, so partial results are whole grids."""
     return [run.model_copy(update={"seed": first + seed}) for seed in range(n) for run in runs]
+
+
+def axes(given: Iterable[str]) -> dict[str, list[Any]]:
+    """Axes as text, "KEY=V1,V2" or "KEY+KEY=V1,V2", for `product`. Values are JSON where they are JSON.
+
+    Raises UserError on one without a value, and on one given twice.
+    """
+    made: dict[str, list[Any]] = {}
+    for text in given:
+        key, equals, values = text.partition("=")
+        if not equals or not key or not values:
+            raise UserError(f"--axis {text}: write KEY=VALUE,VALUE, for instance fwd.compressor.ratio=0.1,0.05")
+        if key in made:
+            raise UserError(f"--axis {key} is given more than once")
+        try:
+            made[key] = json.loads(f"[{values}]")
+        except ValueError:
+            made[key] = values.split(",")
+    return made
+
+
+def opened(base: Run, varied: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Axes that must come first: where a parameter of a compressor is varied and `base` has none there, the first kind
+    that has the parameter. That is said on stderr."""
+    found: dict[str, list[Any]] = {}
+    names = [name for axis in varied for name in axis.split("+")]
+    for name in names:
+        side, _, parameter = name.rpartition(".compressor.")
+        kind = f"{side}.compressor.kind"
+        if side in UNIONS and kind not in names and flatten(record(base))[kind] == "none":
+            having = [tag for tag, one in by_kind(UNIONS[side]).items() if parameter in one.model_fields]
+            if having:
+                notice(f"{name}: {kind}={having[0]} is taken, for {kind}=none has no {parameter}")
+                found[kind] = having[:1]
+    return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import multiprocessing as mp
 import os
 import re
 import socket
@@ -21,12 +22,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep.experiments.config import Run, canonical, override, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import DIVERGED, FINISHED, Store
+from commsweep.sweeps.executors.local import FORKS
 
 if TYPE_CHECKING:
     import optuna
@@ -318,6 +321,64 @@ def serve(launcher: Connection, name: str, study_name: str, goal: Goal, storage:
     for stream in (1, 2):
         os.dup2(log, stream)
     work(open_study(study_name, search, goal, storage, store), search, goal, store, execution, trials)
+
+
+def run(name: str, study_name: str, goal: Goal, storage: str | None, store: Store, execution: Any, trials: int,
+        workers: int | None = None, progress: Callable[[int], None] = lambda made: None) -> optuna.Study:
+    """Search with worker processes until the study has `trials`; `progress` hears how many there are.
+
+    Raises UserError when the study is another search's, or every worker broke down.
+    """
+    search = search_of(name)
+    workers = min(workers or execution.workers(), trials)
+    study = open_study(study_name, search, goal, storage, store)
+    with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
+        if alone:
+            revive(study)
+        here, there = mp.Pipe()
+        processes = [FORKS.Process(target=serve, daemon=True, args=(
+            there, name, study_name, goal, storage, str(store.root), execution, trials, workers))
+            for _ in range(workers)]
+        for process in processes:
+            process.start()
+        there.close()
+        try:
+            while any(process.is_alive() for process in processes):
+                time.sleep(0.3)
+                progress(made(study))
+            progress(made(study))
+        finally:
+            here.close()
+            for process in processes:
+                process.kill()
+                process.join()
+    broken = [process.exitcode for process in processes if process.exitcode]
+    if broken and len(broken) == len(processes):
+        raise UserError(f"every worker of the search ended with exit code {broken[0]}; its log is beside the study")
+    return study
+
+
+def made(study: optuna.Study) -> int:
+    """Trials that count: complete or pruned."""
+    return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.get_trials(deepcopy=False))
+
+
+class _alone:
+    """Whether no other search process of this store works on the study."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.handle = open(path, "a")  # noqa: SIM115 (held until __exit__)
+
+    def __enter__(self) -> bool:
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.close()
 
 
 def summary(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:

@@ -11,13 +11,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_IMPORT = {
-    "experiments": set(),
-    "sweeps": {"experiments"},
-    "analysis": {"experiments.config", "experiments.store", "experiments.errors", "experiments.specs"},
-    "commsweep": {"experiments", "sweeps", "analysis"},
-}
+# The rooms from the lowest floor up: what is in one may import what is in it and below, never above.
+FLOORS = (
+    "experiments", "experiments.errors", "experiments.seeds", "experiments.pretrained", "experiments.config",
+    "experiments.presets",
+    "experiments.store", "experiments.checkpoint", "experiments.component", "experiments.compressors",
+    "experiments.feedback", "experiments.boundary", "experiments.collectives", "experiments.data_parallel",
+    "experiments.data", "experiments.models", "experiments.training", "experiments.processes",
+    "sweeps", "analysis.timeline", "analysis", "commsweep",
+)
+READS = ("experiments.errors", "experiments.config", "experiments.store")  # all that analysis sees of a run
 ROOMS = ("experiments", "sweeps", "analysis")
+PLACES = (*ROOMS, "commsweep")
+WITHOUT_TORCH = ("experiments/config", "experiments/presets", "experiments/store.py", "experiments/errors.py",
+                 "experiments/seeds.py", "analysis", "sweeps")
+
+
+def floor(name):
+    """The highest floor whose name begins a module's."""
+    found = (place for place, room in enumerate(FLOORS) if name == room or name.startswith(room + "."))
+    return max(found, default=None)
 
 
 def imports(path):
@@ -28,21 +41,69 @@ def imports(path):
             yield node.module
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_arrows_point_one_way(room):
+def named(node):
+    """The modules that an import statement names, a package's own by their full names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("room", PLACES)
+def test_no_import_runs_back_up(room):
     for path in (ROOT / room).rglob("*.py"):
-        for name in imports(path):
-            assert name.split(".")[0] not in ROOMS, f"{path.relative_to(ROOT)}: users' folders may have that name"
-            first, _, name = name.partition(".")
-            inside = name.split(".")[0] in ROOMS
-            if first == "commsweep" and not (name.split(".")[0] == room if inside else room == "commsweep"):
-                assert any(name == allowed or name.startswith(allowed + ".") for allowed in MAY_IMPORT[room]), (
-                    f"{path.relative_to(ROOT)} imports {name}")
+        own = floor(module_of(path))
+        assert own is not None, f"{path.relative_to(ROOT)} stands on no floor"
+        for node in ast.walk(ast.parse(path.read_text())):
+            for name in named(node):
+                assert name.split(".")[0] not in ROOMS, f"{path.relative_to(ROOT)}: users' folders may have that name"
+                inside = name.removeprefix("commsweep.")
+                if name.startswith("commsweep.") and inside.split(".")[0] in ROOMS:
+                    to = floor(inside)
+                    assert to is None or to <= own, f"{path.relative_to(ROOT)} imports {name}, which is above it"
+                    if room == "analysis" and inside.startswith("experiments."):
+                        assert inside.startswith(READS), f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_no_circle_of_modules():
+    """Not even within a room (imports inside functions, and those for types, aside)."""
+    files = {f"commsweep.{module_of(path)}".replace("commsweep.commsweep", "commsweep"): path
+             for room in PLACES for path in (ROOT / room).rglob("*.py")}
+    graph = {}
+    for own, path in files.items():
+        graph[own] = set()
+        for node in ast.parse(path.read_text()).body:
+            first, *more = named(node) or [""]
+            modules = [name for name in more if name in files]  # from PACKAGE import MODULE
+            graph[own] |= set(modules if modules else [first]) & files.keys()
+
+    def reached(start):
+        seen, todo = set(), [start]
+        while todo:
+            for name in graph[todo.pop()] - seen:
+                seen.add(name)
+                todo.append(name)
+        return seen
+
+    assert [own for own in graph if own in reached(own)] == []
+
+
+def test_what_plans_and_tables_need_imports_no_torch():
+    for place in WITHOUT_TORCH:
+        for path in [ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                assert not any(name.split(".")[0] in ("torch", "pytorch_lightning") for name in named(node)), path
 
 
 def test_one_autograd_function_and_never_the_package_lightning():
     functions = []
-    for room in MAY_IMPORT:
+    for room in PLACES:
         for path in (ROOT / room).rglob("*.py"):
             functions += re.findall(r"class \w+\(torch\.autograd\.Function\)", path.read_text())
             assert not any(name.split(".")[0] == "lightning" for name in imports(path))
@@ -62,7 +123,7 @@ def test_the_lock_pins_every_dependency_by_name_and_version_only():
 
 
 def test_public_names_are_documented():
-    for room in MAY_IMPORT:
+    for room in PLACES:
         for path in (ROOT / room).rglob("*.py"):
             tree = ast.parse(path.read_text())
             if path.name != "__init__.py" or tree.body:
@@ -70,14 +131,6 @@ def test_public_names_are_documented():
             for node in tree.body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
                     assert ast.get_docstring(node), f"{path.name}: {node.name}"
-
-
-def test_notebooks_hold_no_outputs():
-    import json
-
-    for path in (ROOT / "notebooks").glob("*.ipynb"):
-        for cell in json.loads(path.read_text())["cells"]:
-            assert not cell.get("outputs"), path.name
 
 
 def test_ci_calls_the_readmes_test_command():

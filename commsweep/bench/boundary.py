@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from commsweep.bench import Result, alternate, paired
 from commsweep.experiments import compressors
 from commsweep.experiments.boundary.insert import Boundaries, message_shapes
 from commsweep.experiments.config import Run, override
-from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.models import resnet
 from commsweep.experiments.models.cuts import chosen
 from commsweep.experiments.presets import preset
@@ -71,11 +71,10 @@ def step_of(name: str) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=True)
     x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, 10, (BATCH,))
-    step = boundaries.step
-    step.training, step.keys = True, Keys(torch.arange(BATCH), torch.device("cpu"))
+    samples, number = torch.arange(BATCH), count()
 
     def one() -> None:
-        step.number += 1
+        boundaries.begin(next(number), samples)
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -86,7 +85,9 @@ def step_of(name: str) -> Callable[[], None]:
 def _staged(run: Run) -> tuple[torch.nn.Module, Boundaries]:
     model = resnet.build(run.model, 3, 10).to(memory_format=torch.channels_last)
     modules = chosen(run.model, model, resnet.legal_cuts(model))
-    return model, Boundaries(run, modules, message_shapes(model, modules, torch.zeros(1, 3, 32, 32))[0], BATCH)
+    return model, Boundaries(
+        {cut: run.links(cut) for cut in modules}, modules,
+        message_shapes(model, modules, torch.zeros(1, 3, 32, 32))[0], BATCH, BATCH, run.seed)
 
 
 def _memory() -> Result:

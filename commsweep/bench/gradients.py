@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result, alternate, paired
 from commsweep.experiments import config
+from commsweep.experiments.component import Moment
 from commsweep.experiments.config import ImageModel
 from commsweep.experiments.data_parallel.exchange import Exchange
 from commsweep.experiments.data_parallel.learners import Learners
@@ -52,22 +53,20 @@ def _learners(net: torch.nn.Module) -> Result:
     """One step of 8 learners, exchange included, against 8 plain forward and backward passes of their shares."""
     spec = config.Gradients(learners=LEARNERS, exchange="allgather", compressor=config.AdaComp(),
                            feedback=config.AdaCompResidue())
-    learners = Learners(spec, net, 0)
+    learners, moment = Learners(spec, net, 0, BATCH), Moment(0, 0, 0.0, 0, 0)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
 
     def step() -> None:
-        for share in learners.shares(BATCH):
-            with learners.turn(share):
-                loss = cross_entropy(net(x[share.rows]), y[share.rows])
-                if share.last:
-                    net.zero_grad()
-                loss.backward()
-        learners.exchange_gradients(0, 0)
+        net.zero_grad()
+        for one in learners.passes(BATCH):
+            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
+            learners.after_pass(moment, one)
+        learners.after_backward(moment)
 
     def passes() -> None:
-        for share in learners.shares(BATCH):
+        for one in learners.passes(BATCH):
             net.zero_grad()
-            cross_entropy(net(x[share.rows]), y[share.rows]).backward()
+            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
 
     seconds = alternate({"learners": step, "passes": passes}, rounds=5, warmup=1)
     medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import tempfile
 import time
@@ -14,8 +12,9 @@ from commsweep.bench import Result
 from commsweep.experiments.config import SCHEMA, Run, override, record, run_id
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import Store, write_json
-from commsweep.sweeps import papers
 from commsweep.sweeps.grid import seeds
+from commsweep.sweeps.launch import missing
+from commsweep.sweeps.papers import sweep
 from commsweep.sweeps.papers.rudakov import topk
 
 RUNS = 10_000
@@ -23,28 +22,21 @@ RUNS = 10_000
 
 def bench() -> Iterator[Result]:
     """What a user waits for when a store has grown large. The rows are made up; nothing is trained."""
-    from commsweep.analysis import contents, results  # pandas and matplotlib are not what is timed
-    from commsweep.main import main
+    from commsweep.analysis import contents, report, results  # pandas and matplotlib are not what is timed
 
     runs = grid()
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         generate(store, runs)
-        papers.SWEEPS["ten_thousand"] = lambda: runs
-        try:
-            for command in ("status", "plan"):
-                arguments = ["sweep", command, "ten_thousand", "--store", folder]
-                yield _timed(f"sweep {command} of 10,000 finished runs", 2.0, lambda a=arguments: _quietly(main, a))
-        finally:
-            del papers.SWEEPS["ten_thousand"]
+        ids = [run_id(run) for run in sweep("ten_thousand", store)]
+        yield _timed("statuses of 10,000 finished runs", 2.0, lambda: store.statuses(ids, store.rows()))
+        yield _timed("what is missing of them", 2.0, lambda: missing(runs, store))
         yield _timed("loading all rows, first time", 5.0, lambda: results.load(folder))
         yield _timed("loading all rows, again", 1.0, lambda: results.load(folder))
         frame = results.load(folder)
         yield _timed("all tables of them", 2.0, lambda: contents.all_tables(frame))
-        yield _timed("list of 10,000 runs", 3.0, lambda: _quietly(main, ["list", "--store", folder]))
         out = Path(folder) / ".out"
-        yield _timed("report of 10,000 runs", 15.0, lambda: _quietly(
-            main, ["report", "ten_thousand", "--store", folder, "--out", str(out)]))
+        yield _timed("report of 10,000 runs", 15.0, lambda: report.write(Path(folder), "ten_thousand", out))
         yield Result("its page (MB)", (out / "report.html").stat().st_size / 1e6, 5.0)
 
 
@@ -77,12 +69,6 @@ def generate(store: Store, runs: list[Run]) -> None:
             {"epoch": epoch, "step": 20 * epoch, "bytes": 9000 * epoch, "seconds": 0.1 * epoch,
              "train_loss": 1 / epoch, **scores}) + "\n" for epoch in (2, 4, 6, 8, 10)))
     write_json(store.root / "sweeps" / "ten_thousand.json", {"name": "ten_thousand", "runs": named})
-
-
-def _quietly(main: Callable[[list[str]], int], arguments: list[str]) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
-        if main(arguments):
-            raise RuntimeError(f"{' '.join(arguments)} failed")
 
 
 def _timed(name: str, bound: float, call: Callable[[], object]) -> Result:

@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from commsweep.bench import Result, alternate, paired
 from commsweep.experiments.config import Execution, override
 from commsweep.experiments.data import text
-from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.presets import preset
 from commsweep.experiments.training.run import build
 
@@ -45,13 +45,14 @@ def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], None]:
     run = override(preset("sotu_micro"), {"data.batch_size": 8, "data.train_blocks": 64, "data.eval_blocks": 8}
                    | settings)
     parts = build(run, Execution("cpu", buffers="mmap"), folder)
-    task, step = parts.task.train(), parts.task.boundaries.step
+    task, boundaries, number = parts.task.train(), parts.task.components["boundaries"], count()
     optimizer = torch.optim.AdamW(task.parameters(), 1e-4, fused=True)
     batches = list(parts.data.train)
 
     def one() -> None:
-        x, y, samples = batches[step.number % len(batches)]
-        step.training, step.keys, step.number = True, Keys(samples, x.device), step.number + 1
+        now = next(number)
+        x, y, samples = batches[now % len(batches)]
+        boundaries.begin(now, samples)
         optimizer.zero_grad()
         task.loss(task.logits(x), y).backward()
         optimizer.step()

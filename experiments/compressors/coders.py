@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from commsweep.experiments import seeds
 from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload
 from commsweep.experiments.compressors.features import columns, matrix, tensor
 
@@ -87,5 +88,5 @@ class Subspace(CoderCompressor):
 
 def basis(d: int, width: int) -> Tensor:
     """Orthonormal columns [d, min(width, d)], the same in every run."""
-    noise = torch.randn(d, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
+    noise = torch.randn(d, d, generator=torch.Generator().manual_seed(seeds.basis(d)), dtype=torch.float64)
     return torch.linalg.qr(noise).Q[:, : min(width, d)].float().contiguous()

@@ -60,6 +60,8 @@ from commsweep.experiments.config.training import (
     ImageModel,
     ImageSet,
     Linear,
+    OwnModel,
+    OwnSet,
     TextModel,
     TextSet,
 )
@@ -108,6 +110,8 @@ __all__ = [
     "NoCompressor",
     "NoFeedback",
     "OneBit",
+    "OwnModel",
+    "OwnSet",
     "PowerSGD",
     "Ramp",
     "RandTopK",

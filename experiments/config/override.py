@@ -76,7 +76,10 @@ def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
     if field is None or not field.discriminator or not any(leaf in member.model_fields for member in members(field)):
         return ""
     own = [name for name in _member(field, node).model_fields if name != field.discriminator]
-    return f": {node.get(field.discriminator, '...')} has {', '.join(own) or 'no parameters'}"
+    others = [tag for member in members(field) if leaf in member.model_fields
+              for tag in tags(member, field.discriminator)]
+    return (f": {node.get(field.discriminator, '...')} has {', '.join(own) or 'no parameters'}; set "
+            f"{field.discriminator} as well, to one of {', '.join(others)}")
 
 
 def members(field: FieldInfo) -> tuple[type[Spec], ...]:

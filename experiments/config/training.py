@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from commsweep.experiments.config import own
 from commsweep.experiments.config.base import Count, Positive, Spec
+from commsweep.experiments.errors import UserError
 
 
 class ImageModel(Spec):
@@ -15,6 +17,26 @@ class ImageModel(Spec):
     name: Literal["resnet18", "resnet_small", "mlp"] = "resnet_small"
     width: Annotated[int, Field(ge=1, le=4096, description="channels of the first stage; units of a hidden layer")] = 8
     cuts: tuple[str, ...] = ("layer1", "layer2", "layer3")
+
+
+class OwnModel(Spec):
+    """A network of one's own, made by the function that `build` names ("my_models.py:net"), of `source`.
+
+    It is called with a sample [1, ...], the number of classes, and `options` by name; the module that it returns maps
+    samples to logits [b, classes]. A boundary follows each module named in `cuts` (any that runs once and returns a
+    tensor).
+    """
+
+    name: Literal["own"] = "own"
+    build: str = Field(description="module:function or file.py:function")
+    source: Annotated[str, Field(description="hash of that file; filled in")] = ""
+    options: dict[str, bool | int | float | str] = {}
+    cuts: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_known(self) -> OwnModel:
+        _fill_in(self, "model.build", self.build)
+        return self
 
 
 class TextModel(Spec):
@@ -44,6 +66,32 @@ class ImageSet(Spec):
     fixed_augment: bool = False
     val_size: Annotated[int, Field(ge=0)] = 180
     drop_last: bool = False
+
+
+class OwnSet(ImageSet):
+    """Samples of one's own, from the function that `load` names ("my_data.py:load"), of `source`.
+
+    It is called with --data-root (a Path, or None) and returns training samples, training labels, test samples and test
+    labels: floats [n, ...] and whole numbers from 0 [n], as tensors or arrays.
+    """
+
+    name: Literal["own"] = "own"
+    load: str = Field(description="module:function or file.py:function")
+    source: Annotated[str, Field(description="hash of that file; filled in")] = ""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> OwnSet:
+        _fill_in(self, "data.load", self.load)
+        return self
+
+
+def _fill_in(spec: OwnModel | OwnSet, setting: str, name: str) -> None:
+    """Note the hash of the file that a name means, unless the Run has it already."""
+    if not spec.source:
+        try:
+            spec.__dict__["source"] = own.source(name)
+        except UserError as error:
+            raise ValueError(f"{setting}: {error}") from None
 
 
 class TextSet(Spec):
@@ -103,7 +151,7 @@ class Linear(Spec):
     warmup: Annotated[float, Field(ge=0, description="epochs")] = 0.0
 
 
-Model = Annotated[ImageModel | TextModel, Field(discriminator="name")]
-Data = Annotated[ImageSet | TextSet, Field(discriminator="name")]
+Model = Annotated[ImageModel | TextModel | OwnModel, Field(discriminator="name")]
+Data = Annotated[ImageSet | TextSet | OwnSet, Field(discriminator="name")]
 Optim = Annotated[SGD | AdamW, Field(discriminator="kind")]
 Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from commsweep.experiments.config import ImageSet, Run
+from commsweep.experiments.config import ImageSet, OwnSet, Run
 from commsweep.experiments.data import images, text
 from commsweep.experiments.data.module import Batches, Blocks, ImageData
 
@@ -16,10 +16,17 @@ __all__ = ["Batches", "Blocks", "ImageData", "build"]
 
 def build(run: Run, root: Path | None, models: Path | None, device: torch.device) -> ImageData | Blocks:
     """A run's data on the device; a worker reads each set once. Raises UserError when it cannot be had."""
+    if isinstance(run.data, OwnSet):
+        return ImageData(run.data, _own(run.data, root), run.seed, device)
     if isinstance(run.data, ImageSet):
         return ImageData(run.data, _images(run.data.name, root), run.seed, device)
     corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)
     return Blocks(run.data, corpus, run.seed, device)
+
+
+@cache
+def _own(spec: OwnSet, root: Path | None) -> images.Images:
+    return images.load_own(spec, root)
 
 
 @cache

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commsweep.experiments import seeds
+from commsweep.experiments.config import OwnSet, own
 from commsweep.experiments.errors import UserError
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # as the authors normalise
@@ -25,10 +27,29 @@ class Images:
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
+    classes: int = CLASSES
+    source: str = ""  # hash of the file that a user's own samples came from
 
     @property
     def channels(self) -> int:
         return self.train_x.shape[1]
+
+
+def load_own(spec: OwnSet, root: Path | None) -> Images:
+    """A user's own samples. Raises UserError when the function does not return what it should."""
+    function = own.load(spec.load, spec.source)
+    made = function(root)
+    if not isinstance(made, (tuple, list)) or len(made) != 4:
+        raise UserError(f"data.load={spec.load} returned {type(made).__name__}; a tuple of training samples, training "
+                        "labels, test samples and test labels is wanted")
+    x, y, test_x, test_y = (part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part)) for part in made)
+    for what, samples, labels in (("training", x, y), ("test", test_x, test_y)):
+        if len(samples) != len(labels) or not len(labels):
+            raise UserError(f"data.load={spec.load}: {len(samples)} {what} samples and {len(labels)} labels")
+        if labels.is_floating_point() or int(labels.min()) < 0:
+            raise UserError(f"data.load={spec.load}: {what} labels must be whole numbers from 0 on")
+    return Images(spec.load, x.float(), y.long(), test_x.float(), test_y.long(),
+                  int(max(y.max(), test_y.max())) + 1, own.source(spec.load))
 
 
 def load(name: str, root: Path | None = None) -> Images:
@@ -48,7 +69,7 @@ def _digits() -> Images:
     from sklearn.datasets import load_digits
 
     raw = load_digits()
-    order = np.random.default_rng(0).permutation(len(raw.target))
+    order = np.random.default_rng(seeds.FIXED).permutation(len(raw.target))
     x = torch.from_numpy(raw.images[order]).float().unsqueeze(1)
     y = torch.from_numpy(raw.target[order]).long()
     test = torch.arange(len(y)) % 5 == 0
@@ -59,7 +80,7 @@ def _digits() -> Images:
 
 def _synthetic() -> Images:
     """The tests' twin: 160 + 40 noisy pictures of ten fixed patterns, the digits' shape."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seeds.FIXED)
     patterns = torch.randn(CLASSES, 1, 8, 8, generator=generator)
     y = torch.arange(200) % CLASSES
     x = patterns[y] + 0.5 * torch.randn(200, 1, 8, 8, generator=generator)

@@ -10,7 +10,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from commsweep.experiments.config import ImageSet, TextSet
+from commsweep.experiments import seeds
+from commsweep.experiments.config import ImageSet, OwnSet, TextSet
 from commsweep.experiments.data.images import Images
 from commsweep.experiments.data.text import Corpus
 from commsweep.experiments.errors import UserError
@@ -46,7 +47,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         order = self._order()
-        moves = _moves(self.augment, len(self.y), self._generator(1, 0 if self.fixed_augment else self.epoch))
+        drawn_in = 0 if self.fixed_augment else self.epoch
+        moves = _moves(self.augment, len(self.y), _generator(seeds.moves(self.seed, drawn_in)))
         for start in range(0, len(self) * self.batch_size, self.batch_size):
             samples = order[start : start + self.batch_size]
             where = samples.to(self.x.device, non_blocking=True)
@@ -58,10 +60,11 @@ class Batches:
     def _order(self) -> Tensor:
         if not self.shuffle:
             return torch.arange(len(self.y))
-        return torch.randperm(len(self.y), generator=self._generator(0, self.epoch))
+        return torch.randperm(len(self.y), generator=_generator(seeds.order(self.seed, self.epoch)))
 
-    def _generator(self, purpose: int, epoch: int) -> torch.Generator:
-        return torch.Generator().manual_seed(((self.seed * 2 + purpose) << 20) + epoch)
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def _moves(augment: str, n: int, generator: torch.Generator) -> Tensor | None:
@@ -110,7 +113,7 @@ class ImageData(pl.LightningDataModule):
             raise UserError(f"data.val_size={spec.val_size}: {spec.name} has {n} training samples; choose fewer")
         if spec.batch_size > n - spec.val_size:
             raise UserError(f"data.batch_size={spec.batch_size}: only {n - spec.val_size} training samples remain")
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))  # the split never depends on the seed
+        order = torch.randperm(n, generator=_generator(seeds.FIXED))  # the split never depends on the seed
         val, train = order[: spec.val_size], order[spec.val_size :]
         size = spec.batch_size
         self.train = Batches(
@@ -139,8 +142,11 @@ class ImageData(pl.LightningDataModule):
     def installed(self) -> ImageSet:
         """The data settings as installed, read back from the loaders."""
         train = self.train
-        return ImageSet(name=self.images.name, batch_size=train.batch_size, augment=train.augment,
-                    fixed_augment=train.fixed_augment, val_size=len(self.val.y), drop_last=train.drop_last)
+        ran = {"batch_size": train.batch_size, "augment": train.augment, "fixed_augment": train.fixed_augment,
+               "val_size": len(self.val.y), "drop_last": train.drop_last}
+        if isinstance(self.spec, OwnSet):
+            return OwnSet(load=self.images.name, source=self.images.source, **ran)
+        return ImageSet(name=self.images.name, **ran)
 
 
 class Blocks(pl.LightningDataModule):

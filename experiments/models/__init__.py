@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from commsweep.experiments.config import ImageModel, Run
-from commsweep.experiments.data.images import CLASSES
-from commsweep.experiments.models import cuts, mlp, resnet
+from commsweep.experiments.config import ImageModel, OwnModel, Run
+from commsweep.experiments.models import cuts, mlp, own, resnet
 
 if TYPE_CHECKING:
     from commsweep.experiments.data import Blocks, ImageData
@@ -20,11 +19,14 @@ def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple
 
     `root` holds folders of pretrained weights. Raises UserError on an illegal cut or unusable weights.
     """
+    if isinstance(run.model, OwnModel):
+        model = own.build(run.model, data.example, data.images.classes)
+        return model, cuts.chosen(run.model, model, own.legal_cuts(model, data.example))
     if isinstance(run.model, ImageModel) and run.model.name == "mlp":
-        perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, CLASSES)
+        perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, data.images.classes)
         return perceptron, cuts.chosen(run.model, perceptron, mlp.LAYERS)
     if isinstance(run.model, ImageModel):
-        model = resnet.build(run.model, data.images.channels, CLASSES)
+        model = resnet.build(run.model, data.images.channels, data.images.classes)
         return model, cuts.chosen(run.model, model, resnet.legal_cuts(model))
     from commsweep.experiments.models import causal_lm  # transformers takes seconds to import
 

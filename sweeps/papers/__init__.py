@@ -1,11 +1,12 @@
-"""Named sweeps: one function a table or figure, each a list of Runs."""
+"""Named sweeps: one function a table or figure, each a list of Runs; and those of a user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from commsweep.experiments.config import Run
+from commsweep.experiments.config import Run, own, parse
 from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.store import Store
 from commsweep.sweeps.papers import adacomp, rudakov, rudakov_text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
@@ -29,8 +30,24 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
 }
 
 
-def sweep(name: str) -> list[Run]:
-    """The runs of a named sweep. Raises UserError naming the nearest one."""
+def sweep(name: str, store: Store | None = None) -> list[Run]:
+    """The runs of a sweep: a named one, "my_grid.py:grid" (a function of one's own that returns a list of Runs), or one
+    that `store` knows. Raises UserError naming the nearest one."""
+    if ":" in name:
+        runs = own.load(name)()
+        if not isinstance(runs, (list, tuple)) or not runs or not all(isinstance(run, Run) for run in runs):
+            raise UserError(f"'{name}' must return a list of Runs, at least one (see commsweep.sweeps.grid)")
+        return list(runs)
+    if name not in SWEEPS and store is not None and (store.root / "sweeps" / f"{name}.json").exists():
+        return [parse(settings) for settings in store.cells(name).values()]
     if name not in SWEEPS:
         raise UserError(f"unknown sweep '{name}'{nearest(name, SWEEPS)} (one of: {', '.join(SWEEPS)})")
     return SWEEPS[name]()
+
+
+def label(name: str) -> str:
+    """What the store calls a sweep: its name; "my_grid.grid" for "folder/my_grid.py:grid"."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        return name
+    return f"{module.removesuffix('.py').replace('/', '.').rpartition('.')[2]}.{function}"
