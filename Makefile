@@ -7,7 +7,7 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-text demo-gradients demo-links demo-finetune test test-slow lint lock clean
+.PHONY: demo demo-text demo-gradients demo-links demo-finetune test test-slow docs lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
@@ -45,6 +45,11 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
+
+# The pages of docs/reference that follow from the code, and the notebooks with the numbers of the demos' store.
+docs: $(VENV)/ready
+	$(BIN)/python -m commsweep.reference
+	$(BIN)/jupyter-execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
 
 # Names and versions only: an address in the lock would bind it to one registry.
 lock:

@@ -46,7 +46,7 @@ def tag(figure: Figure, alt: str, width: int = 620) -> str:
     """A figure as an HTML tag that holds its PNG, for a page."""
     out = io.BytesIO()
     with plt.rc_context(STYLE):
-        figure.savefig(out, format="png")
+        figure.savefig(out, format="png", dpi=110)
     return picture(out.getvalue(), alt, width)
 
 

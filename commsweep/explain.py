@@ -52,7 +52,7 @@ def explain(path: str, value: str = "") -> list[str]:
         if not below:
             if place + 1 < len(parts):
                 raise UserError(f"'{'.'.join(parts[: place + 1])}' is a value, not a section")
-            return [f"{path}: {owner.__doc__ or ''}".strip(), *(_line(name, one.model_fields[name], _kind(one))
+            return [f"{path}: {owner.__doc__ or ''}".strip(), *(_line(name, one.model_fields[name], kind_of(one))
                                                               for one, name in ((one, part) for one, _ in found))]
         owners = list(below)
     if field is not None and len(owners) > 1:
@@ -60,7 +60,7 @@ def explain(path: str, value: str = "") -> list[str]:
     return _record(owners[0])
 
 
-def _kind(owner: type[Spec]) -> str:
+def kind_of(owner: type[Spec]) -> str:
     """How a union's member is called; "" for other records."""
     for key in ("kind", "name"):
         if key in owner.model_fields and (names := get_args(owner.model_fields[key].annotation)):
@@ -89,12 +89,14 @@ def _record(owner: type[Spec]) -> list[str]:
 
 
 def _line(name: str, field: FieldInfo, kind: str) -> str:
-    default = "" if members(field) or field.annotation is dict else f" = {_shown(field.get_default())}"
+    default = ("" if members(field) or field.annotation is dict else " (to be given)" if field.is_required() else
+               f" = {shown(field.get_default())}")
     said = ", ".join(part for part in (f"of {kind}" if kind else "", said_of(field)) if part)
     return f"  {name + default:28} {said}".rstrip()
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a command line takes it."""
     return json.dumps(list(value) if isinstance(value, tuple) else value) if not isinstance(value, Spec) else "..."
 
 

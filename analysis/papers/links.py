@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -66,7 +66,7 @@ def write(root: str | Path, names: list[str], folder: Path) -> Made:
     compared = [one for one in found if one.series in fits and one.network != Network()]
     errors = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
     error = median(errors) if errors else math.nan
-    made = Made(folder, [_table(found, fits), _to_target(found, metric, value, steps)], error)
+    made = Made(folder, [steps_table(found, fits), target_table(found, metric, value, steps)], error)
     folder.mkdir(parents=True, exist_ok=True)
     for table in made.tables:
         (folder / f"{table.name}.md").write_text(table.markdown())
@@ -90,7 +90,8 @@ def _order(one: Measured) -> tuple[Any, ...]:
     return one.schedule != "gpipe", one.network.latency, one.network.bandwidth or math.inf, one.seconds
 
 
-def _table(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+def steps_table(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+    """Milliseconds a step of every measurement, beside what is predicted."""
     rows = []
     for one in sorted(found, key=_order):
         model = fits.get(one.series)
@@ -104,8 +105,8 @@ def _table(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
                  ["schedule", "bandwidth", "latency", "method", "bytes a step", "measured ms", "predicted ms", "error"],
                  rows)
 
-
-def _to_target(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Table:
+def target_table(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Table:
+    """Seconds that every measurement needs to the target quality."""
     rows = []
     for one in sorted(found, key=_order):
         n = steps[one.row["run_id"]]
@@ -120,11 +121,11 @@ def _to_target(found: list[Measured], metric: str, value: float, steps: dict[str
 
 
 def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    @wraps(draw)
     def drawn(*args: Any) -> Figure:
         with plt.rc_context(STYLE):
             return draw(*args)
 
-    drawn.__doc__ = draw.__doc__
     return drawn
 
 

@@ -102,7 +102,7 @@ def test_a_method_that_never_gets_there_is_called_that(store):
     folder = store.folder(run_id(RUNS["topk"]))
     folder.append({"epoch": 4, "step": 40, "test_on_acc": 0.9})
     found = measured.measurements(store)
-    table = links._to_target(found, *measured.quality(store, found))
+    table = links.target_table(found, *measured.quality(store, found))
     assert {row[3]: row[4] for row in table.texts()}["TopK 10 %"] == "not reached"
     assert advising.advise(store, RUNS["dense"], Network(1e6)).missed == ["TopK 10 %"]
 
