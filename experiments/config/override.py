@@ -109,7 +109,7 @@ def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> li
     keys = []
     for name, field in spec.model_fields.items():
         node = tree.get(name)
-        if name == "at":
+        if name == "at" and issubclass(spec, Run):
             keys += [one for cut, links in node.items() for one in _known(links, Links, f"at.{cut}.")]
             continue
         below = members(field) and isinstance(node, dict)

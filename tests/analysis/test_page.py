@@ -10,16 +10,13 @@ import shutil
 import subprocess
 from base64 import b64decode
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from commsweep.analysis import page, report, results
 from commsweep.analysis.table import Cell
 from commsweep.experiments.config import flatten
 from commsweep.experiments.store import Store
 from tests.analysis.papers.test_rudakov_text import fill, paper_world
-from tests.test_layout import ROOT
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -133,16 +130,3 @@ def test_a_page_of_thousands_of_runs_stays_small_and_loses_none(store):
     frame = results.load(store.root, "ten_thousand")
     text = page.html("x", store.root, frame, results.curves(store.root, []), [], [], [])
     assert len(unpacked(text)["rows"]) == 3000 and len(text) < 3_500_000
-
-
-def test_the_notebook_shows_the_same(made):
-    store, written = made
-    notebook = nbformat.read(ROOT / "notebooks" / "report.ipynb", as_version=4)
-    environment = os.environ | {"COMMSWEEP_STORE": str(store.root), "COMMSWEEP_SWEEP": "demo-text"}
-    client = NotebookClient(notebook, timeout=200, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
-                            resources={"metadata": {"path": str(ROOT / "notebooks")}})
-    client.execute(env=environment)
-    shown = str([cell.get("outputs") for cell in notebook.cells])
-    for claim in written.claims:
-        assert f"{claim.name}: {claim.verdict}" in shown
-    assert shown.count("data:image/png") == 3

@@ -57,9 +57,8 @@ def evaluations(store: Store, name: str, scores: list[float]) -> None:
     folder.finish(outcome(RUNS[name]))
 
 
-@pytest.fixture
-def store(tmp_path):
-    made = Store(tmp_path / "store")
+def measure(made: Store) -> None:
+    """Fill a store with measurements and simulations."""
     for name in RUNS:
         for wiring in [Wiring(bandwidth=rate, steps=10) for rate in RATES] + [
                 Wiring(bandwidth=1e8, latency=0.02, steps=10), Wiring(schedule="1f1b", steps=10),
@@ -69,6 +68,12 @@ def store(tmp_path):
             place.finish(taken(name, wiring, place.path.name))
     evaluations(made, "dense", [0.5, 0.9, 0.95])
     evaluations(made, "topk", [0.3, 0.8, 0.93, 0.945])
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path / "store")
+    measure(made)
     return made
 
 

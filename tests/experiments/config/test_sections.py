@@ -1,0 +1,81 @@
+"""Sections that most Runs do not have: absent, they change nothing; naming a setting opens one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from commsweep.experiments.config import Run, Spec, canonical, override, parse, record, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.presets import PRESETS, preset
+
+
+class Second(Spec):
+    """A section of a later version."""
+
+    damping: Annotated[float, Field(gt=0)] = 0.03
+    interval: int = 10
+
+
+class Step(Spec):
+    """One of two kinds."""
+
+    kind: Literal["step"] = "step"
+    at: int = 5
+
+
+class Cubic(Spec):
+    """The other."""
+
+    kind: Literal["cubic"] = "cubic"
+    power: int = 3
+
+
+class Later(Run):
+    """A Run as a later version may have it."""
+
+    second: Second | None = None
+    phase: Annotated[Step | Cubic | None, Field(discriminator="kind")] = None
+
+
+def later(run: Run) -> Later:
+    return parse(record(run), Later)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_absent_is_not_in_a_runs_text(name):
+    assert canonical(later(preset(name))) == canonical(preset(name))
+    assert run_id(later(preset(name))) == run_id(preset(name))
+
+
+def test_naming_a_setting_opens_a_section_and_null_closes_it():
+    run = later(preset("digits"))
+    opened = override(run, {"second.damping": "0.1"})
+    assert opened.second == Second(damping=0.1) and run_id(opened) != run_id(run)
+    assert override(opened, {"second.interval": 3}).second == Second(damping=0.1, interval=3)
+    assert override(opened, {"second": "null"}) == run
+    assert parse(record(opened), Later) == opened
+
+
+def test_a_section_of_several_kinds_begins_as_the_first():
+    run = later(preset("digits"))
+    assert override(run, {"phase.at": 7}).phase == Step(at=7)
+    assert override(run, {"phase.kind": "cubic", "phase.power": 2}).phase == Cubic(power=2)
+
+
+@pytest.mark.parametrize("changes, line", [
+    ({"second.dampng": 1}, "unknown setting 'second.dampng'; did you mean 'second.damping'"),
+    ({"second.damping": 0}, "second.damping=0: input should be greater than 0"),
+    ({"phase.power": 2}, "step has at; set kind as well, to one of cubic"),
+    ({"fwd": "null"}, "unknown setting 'fwd'"),
+])
+def test_mistakes_in_them_are_one_line(changes, line):
+    with pytest.raises(UserError, match=line):
+        override(later(preset("digits")), changes)
+
+
+def test_a_run_of_this_version_does_not_know_them():
+    with pytest.raises(UserError, match=r"unknown setting 'second.damping'"):
+        override(preset("digits"), {"second.damping": 1})
