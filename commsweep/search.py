@@ -42,9 +42,19 @@ def _search(args: argparse.Namespace) -> int:
     goal = _goal(args)
     aim = "front" if args.budget is None else f"budget-{args.budget:g}"
     name = args.study or f"{args.name}{'-boundaries' if args.per_boundary else ''}-{aim}"
-    with tqdm(total=args.trials, unit="trial", desc=args.name, file=sys.stderr, disable=args.json) as bar:
+    bar = None
+
+    def show(made: int) -> None:
+        nonlocal bar  # begun by the first word of progress: a mistake is one line, without a bar
+        bar = bar or tqdm(total=args.trials, unit="trial", desc=args.name, file=sys.stderr, disable=args.json)
+        bar.update(min(args.trials, made) - bar.n)
+
+    try:
         study = searching.run(args.name, name, goal, args.storage, Store(args.store), execution(args, by="search"),
-                              args.trials, args.workers, lambda made: bar.update(min(args.trials, made) - bar.n))
+                              args.trials, args.workers, show)
+    finally:
+        if bar is not None:
+            bar.close()
     chosen, done = searching.best(study, goal), searching.made(study)
     if args.json:
         print(json.dumps({"study": name, "trials": done, "best": [searching.summary(one) for one in chosen]}))

@@ -55,7 +55,7 @@ def _public(x: Tensor) -> Tensor:
 
 
 def _step() -> Iterator[Result]:
-    seconds = alternate({name: step_of(name) for name in LINKS}, rounds=9, warmup=2)
+    seconds = alternate({name: step_of(name) for name in LINKS}, rounds=5, warmup=2)
     medians = _milliseconds(seconds)
     for name, what, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
         pair = {key: medians[key] for key in ("dense ms", f"{name} ms")}

@@ -68,7 +68,7 @@ def _learners(net: torch.nn.Module) -> Result:
             net.zero_grad()
             cross_entropy(net(x[one.rows]), y[one.rows]).backward()
 
-    seconds = alternate({"learners": step, "passes": passes}, rounds=5, warmup=1)
+    seconds = alternate({"learners": step, "passes": passes}, rounds=4, warmup=1)
     medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
     return Result(f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, minibatch {BATCH}",
                   paired(seconds, "learners", "passes"), 1.15, medians=medians)
