@@ -46,7 +46,7 @@ def _push(args: argparse.Namespace) -> int:
     view.check()
     ids = sorted(store.stamps())
     if args.name:
-        ids = [run_id(run) for run in sweep(args.name)]
+        ids = [run_id(run) for run in sweep(args.name, store)]
     sent = view.push(ids)
     if args.report:
         if not (args.report / "claims.md").exists():
@@ -67,11 +67,11 @@ def _define(args: argparse.Namespace) -> int:
 
 def _cell(args: argparse.Namespace) -> int:
     given = changes([args.cell])
-    cells = {run_id(run): run for run in sweep(args.name)}
+    store = Store(args.store)
+    cells = {run_id(run): run for run in sweep(args.name, store)}
     if given.keys() != {"cell"} or given["cell"] not in cells:
         raise UserError(f"'{args.cell}' names no cell of sweep '{args.name}'; write cell=ID with an id of: commsweep "
                         f"sweep plan {args.name}")
-    store = Store(args.store)
     from commsweep.experiments.training.run import execute
 
     row = execute(cells[given["cell"]], store, execution(args, by="sweep"))

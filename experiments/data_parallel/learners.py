@@ -92,12 +92,16 @@ class Learners(Component):
         return {} if self.exchange is None else {"rates": self.exchange.ledger.rates()}
 
 
-def memory_bytes(spec: Gradients, model: nn.Module) -> int:
-    """Bytes of all learners' gradients and of what they remember; 0 for plain training."""
+def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None) -> int:
+    """Bytes of the learners' gradients, of what they remember, and of what is remembered of others; 0 for plain training.
+
+    here: learners in this process (None: all).
+    """
     if _alone(spec):
         return 0
-    tensors = 1 + feedback.TENSORS[spec.feedback.kind]
-    return spec.learners * tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+    here, kind = spec.learners if here is None else here, feedback.KINDS[spec.feedback.kind]
+    tensors = here * (1 + kind.tensors) + (spec.learners - here) * issubclass(kind, feedback.EF21)
+    return tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _alone(spec: Gradients) -> bool:

@@ -14,6 +14,9 @@ from commsweep.experiments.config import Spec
 class Feedback(nn.Module):
     """Nothing is remembered: m = g."""
 
+    tensors = 0  # of the layer's size that it holds
+    carries = False  # whether it holds the momentum that the optimizer then has not, for dense parameters, too
+
     def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
         super().__init__()
         self.spec, self.learners = spec, learners
@@ -33,6 +36,8 @@ class Feedback(nn.Module):
 
 class Residue(Feedback):
     """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time."""
+
+    tensors = 1
 
     def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
@@ -84,6 +89,8 @@ class MomentumCorrection(Feedback):
 
     The optimizer's own momentum should be zero then. Clipping to `clip` / sqrt(learners) comes first.
     """
+
+    tensors, carries = 2, True
 
     def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
@@ -141,6 +148,8 @@ class Mirror(nn.Module):
 class EF21(Feedback):
     """m = g - A; A <- A + y is what is used (Richtarik 2021)."""
 
+    tensors = 1
+
     def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
         self.register_buffer("a", torch.zeros(shape))
@@ -158,6 +167,8 @@ class EF21(Feedback):
 
 class EF21SGDM(EF21):
     """v <- (1 - eta) v + eta g; m = v - A; A <- A + y is what is used (Fatkhullin 2023). The first v is the first g."""
+
+    tensors, carries = 2, True
 
     def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
@@ -181,17 +192,18 @@ KINDS: dict[str, type[Feedback]] = {
     "none": Feedback, "ef": Residue, "adacomp": Residue, "dgc": MomentumCorrection, "lowpass": LowPass, "loco": LoCo,
     "ef21": EF21, "ef21_sgdm": EF21SGDM,
 }
-CARRIES = ("dgc", "ef21_sgdm")  # hold the momentum that the optimizer then has not, for dense parameters, too
-TENSORS = {"none": 0, "dgc": 2, "ef21_sgdm": 2} | dict.fromkeys(("ef", "adacomp", "lowpass", "loco", "ef21"), 1)
 
 
 def build(spec: Spec, shape: torch.Size, learners: int, dense: bool) -> Feedback:
     """What a learner remembers of a layer; `dense`: which travels as it is."""
-    kind = KINDS["none" if dense and spec.kind not in CARRIES else spec.kind]
-    return kind(spec, shape, learners)
+    return _kind(spec, dense)(spec, shape, learners)
 
 
 def mirror(spec: Spec, shape: torch.Size, learners: int, dense: bool) -> Unremembered | Mirror:
     """What the others must remember of it."""
-    kind = KINDS["none" if dense and spec.kind not in CARRIES else spec.kind]
-    return Mirror(shape) if issubclass(kind, EF21) else Unremembered()
+    return Mirror(shape) if issubclass(_kind(spec, dense), EF21) else Unremembered()
+
+
+def _kind(spec: Spec, dense: bool) -> type[Feedback]:
+    kind = KINDS[spec.kind]
+    return Feedback if dense and not kind.carries else kind

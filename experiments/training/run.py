@@ -93,7 +93,8 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     torch.set_num_threads(execution.thread_count(work * run.data.batch_size))
     n, links = len(data.train.y), {cut: run.links(cut) for cut in modules}
     check_microbatches(run, n, data.train.drop_last)
-    need = memory_bytes(links, shapes, run.data.batch_size, n) | {"learners": learners.memory_bytes(run.grad, model)}
+    need = memory_bytes(links, shapes, run.data.batch_size, n) | {"learners": learners.memory_bytes(
+        run.grad, model, collectives and len(collectives.here))}
     if folder is not None:
         _check_buffers(execution, folder, need["sample"])
     on_disk = folder if execution.buffers == "mmap" else None

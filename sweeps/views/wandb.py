@@ -155,7 +155,7 @@ def definition(name: str, store: Path, project: str = "commsweep") -> dict[str, 
 
     The command is our own (`commsweep wandb cell`); W&B's agent fills the macros in.
     """
-    runs = sweep_runs(name)
+    runs = sweep_runs(name, Store(store))
     text = runs[0].model.name.startswith(("gpt2", "pretrained"))
     return {
         "name": name, "project": project, "method": "grid",
