@@ -86,7 +86,7 @@ class Collectives:
         """The leader's tensors; `parts(i)` makes those of the i-th learner here, of the leader's shapes."""
         raise NotImplementedError
 
-    def share(self, messages: list[list[Message]], place: message.Place, what: str) -> Handle[Parts]:
+    def share(self, messages: list[list[Message]], address: message.Address, what: str) -> Handle[Parts]:
         """What arrives of every learner's messages, [learner][layer]. Raises UserError on bytes that are none."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class Simulated(Collectives):
         made = parts(leader)
         return Handle(lambda: made)
 
-    def share(self, messages: list[list[Message]], place: message.Place, what: str) -> Handle[Parts]:
+    def share(self, messages: list[list[Message]], address: message.Address, what: str) -> Handle[Parts]:
         arrived = [[one.arrive() for one in own] for own in messages]
         return Handle(lambda: arrived)
 
@@ -146,9 +146,9 @@ class Processes(Collectives):
 
         return Handle(finish)
 
-    def share(self, messages: list[list[Message]], place: message.Place, what: str) -> Handle[Parts]:
+    def share(self, messages: list[list[Message]], address: message.Address, what: str) -> Handle[Parts]:
         payloads = [one.pack() for one in messages[0]]
-        mine = message.pack(payloads, place)
+        mine = message.pack(payloads, address)
         self.sent[what] += mine.numel()
         sizes = [torch.zeros(1, dtype=torch.int64, device=mine.device) for _ in range(self.learners)]
         known = dist.all_gather(sizes, torch.tensor([mine.numel()], device=mine.device), async_op=True)
@@ -158,14 +158,14 @@ class Processes(Collectives):
             most = max(int(size) for size in sizes)  # gloo's all-gather takes equal lengths: the rest is padding
             every = [torch.empty(most, dtype=torch.uint8, device=mine.device) for _ in range(self.learners)]
             dist.all_gather(every, torch.nn.functional.pad(mine, (0, most - mine.numel())))
-            return [self._read(text[: int(size)], messages[0], payloads, place)
+            return [self._read(text[: int(size)], messages[0], payloads, address)
                     for text, size in zip(every, sizes, strict=True)]
 
         return Handle(finish)
 
     @staticmethod
-    def _read(text: Tensor, messages: list[Message], own: list[Payload], place: message.Place) -> list[Tensor]:
-        reader = message.Reader(text, place)
+    def _read(text: Tensor, messages: list[Message], own: list[Payload], address: message.Address) -> list[Tensor]:
+        reader = message.Reader(text, address)
         arrived = [one.compressor.decode(reader.take(one.compressor, payload.shape))[0]
                    for one, payload in zip(messages, own, strict=True)]
         reader.finish()

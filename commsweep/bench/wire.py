@@ -35,14 +35,14 @@ def bench() -> Iterator[Result]:
 
 
 def _codec(x: torch.Tensor, title: str, compressor: compressors.Compressor, bound: float) -> Iterator[Result]:
-    place, copy = message.Place(message.digest(title)), torch.empty_like(x)
+    address, copy = message.Address(message.digest(title)), torch.empty_like(x)
     dense, gigabytes = x.numpy().tobytes(), x.numel() * x.element_size() / 1e9
-    packed_message = message.pack([compressor.encode(x)], place)
+    packed_message = message.pack([compressor.encode(x)], address)
     # zlib on a hundredth, or the bench would wait for nothing else.
     part = dense[: len(dense) // 100]
     packed = zlib.compress(part, 1)
-    sides = {"pack": lambda: message.pack([compressor._encode(x, 0)], place),
-             "unpack": lambda: compressor.decode(message.Reader(packed_message, place).take(compressor, x.shape)),
+    sides = {"pack": lambda: message.pack([compressor._encode(x, 0)], address),
+             "unpack": lambda: compressor.decode(message.Reader(packed_message, address).take(compressor, x.shape)),
              "zlib": lambda: zlib.compress(part, 1), "unzlib": lambda: zlib.decompress(packed),
              "copy": lambda: copy.copy_(x)}
     seconds = alternate(sides, rounds=15, warmup=3)

@@ -30,7 +30,7 @@ _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int3
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """Where in a training a message belongs: both ends must be there. digest: 8 bytes of what they agreed on."""
 
     digest: bytes
@@ -53,7 +53,7 @@ def most_framing(payloads: int, parts: int = 6) -> int:
     return HEADER + payloads * (1 + _PART.size * parts)
 
 
-def pack(payloads: list[Payload], place: Place) -> Tensor:
+def pack(payloads: list[Payload], address: Address) -> Tensor:
     """One message of at least one payload, uint8 [n] on the payloads' device."""
     first = payloads[0]
     n = framing(payloads) + sum(payload.nbytes for payload in payloads)
@@ -62,7 +62,7 @@ def pack(payloads: list[Payload], place: Place) -> Tensor:
                         "microbatches")
     message = torch.empty(n, dtype=torch.uint8, device=first.device)
     head = _HEADER.pack(b"CS", VERSION, _DTYPES.index(first.dtype), first.channels_last, len(payloads),
-                        place.step & 0xFFFFFFFF, place.microbatch, place.digest, n, 0)
+                        address.step & 0xFFFFFFFF, address.microbatch, address.digest, n, 0)
     at = 0
     for payload in payloads:
         head += bytes([len(payload.parts)])
@@ -95,7 +95,7 @@ def _write(message: Tensor, at: int, data: Tensor) -> int:
 class Reader:
     """One received message, read payload by payload."""
 
-    def __init__(self, message: Tensor, place: Place) -> None:
+    def __init__(self, message: Tensor, address: Address) -> None:
         """message: uint8 [at least the message's length]. Raises UserError when its header does not belong here."""
         head = _bytes(message, 0, HEADER)
         magic, version, kind, layout, count, step, microbatch, key, n, check = _HEADER.unpack(head)
@@ -103,11 +103,11 @@ class Reader:
             raise UserError("these bytes are no message of commsweep's")
         if version != VERSION:
             raise UserError(f"a message of version {version}; this commsweep speaks {VERSION}: update the older end")
-        if key != place.digest:
+        if key != address.digest:
             raise UserError("a message from another configuration; start all stages with the same settings")
-        if (step, microbatch) != (place.step & 0xFFFFFFFF, place.microbatch):
-            raise UserError(f"a message of step {step}, microbatch {microbatch}, where step {place.step}, microbatch "
-                            f"{place.microbatch} was due")
+        if (step, microbatch) != (address.step & 0xFFFFFFFF, address.microbatch):
+            raise UserError(f"a message of step {step}, microbatch {microbatch}, where step {address.step}, microbatch "
+                            f"{address.microbatch} was due")
         if not HEADER <= n <= message.numel() or kind >= len(_DTYPES) or not _DTYPES[kind].is_floating_point:
             raise UserError(f"a damaged message: it says it has {n} bytes and {message.numel()} are there")
         message = message[:n].clone()

@@ -185,7 +185,7 @@ class Exchange(nn.Module):
             messages = [[Message(compressor, m, self._draw(index, learner, step))
                          for index, compressor, m in zip(bucket, compressors, own, strict=True)]
                         for learner, own in zip(here, offered, strict=True)]
-        under_way = self.collectives.share(messages, message.Place(self.digest, step), WHAT)
+        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)
 
         def arrival() -> list[Tensor]:
             every, merged = under_way.wait(), []

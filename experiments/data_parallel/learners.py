@@ -93,7 +93,7 @@ class Learners(Component):
 
 
 def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None) -> int:
-    """Bytes of the learners' gradients, of what they remember, and of what is remembered of others; 0 for plain training.
+    """Bytes of the learners' gradients, of what they remember, and of what is remembered of others; 0 without them.
 
     here: learners in this process (None: all).
     """

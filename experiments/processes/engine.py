@@ -167,20 +167,20 @@ class Stage(PipelineStage):
         width = coder.encoder.shape[1]
         return torch.Size([shape.numel() // columns(shape), width] if len(shape) == 4 else [*shape[:-1], width])
 
-    def _place(self, side: Side, way: str) -> message.Place:
-        return message.Place(message.digest(f"{side.digest.hex()} {way} {self.step.training} {self.step.compress}"),
+    def _address(self, side: Side, way: str) -> message.Address:
+        return message.Address(message.digest(f"{side.digest.hex()} {way} {self.step.training} {self.step.compress}"),
                           self.step.number, self._chunk)
 
     def _open(self, what: tuple[str, int], side: Side) -> message.Reader:
         """The message that has come."""
         self.passages.append(("came", *what, time.monotonic()))
-        return message.Reader(self.inbox.pop(what), self._place(side, what[0]))
+        return message.Reader(self.inbox.pop(what), self._address(side, what[0]))
 
     def _post(self, what: tuple[str, int], side: Side, channel: Channel, x: Tensor, **how: Any) -> Tensor | None:
         """Pack what the channel makes of x for `_send`; returns its mask."""
         most = channel.most_bytes(x.shape, torch.float32)
         payloads, mask = channel.post(x, **how)
-        packed = message.pack(payloads, self._place(side, what[0]))
+        packed = message.pack(payloads, self._address(side, what[0]))
         if packed.numel() > most:  # the receiver's buffer ends there, and gloo would end the receiver
             raise RuntimeError(f"a message of {packed.numel()} bytes at boundary {side.boundary.name}, where "
                                f"{channel.link.compressor.kind} makes {most} at most")

@@ -16,7 +16,7 @@ from commsweep.experiments.errors import UserError
 from tests.experiments.compressors.test_compressors import inputs
 from tests.helpers import COMPRESSORS, name, same_bits
 
-HERE = message.Place(message.digest("a run"), step=7, microbatch=2)
+HERE = message.Address(message.digest("a run"), step=7, microbatch=2)
 each = pytest.mark.parametrize("spec", COMPRESSORS, ids=name)
 
 
@@ -156,9 +156,9 @@ def test_random_bytes_are_no_message(noise):
 
 
 @pytest.mark.parametrize(("other", "says"), [
-    (message.Place(message.digest("another run"), 7, 2), "another configuration"),
-    (message.Place(HERE.digest, 8, 2), "step 8, microbatch 2, where step 7, microbatch 2 was due"),
-    (message.Place(HERE.digest, 7, 1), "microbatch 1"),
+    (message.Address(message.digest("another run"), 7, 2), "another configuration"),
+    (message.Address(HERE.digest, 8, 2), "step 8, microbatch 2, where step 7, microbatch 2 was due"),
+    (message.Address(HERE.digest, 7, 1), "microbatch 1"),
 ])
 def test_a_message_of_elsewhere_is_named(other, says):
     packed = message.pack([build({"kind": "sign"}).encode(torch.randn(2, 9))], other)

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 
 from commsweep.experiments.compressors import message
-from commsweep.experiments.config import Execution
+from commsweep.experiments.config import Execution, record
 from commsweep.experiments.processes import launch
 from commsweep.experiments.training.run import build, trainer
 from tests.helpers import COMPRESSORS, FEEDBACKS, linked, name, tiny, tiny_text
@@ -104,6 +104,7 @@ def check(run, folder) -> None:
     metrics = {key: value for key, value in row["metrics"].items() if not key.startswith("best")}
     assert metrics == {"train_loss": losses.epochs[-1], **task.scores}
     assert row["boundaries"] == task.components["boundaries"].ledger()
+    assert row["run"] == record(run)  # read back from what every stage installed
     check_bytes(row)
 
 
