@@ -77,7 +77,7 @@ def _pipeline(args: argparse.Namespace) -> int:
     wiring = Wiring(schedule=args.schedule, bandwidth=args.bandwidth, latency=args.latency, steps=args.steps,
                     threads=args.threads or 1)
     folder = pipeline.folder_of(store, run, wiring)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # a user's own torchrun has started this: one process a stage
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():  # torchrun, or the like, starts one process a stage
         return _stage(run, wiring, args, folder)
     from tqdm import tqdm
 

@@ -49,7 +49,8 @@ def stage_of_one(store: Path, stage: int = 1) -> int:
 
 
 def leftovers() -> list[str]:
-    found = subprocess.run(["pgrep", "-fa", "commsweep pipeline synthetic"], capture_output=True, text=True).stdout
+    found = subprocess.run(["pgrep", "-fa", "commsweep.* pipeline synthetic|processes.pipeline"], capture_output=True,
+                           text=True).stdout
     return [line for line in found.splitlines() if "pgrep" not in line]
 
 
@@ -169,7 +170,7 @@ def test_stages_with_different_texts_say_so(tmp_path):
                                    "data.eval_blocks=0", "model.stages=2", "--store", str(store), "--data-root",
                                    str(folder)], stderr=subprocess.PIPE, text=True,
                                   env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                                                    "MASTER_PORT": str(port), "COMMSWEEP_STAGE": str(rank)})
+                                                    "MASTER_PORT": str(port)})
                  for rank, folder in enumerate(texts)]
     for process in processes:
         assert "stages 0 and 1 were started with different data" in process.communicate(timeout=120)[1]
