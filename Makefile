@@ -7,7 +7,7 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-text demo-gradients demo-links demo-finetune test test-slow docs lock clean
+.PHONY: demo demo-text demo-gradients demo-links demo-finetune test test-slow docs notebooks lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
@@ -46,9 +46,12 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
-# The pages of docs/reference that follow from the code, and the notebooks with the numbers of the demos' store.
+# The pages of docs/reference that follow from the code.
 docs: $(VENV)/ready
 	$(BIN)/python -m commsweep.reference
+
+# The notebooks with what they show of the store, which must hold the runs of all demos.
+notebooks: $(VENV)/ready
 	$(BIN)/jupyter-execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
 
 # Names and versions only: an address in the lock would bind it to one registry.
