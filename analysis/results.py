@@ -19,7 +19,7 @@ from commsweep.experiments.config import (
     by_kind,
     flatten,
 )
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
 
 SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.")
@@ -231,5 +231,5 @@ def _cells(store: Store, sweep: str) -> dict[str, dict[str, Any]]:
         return store.cells(sweep)
     except FileNotFoundError:
         known = sorted(file.stem for file in (store.root / "sweeps").glob("*.json"))
-        raise UserError(f"store '{store.root}' knows no sweep '{sweep}' (it knows: {', '.join(known) or 'none'}); "
-                        f"launch it with: commsweep sweep launch {sweep}") from None
+        raise UserError(f"store '{store.root}' knows no sweep '{sweep}'{nearest(sweep, known)} (it knows: "
+                        f"{', '.join(known) or 'none'}); sweeps are launched with commsweep sweep launch") from None

@@ -52,7 +52,8 @@ def explain(path: str, value: str = "") -> list[str]:
         if not below:
             if place + 1 < len(parts):
                 raise UserError(f"'{'.'.join(parts[: place + 1])}' is a value, not a section")
-            return [f"{path}: {owner.__doc__ or ''}".strip(), *(_line(name, one.model_fields[name], kind_of(one))
+            said = "" if owner is Run else f": {owner.__doc__ or ''}"
+            return [f"{path}{said}".strip(), *(_line(name, one.model_fields[name], kind_of(one))
                                                               for one, name in ((one, part) for one, _ in found))]
         owners = list(below)
     if field is not None and len(owners) > 1:

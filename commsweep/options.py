@@ -18,6 +18,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage."""
         said = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        if found := re.search(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)", said):
+            said += nearest(found[1], re.findall(r"[\w-]+", found[2]))
         raise UserError(f"{said} (see {self.prog} --help)")
 
     def parse(self, argv: list[str] | None = None) -> argparse.Namespace:
@@ -26,7 +28,10 @@ class Parser(argparse.ArgumentParser):
         late = [one for one in rest if "=" in one and not one.startswith("-") and hasattr(args, "settings")]
         if left := [one for one in rest if one not in late]:
             known = [option for options in _options(self) for option in options]
-            self.error(f"'{left[0]}' is not understood{nearest(left[0], known)}")
+            if left[0].partition("=")[0] in known:
+                self.error(f"'{left[0]}' is an option of other commands, not of this one")
+            near = nearest(left[0], known) if left[0].startswith("-") else ""
+            self.error(f"'{left[0]}' is not understood{near}")
         if late:
             args.settings = [*args.settings, *late]
         return args

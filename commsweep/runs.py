@@ -181,7 +181,7 @@ def _show(args: argparse.Namespace) -> int:
     print(_describe(row, folder.path, False))
     print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
     for one in folder.metrics():
-        print("  " + "  ".join(f"{key} {value:.4g}" for key, value in one.items()))
+        print("  " + "  ".join(f"{key} {value:.4g}" for key, value in one.items() if not isinstance(value, dict)))
     return 0
 
 
@@ -200,8 +200,11 @@ def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
         steps = max(1, sent["calls"])
         lines.append(f"  boundary {boundary:10} {sent['fwd'] / steps:,.0f} bytes forward, {sent['bwd'] / steps:,.0f} "
                      f"backward a step (dense: {sent['fwd_dense'] / steps:,.0f})")
-    if row.get("bytes"):
-        lines.append(f"  traffic               {100 * row['bytes']['ratio']:.2f} % of dense")
+    if row.get("boundaries"):
+        lines.append(f"  traffic               {100 * row['bytes']['ratio']:.2f} % of dense at the boundaries")
+    if sent := row.get("gradients"):
+        lines.append(f"  gradients             {sent['up']:,.0f} bytes up a step and learner, a rate of "
+                     f"{sent['rate']:.1f}")
     if "tokens_per_second" in row.get("speed", {}):
         speed = row["speed"]
         lines.append(f"  speed                 {speed['tokens_per_second']:,.0f} tokens a second; a token costs "

@@ -144,6 +144,8 @@ def _launch(args: argparse.Namespace) -> int:
 
     store = Store(args.store)
     name, runs = _cells(args, store)
+    if args.base is not None and name in store.sweeps() and set(store.cells(name)) != {run_id(run) for run in runs}:
+        raise UserError(f"this store has a sweep '{name}' of other runs; choose another name")
     asked = execution(args, by="sweep")
     retry = {part for part in args.retry.split(",") if part}
     if unknown := retry - set(UNFINISHED):

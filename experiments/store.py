@@ -270,6 +270,10 @@ class Store:
             named |= self.cells(path.stem).keys()
         return [name for name in self.ids() if name not in named]
 
+    def sweeps(self) -> list[str]:
+        """Names of the sweeps that were launched into this store."""
+        return sorted(path.stem for path in (self.root / "sweeps").glob("*.json"))
+
     def cells(self, sweep: str) -> dict[str, dict[str, Any]]:
         """The runs that a sweep names, by id. Raises FileNotFoundError on an unknown one, Damaged where it is that."""
         path = self.root / "sweeps" / f"{sweep}.json"

@@ -22,7 +22,7 @@ from commsweep.experiments.config import SCHEMA, Run, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Busy, Store, write_json
 
-EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with `run(job) -> Report`
+EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with `run(job) -> Launched`
 
 
 @dataclass

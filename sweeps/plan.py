@@ -45,7 +45,8 @@ def estimate(left: list[Run], rows: list[Row],
 
 def _size(run: Run) -> tuple[Any, ...]:
     text = [getattr(run.data, name, None) for name in ("block_size", "train_blocks", "eval_blocks")]
-    return run.model, run.data.name, run.data.batch_size, *text, run.precision, run.channels_last
+    return (run.model.model_dump_json(), run.data.name, getattr(run.data, "load", ""), run.data.batch_size, *text,
+            run.precision, run.channels_last)
 
 
 def rate(rows: list[Row]) -> float | None:

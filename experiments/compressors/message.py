@@ -70,10 +70,17 @@ def pack(payloads: list[Payload], address: Address) -> Tensor:
             head += _PART.pack(_DTYPES.index(part.dtype), part.numel())
         at = _write(message, at, torch.frombuffer(bytearray(head), dtype=torch.uint8))
         for part in payload.parts.values():
-            at = _write(message, at, part.contiguous().view(-1).view(torch.uint8) if part.numel() else part.view(-1))
+            at = _write(message, at, _bytes_of(part))
         head = b""
     message[_SUM] = _checksum(message).view(torch.uint8)
     return message
+
+
+def _bytes_of(part: Tensor) -> Tensor:
+    flat = part.contiguous().view(-1)
+    if flat.numel() and flat.stride(0) != 1:  # one element of a strided tensor counts as contiguous
+        flat = flat.new_empty(flat.shape).copy_(flat)
+    return flat.view(torch.uint8) if flat.numel() else flat
 
 
 def _checksum(message: Tensor) -> Tensor:

@@ -78,8 +78,8 @@ def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
     own = [name for name in _member(field, node).model_fields if name != field.discriminator]
     others = [tag for member in members(field) if leaf in member.model_fields
               for tag in tags(member, field.discriminator)]
-    return (f": {node.get(field.discriminator, '...')} has {', '.join(own) or 'no parameters'}; set "
-            f"{field.discriminator} as well, to one of {', '.join(others)}")
+    return (f": {node.get(field.discriminator, '...')} has {', '.join(own) or 'no parameters'}; {leaf} "
+            f"belongs to {field.discriminator}={'|'.join(others)}")
 
 
 def members(field: FieldInfo) -> tuple[type[Spec], ...]:
@@ -128,6 +128,10 @@ def _literal(value: Any) -> Any:
         return {"True": True, "False": False}.get(value, value)
 
 
+FORMS = {"tuple_type": "a JSON list, such as '[\"layer1\", \"layer2\"]'",
+         "dict_type": "a JSON object, such as '{\"a\": 1}'"}
+
+
 def _explain(problem: dict[str, Any], root: str) -> str:
     """One pydantic error as: where, what was given, what is allowed."""
     where = ".".join([root] * bool(root) + [str(part) for part in problem["loc"] if part not in _KINDS])
@@ -146,6 +150,8 @@ def _explain(problem: dict[str, Any], root: str) -> str:
     if problem["type"] == "literal_error":
         options = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         return f"{where}={given}: not one of {', '.join(options)}{nearest(str(given), options)}"
+    if problem["type"] in FORMS:
+        return f"{where}={given}: write {FORMS[problem['type']]}"
     if problem["type"] == "missing":
         return f"setting '{where}' is missing"
     return f"{where}={given}: {problem['msg'][0].lower()}{problem['msg'][1:]}"

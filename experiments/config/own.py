@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from commsweep.experiments.errors import UserError, nearest
@@ -60,6 +61,27 @@ def load(name: str, wanted: str = "") -> Callable[..., Any]:
     return found
 
 
+def call(name: str, wanted: str, *args: Any, **options: Any) -> Any:
+    """What the function of a name returns. Raises UserError naming the line where it fails."""
+    function = load(name, wanted)
+    try:
+        return function(*args, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"'{name}' failed{_where(error, locate(name)[0])}: {_first(error)}") from None
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """", line 7" of the file, where an exception passed through it."""
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == path.resolve()]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+def _first(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 @cache
 def _module(path: Path, digest: str) -> Any:
     spec = spec_from_file_location(f"{path.stem}_{digest}", path)
@@ -71,6 +93,5 @@ def _module(path: Path, digest: str) -> Any:
     except UserError:
         raise
     except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise UserError(f"'{path}' could not be imported ({type(error).__name__}: {first})") from None
+        raise UserError(f"'{path}' could not be imported ({_first(error)})") from None
     return module

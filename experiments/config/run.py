@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from commsweep.experiments.config.base import Count, Spec, by_kind
+from commsweep.experiments.config.base import Spec, by_kind
 from commsweep.experiments.config.compressors import CompressorSpec, GradientCompressor, NoCompressor
 from commsweep.experiments.config.gradients import Gradients
 from commsweep.experiments.config.links import Link, Links
@@ -47,11 +47,12 @@ class Run(Spec):
     at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
     grad: Gradients = Gradients()
     microbatches: Annotated[int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")] = 1
-    epochs: Count = 10
+    epochs: Annotated[int, Field(ge=1, le=10**9, description="passes over the training set")] = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
-    precision: Literal["float32", "bfloat16"] = "float32"
-    channels_last: bool = False
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    precision: Annotated[Literal["float32", "bfloat16"], Field(description="of the computation (autocast); messages "
+                                                               "are what they are")] = "float32"
+    channels_last: Annotated[bool, Field(description="layout of images in memory")] = False
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="of weights, orders and draws")] = 0
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Run:
@@ -94,6 +95,12 @@ class Run(Spec):
     def check_cuts(self, cuts: Iterable[str]) -> None:
         """Raise UserError when `at` names no boundary, or all of them."""
         known = [cut.replace(".", "_") for cut in cuts]
+        for side in ("fwd", "bwd"):
+            kind = getattr(self, side).compressor.kind
+            if not known and kind != "none":
+                setting = "model.stages" if isinstance(self.model, TextModel) else "model.cuts"
+                raise UserError(f"{side}.compressor.kind={kind}: the model has no boundary to compress at; set "
+                                f"{setting}")
         for cut in self.at:
             if cut not in known:
                 raise UserError(f"at.{cut}: there is no such boundary{nearest(cut, known)} (boundaries: "

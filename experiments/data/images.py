@@ -37,11 +37,11 @@ class Images:
 
 def load_own(spec: OwnSet, root: Path | None) -> Images:
     """A user's own samples. Raises UserError when the function does not return what it should."""
-    function = own.load(spec.load, spec.source)
-    made = function(root)
+    made = own.call(spec.load, spec.source, root)
     if not isinstance(made, (tuple, list)) or len(made) != 4:
-        raise UserError(f"data.load={spec.load} returned {type(made).__name__}; a tuple of training samples, training "
-                        "labels, test samples and test labels is wanted")
+        parts = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
+        raise UserError(f"data.load={spec.load} returned {type(made).__name__}{parts}; a tuple of training samples, "
+                        "training labels, test samples and test labels is wanted")
     x, y, test_x, test_y = (part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part)) for part in made)
     for what, samples, labels in (("training", x, y), ("test", test_x, test_y)):
         if len(samples) != len(labels) or not len(labels):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from commsweep.experiments.config import ImageModel, OwnModel, Run
+from commsweep.experiments.errors import UserError
 from commsweep.experiments.models import cuts, mlp, own, resnet
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple
         perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, data.images.classes)
         return perceptron, cuts.chosen(run.model, perceptron, mlp.LAYERS)
     if isinstance(run.model, ImageModel):
+        if data.example.dim() != 4:
+            raise UserError(f"data.name={run.data.name}: samples of shape {tuple(data.example.shape[1:])}; "
+                            f"model.name={run.model.name} takes images [channels, height, width]")
         model = resnet.build(run.model, data.images.channels, data.images.classes)
         return model, cuts.chosen(run.model, model, resnet.legal_cuts(model))
     from commsweep.experiments.models import causal_lm  # transformers takes seconds to import

@@ -12,15 +12,14 @@ from commsweep.experiments.errors import UserError
 def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
     """What the function makes of a sample [1, ...] and the number of classes. Raises UserError when that is no network
     of such samples."""
-    function = own.load(spec.build, spec.source)
-    try:
-        model = function(sample, classes, **spec.options)
-    except TypeError as error:
-        raise UserError(f"model.build={spec.build}: {error}; it is called as function(sample, classes, **options)"
-                        ) from None
+    model = own.call(spec.build, spec.source, sample, classes, **spec.options)
     if not isinstance(model, nn.Module):
         raise UserError(f"model.build={spec.build} returned {type(model).__name__}; a torch.nn.Module is wanted")
-    shape = tuple(_passed(model, sample).shape)
+    try:
+        shape = tuple(_passed(model, sample).shape)
+    except Exception as error:
+        raise UserError(f"model.build={spec.build}: a sample of shape {tuple(sample.shape)} does not pass through it "
+                        f"({type(error).__name__}: {(str(error).splitlines() or [''])[0]})") from None
     if shape != (1, classes):
         raise UserError(f"model.build={spec.build}: a sample gives {shape}; logits of shape {(1, classes)} are wanted")
     model.made_by = spec.model_copy(update={"source": own.source(spec.build)})  # read back when the run has finished
@@ -28,16 +27,16 @@ def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
 
 
 def legal_cuts(model: nn.Module, sample: Tensor) -> list[str]:
-    """Modules that a boundary may follow, in the order in which they end."""
-    seen: dict[str, list[bool]] = {}
-    hooks = [module.register_forward_hook(lambda _m, _i, out, name=name: seen.setdefault(name, []).append(
-        isinstance(out, Tensor))) for name, module in model.named_modules() if name]
+    """Modules that a boundary may follow, in the order in which they end; not the one that makes the logits."""
+    seen: dict[str, list[object]] = {}
+    hooks = [module.register_forward_hook(lambda _m, _i, out, name=name: seen.setdefault(name, []).append(out))
+             for name, module in model.named_modules() if name]
     try:
-        _passed(model, sample)
+        logits = _passed(model, sample)
     finally:
         for hook in hooks:
             hook.remove()
-    return [name for name, calls in seen.items() if calls == [True]]
+    return [name for name, (out, *more) in seen.items() if not more and isinstance(out, Tensor) and out is not logits]
 
 
 @torch.no_grad()

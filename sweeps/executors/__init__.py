@@ -1,1 +1,1 @@
-"""Engines that execute cells: one module each, with `run(job) -> Report`."""
+"""Engines that execute cells: one module each, with `run(job) -> Launched`."""

@@ -34,10 +34,12 @@ def sweep(name: str, store: Store | None = None) -> list[Run]:
     """The runs of a sweep: a named one, "my_grid.py:grid" (a function of one's own that returns a list of Runs), or one
     that `store` knows. Raises UserError naming the nearest one."""
     if ":" in name:
-        runs = own.load(name)()
+        runs = own.call(name, "")
         if not isinstance(runs, (list, tuple)) or not runs or not all(isinstance(run, Run) for run in runs):
             raise UserError(f"'{name}' must return a list of Runs, at least one (see commsweep.sweeps.grid)")
         return list(runs)
+    if name.endswith(".py"):
+        raise UserError(f"'{name}' names no function: write {name}:FUNCTION, which returns a list of Runs")
     if name not in SWEEPS and store is not None and (store.root / "sweeps" / f"{name}.json").exists():
         return [parse(settings) for settings in store.cells(name).values()]
     if name not in SWEEPS:

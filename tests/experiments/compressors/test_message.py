@@ -194,3 +194,12 @@ def test_places_outside_a_row_are_refused_and_never_followed():
         for call in (compressor.decode, compressor.mask):
             with pytest.raises(UserError, match="do not ascend within their row of 100"):
                 call(bad)
+
+
+def test_a_part_of_one_element_with_an_odd_stride_travels():
+    """Torch calls it contiguous, and refuses to look at its bytes."""
+    odd = torch.randn(4, 9)[:1, ::3][:, :1]
+    assert odd.stride(-1) != 1
+    payload = Payload({"values": odd}, odd.shape, odd.dtype, odd.device)
+    packed = message.pack([payload], HERE)
+    assert torch.equal(message.Reader(packed, HERE).take(build({"kind": "none"}), odd.shape).parts["values"], odd)

@@ -36,6 +36,12 @@ def wrong(sample, classes):
 def nothing(sample, classes):
     return 3
 
+def narrow(sample, classes):
+    return nn.Sequential(nn.Flatten(1), nn.Linear(7, classes))
+
+def stumbles(sample, classes):
+    return {}["x"]
+
 def load(root):
     x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
     return x[:60], (x[:60, 0] > 0).long(), x[60:], (x[60:, 0] > 0).long()
@@ -79,9 +85,9 @@ def test_a_changed_file_is_another_run_and_an_old_run_is_not_continued_with_it(f
 
 
 def test_cuts_are_modules_that_run_once_and_return_a_tensor():
-    with pytest.raises(UserError, match=r"'9' is no legal cut of own .*\(legal: 0, 1, 2, 3\)"):
+    with pytest.raises(UserError, match=r"'9' is no legal cut of own .*\(legal: 0, 1, 2\)"):
         build(own(**{"model.cuts": ["9"]}), HOW)
-    with pytest.raises(UserError, match=r"'same' is no legal cut of own.*\(legal: flat, head\)"):
+    with pytest.raises(UserError, match=r"'same' is no legal cut of own.*\(legal: flat\)"):
         build(own(**{"model.build": "mine.py:twice", "model.cuts": ["same"]}), HOW)
 
 
@@ -97,9 +103,11 @@ def test_names_that_lead_nowhere_are_one_line(changes, line):
 
 @pytest.mark.parametrize("changes, line", [
     ({"model.build": "mine.py:nets"}, "has no function 'nets'; did you mean 'net'"),
-    ({"model.options": {"width": 3}}, "unexpected keyword argument 'width'"),
+    ({"model.options": {"width": 3}}, "'mine.py:net' failed: TypeError: .* keyword argument 'width'"),
     ({"model.build": "mine.py:wrong"}, r"a sample gives \(1, 11\); logits of shape \(1, 10\) are wanted"),
     ({"model.build": "mine.py:nothing"}, "returned int; a torch.nn.Module is wanted"),
+    ({"model.build": "mine.py:narrow"}, r"a sample of shape \(1, 1, 8, 8\) does not pass through it \(RuntimeError"),
+    ({"model.build": "mine.py:stumbles"}, r"'mine.py:stumbles' failed in line \d+: KeyError: 'x'"),
     ({"data.name": "own", "data.load": "mine.py:halves"}, "training labels must be whole numbers"),
     ({"data.name": "own", "data.load": "mine.py:uneven"}, "2 training samples and 1 labels"),
 ])
@@ -125,8 +133,33 @@ def test_a_fault_within_it_is_an_outcome(files, store):
     assert (row["status"], row["error"]) == (FAILED, "ValueError: mine")
 
 
+def test_samples_that_are_no_images_are_refused_by_a_network_for_images():
+    run = override(tiny(), {"data.name": "own", "data.load": "mine.py:load", "data.val_size": 10,
+                            "data.batch_size": 10})
+    with pytest.raises(UserError, match=r"samples of shape \(4,\); model.name=resnet_small takes images"):
+        build(run, HOW)
+
+
+def test_compression_without_a_boundary_is_refused():
+    with pytest.raises(UserError, match="the model has no boundary to compress at; set model.cuts"):
+        build(own(**{"fwd.compressor.kind": "topk"}), HOW)
+
+
+def test_a_plan_and_what_is_shown_know_own_models_and_learners(store, capsys):
+    run = own(**{"model.cuts": ["2"], "grad.learners": 2, "grad.exchange": "allgather", "grad.compressor.kind": "topk"})
+    row = execute(run, store, HOW)
+    assert main(["sweep", "plan", "smoke", "--store", str(store.root)]) == 0
+    assert main(["show", row["id"], "--store", str(store.root)]) == 0
+    assert "bytes up a step and learner, a rate of" in capsys.readouterr().out
+
+
 def test_grids_of_ones_own_that_are_none(files, capsys):
-    (files / "grids.py").write_text("def none():\n    return []\ndef text():\n    return ['digits']\n")
+    (files / "grids.py").write_text("def none():\n    return []\ndef text():\n    return ['digits']\n"
+                                    "def asks(x):\n    pass\n")
+    assert main(["sweep", "plan", "grids.py:asks", "--store", "st"]) == 2
+    assert "'grids.py:asks' failed: TypeError: asks() missing 1 required" in capsys.readouterr().err
+    assert main(["sweep", "plan", "grids.py", "--store", "st"]) == 2
+    assert "write grids.py:FUNCTION" in capsys.readouterr().err
     for name in ("grids.py:none", "grids.py:text"):
         assert main(["sweep", "plan", name, "--store", "st"]) == 2
         assert "must return a list of Runs" in capsys.readouterr().err
