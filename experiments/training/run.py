@@ -38,6 +38,7 @@ from commsweep.experiments.training.subspace import Subspace
 from commsweep.experiments.training.tasks import kind
 
 CONTINUE = "last"  # name of a run's checkpoints
+FORM = "passes"  # what a checkpoint of this version has, and one of an earlier one has not
 
 
 def execute(run: Run, store: Store, execution: Execution | None = None,
@@ -219,6 +220,9 @@ def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
     """The checkpoint to go on from; damaged ones are named in the log and on stderr."""
     mapped = [one.file for one in parts.task.modules() if isinstance(one, MappedMemory)]
     path, said = checkpoint.newest(folder.path, CONTINUE, mapped)
+    if path is not None and FORM not in torch.load(path, map_location="cpu", weights_only=True, mmap=True):
+        said.append(f"checkpoint '{path.name}' is of an earlier commsweep: beginning anew")
+        path = None
     for line in said:
         notice(f"run {folder.path.name}: {line}")
         with open(folder.path / "log.txt", "a") as log:

@@ -109,3 +109,16 @@ def test_the_names_promise_the_bytes(tmp_path):
     assert checkpoint.whole(path) and torch.load(path, weights_only=True)["x"].sum() == 499500
     flip(path, 1500)
     assert not checkpoint.whole(path) and not checkpoint.whole(tmp_path / "none.ckpt")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_named_and_the_run_begins_anew(store, straight, capfd):
+    """Rows of earlier versions are read; what their interrupted runs kept is not what this one continues from."""
+    folder = interrupted(run_of(), store)
+    for step, path in checkpoint.saved(folder, "last"):
+        state = torch.load(path, weights_only=True)
+        del state["passes"]
+        path.unlink()
+        checkpoint.save(state, folder, "last", step)
+    row = execute(run_of(), store, EVERY)
+    assert row["status"] == "finished" and row["metrics"] == straight
+    assert "is of an earlier commsweep: beginning anew" in capfd.readouterr().err
