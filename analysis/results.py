@@ -22,7 +22,7 @@ from commsweep.experiments.config import (
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
 
-SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.")
+SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.", "kfac.")
 PLAIN_SETTINGS = ("microbatches", "epochs", "eval_every", "precision", "channels_last")
 CROSSING, CORRECTED = by_kind(CompressorSpec), by_kind(FeedbackSpec)
 EXCHANGED, REMEMBERED = by_kind(GradientCompressor), by_kind(GradientFeedback)

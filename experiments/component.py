@@ -71,6 +71,6 @@ class Component(nn.Module):
         """What it adds to the row of the run."""
         return {}
 
-    def non_finite(self) -> str | None:
-        """Where it first saw a value that is not finite."""
+    def non_finite(self) -> tuple[float, str] | None:
+        """(in which pass of this process, where) it first saw a value that is not finite."""
         return None

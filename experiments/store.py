@@ -44,6 +44,7 @@ class Row(TypedDict, total=False):
     boundaries: dict[str, dict[str, int]]  # bytes each way, dense bytes, calls and samples, by cut
     bytes: dict[str, float]  # of all boundaries: a step each way, in total, and as a share of the dense bytes
     gradients: dict[str, Any]  # bytes of the learners' exchange; empty without one
+    kfac: dict[str, float]  # of runs with K-FAC: its factors, and bytes of them a learner sends a step
     speed: dict[str, float]
     memory_bytes: dict[str, int]  # of simulated runs: what was remembered
     device: str
@@ -57,7 +58,7 @@ class Row(TypedDict, total=False):
     tries: int
 
 
-RUN = tuple(Run.model_fields)
+RUN = tuple(name for name, field in Run.model_fields.items() if field.default is not None)  # a section may be absent
 # What every row has, and of which type; an unfinished cell of a sweep has no more.
 ROW = {"id": str, "status": str, "run": dict, "metrics": dict, "seconds": dict}
 

@@ -16,7 +16,8 @@ FLOORS = (
     "experiments", "experiments.errors", "experiments.seeds", "experiments.pretrained", "experiments.config",
     "experiments.presets",
     "experiments.store", "experiments.checkpoint", "experiments.component", "experiments.compressors",
-    "experiments.feedback", "experiments.boundary", "experiments.collectives", "experiments.data_parallel",
+    "experiments.feedback", "experiments.boundary", "experiments.collectives", "experiments.second_order",
+    "experiments.data_parallel",
     "experiments.data", "experiments.models", "experiments.training", "experiments.processes",
     "sweeps", "analysis.timeline", "analysis", "commsweep",
 )

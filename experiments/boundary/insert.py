@@ -92,15 +92,16 @@ class Boundaries(nn.ModuleDict, Component):
         """fwd, bwd and at; empty without boundaries."""
         return sections(self.links(), self.own)
 
-    def non_finite(self) -> str | None:
-        """Where the first non-finite message was seen: in that step, activations come first, in model order,
-        then gradients against it. None if all were finite."""
+    def non_finite(self) -> tuple[float, str] | None:
+        """(in which crossing, where) the first non-finite message was seen; None if all were finite.
+
+        In that step activations come first, in model order, then gradients against it."""
         order = [("activation", b.name, b.fwd) for b in self.values()]
         order += [("gradient", b.name, b.bwd) for b in reversed(list(self.values()))]
         seen = [(float(channel.counts.first_bad), what, name) for what, name, channel in order
                 if channel.counts.first_bad is not None]
         call, what, name = min(seen, key=lambda one: one[0], default=(math.inf, "", ""))
-        return None if call == math.inf else f"non-finite {what} at boundary {name}"
+        return None if call == math.inf else (call, f"non-finite {what} at boundary {name}")
 
     def ledger(self) -> dict[str, dict[str, int]]:
         """Bytes and calls over training: {boundary: {fwd, bwd, fwd_dense, bwd_dense, calls, samples}}."""

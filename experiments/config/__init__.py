@@ -52,6 +52,7 @@ from commsweep.experiments.config.gradients import Accordion, Gradients, Ramp, S
 from commsweep.experiments.config.links import Link, Links
 from commsweep.experiments.config.override import explain, members, override, parse, tags
 from commsweep.experiments.config.run import SCHEMA, Run, canonical, flatten, record, run_id
+from commsweep.experiments.config.second_order import KFAC
 from commsweep.experiments.config.training import (
     SGD,
     AdamW,
@@ -72,6 +73,7 @@ __all__ = [
     "EF",
     "EF21",
     "EF21SGDM",
+    "KFAC",
     "QSGD",
     "SCHEMA",
     "SGD",

@@ -13,6 +13,7 @@ from commsweep.experiments.config.base import Spec, by_kind
 from commsweep.experiments.config.compressors import CompressorSpec, GradientCompressor, NoCompressor
 from commsweep.experiments.config.gradients import Gradients
 from commsweep.experiments.config.links import Link, Links
+from commsweep.experiments.config.second_order import KFAC
 from commsweep.experiments.config.training import (
     SGD,
     Cosine,
@@ -46,6 +47,7 @@ class Run(Spec):
     bwd: Link = Link()
     at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
     grad: Gradients = Gradients()
+    kfac: Annotated[KFAC | None, Field(description="second-order training; absent: the optimizer alone")] = None
     microbatches: Annotated[int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")] = 1
     epochs: Annotated[int, Field(ge=1, le=10**9, description="passes over the training set")] = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
@@ -82,6 +84,8 @@ class Run(Spec):
         if self.microbatches > 1 and self.grad != Gradients():
             raise ValueError(f"microbatches={self.microbatches} does not go with learners: set grad.learners=1 and "
                              "grad.compressor.kind=none")
+        if self.kfac is not None:
+            _second_order_fits(self)
         if isinstance(self.model, TextModel):
             self._text_fits()
         else:
@@ -194,6 +198,20 @@ def _gradients_fit(grad: Gradients, batch_size: int) -> None:
     if grad.schedule.kind == "accordion" and ratio is None and kind != "powersgd":
         raise ValueError(f"grad.schedule.kind=accordion changes a ratio or a rank; grad.compressor.kind={kind} has "
                          "neither")
+
+
+def _second_order_fits(run: Run) -> None:
+    """Refuse what K-FAC's factors would be wrong with."""
+    if run.kfac.start_epoch >= run.epochs:
+        raise ValueError(f"kfac.start_epoch={run.kfac.start_epoch}: the run has {run.epochs} epochs, so nothing would "
+                         "be preconditioned")
+    if run.grad.local_steps > 1:
+        raise ValueError(f"kfac does not go with grad.local_steps={run.grad.local_steps}: factors are exchanged every "
+                         "step; set grad.local_steps=1")
+    if run.microbatches > 1:
+        raise ValueError(f"kfac does not go with microbatches={run.microbatches}: set microbatches=1")
+    if getattr(run.model, "gradient_checkpointing", False):
+        raise ValueError("kfac does not go with model.gradient_checkpointing=true, which passes layers forward twice")
 
 
 def _link_fits(name: str, link: Link) -> None:

@@ -2,6 +2,8 @@
 
 `digits_adacomp`   4 learners on the embedded digits, AdaComp with bins of 50 (convolutions) and 500 elements; one CPU
                    core, about 6 seconds
+`digits_kfac`      4 learners that precondition with K-FAC (SPD-KFAC's subject, arXiv 2107.06533); one CPU core, about
+                   15 seconds
 `cifar_adacomp`    ResNet-18 on CIFAR-10, 8 learners, AdaComp
 `cifar_powersgd`   ResNet-18 on CIFAR-10, 16 learners, PowerSGD of rank 2 with error feedback, in PowerSGD's setting:
                    learning rate 0.1 x 16 with its warm-up left out is not stable, so 0.1 is kept
@@ -13,13 +15,14 @@ PowerSGD's volumes are: 1023 MiB an epoch dense, 243, 136 and 72 times less at r
 
 from __future__ import annotations
 
-from commsweep.experiments.config import SGD, AdaComp, AdaCompResidue, Gradients, PowerSGD, Residue, Run
+from commsweep.experiments.config import KFAC, SGD, AdaComp, AdaCompResidue, Gradients, PowerSGD, Residue, Run
 from commsweep.experiments.presets.digits import DIGITS
 from commsweep.experiments.presets.resnet18 import CORRECTED
 
 ADACOMP = Gradients(learners=4, exchange="allgather", compressor=AdaComp(), feedback=AdaCompResidue())
 
 PRESETS: dict[str, Run] = {
+    "digits_kfac": DIGITS.model_copy(update={"grad": Gradients(learners=4), "kfac": KFAC()}),
     "digits_adacomp": DIGITS.model_copy(update={"grad": ADACOMP}),
     "cifar_adacomp": CORRECTED.model_copy(update={"grad": ADACOMP.model_copy(update={"learners": 8})}),
     "cifar_powersgd": CORRECTED.model_copy(update={

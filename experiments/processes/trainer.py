@@ -104,6 +104,9 @@ class Trainer:
                             "stage has; it can be simulated (commsweep run), not executed as processes")
         if run.grad.learners > 1 or run.grad.compressor.kind != "none":
             raise UserError("grad.learners: a real pipeline has one learner; simulate more with commsweep run")
+        if run.kfac is not None:
+            raise UserError("kfac: a stage of a real pipeline has a part of the layers only; simulate it with "
+                            "commsweep run, or execute learners as processes with commsweep ddp")
         if execution.buffers != "memory":
             raise UserError("--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out")
         check_microbatches(run, len(self.data.train.y), self.data.train.drop_last)
@@ -303,7 +306,7 @@ class Trainer:
         error = None
         if not math.isfinite(last["loss"]):
             bad = [where for where in self._gather(self.boundaries.non_finite()) if where]
-            error = f"{bad[0] if bad else 'non-finite loss'}, epoch {self.epoch + 1}, by step {self.step}"
+            error = f"{min(bad)[1] if bad else 'non-finite loss'}, epoch {self.epoch + 1}, by step {self.step}"
         record = {"epoch": self.epoch + 1, "step": self.step, "train_loss": last["loss"], **last["scores"],
                   "bytes": sum(one["bytes"] for one in every), "seconds": round(self.seconds["train"], 4)}
         if self.first:

@@ -30,6 +30,8 @@ from commsweep.experiments.data import Blocks, ImageData
 from commsweep.experiments.data_parallel import learners
 from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
 from commsweep.experiments.feedback.memory import MappedMemory
+from commsweep.experiments.second_order import preconditioner as second_order
+from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import environment, row
@@ -96,6 +98,9 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     check_microbatches(run, n, data.train.drop_last)
     need = memory_bytes(links, shapes, run.data.batch_size, n) | {"learners": learners.memory_bytes(
         run.grad, model, collectives and len(collectives.here))}
+    if run.kfac is not None:
+        here = run.grad.learners if collectives is None else len(collectives.here)
+        need["kfac"] = second_order.memory_bytes(run.kfac, model, here)
     if folder is not None:
         _check_buffers(execution, folder, need["sample"])
     on_disk = folder if execution.buffers == "mmap" else None
@@ -107,6 +112,9 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
     if run.fwd.compressor.kind == "subspace" and boundaries:
         components["subspace"] = Subspace(run, model, boundaries)
+    if run.kfac is not None:
+        terms = tokens(data) - 1 if tokens(data) else 1
+        components["kfac"] = Preconditioner(run.kfac, model, terms, shared.exchange and shared.exchange.collectives)
     divide = shared.passes if run.microbatches == 1 else partial(microbatches, count=run.microbatches)
     return Parts(kind(run)(run, model, components, divide), data, device, need)
 
@@ -189,7 +197,9 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, execution: Execution, st
     begun = _continue_from(parts, folder)
     if sum(parts.memory.values()):
         print(f"feedback memories: {gib(parts.memory['slot'])} by slot, {gib(parts.memory['sample'])} by sample "
-              f"({execution.buffers}), {gib(parts.memory['learners'])} of learners", file=sys.stderr, flush=True)
+              f"({execution.buffers}), {gib(parts.memory['learners'])} of learners"
+              + (f"; {gib(parts.memory['kfac'])} of K-FAC" if "kfac" in parts.memory else ""),
+              file=sys.stderr, flush=True)
     try:
         made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),
                  ckpt_path=begun and str(begun), weights_only=True)

@@ -141,7 +141,7 @@ class Task(pl.LightningModule):
         if math.isfinite(self.train_loss):
             return
         seen = [where for component in self.components.values() if (where := component.non_finite())]
-        where = seen[0] if seen else "non-finite loss"
+        _, where = min(seen, key=lambda one: one[0], default=(0, "non-finite loss"))
         raise Diverged(f"{where}, epoch {self.current_epoch + 1}, by step {self.global_step}")
 
     # Evaluation: every batch twice, compression on and off; nothing in it changes a memory.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from commsweep import bench
-from commsweep.experiments.config import Execution, flatten, run_id
+from commsweep.experiments.config import Execution, flatten, record, run_id
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import Store, write_json
 from commsweep.experiments.training.run import build
@@ -259,7 +259,7 @@ def test_explain_knows_every_setting_and_kind(capsys):
     assert "q = round((x - min) / (max - min) * (2^b - 1))" in out and "bits = 4" in out and ">= 1 and <= 8" in out
     assert "AQ" in out or "elements per scale" in out
     for run in PRESETS.values():
-        for key in flatten(run.model_dump(mode="json")):
+        for key in flatten(record(run)):
             assert call(capsys, "explain", key)[0] == 0, key
     listed = call(capsys, "explain", "grad.compressor.kind")[1]
     assert all(kind in listed for kind in ("adacomp", "powersgd", "cltk"))

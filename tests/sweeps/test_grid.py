@@ -7,7 +7,7 @@ import torch
 
 from commsweep.experiments.compressors import build
 from commsweep.experiments.compressors.sparse import budget
-from commsweep.experiments.config import Execution, Run, run_id
+from commsweep.experiments.config import Execution, Run, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.training.run import execute
@@ -70,7 +70,7 @@ def test_every_sweep_executes_at_toy_size(name, store):
     for run in distinct(sweep(name)):
         row = execute(run, store, Execution("cpu"))
         assert row["status"] in ("finished", "diverged"), row["error"]
-        assert row["run"] == run.model_dump(mode="json")
+        assert row["run"] == record(run)
 
 
 def test_the_partial_sweeps_are_parts_of_the_whole():

@@ -7,7 +7,7 @@ import pytest
 from commsweep.analysis import contents, results
 from commsweep.analysis.claim import CONTRADICTED, SUPPORTED
 from commsweep.analysis.papers import adacomp
-from commsweep.experiments.config import SCHEMA, run_id
+from commsweep.experiments.config import SCHEMA, record, run_id
 from commsweep.experiments.store import Store
 from commsweep.sweeps.launch import register
 from commsweep.sweeps.papers import sweep
@@ -35,7 +35,7 @@ def fill(store: Store, quality, statuses=None):
         folder.append({"epoch": 2, "step": 20, **metrics, "rates": {"a": rate, "b": 2 * rate}})
         folder.finish({
             "schema": SCHEMA, "id": run_id(run), "status": status, "error": None,
-            "run": run.model_dump(mode="json"), "seconds": {},
+            "run": record(run), "seconds": {},
             "metrics": metrics if status == "finished" else {}, "bytes": {"ratio": 1.0}, "speed": {}, "steps": 20,
             "gradients": {} if n == 1 and rate == 1 else {
                 "up": up, "bound": up / 2, "dense": 60_000, "total": n * factor * up,

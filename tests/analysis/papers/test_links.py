@@ -10,7 +10,7 @@ from commsweep.analysis import advise as advising
 from commsweep.analysis import measured
 from commsweep.analysis.papers import links
 from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
-from commsweep.experiments.config import SCHEMA, Wiring, run_id
+from commsweep.experiments.config import SCHEMA, Wiring, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import pipeline
 from commsweep.experiments.store import Store
@@ -41,7 +41,7 @@ def taken(name: str, wiring: Wiring, place: str) -> dict:
     gantt = [[["F", 0, 0.0, 0.004], ["B", 0, 0.01, 0.02], ["U", 0, 0.02, 0.021]] for _ in range(4)]
     run = RUNS[name]
     return {"schema": SCHEMA, "metrics": {}, "seconds": {}, "id": place, "run_id": run_id(run), "status": "measured",
-            "error": None, "steps": 10, "run": run.model_dump(mode="json"),
+            "error": None, "steps": 10, "run": record(run),
             "wiring": wiring.model_dump(mode="json"), "transport": sent, "cores": 2,
             "timing": {"step_seconds": seconds, "steps": 9, "spread": [seconds, seconds], "tasks": [each] * 4,
                        "gantt": gantt}}

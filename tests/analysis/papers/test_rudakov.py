@@ -23,7 +23,7 @@ from commsweep.analysis.claim import (
     Effect,
 )
 from commsweep.analysis.papers import rudakov
-from commsweep.experiments.config import override, run_id
+from commsweep.experiments.config import override, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
 from commsweep.main import main
@@ -220,16 +220,16 @@ def test_an_empty_store_and_an_unknown_sweep(store):
 
 def test_descriptions_name_what_differs():
     runs = [run for run in sweeps.resnet18_paper() if run.seed == 0]
-    names = [results.describe(results.flatten(run.model_dump(mode="json"))) for run in runs]
+    names = [results.describe(results.flatten(record(run))) for run in runs]
     assert len(set(names)) == len(runs) - 6  # the six AQ-SGD cells with fixed augmentation share names, so far
     frame = results.named(pd.DataFrame([results._flat({"id": run_id(run), "status": "missing",
-                                                       "run": run.model_dump(mode="json")}) for run in runs]))
+                                                       "run": record(run)}) for run in runs]))
     assert frame.method.nunique() == len(runs)
     assert "AQ-SGD + TopK 5 % / TopK 5 % (data fixed_augment True)" in set(frame.method)
     assert {"dense", "EF21 + TopK 10 %", "activations: min-max 4 bit", "gradients: min-max 2 bit, group scale",
             "AQ-SGD + TopK 5 % / TopK 5 %", "min-max 4 bit / min-max 8 bit"} <= set(names)
     own = override(runs[0], {"fwd.compressor.kind": "topk", "at.layer1_0.fwd.compressor.ratio": 0.5})
-    assert results.describe(results.flatten(own.model_dump(mode="json"))) == (
+    assert results.describe(results.flatten(record(own))) == (
         "activations: TopK 10 %; layer1_0: activations: TopK 50 %")
 
 

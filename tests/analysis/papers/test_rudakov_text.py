@@ -10,7 +10,7 @@ import pytest
 from commsweep.analysis import contents, figure, report, results
 from commsweep.analysis.claim import CONTRADICTED, NOT_ENOUGH, SUPPORTED
 from commsweep.analysis.papers import rudakov_text
-from commsweep.experiments.config import SCHEMA, run_id
+from commsweep.experiments.config import SCHEMA, record, run_id
 from commsweep.experiments.store import Store
 from commsweep.sweeps.launch import register
 from commsweep.sweeps.papers import sweep
@@ -32,7 +32,7 @@ def fill(store: Store, loss, statuses=None):
         folder.begin(run, {})
         folder.append({"epoch": 1, **scores})
         folder.finish({"schema": SCHEMA, "id": run_id(run), "status": status, "error": None,
-                       "run": run.model_dump(mode="json"),
+                       "run": record(run),
                        "metrics": scores if status == "finished" else {}, "bytes": {"ratio": share},
                        "speed": {"fwd_bytes_per_token": 256 * share, "bwd_bytes_per_token": 128 * share},
                        "seconds": {"wall": 4.0}})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commsweep.experiments.config import Run, canonical, flatten, override, parse, run_id
+from commsweep.experiments.config import Run, canonical, flatten, override, parse, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
 from tests.helpers import linked, tiny
@@ -33,7 +33,7 @@ def base() -> Run:
 
 
 def test_every_setting_changes_the_run_id():
-    flat = flatten(base().model_dump(mode="json"))
+    flat = flatten(record(base()))
     untested = [key for key in flat if key not in {*OTHER, "microbatches"} and not key.endswith(".kind")]
     assert not untested, f"add another value for {untested}"
     ids = {run_id(base())}
@@ -106,7 +106,7 @@ def test_a_mistake_is_one_line_that_says_where_and_how(changes, message):
 
 
 def test_stored_settings_with_an_unknown_field_are_refused():
-    tree = base().model_dump(mode="json")
+    tree = record(base())
     tree["fwd"]["compressor"]["ration"] = 0.1
     with pytest.raises(UserError, match="unknown setting 'fwd.compressor.ration'; did you mean 'ratio'"):
         parse(tree)

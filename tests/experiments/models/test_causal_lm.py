@@ -10,7 +10,7 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 
 from commsweep.experiments.boundary.plan import crossed, message_shapes
 from commsweep.experiments.compressors import build as compressor
-from commsweep.experiments.config import Execution, override
+from commsweep.experiments.config import Execution, override, record
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.models import causal_lm
@@ -164,7 +164,7 @@ def test_weights_come_from_a_local_folder_and_are_trained_in_stages(kind, tmp_pa
     parts.task.components["boundaries"].step.compress = False
     assert torch.equal(parts.task.model.eval()(input_ids=x).logits, expected)
     row = execute(run, store, how)
-    assert row["status"] == "finished" and row["run"] == run.model_dump(mode="json")
+    assert row["status"] == "finished" and row["run"] == record(run)
     assert set(row["boundaries"]) == {"block0", "block1", "block2"}
 
 

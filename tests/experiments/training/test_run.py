@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from commsweep.experiments.config import Execution, run_id
+from commsweep.experiments.config import Execution, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Busy
 from commsweep.experiments.training import run as running
@@ -46,7 +46,7 @@ def test_a_row_says_what_ran(store):
     run = linked(TOPK, {"kind": "uniform", "bits": 4, "scale": "sample"}, {"kind": "ef21"})
     row = execute(run, store, NOW)
     assert row["status"] == "finished"
-    assert row["run"] == run.model_dump(mode="json")
+    assert row["run"] == record(run)
     assert row["id"] == run_id(run)
     folder = store.folder(row["id"])
     assert {p.name for p in folder.path.iterdir()} == {

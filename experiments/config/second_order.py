@@ -1,0 +1,34 @@
+"""K-FAC: gradients preconditioned by a Kronecker-factored Fisher matrix."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from commsweep.experiments.config.base import Spec
+
+Interval = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class KFAC(Spec):
+    """Every supported layer's gradient becomes G^-1 grad A^-1, with A and G averaged over steps and learners.
+
+    A: of the layer's inputs (a bias as an appended one), G: of the gradients at its outputs, from the labels (the
+    empirical Fisher). Supported are Linear, Conv2d without groups, and transformers' Conv1D; layers with a factor above
+    `largest`, and weights that two layers share, are left to the optimizer and named in the log.
+    split: how damping is shared out; "direct" adds it to both factors, "factored" its root times pi and over pi.
+    method: "inverse" (Cholesky) or "eigen" (damping of the eigenvalues' products; split has no meaning then).
+    """
+
+    damping: Annotated[float, Field(ge=0, description="added to the factors' diagonals")] = 0.03
+    split: Literal["direct", "factored"] = "factored"
+    method: Literal["inverse", "eigen"] = "inverse"
+    decay: Annotated[float, Field(ge=0, lt=1, description="weight of the old running average")] = 0.95
+    factors_every: Annotated[Interval, Field(description="steps between new factors")] = 1
+    inverses_every: Annotated[Interval, Field(description="steps between new inverses")] = 10
+    kl_clip: Annotated[float, Field(ge=0, description="largest step in the Fisher's norm; 0: any")] = 0.001
+    sharing: Annotated[Literal["expand", "reduce"], Field(
+        description="of positions of a sequence or an image: data of their own, or summed up first")] = "expand"
+    largest: Annotated[int, Field(ge=1, description="rows of a factor; larger layers are left out")] = 8192
+    start_epoch: Annotated[int, Field(ge=0, description="first preconditioned epoch")] = 0
