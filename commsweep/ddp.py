@@ -1,30 +1,55 @@
-"""`commsweep ddp`: a run's learners as real processes (DistributedDataParallel over gloo), beside their simulation."""
+"""`commsweep ddp`: a run's learners as real processes, beside their simulation."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 
-from commsweep.experiments.config import override, run_id
+from commsweep.experiments.config import LearnerWiring, override, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
-from commsweep.experiments.store import DIVERGED, FINISHED, Row, Store
-from commsweep.options import count
+from commsweep.experiments.store import DIVERGED, FINISHED, Row, RunFolder, Store
+from commsweep.options import count, number, whole
+from commsweep.pipeline import bandwidth, seconds
 from commsweep.runs import changes, execution, execution_options
+
+# Parts of a step in the order of tables, and what people call them.
+PARTS = {"passes": "forward, backward, update", "gradients": "gradient messages", "factors": "factor computation",
+         "factor messages": "factor messages", "inversion": "inversion", "inverse messages": "inverse messages",
+         "preconditioning": "preconditioning"}
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommand."""
     parser = commands.add_parser(
         "ddp", parents=[shared, execution_options()], help="train with one real process a learner",
-        description="Train a preset with one process a learner on this machine: DistributedDataParallel whose "
-                    "communication hook sends the packed payloads over gloo. Prints the scores, the bytes handed to "
-                    "the transport, and whether the recorded simulation of the same run (commsweep run) agrees. "
-                    "Nothing is recorded.")
+        description="Train a preset with one process a learner on this machine, packed payloads over gloo between "
+                    "them. Prints the scores, the bytes handed to the transport, the exposed time of each part of a "
+                    "step, and whether the recorded simulation of the same run (commsweep run) agrees. Recorded in "
+                    "STORE/learners. With --bandwidth or --latency the learners run in network namespaces, each with "
+                    "a link of that kind to a common switch (Linux, root).")
     parser.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for instance grad.compressor.kind=qsgd")
     parser.add_argument("--learners", type=count, help="processes (default: the preset's grad.learners)")
+    parser.add_argument("--steps", type=whole(0), default=0,
+                        help="measure so many steps and end (default: train to the end and evaluate)")
+    parser.add_argument("--bandwidth", type=bandwidth, default=0.0, metavar="RATE",
+                        help="of every learner's link, each way: 10Mbit, 1Gbit, ... (default: as it is)")
+    parser.add_argument("--latency", type=seconds, default=0.0, metavar="TIME",
+                        help="between two learners, one way: 5ms, 0.1s (default: none)")
+    parser.add_argument("--patience", type=number(0, 1e6), default=300.0, metavar="SECONDS",
+                        help="silence of the others after which a learner gives up (default: 300)")
+    group = parser.add_argument_group("K-FAC (none of this changes a result)")
+    group.add_argument("--placement", choices=("everywhere", "spread", "balanced", "shared"), default="balanced",
+                       help="who inverts a factor: all (D-KFAC), one each (MPD-KFAC), small ones all and large ones by "
+                            "load (SPD-KFAC, the default), or --fraction of the learners work for a layer (KAISA)")
+    group.add_argument("--fraction", type=number(0, 1), default=1.0, help="of --placement shared (default: 1)")
+    group.add_argument("--small", type=whole(0), default=0, metavar="ROWS",
+                       help="factors below this are small (default: where inverting is measured to be cheaper)")
+    group.add_argument("--fusion", choices=("after", "layer", "threshold", "pipelined"), default="pipelined",
+                       help="factors in one message after the backward, one each, up to --buffer elements, or by "
+                            "SPD-KFAC's rule from measured times (the default)")
+    group.add_argument("--buffer", type=count, default=2**24, metavar="ELEMENTS", help="of --fusion threshold")
     parser.set_defaults(command=_ddp)
 
 
@@ -35,35 +60,43 @@ def _ddp(args: argparse.Namespace) -> int:
     run = override(preset(args.preset), given)
     from commsweep.experiments.processes import ddp
 
-    row, _ = ddp.execute(run, replace(execution(args, progress=not args.json), device="cpu"))
-    recorded = Store(args.store).folder(run_id(run)).row() if args.store.is_dir() else None
-    compared = compare(row, recorded)
-    if args.json:
-        print(json.dumps(row | {"simulation": compared}))
-    else:
-        print(describe(row, compared))
-    return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 1)
+    wiring = LearnerWiring(
+        placement=args.placement, fraction=args.fraction, small=args.small, fusion=args.fusion, buffer=args.buffer,
+        bandwidth=args.bandwidth, latency=args.latency, steps=args.steps, threads=args.threads or 1)
+    store = Store(args.store)
+    row, = ddp.execute([(run, wiring)], store, execution(args, progress=not args.json), args.patience)
+    compared = compare(row, store.folder(run_id(run)).row())
+    print(json.dumps(row | {"simulation": compared}) if args.json
+          else describe(row, compared, ddp.folder_of(store, run, wiring)))
+    return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
 
 
-def describe(row: Row, compared: str) -> str:
+def describe(row: Row, compared: str, folder: RunFolder) -> str:
     """A row for people."""
-    metrics, steps = row["metrics"], max(1, row["steps"])
+    metrics, steps, learners = row["metrics"], max(1, row["steps"]), row["run"]["grad"]["learners"]
     if row["error"]:
-        return f"{row['run']['grad']['learners']} processes: {row['status']}, {row['error']}"
-    score = f"accuracy {100 * metrics['test_on_acc']:.2f} %" if "test_on_acc" in metrics else (
-        f"perplexity {metrics['test_on_ppl']:.3f}")
-    sent = ", ".join(f"{one['gradients'] / steps:,.0f}" for one in row["transport"])
-    return "\n".join([
-        f"{row['run']['grad']['learners']} processes, {steps} steps in {row['seconds']['train']:.1f} s: test {score}, "
-        f"loss {metrics['test_on_loss']:.6f}",
-        f"  bytes a step          {row['gradients']['up']:,.0f} up by rank 0's ledger; handed to gloo a step: {sent}",
-        f"  simulation            {compared}"])
+        return f"{learners} processes: {row['status']}, {row['error']}"
+    score = f"test accuracy {100 * metrics['test_on_acc']:.2f} %, " if "test_on_acc" in metrics else (
+        f"test perplexity {metrics['test_on_ppl']:.3f}, " if metrics else "")
+    loss = f"loss {metrics['test_on_loss']:.6f}" if metrics else "not evaluated"
+    lines = [f"{learners} processes, {steps} steps in {row['seconds']['train']:.1f} s: {score}{loss}",
+             f"  bytes a step          {row['gradients']['up']:,.0f} of gradients up by rank 0's ledger; "
+             "handed to gloo by each:"]
+    for what in sorted({what for one in row["transport"] for what in one} - {"probe", "statistics"}):
+        lines.append(f"    {what:19} " + ", ".join(f"{one.get(what, 0) / steps:,.0f}" for one in row["transport"]))
+    timing = row["timing"]
+    if timing:
+        lines.append(f"  step                  {1e3 * timing['step_seconds']:.1f} ms (middle half of "
+                     f"{timing['steps']}); exposed:")
+        lines += [f"    {name:25} {1e3 * timing['parts'][part]:8.1f} ms" for part, name in PARTS.items()
+                  if timing["parts"].get(part)]
+    return "\n".join([*lines, f"  simulation            {compared}", f"  folder {folder.path}"])
 
 
 def compare(row: Row, recorded: Row | None) -> str:
     """Whether the recorded simulation of the same run has the same scores."""
     if row["status"] != FINISHED:
-        return "not compared: it did not finish"
+        return "not compared: it was not trained to the end"
     if recorded is None or recorded["status"] != FINISHED:
         return "not in the store: execute it with commsweep run and the same settings"
     if row["run"]["model"].get("dropout"):

@@ -82,13 +82,25 @@ class Collectives:
         """Every learner's tensors, [learner][tensor]; all have the same shapes."""
         raise NotImplementedError
 
-    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str) -> Handle[list[Tensor]]:
-        """The leader's tensors; `parts(i)` makes those of the i-th learner here, of the leader's shapes."""
+    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str,
+                  among: tuple[int, ...] | None = None) -> Handle[list[Tensor]]:
+        """The leader's tensors; `parts(i)` makes those of the i-th learner here, of the leader's shapes.
+
+        among: the learners that get them (None: all); the others must not ask.
+        """
         raise NotImplementedError
 
-    def share(self, messages: list[list[Message]], address: message.Address, what: str) -> Handle[Parts]:
-        """What arrives of every learner's messages, [learner][layer]. Raises UserError on bytes that are none."""
+    def share(self, messages: list[list[Message]], address: message.Address, what: str,
+              even: bool = False) -> Handle[Parts]:
+        """What arrives of every learner's messages, [learner][layer]. Raises UserError on bytes that are none.
+
+        even: all learners' messages are of one length, which needs not be told first.
+        """
         raise NotImplementedError
+
+    def agree(self, value: T) -> T:
+        """The first learner's value, small and picklable."""
+        return value
 
     def all_reduce(self, parts: Parts, what: str) -> Handle[list[Tensor]]:
         """The mean of the learners' tensors, in their order."""
@@ -105,11 +117,13 @@ class Simulated(Collectives):
     def gather(self, parts: Parts, what: str) -> Handle[Parts]:
         return Handle(lambda: parts)
 
-    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str) -> Handle[list[Tensor]]:
+    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str,
+                  among: tuple[int, ...] | None = None) -> Handle[list[Tensor]]:
         made = parts(leader)
         return Handle(lambda: made)
 
-    def share(self, messages: list[list[Message]], address: message.Address, what: str) -> Handle[Parts]:
+    def share(self, messages: list[list[Message]], address: message.Address, what: str,
+              even: bool = False) -> Handle[Parts]:
         arrived = [[one.arrive() for one in own] for own in messages]
         return Handle(lambda: arrived)
 
@@ -121,6 +135,13 @@ class Processes(Collectives):
 
     def __init__(self) -> None:
         super().__init__(dist.get_world_size(), (dist.get_rank(),))
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def among(self, groups: list[tuple[int, ...]]) -> None:
+        """Make it possible to broadcast among some learners only; all processes must name the same groups."""
+        for group in groups:
+            if 1 < len(group) < self.learners and group not in self._groups:
+                self._groups[group] = dist.new_group(list(group))
 
     def gather(self, parts: Parts, what: str) -> Handle[Parts]:
         mine = _joined(parts[0])
@@ -134,11 +155,14 @@ class Processes(Collectives):
 
         return Handle(finish)
 
-    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str) -> Handle[list[Tensor]]:
+    def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str,
+                  among: tuple[int, ...] | None = None) -> Handle[list[Tensor]]:
         own = parts(0)
+        if among is not None and len(among) == 1:
+            return Handle(lambda: own)
         mine = _joined(own)
         self.sent[what] += mine.numel() * (leader in self.here)
-        work = dist.broadcast(mine, leader, async_op=True)
+        work = dist.broadcast(mine, leader, self._groups.get(among), async_op=True)
 
         def finish() -> list[Tensor]:
             work.wait()
@@ -146,10 +170,25 @@ class Processes(Collectives):
 
         return Handle(finish)
 
-    def share(self, messages: list[list[Message]], address: message.Address, what: str) -> Handle[Parts]:
+    def agree(self, value: T) -> T:
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def share(self, messages: list[list[Message]], address: message.Address, what: str,
+              even: bool = False) -> Handle[Parts]:
         payloads = [one.pack() for one in messages[0]]
         mine = message.pack(payloads, address)
         self.sent[what] += mine.numel()
+        if even:
+            alike = [torch.empty_like(mine) for _ in range(self.learners)]
+            work = dist.all_gather(alike, mine, async_op=True)
+
+            def arrive() -> Parts:
+                work.wait()
+                return [self._read(text, messages[0], payloads, address) for text in alike]
+
+            return Handle(arrive)
         sizes = [torch.zeros(1, dtype=torch.int64, device=mine.device) for _ in range(self.learners)]
         known = dist.all_gather(sizes, torch.tensor([mine.numel()], device=mine.device), async_op=True)
 

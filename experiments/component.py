@@ -1,4 +1,4 @@
-"""What takes part in training besides the model: boundaries, learners, a confined subspace.
+"""What takes part in training besides the model: boundaries, learners, a confined subspace, K-FAC.
 
 A component implements the moments of a step that concern it, and the training knows none of its members by name. The
 step itself is written out in `training/step.py`.
@@ -6,6 +6,7 @@ step itself is written out in `training/step.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +45,18 @@ class Component(nn.Module):
     def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
         """A forward begins; samples: numbers of its rows, int64 on the host."""
 
+    def after_forward(self, moment: Moment, one: Pass, logits: Tensor,
+                      drawn: Callable[[torch.Generator], Tensor]) -> None:
+        """Its logits are there, and the backward comes next; drawn: the loss of labels that the model itself draws."""
+
     def after_pass(self, moment: Moment, one: Pass) -> None:
         """Its backward is done."""
 
+    def before_exchange(self, moment: Moment) -> None:
+        """All passes of the step are done, and gradients are exchanged next."""
+
     def after_backward(self, moment: Moment) -> None:
-        """All passes of the step are done: gradients are whole, and the optimizer comes next."""
+        """Gradients are exchanged and used: the optimizer comes next."""
 
     def after_step(self, moment: Moment) -> None:
         """The weights have moved."""

@@ -56,6 +56,7 @@ class Row(TypedDict, total=False):
     timing: dict[str, Any]
     cores: int
     tries: int
+    weights: str  # of learners as processes: SHA-256 over the trained network
 
 
 RUN = tuple(name for name, field in Run.model_fields.items() if field.default is not None)  # a section may be absent
@@ -227,6 +228,10 @@ class Store:
     def pipeline(self, name: str) -> RunFolder:
         """The folder of a run that was executed as real processes."""
         return RunFolder(self.root / "pipelines" / name, self.root)
+
+    def learners(self, name: str) -> RunFolder:
+        """The folder of a run whose learners were executed as real processes."""
+        return RunFolder(self.root / "learners" / name, self.root)
 
     def pipelines(self) -> list[Row]:
         """The outcomes of all runs that were executed as real processes, by id."""

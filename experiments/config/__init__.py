@@ -31,7 +31,7 @@ from commsweep.experiments.config.compressors import (
     TopKStrict,
     Uniform,
 )
-from commsweep.experiments.config.execution import Execution, Wiring, check_device
+from commsweep.experiments.config.execution import Execution, LearnerWiring, Wiring, check_device
 from commsweep.experiments.config.feedback import (
     AQSGD,
     EF,
@@ -101,6 +101,7 @@ __all__ = [
     "Gradients",
     "ImageModel",
     "ImageSet",
+    "LearnerWiring",
     "Linear",
     "Link",
     "Links",

@@ -81,7 +81,7 @@ class Execution:
 
 
 class Wiring(Spec):
-    """How a Run executes as processes; what of it changes only time is not part of the Run.
+    """How a Run's stages execute as processes; what of it changes only time is not part of the Run.
 
     bandwidth: bits a second of every link, each way (0: as the machine has it); latency: seconds one way; both are
     imposed by real shaped links. steps: end after so many, without an evaluation (0: the whole training).
@@ -92,3 +92,25 @@ class Wiring(Spec):
     latency: Annotated[float, Field(ge=0, description="seconds, one way")] = 0.0
     steps: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1, description="of each stage")] = 1
+
+
+class LearnerWiring(Spec):
+    """How a Run's learners execute as processes; nothing of it changes a result.
+
+    placement: which learner inverts a factor of K-FAC: every one (D-KFAC), one each ("spread", MPD-KFAC), small ones
+    everywhere and large ones by load ("balanced", SPD-KFAC), or a `fraction` of the learners precondition a layer
+    ("shared", KAISA). small: factors below so many rows are small (0: where inverting is cheaper than receiving, by
+    what is measured at the start). fusion: which factors travel as one message; buffer: elements of "threshold".
+    bandwidth, latency: of every learner's own link to a switch, each way; imposed by real shaped links.
+    steps: end after so many, without an evaluation (0: the whole training).
+    """
+
+    placement: Literal["everywhere", "spread", "balanced", "shared"] = "balanced"
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    small: Annotated[int, Field(ge=0, description="rows; 0: by the cost of inverting and receiving")] = 0
+    fusion: Literal["after", "layer", "threshold", "pipelined"] = "pipelined"
+    buffer: Annotated[int, Field(ge=1, description="elements that travel together at most")] = 2**24
+    bandwidth: Annotated[float, Field(ge=0, description="bits a second; 0: unlimited")] = 0.0
+    latency: Annotated[float, Field(ge=0, description="seconds, one way")] = 0.0
+    steps: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=1, description="of each learner")] = 1

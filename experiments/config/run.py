@@ -210,6 +210,18 @@ def _second_order_fits(run: Run) -> None:
                          "step; set grad.local_steps=1")
     if run.microbatches > 1:
         raise ValueError(f"kfac does not go with microbatches={run.microbatches}: set microbatches=1")
+    owner, coded = run.kfac.statistics == "owner", run.kfac.compressor.kind != "none"
+    if coded and (owner or run.grad.learners == 1):
+        raise ValueError(f"kfac.compressor.kind={run.kfac.compressor.kind} has no effect: " + (
+            "with kfac.statistics=owner no factors travel" if owner else "one learner has nobody to send factors to; "
+            "set grad.learners"))
+    if run.kfac.feedback.kind != "none" and not coded:
+        raise ValueError(f"kfac.feedback.kind={run.kfac.feedback.kind} has nothing to correct: set "
+                         "kfac.compressor.kind")
+    _group_fits("kfac", run.kfac.compressor)
+    if run.kfac.fisher == "sampled" and (run.model.stages > 1 if isinstance(run.model, TextModel) else run.model.cuts):
+        raise ValueError("kfac.fisher=sampled needs a second backward, which would cross the boundaries uncounted: set "
+                         + ("model.stages=1" if isinstance(run.model, TextModel) else "model.cuts=[]"))
     if getattr(run.model, "gradient_checkpointing", False):
         raise ValueError("kfac does not go with model.gradient_checkpointing=true, which passes layers forward twice")
 

@@ -7,18 +7,25 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from commsweep.experiments.config.base import Spec
+from commsweep.experiments.config.compressors import Cast, FixedPoint, NoCompressor, Uniform
+from commsweep.experiments.config.feedback import NoFeedback, Residue
 
 Interval = Annotated[int, Field(ge=1, le=10**9)]
+FactorCompressor = Annotated[NoCompressor | Cast | Uniform | FixedPoint, Field(discriminator="kind")]
+FactorFeedback = Annotated[NoFeedback | Residue, Field(discriminator="kind")]
 
 
 class KFAC(Spec):
     """Every supported layer's gradient becomes G^-1 grad A^-1, with A and G averaged over steps and learners.
 
-    A: of the layer's inputs (a bias as an appended one), G: of the gradients at its outputs, from the labels (the
-    empirical Fisher). Supported are Linear, Conv2d without groups, and transformers' Conv1D; layers with a factor above
-    `largest`, and weights that two layers share, are left to the optimizer and named in the log.
+    A: of the layer's inputs (a bias as an appended one), G: of the gradients at its outputs. Supported are Linear,
+    Conv2d without groups, and transformers' Conv1D; layers with a factor above `largest`, and weights that two layers
+    share, are left to the optimizer and named in the log.
     split: how damping is shared out; "direct" adds it to both factors, "factored" its root times pi and over pi.
     method: "inverse" (Cholesky) or "eigen" (damping of the eigenvalues' products; split has no meaning then).
+    fisher: of the labels ("empirical") or of labels that the model draws ("sampled", a second backward).
+    statistics: of all learners ("all"), whose new factors travel, packed and through `compressor`; or of the layer's
+    owner alone ("owner", DP-KFAC), which preconditions its gradient and sends that instead.
     """
 
     damping: Annotated[float, Field(ge=0, description="added to the factors' diagonals")] = 0.03
@@ -28,7 +35,11 @@ class KFAC(Spec):
     factors_every: Annotated[Interval, Field(description="steps between new factors")] = 1
     inverses_every: Annotated[Interval, Field(description="steps between new inverses")] = 10
     kl_clip: Annotated[float, Field(ge=0, description="largest step in the Fisher's norm; 0: any")] = 0.001
+    fisher: Annotated[Literal["empirical", "sampled"], Field(description="labels that G is of")] = "empirical"
     sharing: Annotated[Literal["expand", "reduce"], Field(
         description="of positions of a sequence or an image: data of their own, or summed up first")] = "expand"
+    statistics: Annotated[Literal["all", "owner"], Field(description="learners whose data a factor is of")] = "all"
+    compressor: FactorCompressor = NoCompressor()
+    feedback: FactorFeedback = NoFeedback()
     largest: Annotated[int, Field(ge=1, description="rows of a factor; larger layers are left out")] = 8192
     start_epoch: Annotated[int, Field(ge=0, description="first preconditioned epoch")] = 0

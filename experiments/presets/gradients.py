@@ -22,7 +22,8 @@ from commsweep.experiments.presets.resnet18 import CORRECTED
 ADACOMP = Gradients(learners=4, exchange="allgather", compressor=AdaComp(), feedback=AdaCompResidue())
 
 PRESETS: dict[str, Run] = {
-    "digits_kfac": DIGITS.model_copy(update={"grad": Gradients(learners=4), "kfac": KFAC()}),
+    "digits_kfac": DIGITS.model_copy(update={
+        "model": DIGITS.model.model_copy(update={"cuts": ()}), "grad": Gradients(learners=4), "kfac": KFAC()}),
     "digits_adacomp": DIGITS.model_copy(update={"grad": ADACOMP}),
     "cifar_adacomp": CORRECTED.model_copy(update={"grad": ADACOMP.model_copy(update={"learners": 8})}),
     "cifar_powersgd": CORRECTED.model_copy(update={

@@ -1,129 +1,200 @@
-"""The same learners as processes of this machine: one each, the collectives between them.
+"""A run's learners as processes of this machine: one each, the collectives between them.
 
 A process trains as the simulation does, through the same step and exchange; only its collectives are others. What it
 hands to them are the serialised payloads of a bucket's layers; what it gets are all learners', averaged in their order,
-so losses, scores and weights are the simulation's bit for bit.
+so losses, scores and weights are the simulation's bit for bit. Recorded in <store>/learners; many runs of as many
+learners go through one set of processes, whose links are reshaped in between.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
-from multiprocessing.connection import Connection
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from commsweep.experiments.config import Execution, Link, Links, Run, run_id
+from commsweep.experiments.config import (
+    SCHEMA,
+    Execution,
+    LearnerWiring,
+    Link,
+    Links,
+    Run,
+    canonical,
+    parse,
+    record,
+    run_id,
+)
 from commsweep.experiments.errors import Diverged, UserError
 from commsweep.experiments.feedback.boundaries import sample_keyed
-from commsweep.experiments.processes.launch import free_port
-from commsweep.experiments.store import DIVERGED, FINISHED, Row
+from commsweep.experiments.processes import launch
+from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
 
-PATIENCE = timedelta(minutes=5)
+MODULE = "commsweep.experiments.processes.ddp"
+MEASURED = "measured"  # status of a run that was ended after `LearnerWiring.steps`
+PATIENCE = 300.0
+Measurement = tuple[Run, LearnerWiring]
 
 
-def execute(run: Run, execution: Execution) -> tuple[Row, dict[str, Any]]:
-    """Train with one process a learner: (rank 0's row, with `transport` of all; the trained model's weights, NumPy).
+def folder_of(store: Store, run: Run, wiring: LearnerWiring) -> RunFolder:
+    """Where this run over this wiring is recorded: <store>/learners/<id>."""
+    text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
+    return store.learners(sha256(text.encode()).hexdigest()[:12])
 
-    Raises UserError when a process fails; all others are ended then.
+
+def execute(wanted: Sequence[Measurement], store: Store, execution: Execution, patience: float = PATIENCE,
+            done: Callable[[int], None] = lambda n: None, keep_weights: bool = False) -> list[Row]:
+    """The rows of these runs over these wirings: as recorded, or by executing them now; `done` hears how many are new.
+
+    keep_weights: leave the trained network beside the row, as weights.pt. Raises UserError when a process fails; all
+    others are ended then.
     """
-    import multiprocessing as mp
-    from multiprocessing.connection import wait
+    for run, wiring in wanted:
+        check(run, wiring)
+    todo = {folder_of(store, *one).path.name: one for one in wanted}
+    todo = {name: one for name, one in todo.items() if store.learners(name).row() is None}
 
-    check(run)
-    context = mp.get_context("spawn")
-    port, pipes, processes = free_port(), [], []
-    for rank in range(run.grad.learners):
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=learn, args=(rank, run, execution, port, there), daemon=True)
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    answers: dict[int, dict[str, Any]] = {}
+    def kind(item: tuple[str, Measurement]) -> tuple[int, float]:
+        return item[1][0].grad.learners, item[1][1].latency
+
+    before, shaped = 0, any(wiring.bandwidth or wiring.latency for _, wiring in todo.values())
+    for (learners, latency), group in groupby(sorted(todo.items(), key=kind), key=kind):
+        own = dict(group)
+        folder = RunFolder(store.root / "learners" / ".launch", store.root)
+        folder.make()
+        with _own(folder):
+            write_json(folder.path / "execution.json", {**execution.record(), "patience": patience,
+                                                       "keep_weights": keep_weights})
+            write_json(folder.path / "todo.json", {"todo": [
+                [name, record(run), wiring.model_dump(mode="json")] for name, (run, wiring) in own.items()]})
+            _launch(folder, learners, latency, shaped, patience,
+                    lambda seen, before=before: done(before + seen["done"]))
+        before += len(own)
+        done(before)
+    return [folder_of(store, *one).row() for one in wanted]
+
+
+@contextmanager
+def _own(folder: RunFolder) -> Iterator[None]:
     try:
-        left = list(pipes)
-        while left:
-            for pipe in wait(left):
-                left.remove(pipe)
-                try:
-                    answer = pipe.recv()
-                except EOFError:
-                    rank = pipes.index(pipe)
-                    processes[rank].join()
-                    raise UserError(f"learner {rank} ended with exit code {processes[rank].exitcode}; all others were "
-                                    "ended") from None
-                if "error" in answer:
-                    raise UserError(answer["error"])
-                answers[answer["rank"]] = answer
-    finally:
-        for process in processes:
-            if process.is_alive() and len(answers) < len(processes):
-                process.kill()
-            process.join()
-    if len({answer["digest"] for answer in answers.values()}) > 1:
-        raise RuntimeError("the learners ended with different weights")
-    row: Row = answers[0]["row"]
-    row["transport"] = [answers[rank]["sent"] for rank in sorted(answers)]
-    return row, answers[0]["weights"]
+        with folder.locked():
+            yield
+    except Busy:
+        raise UserError(f"another process launches learners in store '{folder.root}'; wait for it, or name another "
+                        "with --store") from None
 
 
-def learn(rank: int, run: Run, execution: Execution, port: int, answer: Connection) -> None:
-    """One learner's process: train, and send the outcome through `answer`."""
-    execution = replace(execution, progress=execution.progress and rank == 0,
-                        cores=max(1, len(os.sched_getaffinity(0)) // run.grad.learners))
-    try:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                                world_size=run.grad.learners, timeout=PATIENCE)
-        _agree(run)
-        answer.send({"rank": rank} | _train(run, execution, rank))
-    except UserError as error:
-        answer.send({"rank": rank, "error": str(error)})
-    finally:
-        answer.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+def _launch(folder: RunFolder, learners: int, latency: float, shaped: bool, patience: float,
+            show: Callable[[dict[str, Any]], None]) -> None:
+    command = [MODULE, str(folder.root.resolve())]
+    if not shaped:
+        launch.supervise(folder, launch.torchrun(command, learners, None), [{}], show, patience, "learner")
+        return
+    from commsweep.experiments.processes import namespaces
+
+    with namespaces.star(learners, 0.0, latency) as nodes:
+        launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience, "learner")
 
 
-def _train(run: Run, execution: Execution, rank: int) -> dict[str, Any]:
+def work(store: Store, folder: RunFolder) -> None:
+    """A learner's part in all runs of one launch."""
+    import torch.distributed as dist
+
+    from commsweep.experiments.processes import namespaces
+    from commsweep.experiments.training.record import environment
+
+    told = read_json(folder.path / "execution.json")
+    patience, keep = told.pop("patience"), told.pop("keep_weights")
+    execution, rank, world = Execution.read(told), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    execution = replace(execution, device="cpu", checkpoint_every=math.inf, progress=execution.progress and rank == 0)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
+    for n, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
+        run, wiring, recorded = parse(settings), LearnerWiring(**wires), store.learners(name)
+        if world != run.grad.learners:
+            raise UserError(f"{world} processes were started for {run.grad.learners} learners; start one a learner")
+        agree(run)
+        if rank == 0:
+            recorded.make()
+            write_json(recorded.path / "run.json", {"schema": SCHEMA, "id": name, "run_id": run_id(run),
+                                                   "run": settings, "wiring": wires})
+            write_json(recorded.path / "env.json", environment("cpu"))
+            if namespaces.CHAIN in os.environ:
+                namespaces.shape(wiring.bandwidth)
+        dist.barrier()
+        row = _train(run, wiring, replace(execution, threads=wiring.threads), recorded if keep else None)
+        if rank == 0:
+            recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})
+            write_json(folder.path / "progress.json", {"done": n + 1})
+    dist.destroy_process_group()
+
+
+def _train(run: Run, wiring: LearnerWiring, execution: Execution, keep: RunFolder | None) -> Row:
     import pytorch_lightning as pl
+    import torch
+    import torch.distributed as dist
 
     from commsweep.experiments.collectives import Processes
+    from commsweep.experiments.processes.timing import Steps
     from commsweep.experiments.training.readback import nothing_lost
     from commsweep.experiments.training.record import row
     from commsweep.experiments.training.run import build, installed, tokens, trainer
 
     collectives = Processes()
-    parts = build(run, execution, collectives=collectives)
+    parts = build(run, execution, collectives=collectives, wiring=wiring)
     evaluations: list[dict[str, Any]] = []
+    watch = Steps()
 
     class Noting(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, task: Any, batch: Any, number: int) -> None:
+            watch.begin(task)
+
+        def on_train_batch_end(self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, number: int) -> None:
+            watch.end(task)
+
         def on_validation_end(self, trainer: pl.Trainer, task: Any) -> None:
             evaluations.append(task.evaluation())
 
-    made = trainer(run, parts, [Noting()], execution.progress)
-    status, error = FINISHED, None
+    made = trainer(run, parts, [Noting()], execution.progress, steps=wiring.steps)
+    status, error = MEASURED if wiring.steps else FINISHED, None
     try:
-        made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
+        made.fit(parts.task, parts.data.train, [] if wiring.steps else parts.data.val_dataloader())
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
     ran = installed(run, parts, made)
     if status == FINISHED:
         nothing_lost(run, ran.record())
-    weights = {name: one.detach().cpu().contiguous().numpy() for name, one in parts.task.model.state_dict().items()}
-    return {
-        "row": row(run, status, error, ran=ran, evaluations=evaluations, steps=made.global_step,
-                   totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device,
-                   tokens=tokens(parts.data)),
-        "sent": dict(collectives.sent), "weights": weights if rank == 0 else None,
-        "digest": sha256(b"".join(one.tobytes() for one in weights.values())).hexdigest()}
+    state = {name: one.detach().cpu() for name, one in parts.task.model.state_dict().items()}
+    every: list[Any] = [None] * run.grad.learners
+    dist.all_gather_object(every, {"sent": dict(collectives.sent), "digest": digest(state), "steps": watch.steps})
+    if len({one["digest"] for one in every}) > 1:
+        raise RuntimeError("the learners ended with different weights")
+    if keep is not None and dist.get_rank() == 0:
+        torch.save(state, keep.path / "weights.pt")
+    return row(run, status, error, ran=ran if status == FINISHED else None, evaluations=evaluations,
+               steps=made.global_step, totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device,
+               tokens=tokens(parts.data), transport=[one["sent"] for one in every], weights=every[0]["digest"],
+               timing=Steps.summary([one["steps"] for one in every], parts.task), cores=len(os.sched_getaffinity(0)))
 
 
-def _agree(run: Run) -> None:
+def digest(state: dict[str, Any]) -> str:
+    """What stands for a network's weights."""
+    joined = sha256()
+    for one in state.values():
+        joined.update(one.detach().cpu().contiguous().numpy().tobytes())
+    return joined.hexdigest()
+
+
+def agree(run: Run) -> None:
     """Raise UserError unless all processes execute the same run."""
+    import torch.distributed as dist
+
     ids: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(ids, run_id(run))
     if len(set(ids)) > 1:
@@ -131,8 +202,8 @@ def _agree(run: Run) -> None:
                         "same settings")
 
 
-def check(run: Run) -> None:
-    """Raise UserError for runs that processes would train otherwise than the simulation does."""
+def check(run: Run, wiring: LearnerWiring | None = None) -> None:
+    """Raise UserError for runs that processes would train otherwise than the simulation does, or not at all."""
     if run.grad.learners < 2:
         raise UserError("one learner has nobody to exchange gradients with: set grad.learners=2 or more")
     places = {"": Links(fwd=run.fwd, bwd=run.bwd)} | {f"at.{cut}.": links for cut, links in run.at.items()}
@@ -146,3 +217,21 @@ def check(run: Run) -> None:
             if getattr(link.compressor, "warm", False):
                 raise UserError(f"{place}{side}.compressor.warm=true begins from the last message of all learners, "
                                 "which processes do not share: simulate it with commsweep run, or set warm=false")
+    if wiring is not None and wiring.placement == "shared":
+        from commsweep.experiments.second_order.placement import shared
+
+        try:
+            shared(1, run.grad.learners, wiring.fraction)
+        except ValueError as error:
+            raise UserError(f"--fraction: {error}") from None
+
+
+def main(root: str) -> int:
+    """A learner that `execute` has started."""
+    store = Store(Path(root))
+    folder = RunFolder(store.root / "learners" / ".launch", store.root)
+    return launch.worker(folder, lambda: work(store, folder), "learner")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

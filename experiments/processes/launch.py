@@ -1,4 +1,4 @@
-"""Starting the stages of a real pipeline, and one line about whichever failed first."""
+"""Starting the processes of a run (a pipeline's stages, or learners), and one line about whichever failed first."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LAUNCH = "COMMSWEEP_LAUNCH"  # in the environment of every process of a launch
 GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
 
 
-def worker(folder: RunFolder, work: Callable[[], None]) -> int:
-    """A stage's process: do the work; whatever goes wrong becomes one line, in a file beside the others' and on stderr.
+def worker(folder: RunFolder, work: Callable[[], None], who: str = "stage") -> int:
+    """A process: do the work; whatever goes wrong becomes one line, in a file beside the others' and on stderr.
 
     Ends the process at once then: destructors of a broken process group wait for peers that are gone.
     """
@@ -47,9 +47,9 @@ def worker(folder: RunFolder, work: Callable[[], None]) -> int:
         with open(folder.path / "log.txt", "a") as log:
             import traceback
 
-            log.write(f"stage {stage}\n{traceback.format_exc()}")
+            log.write(f"{who} {stage}\n{traceback.format_exc()}")
     write_json(error, {"time": time.time(), "line": line})
-    print(f"commsweep: stage {stage}: {line}", file=sys.stderr, flush=True)
+    print(f"commsweep: {who} {stage}: {line}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
@@ -94,11 +94,11 @@ def torchrun(command: list[str], stages: int, port: int | None) -> list[list[str
 
 
 def supervise(folder: RunFolder, commands: list[list[str]], environments: list[dict[str, str]],
-              show: Callable[[dict[str, Any]], None], patience: float = math.inf) -> None:
-    """Run the commands until all have ended; `show` gets what stage 0 says of its progress.
+              show: Callable[[dict[str, Any]], None], patience: float = math.inf, who: str = "stage") -> None:
+    """Run the commands until all have ended; `show` gets what the first one says of its progress.
 
-    Raises UserError, naming the stage, when one fails, or is stopped for longer than `patience` seconds: all others
-    are ended within a few seconds.
+    who: what a process is. Raises UserError, naming it, when one fails, or is stopped for longer than `patience`
+    seconds: all others are ended within a few seconds.
     """
     for left in ("stage*.error", "progress.json"):
         for path in folder.path.glob(left):
@@ -110,7 +110,7 @@ def supervise(folder: RunFolder, commands: list[list[str]], environments: list[d
                                 stderr=log, start_new_session=True,
                                 preexec_fn=lambda: die_with_parent(signal.SIGTERM))
                for command, extra in zip(commands, environments, strict=True)]
-    halted, stopped = _Halted(own, patience), ""
+    halted, stopped = _Halted(own, patience, who), ""
     try:
         while any(one.poll() is None for one in running):
             if any(one.poll() for one in running) or any(folder.path.glob("stage*.error")):
@@ -133,7 +133,7 @@ def supervise(folder: RunFolder, commands: list[list[str]], environments: list[d
     if any(codes):
         with open(folder.path / "log.txt") as text:
             text.seek(start)
-            raise UserError(blame(folder, codes, text.read()))
+            raise UserError(blame(folder, codes, text.read(), who))
 
 
 def _stages(launch: str) -> dict[int, tuple[str, str]]:
@@ -153,8 +153,8 @@ def _stages(launch: str) -> dict[int, tuple[str, str]]:
 class _Halted:
     """Looks for stages that were stopped (SIGSTOP): their neighbours could only blame the silence."""
 
-    def __init__(self, launch: str, patience: float) -> None:
-        self.launch, self.most = launch, max(1.0, 0.8 * patience)  # before a neighbour's patience ends
+    def __init__(self, launch: str, patience: float, who: str) -> None:
+        self.launch, self.who, self.most = launch, who, max(1.0, 0.8 * patience)  # before a neighbour's patience ends
         self.since: dict[int, float] = {}
         self.looked = 0.0
 
@@ -166,7 +166,7 @@ class _Halted:
         self.looked = now
         halted = {pid: stage for pid, (stage, state) in _stages(self.launch).items() if state in "tT"}
         self.since = {pid: self.since.get(pid, now) for pid in halted}
-        return next((f"stage {halted[pid]} (process {pid}) has been stopped for {now - since:.0f} s"
+        return next((f"{self.who} {halted[pid]} (process {pid}) has been stopped for {now - since:.0f} s"
                      for pid, since in self.since.items() if now - since > self.most), "")
 
 
@@ -185,13 +185,13 @@ def end(launch: str, running: list[subprocess.Popen]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def blame(folder: RunFolder, codes: list[int], log: str) -> str:
-    """One line about the stage that failed first: one that a signal ended, else the first that had something to say."""
+def blame(folder: RunFolder, codes: list[int], log: str, who: str = "stage") -> str:
+    """One line about the process that failed first: one that a signal ended, else the first one that said something."""
     root = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", log, re.S)
     died = [(int(root[1]), int(root[2]))] if root else list(enumerate(codes))
     for stage, code in died:
         if code < 0 and not (folder.path / f"stage{stage}.error").exists() and -code != signal.SIGTERM:
-            return (f"stage {stage} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
+            return (f"{who} {stage} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
                     f"continue from the last checkpoint ({folder.path})")
     said = []
     for path in folder.path.glob("stage*.error"):
@@ -200,5 +200,5 @@ def blame(folder: RunFolder, codes: list[int], log: str) -> str:
             said.append(("neighbour" in told["line"], told["time"], int(path.stem[5:]), told["line"]))
     if said:
         _, _, stage, line = min(said)
-        return f"stage {stage}: {line}"
-    return f"the stages could not be started; see {folder.path / 'log.txt'}"
+        return f"{who} {stage}: {line}"
+    return f"the {who}s could not be started; see {folder.path / 'log.txt'}"

@@ -1,6 +1,8 @@
-"""A chain of network namespaces on this machine, joined by veth links of a real bandwidth and latency.
+"""Network namespaces on this machine, joined by veth links of a real bandwidth and latency: a chain, or a star.
 
     node 0 --(tbf)-- relay 0 --(tbf)-- node 1 --(tbf)-- relay 1 --(tbf)-- node 2 ...
+
+    node k --(tbf)-- relay k --(tbf)-- hub, which routes between all nodes
 
 Every node shapes what it sends to each neighbour with a token bucket. A relay is there only where there is a latency
 and the kernel has no netem: a small process that holds every frame back for that long. Needs root and iproute2.
@@ -25,7 +27,8 @@ from pathlib import Path
 from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.processes.launch import die_with_parent
 
-CHAIN = "COMMSWEEP_CHAIN"  # tells a stage the name of the chain it is in
+CHAIN = "COMMSWEEP_CHAIN"  # tells a process the name of the chain or star it is in
+STAR = "COMMSWEEP_STAR"  # that it is a star
 MTU = 1500
 BURST = 2 * (MTU + 14)  # bytes that a bucket lets through at once: two frames, or
 BURST_SECONDS = 0.25e-3  # what a fast link sends in this time, for which timers are too coarse
@@ -85,6 +88,33 @@ class Chain:
                 _run("ip", "-n", self.node(k), "route", "replace", f"10.213.{other}.0/24", "via", by)
 
 
+class Star(Chain):
+    """Nodes that each have one link, to a hub that routes between them."""
+
+    def hub(self) -> str:
+        """The namespace of the hub."""
+        return f"{self.name}n{self.nodes}"
+
+    def address(self, k: int) -> str:
+        return f"10.213.{k}.2"
+
+    def ends(self, k: int) -> list[tuple[str, str]]:
+        """(namespace, interface) of both ends of node k's link."""
+        return [(self.node(k), f"{self.name}l{k}"), (self.hub(), f"{self.name}r{k}")]
+
+    def environments(self) -> list[dict[str, str]]:
+        return [one | {STAR: "1", "GLOO_SOCKET_IFNAME": self.ends(k)[0][1]}
+                for k, one in enumerate(super().environments())]
+
+    def sent(self) -> dict[str, int]:
+        found = {}
+        for k in range(self.nodes):
+            for way, (space, name) in zip(("up", "down"), self.ends(k), strict=True):
+                out = _run("ip", "netns", "exec", space, "cat", f"/sys/class/net/{name}/statistics/tx_bytes")
+                found[f"{k} {way}"] = int(out)
+        return found
+
+
 def _owned(pid: int) -> str:
     """A name that tells whose the namespaces are: process id and start. Interfaces leave room for 12 letters."""
     return f"cs{pid:x}x{_born(pid) % 4096:03x}"
@@ -115,11 +145,35 @@ def chain(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[
 
     Raises UserError where this machine does not allow it. All is removed at the end.
     """
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        raise UserError("--bandwidth and --latency need Linux, root and iproute2 (ip, tc); run the stages on machines "
-                        "with real links instead, by torchrun")
-    sweep_up()
     made = Chain(_owned(os.getpid()), nodes)
+    with _nodes(made, nodes, bandwidth, latency) as (netem, relays):
+        for k in range(nodes - 1):
+            ends = [(made.node(k), made.interface(k, True)), (made.node(k + 1), made.interface(k + 1, False))]
+            _link(made, k, ends, bandwidth, latency, netem, relays)
+        for k in range(nodes):
+            made._route(k)
+        yield made
+
+
+@contextmanager
+def star(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[Star]:
+    """Namespaces for `nodes` learners, each with a link to a hub, of `bandwidth` bits a second each way (0: unlimited);
+    from node to node it takes `latency` seconds. As `chain` otherwise."""
+    made = Star(_owned(os.getpid()), nodes)
+    with _nodes(made, nodes + 1, bandwidth, latency) as (netem, relays):
+        for k in range(nodes):
+            _link(made, k, made.ends(k), bandwidth, latency / 2, netem, relays)
+            _run("ip", "-n", made.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
+        yield made
+
+
+@contextmanager
+def _nodes(made: Chain, nodes: int, bandwidth: float, latency: float) -> Iterator[tuple[bool, list[subprocess.Popen]]]:
+    """Empty namespaces; (whether the kernel has netem, processes that are to be ended with them)."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        raise UserError("--bandwidth and --latency need Linux, root and iproute2 (ip, tc); run the processes on "
+                        "machines with real links instead, by torchrun")
+    sweep_up()
     relays: list[subprocess.Popen] = []
     try:
         for k in range(nodes):
@@ -130,22 +184,19 @@ def chain(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[
         if latency and not netem and not 0 < bandwidth < RELAY_RATE:
             notice(f"this kernel has no netem: latency comes from a relay process, which carries at most about "
                    f"{RELAY_RATE / 1e6:.0f} Mbit/s each way, whatever --bandwidth says")
-        for k in range(nodes - 1):
-            _link(made, k, bandwidth, latency, netem, relays)
-        for k in range(nodes):
-            made._route(k)
-        yield made
+        yield netem, relays
     finally:
         for relay in relays:
             relay.kill()
             relay.wait()
-        for name in (*(made.node(k) for k in range(nodes)), *(f"{made.name}w{k}" for k in range(nodes - 1))):
+        for name in (*(made.node(k) for k in range(nodes)), *(f"{made.name}w{k}" for k in range(nodes))):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _link(made: Chain, k: int, bandwidth: float, latency: float, netem: bool, relays: list[subprocess.Popen]) -> None:
-    """Join node k and node k + 1."""
-    ends = [(made.node(k), made.interface(k, True)), (made.node(k + 1), made.interface(k + 1, False))]
+def _link(made: Chain, k: int, ends: list[tuple[str, str]], bandwidth: float, latency: float, netem: bool,
+          relays: list[subprocess.Popen]) -> None:
+    """Join two nodes by link k. The first end has address 10.213.k.1 in a chain, in a star the hub's end has it."""
+    ends = ends[::-1] if isinstance(made, Star) else ends
     if latency and not netem:
         wire, inner = f"{made.name}w{k}", [f"{made.name}x{k}", f"{made.name}y{k}"]
         _run("ip", "netns", "add", wire)
@@ -169,8 +220,14 @@ def _link(made: Chain, k: int, bandwidth: float, latency: float, netem: bool, re
 
 
 def shape(bandwidth: float) -> None:
-    """Give all links of the chain this process is in another bandwidth."""
+    """Give all links of the chain or star this process is in another bandwidth."""
     name = os.environ[CHAIN]
+    if STAR in os.environ:
+        star = Star(name, int(os.environ["WORLD_SIZE"]))
+        for k in range(star.nodes):
+            for space, end in star.ends(k):
+                _rate(space, end, bandwidth)
+        return
     made = Chain(name, int(os.environ["WORLD_SIZE"]))
     for k in range(made.nodes):
         for right in (False, True):

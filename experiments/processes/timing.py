@@ -1,10 +1,12 @@
-"""What the spans of all stages say of a step: its seconds, those of each stage's tasks, and one step to draw."""
+"""What processes say of their steps: the spans of a pipeline's stages, the parts of learners' steps."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 KEPT = 400  # steps whose times are remembered beyond an epoch
+SETTLED = 8  # first steps of a learner, in which what is fused is decided
 SKIPPED = 2  # first steps of a process, in which memory is allocated and kernels are loaded
 
 
@@ -37,3 +39,58 @@ def summary(timing: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
+
+
+class Steps:
+    """Seconds of a learner's steps, by part, and what they say together."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self._began, self._before = 0.0, {}
+
+    def begin(self, task: Any) -> None:
+        """A step begins."""
+        self._before, self._began = self._parts(task), time.perf_counter()
+
+    def end(self, task: Any) -> None:
+        """It is over."""
+        seconds, now = time.perf_counter() - self._began, self._parts(task)
+        kfac = dict(task.components).get("kfac")
+        kind = [kfac.collected, kfac.inverted] if kfac is not None else [False, False]
+        self.steps.append({"kind": kind, "seconds": seconds,
+                           "parts": {name: value - self._before.get(name, 0.0) for name, value in now.items()}})
+
+    @staticmethod
+    def _parts(task: Any) -> dict[str, float]:
+        kfac = dict(task.components).get("kfac")
+        return dict(kfac.seconds if kfac is not None else {}) | {"gradients": task.spent.get("learners", 0.0)}
+
+    @staticmethod
+    def summary(every: list[list[dict[str, Any]]], task: Any) -> dict[str, Any]:
+        """Seconds a step and its parts, means over the learners and over the middle half of the steps of each kind.
+
+        parts: the exposed time of each; "passes" is what is left: forward, backward and the optimizer. ready: when
+        each factor was there, of the first learner, with its place in the order of messages.
+        """
+        skipped = min(SETTLED, max(0, len(every[0]) - 4))
+        learners = [own[skipped:] for own in every]
+        if not learners[0]:
+            return {}
+        whole, parts, kinds = 0.0, {}, {}
+        for turn, one in enumerate(learners[0]):
+            kinds.setdefault(tuple(one["kind"]), []).append(turn)
+        for turns in kinds.values():
+            ranked = sorted(turns, key=lambda turn: learners[0][turn]["seconds"])
+            middle = ranked[len(ranked) // 4 : len(ranked) - len(ranked) // 4]
+            weight = len(turns) / len(learners[0]) / len(middle) / len(learners)
+            for own in learners:
+                for turn in middle:
+                    whole += weight * own[turn]["seconds"]
+                    for name, value in own[turn]["parts"].items():
+                        parts[name] = parts.get(name, 0.0) + weight * value
+        parts["passes"] = whole - sum(parts.values())
+        seconds = sorted(one["seconds"] for one in learners[0])
+        kfac = dict(task.components).get("kfac")
+        return {"step_seconds": whole, "steps": len(seconds), "parts": parts,
+                "spread": [seconds[len(seconds) // 4], seconds[3 * len(seconds) // 4]],
+                **({} if kfac is None else kfac.profile())}

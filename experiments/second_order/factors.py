@@ -32,49 +32,82 @@ def sizes(module: nn.Module) -> tuple[int, int]:
     return into + (module.bias is not None), out
 
 
-def positions(module: nn.Module, x: Tensor) -> Tensor:
-    """What entered a layer as [n, s, in], a one appended where there is a bias; float32 or wider."""
-    x = x.detach()
-    x = x if x.dtype == torch.float64 else x.float()
-    if isinstance(module, nn.Conv2d):
-        x = nn.functional.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride).mT
-    else:
-        x = x.reshape(len(x), -1, x.shape[-1])
-    return nn.functional.pad(x, (0, 1), value=1.0) if module.bias is not None else x
+def inputs(module: nn.Module, x: Tensor) -> Tensor:
+    """What entered a layer, [in, n, s], without the one of a bias; float32 or wider.
+
+    Of a convolution these are its patches. Features come first, so that a convolution's are copied once, along rows.
+    """
+    x = _wide(x)
+    if not isinstance(module, nn.Conv2d):
+        return x.reshape(len(x), -1, x.shape[-1]).permute(2, 0, 1)
+    (ph, pw), (sh, sw), (dh, dw) = module.padding, module.stride, module.dilation
+    kh, kw = module.kernel_size
+    x = nn.functional.pad(x, (pw, pw, ph, ph)) if ph or pw else x
+    n, c, height, width = x.shape
+    rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
+    sn, sc, s_row, s_column = x.stride()
+    patches = x.as_strided((c, kh, kw, n, rows, columns),
+                           (sc, dh * s_row, dw * s_column, sn, sh * s_row, sw * s_column))
+    return patches.reshape(c * kh * kw, n, rows * columns)
 
 
 def slopes(module: nn.Module, g: Tensor) -> Tensor:
-    """Gradients at a layer's output as [n, s, out]; float32 or wider."""
-    g = g.detach()
-    g = g if g.dtype == torch.float64 else g.float()
-    return g.flatten(2).mT if isinstance(module, nn.Conv2d) else g.reshape(len(g), -1, g.shape[-1])
+    """Gradients at a layer's output, [out, n, s]; float32 or wider."""
+    g = _wide(g)
+    return (g.flatten(2).transpose(0, 1) if isinstance(module, nn.Conv2d)
+            else g.reshape(len(g), -1, g.shape[-1]).permute(2, 0, 1))
 
 
-def input_factor(a: Tensor, sharing: str) -> Tensor:
-    """A [in, in] of positions [n, s, in]."""
-    rows = a.mean(1) if sharing == "reduce" else a.flatten(0, 1)
-    return rows.mT @ rows / len(rows)
+def _wide(x: Tensor) -> Tensor:
+    x = x.detach()
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def input_factor(a: Tensor, bias: bool, sharing: str) -> Tensor:
+    """A [in, in] of inputs [in, n, s]; with the one of a bias as its last row and column."""
+    columns = a.mean(2) if sharing == "reduce" else a.flatten(1)
+    n = columns.shape[1]
+    if not bias:
+        return (columns @ columns.mT).div_(n)
+    matrix = columns.new_empty(len(columns) + 1, len(columns) + 1)
+    matrix[:-1, :-1] = (columns @ columns.mT).div_(n)
+    matrix[-1, :-1] = matrix[:-1, -1] = columns.mean(1)
+    matrix[-1, -1] = 1
+    return matrix
 
 
 def output_factor(g: Tensor, terms: int, sharing: str) -> Tensor:
-    """G [out, out] of slopes [n, s, out] of a loss that is the mean of `terms` terms."""
-    rows = g.sum(1) if sharing == "reduce" else g.flatten(0, 1)
-    return rows.mT @ rows * terms
+    """G [out, out] of slopes [out, n, s] of a loss that is the mean of `terms` terms."""
+    columns = g.sum(2) if sharing == "reduce" else g.flatten(1)
+    return (columns @ columns.mT).mul_(terms)
 
 
 def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric matrix, d (d + 1) / 2 elements: what travels."""
+    """A symmetric matrix's triangle, d (d + 1) / 2 elements: what travels.
+
+    Folded to a rectangle as LAPACK's RFP format is, so it is three copies of blocks and no list of places.
+    """
     d = len(matrix)
-    rows, columns = torch.triu_indices(d, d, device=matrix.device)
-    return matrix[rows, columns]
+    h = (d + 1) // 2
+    first, last = matrix[:h, :h].tril(), matrix[h:, h:].triu()
+    odd = d % 2
+    folded = matrix.new_zeros(h + 1 - odd, h)
+    folded[1 - odd :] = first
+    folded[: d - h, odd:] += last
+    return torch.cat([folded.view(-1), matrix[h:, :h].reshape(-1)])
 
 
 def unpacked(elements: Tensor, d: int) -> Tensor:
     """Inverse of `packed`."""
-    rows, columns = torch.triu_indices(d, d, device=elements.device)
+    h = (d + 1) // 2
+    odd = d % 2
+    folded = elements[: (h + 1 - odd) * h].view(h + 1 - odd, h)
     matrix = elements.new_empty(d, d)
-    matrix[rows, columns] = elements
-    matrix[columns, rows] = elements
+    first, last = folded[1 - odd :].tril(), folded[: d - h, odd:].triu()
+    matrix[:h, :h] = first + first.tril(-1).mT
+    matrix[h:, h:] = last + last.triu(1).mT
+    matrix[h:, :h] = elements[folded.numel() :].view(d - h, h)
+    matrix[:h, h:] = matrix[h:, :h].mT
     return matrix
 
 

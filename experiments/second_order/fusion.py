@@ -59,6 +59,14 @@ def pipelined(elements: Sequence[int], ready: Sequence[float], alpha: float, bet
     return groups
 
 
+def groups(kind: str, elements: Sequence[int], ready: Sequence[float], alpha: float, beta: float,
+           most: int = 2**24) -> Groups:
+    """The groups of the fusion of that name: after, layer, threshold or pipelined."""
+    if kind == "pipelined":
+        return pipelined(elements, ready, alpha, beta)
+    return threshold(elements, most) if kind == "threshold" else {"after": after, "layer": each}[kind](elements)
+
+
 def finished(groups: Groups, elements: Sequence[int], ready: Sequence[float], alpha: float, beta: float) -> float:
     """Seconds at which the last message of these groups has arrived."""
     free = 0.0

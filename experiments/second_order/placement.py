@@ -72,3 +72,57 @@ def shared(layers: int, learners: int, fraction: float) -> list[list[int]]:
     size = round(group)
     return [list(range(layer % (learners // size) * size, layer % (learners // size) * size + size))
             for layer in range(layers)]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Who inverts which factor, and who has the inverses of a layer and preconditions its gradient."""
+
+    inverters: list[int]  # of each factor, a learner or EVERYWHERE
+    workers: list[tuple[int, ...]]  # of each layer
+    learners: int
+
+    def receivers(self, place: int) -> tuple[int, ...]:
+        """The learners between which a factor's inverse travels; empty where it does not."""
+        if self.inverters[place] == EVERYWHERE:
+            return ()
+        workers = self.workers[place // 2]
+        return workers if len(workers) > 1 else ()
+
+    def column(self, layer: int, learner: int) -> tuple[int, ...]:
+        """The learners that have a layer's preconditioned gradient from the same one of them, which comes first; empty
+        where all precondition."""
+        workers = self.workers[layer]
+        if len(workers) == self.learners:
+            return ()
+        first = workers[learner % len(workers)]
+        return (first, *(one for one in range(self.learners)
+                         if one % len(workers) == learner % len(workers) and one != first))
+
+
+def place(kind: str, factors: Sequence[Factor], learners: int, *, small: Callable[[int], bool] = lambda size: False,
+          fraction: float = 1.0) -> Placed:
+    """The placement of that name: everywhere, spread, balanced, shared or owner. `factors`: A and G of every layer."""
+    every = tuple(range(learners))
+    all_work = [every for _ in factors[::2]]
+    if kind == "everywhere":
+        return Placed(everywhere(factors, learners), all_work, learners)
+    if kind == "spread":
+        return Placed(spread(factors, learners), all_work, learners)
+    if kind == "balanced":
+        return Placed(balanced(factors, learners, small), all_work, learners)
+    if kind == "owner":
+        placed = owner(factors, learners)
+        return Placed(placed, [(one,) for one in placed[::2]], learners)
+    if kind == "shared":
+        groups = [tuple(group) for group in shared(len(factors) // 2, learners, fraction)]
+        rounds = learners // len(groups[0]) if groups else 1
+        return Placed([group[layer // rounds % len(group)] for layer, group in enumerate(groups) for _ in "AG"],
+                      groups, learners)
+    raise ValueError(f"unknown placement '{kind}'")
+
+
+def inverse_elements(factors: Sequence[Factor], placed: Placed, eigen: bool = False) -> int:
+    """Elements of all inverses that have to be sent once (eigen: whole matrices of vectors, and the values)."""
+    return sum(factor.size * (factor.size + 1) if eigen else factor.elements
+               for turn, factor in enumerate(factors) if placed.receivers(turn))

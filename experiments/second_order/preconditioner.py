@@ -1,206 +1,285 @@
 """K-FAC as a component of training: factors from hooks, averaged over learners and steps, inverted, applied.
 
-Its moment is after the exchange of gradients and before clipping and the optimizer. Learners exchange the packed upper
-triangles of their factors through the same collectives as their gradients, so simulated learners and processes end with
-equal bits; every learner inverts every factor (D-KFAC), which needs no further message.
+    forward, backward   factors are computed in hooks and handed to the messages, which leave while the passes go on
+    after the backward  their means are waited for and averaged over steps; each learner inverts what is placed with it,
+                        sends that as soon as it is there, and inverts meanwhile what has no message
+    then                gradients (which have been exchanged) are preconditioned, clipped by KL, and the optimizer steps
+
+Learners in one process and processes go through the same lines; where factors are inverted and what travels together
+does not change a bit.
 """
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from commsweep.experiments.collectives import Collectives, Simulated
+from commsweep.experiments import seeds
+from commsweep.experiments.collectives import Collectives, Handle, Processes, Simulated
 from commsweep.experiments.component import Component, Moment, Pass
-from commsweep.experiments.config import KFAC
-from commsweep.experiments.errors import UserError
-from commsweep.experiments.second_order import factors
+from commsweep.experiments.config import KFAC, LearnerWiring
+from commsweep.experiments.errors import UserError, notice
+from commsweep.experiments.second_order import costs, factors, placement
+from commsweep.experiments.second_order.layer import SIDES, Layer
+from commsweep.experiments.second_order.messages import FactorMessages
+from commsweep.experiments.second_order.placement import EVERYWHERE, Factor, Placed
 
-WHAT = "factors"
-
-
-class Layer(nn.Module):
-    """A layer's running factors and what is applied to its gradient."""
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__()
-        self.name, self._module = name, [module]  # in a list: it is the model's
-        for side, d in zip("ag", factors.sizes(module), strict=True):
-            self.register_buffer(side, torch.zeros(d, d))
-            self.register_buffer(f"{side}_inverse", torch.zeros(d, d))  # or eigenvectors
-            self.register_buffer(f"{side}_values", torch.zeros(d))  # eigenvalues, where they are used
-        self.register_buffer("bad", torch.full((), torch.inf))  # pass in which a factor was first found unusable
-
-    @property
-    def module(self) -> nn.Module:
-        """The layer itself."""
-        return self._module[0]
-
-    def average(self, a: Tensor, g: Tensor, decay: float) -> None:
-        """Take new factors into the running averages."""
-        self.a.mul_(decay).add_(a, alpha=1 - decay)
-        self.g.mul_(decay).add_(g, alpha=1 - decay)
-
-    def invert(self, spec: KFAC, correction: float, now: int = 0) -> None:
-        """From the running averages over `correction` (the weights they have taken in); these stay undamped.
-
-        now: passes so far, noted where a factor is not finite or not positive definite; its inverse is NaN then.
-        """
-        a, g = self.a / correction, self.g / correction
-        if spec.method == "eigen":
-            for side, matrix in (("a", a), ("g", g)):
-                finite = matrix.isfinite().all()
-                # In float64: many equal eigenvalues keep the float32 routine from converging.
-                values, vectors = torch.linalg.eigh(matrix.where(finite, torch.eye(len(matrix)).to(matrix)).double())
-                getattr(self, f"{side}_values").copy_(values.clamp(min=0))
-                getattr(self, f"{side}_inverse").copy_(vectors.where(finite, torch.nan))
-                self._note(~finite, now)
-            return
-        root = spec.damping**0.5
-        pi = torch.sqrt((a.trace() / len(a)) / (g.trace() / len(g)).clamp(min=1e-30)).clamp(min=1e-30)
-        shares = (spec.damping, spec.damping) if spec.split == "direct" else (pi * root, root / pi)
-        for side, matrix, share in (("a", a, shares[0]), ("g", g, shares[1])):
-            damped = matrix.clone()
-            damped.diagonal().add_(share)
-            lower, info = torch.linalg.cholesky_ex(damped)
-            wrong = (info != 0) | ~lower.isfinite().all()
-            getattr(self, f"{side}_inverse").copy_(torch.where(wrong, torch.nan, torch.cholesky_inverse(lower)))
-            self._note(wrong, now)
-
-    def _note(self, wrong: Tensor, now: int) -> None:
-        self.bad.copy_(torch.minimum(self.bad, torch.where(wrong, float(now), torch.inf)))
-
-    def gradient(self) -> Tensor:
-        """The layer's gradient [out, in], the bias's as a last column."""
-        module, grad = self.module, self.module.weight.grad
-        matrix = grad.mT if factors.turned(module) else grad.flatten(1)
-        return matrix if module.bias is None else torch.cat([matrix, module.bias.grad[:, None]], 1)
-
-    def preconditioned(self, grad: Tensor, spec: KFAC) -> Tensor:
-        """G^-1 grad A^-1; by eigenvectors, Q_G [(Q_G^T grad Q_A) / (d_G d_A^T + damping)] Q_A^T."""
-        if spec.method == "inverse":
-            return self.g_inverse @ grad @ self.a_inverse
-        inner = self.g_inverse.mT @ grad @ self.a_inverse
-        inner = inner / (self.g_values[:, None] * self.a_values + spec.damping)
-        return self.g_inverse @ inner @ self.a_inverse.mT
-
-    def write(self, matrix: Tensor) -> None:
-        """Put a gradient of `gradient`'s form back, in the parameters' layouts."""
-        module = self.module
-        if module.bias is not None:
-            module.bias.grad.copy_(matrix[:, -1])
-            matrix = matrix[:, :-1]
-        module.weight.grad.copy_(matrix.mT if factors.turned(module) else matrix.reshape(module.weight.shape))
+SMALL = 1024  # rows: the author's later threshold, for the bytes that a simulation counts
+COMPUTING, MESSAGES, INVERTING, INVERSES, PRECONDITIONING = (
+    "factors", "factor messages", "inversion", "inverse messages", "preconditioning")
 
 
 class Preconditioner(Component):
     """K-FAC over all supported layers of a network."""
 
-    def __init__(self, spec: KFAC, model: nn.Module, terms: int, collectives: Collectives | None = None) -> None:
+    def __init__(self, spec: KFAC, model: nn.Module, terms: int, seed: int = 0, collectives: Collectives | None = None,
+                 wiring: LearnerWiring | None = None) -> None:
         """terms: of the loss in a sample (1, or the predicted tokens). Raises UserError when no layer is supported."""
         super().__init__()
-        self.spec, self.terms, self.collectives = spec, terms, collectives or Simulated(1)
-        found, self.left = _layers(model, spec.largest)
+        self.spec, self.terms, self.seed, self.collectives = spec, terms, seed, collectives or Simulated(1)
+        found, self.left = supported(model, spec.largest)
         if not found:
             raise UserError("kfac: the model has no layer that it supports (Linear, Conv2d without groups, Conv1D) "
                             f"with factors of at most kfac.largest={spec.largest} rows")
         self.layers = nn.ModuleList(Layer(name, module) for name, module in found)
-        self.sums: list[list[Tensor]] = []  # of each learner here: A and G of every layer, summed over its passes
-        self.passes, self.weight, self.learner = 0, 1.0, 0
-        self.steps = self.taken = self.sent = 0
-        self._rows = 0
+        self.factors = [Factor(turn, side.upper(), d) for turn, (_, module) in enumerate(found)
+                        for side, d in zip(SIDES, factors.sizes(module), strict=True)]
+        self.travels = len(self.collectives.here) < self.collectives.learners
+        self.costs = costs.measure(self.collectives, spec) if self.travels else None
+        self.messages = FactorMessages(spec, [one.elements for one in self.factors], seed, self.collectives, wiring,
+                                       (lambda: self.costs.gather) if self.costs else None)
+        self.placed = self._placed(wiring)
+        self.steps = self.inversions = 0
+        self.seconds: Counter[str] = Counter()  # of this process, by part
+        self._rows = self._learner = 0
+        self.collected = self.inverted = False  # in the last step
         self._collects = False
-        self._a: dict[int, Tensor] = {}
-        self._g: dict[int, Tensor] = {}
-        for place, layer in enumerate(self.layers):
+        self._outputs: dict[int, Tensor] = {}
+        for turn, layer in enumerate(self.layers):
             # Before a boundary's hook: what is wanted is the layer's own output and the gradient that comes to it.
-            layer.module.register_forward_hook(self._hook(place), prepend=True)
+            layer.module.register_forward_hook(self._hook(turn), prepend=True)
 
-    def _hook(self, place: int) -> Any:
+    def _placed(self, wiring: LearnerWiring | None) -> Placed:
+        learners = self.collectives.learners
+        if self.spec.statistics == "owner":
+            if learners > len(self.layers):
+                raise UserError(f"kfac.statistics=owner: {learners} learners are more than the {len(self.layers)} "
+                                "layers that they could own; use fewer learners")
+            made = placement.place("owner", self.factors, learners)
+        elif not self.travels or wiring is None:
+            made = placement.place("everywhere", self.factors, learners)
+        else:
+            try:
+                made = placement.place(wiring.placement, self.factors, learners, fraction=wiring.fraction,
+                                       small=placement.below(wiring.small) if wiring.small else self.costs.small)
+            except ValueError as error:
+                raise UserError(f"--fraction: {error}") from None
+        if isinstance(self.collectives, Processes):
+            self.collectives.among(sorted({*made.workers, *(
+                tuple(sorted(made.column(layer, learner)))
+                for layer in range(len(self.layers)) for learner in range(learners))} - {()}))
+        return made
+
+    # Statistics.
+
+    def _hook(self, turn: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
         def entered(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             if not (self._collects and module.training and output.requires_grad):
                 return
-            with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
-                self._a[place] = factors.input_factor(factors.positions(module, inputs[0]), self.spec.sharing)
-            terms = self._rows * self.terms
-
-            def came(grad: Tensor) -> None:
-                with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-                    self._g[place] = factors.output_factor(factors.slopes(module, grad), terms, self.spec.sharing)
-
-            output.register_hook(came)
+            if self._wants(turn):
+                with torch.no_grad(), torch.autocast(output.device.type, enabled=False), self._timed(COMPUTING):
+                    made = factors.packed(factors.input_factor(factors.inputs(module, inputs[0]),
+                                                               module.bias is not None, self.spec.sharing))
+                self._offer(2 * turn, made)
+            if self.spec.fisher == "sampled":
+                self._outputs[turn] = output
+            else:
+                output.register_hook(lambda grad: self._came(turn, grad))
 
         return entered
 
+    def _came(self, turn: int, grad: Tensor) -> None:
+        if not self._wants(turn):
+            return
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False), self._timed(COMPUTING):
+            made = factors.packed(factors.output_factor(factors.slopes(self.layers[turn].module, grad),
+                                                        self._rows * self.terms, self.spec.sharing))
+        self._offer(2 * turn + 1, made)
+
+    def _wants(self, turn: int) -> bool:
+        """Whether the learner whose pass it is has a part in this layer's factors."""
+        return self.spec.statistics == "all" or self.placed.workers[turn][0] == self._learner
+
+    def _offer(self, place: int, elements: Tensor) -> None:
+        if self.spec.statistics == "owner":
+            self._own[place] = elements
+            return
+        with torch.no_grad(), self._timed(MESSAGES):
+            self.messages.offer(place, elements if self._weight == 1 else elements * self._weight)
+
     def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
         self._collects = self._works(moment) and self.steps % self.spec.factors_every == 0
-        self._rows = one.size
+        if self._collects and one.turn == self.collectives.here[0]:
+            self._own: dict[int, Tensor] = {}
+            self.messages.begin(moment.step)
+        self._rows, self._weight, self._learner = one.size, one.weight, one.learner
 
     def _works(self, moment: Moment) -> bool:
         return moment.epoch >= self.spec.start_epoch
 
-    def after_pass(self, moment: Moment, one: Pass) -> None:
-        """Its factors join those of its learner's other passes."""
-        if not self._collects:
+    def after_forward(self, moment: Moment, one: Pass, logits: Tensor,
+                      drawn: Callable[[torch.Generator], Tensor]) -> None:
+        """Sampled Fisher: a backward of its own to the layers' outputs, from labels that the model draws."""
+        if not self._outputs:
             return
-        new = [one.weight * part[place] for place in range(len(self.layers)) for part in (self._a, self._g)]
-        if not self.sums or one.learner != self.learner:
-            self.sums.append(new)
-            self.passes, self.learner = 1, one.learner
-        else:
-            self.sums[-1] = [old + more for old, more in zip(self.sums[-1], new, strict=True)]
-            self.passes += 1
-        self._a, self._g = {}, {}
+        loss = drawn(torch.Generator().manual_seed(seeds.draw(seeds.LABELS, self.seed, one.learner, moment.step)))
+        turns, outputs = list(self._outputs), list(self._outputs.values())
+        self._outputs = {}
+        with torch.autocast(logits.device.type, enabled=False):
+            slopes = torch.autograd.grad(loss, outputs, retain_graph=True)
+        for turn, slope in sorted(zip(turns, slopes, strict=True), reverse=True, key=lambda pair: pair[0]):
+            self._came(turn, slope)
+
+    # Inverses.
+
+    def before_exchange(self, moment: Moment) -> None:
+        """Wait for the new factors and average them: their messages left before those of the gradients."""
+        self.collected = self._collects
+        if self.collected:
+            with torch.no_grad():
+                self._average()
 
     def after_backward(self, moment: Moment) -> None:
-        """Exchange and average new factors, invert where it is time, and precondition the gradients."""
+        """Invert where it is time, and precondition the gradients."""
+        self.inverted = False
         if not self._works(moment):
             return
         with torch.no_grad():
-            if self.sums:
-                self._average()
-            if self.steps % self.spec.inverses_every == 0:
-                correction = 1 - self.spec.decay**self.taken
-                for layer in self.layers:
-                    layer.invert(self.spec, correction, moment.crossed)
+            self.inverted = self.steps % self.spec.inverses_every == 0
+            if self.inverted:
+                self._invert(moment.crossed)
             self.steps += 1
             self._precondition(moment.rate)
 
     def _average(self) -> None:
-        here = len(self.collectives.here)
-        while len(self.sums) < here:  # the batch had fewer rows than there are learners
-            self.sums.append([torch.zeros_like(one) for one in self.sums[0]])
-        parts = [[factors.packed(one / self.passes) for one in own] for own in self.sums]
-        self.sums = []
-        mean = self.collectives.all_reduce(parts, WHAT).wait()
-        self.sent += here * sum(4 * one.numel() for one in mean)
-        for place, layer in enumerate(self.layers):
-            a, g = (factors.unpacked(mean[2 * place + turn], len(side)) for turn, side in enumerate((layer.a, layer.g)))
-            layer.average(a, g, self.spec.decay)
-        self.taken += 1
+        with self._timed(MESSAGES):
+            new = self._own if self.spec.statistics == "owner" else self.messages.finish()
+        with self._timed(COMPUTING):
+            for turn, layer in enumerate(self.layers):
+                if 2 * turn in new and 2 * turn + 1 in new:
+                    a, g = (factors.unpacked(new[2 * turn + more], len(getattr(layer, side)))
+                            for more, side in enumerate(SIDES))
+                    layer.average(a, g, self.spec.decay)
+
+    def _here(self, learner: int) -> bool:
+        return learner == EVERYWHERE or learner in self.collectives.here
+
+    def _invert(self, now: int) -> None:
+        """Factors with a message first, the largest one first, which is the order in which learners get theirs."""
+        self.inversions += 1
+        order = sorted(range(len(self.factors)), key=lambda place: (-self.factors[place].size, place))
+        under_way: list[tuple[int, Handle[list[Tensor]]]] = []
+        for place in order:
+            receivers = self.placed.receivers(place) if self.travels else ()
+            if self.collectives.here[0] in receivers:
+                under_way.append((place, self.collectives.broadcast(
+                    lambda _, place=place: self._inverse(place), self.placed.inverters[place], "inverses",
+                    tuple(sorted(receivers)))))
+        for place in order:
+            if not (self.travels and self.placed.receivers(place)) and self._here(self.placed.inverters[place]):
+                self._install(place, self._inverse(place), now)
+        for place, handle in under_way:
+            with self._timed(INVERSES):
+                parts = handle.wait()
+            self._install(place, parts, now)
+
+    def _inverse(self, place: int) -> list[Tensor]:
+        layer, side = self.layers[place // 2], SIDES[place % 2]
+        if not self._here(self.placed.inverters[place]):
+            return layer.room(side, self.spec)
+        with self._timed(INVERTING):
+            return layer.inverse(side, self.spec)
+
+    def _install(self, place: int, parts: list[Tensor], now: int) -> None:
+        with self._timed(PRECONDITIONING):
+            self.layers[place // 2].install(SIDES[place % 2], parts, now)
 
     def _precondition(self, rate: float) -> None:
-        grads = [layer.gradient() for layer in self.layers]
-        made = [layer.preconditioned(grad, self.spec) for layer, grad in zip(self.layers, grads, strict=True)]
-        scale: Tensor | float = 1.0
-        if self.spec.kl_clip:
-            size = sum((a * b).sum() for a, b in zip(made, grads, strict=True)).abs() * rate**2
-            scale = (self.spec.kl_clip / size.clamp(min=1e-30)).sqrt().clamp(max=1.0)
-        for layer, one in zip(self.layers, made, strict=True):
-            layer.write(one * scale)
+        with self._timed(PRECONDITIONING):
+            grads = [layer.gradient() for layer in self.layers]
+        made = self._everybodys(grads)
+        with self._timed(PRECONDITIONING):
+            scale: Tensor | float = 1.0
+            if self.spec.kl_clip:
+                size = sum((a * b).sum() for a, b in zip(made, grads, strict=True)).abs() * rate**2
+                scale = (self.spec.kl_clip / size.clamp(min=1e-30)).sqrt().clamp(max=1.0)
+            for layer, one in zip(self.layers, made, strict=True):
+                layer.write(one * scale)
+
+    def _everybodys(self, grads: list[Tensor]) -> list[Tensor]:
+        """Preconditioned gradients: made here, or by the learner that works for this one."""
+        under_way: list[Handle[list[Tensor]]] = []
+        for turn, (layer, grad) in enumerate(zip(self.layers, grads, strict=True)):
+            column = self.placed.column(turn, self.collectives.here[0]) if self.travels else ()
+
+            def made(layer: Layer = layer, grad: Tensor = grad, column: tuple[int, ...] = column) -> list[Tensor]:
+                if column and column[0] not in self.collectives.here:
+                    return [torch.empty_like(grad, memory_format=torch.contiguous_format)]
+                with self._timed(PRECONDITIONING):
+                    return [layer.preconditioned(grad, self.spec).contiguous()]
+
+            if column:
+                under_way.append(self.collectives.broadcast(lambda _, made=made: made(), column[0], "preconditioned",
+                                                            tuple(sorted(column))))
+            else:
+                own = made()
+                under_way.append(Handle(lambda own=own: own))
+        with self._timed(INVERSES):
+            return [handle.wait()[0] for handle in under_way]
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - began
+
+    # What is known of it.
 
     def installed(self) -> dict[str, Any]:
-        return {"kfac": self.spec}
+        return {"kfac": self.spec.model_copy(update={"compressor": self.messages.compressor.spec})}
 
     def totals(self) -> dict[str, Any]:
-        """Bytes of factors that a learner sends, a step on average, dense layers and factors counted."""
-        learners = len(self.collectives.here)
-        sizes = [len(matrix) for layer in self.layers for matrix in (layer.a, layer.g)]
-        return {"kfac": {"factors": len(sizes), "left_out": len(self.left),
-                         "elements": sum(d * (d + 1) // 2 for d in sizes),
-                         "up": self.sent / learners / max(1, self.steps) if self.collectives.learners > 1 else 0.0}}
+        """Factors, and bytes a step on average.
+
+        factors_up: that a learner hands over; factors_down: that it gets of others'. inverses_PLACEMENT: of all
+        inverses, sent once each, under that placement (balanced: small below 1024 rows). preconditioned: of the
+        gradients that owners send.
+        """
+        learners, steps = self.collectives.learners, max(1, self.steps)
+        up = int(self.messages.nbytes) / len(self.collectives.here) / steps if learners > 1 else 0.0
+        eigen, owns = self.spec.method == "eigen", self.spec.statistics == "owner"
+        weights = sum(4 * a.size * g.size for a, g in zip(self.factors[::2], self.factors[1::2], strict=True))
+        out = {"factors": len(self.factors), "left_out": len(self.left),
+               "elements": sum(one.elements for one in self.factors), "factors_up": up,
+               "factors_down": up * (learners - 1),
+               "preconditioned": weights if owns and learners > 1 else 0}
+        for kind in () if owns else ("everywhere", "spread", "balanced"):
+            placed = placement.place(kind, self.factors, learners, small=placement.below(SMALL))
+            elements = placement.inverse_elements(self.factors, placed, eigen)
+            out[f"inverses_{kind}"] = 4 * elements * self.inversions / steps
+        return {"kfac": out}
+
+    def profile(self) -> dict[str, Any]:
+        """What a prediction of such steps needs: factors' sizes, placement, order, times and groups, and costs."""
+        return {"sizes": [one.size for one in self.factors], "inverters": self.placed.inverters,
+                "order": self.messages.order, "ready": self.messages.ready(), "groups": self.messages.groups,
+                "costs": vars(self.costs) if self.costs else {}}
 
     def non_finite(self) -> tuple[float, str] | None:
         """The first layer whose factor was not finite or not positive definite."""
@@ -209,20 +288,21 @@ class Preconditioner(Component):
                                                       "definite (raise kfac.damping)")
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"steps": self.steps, "taken": self.taken, "sent": self.sent}
+        return {"steps": self.steps, "inversions": self.inversions}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.steps, self.taken, self.sent = state["steps"], state["taken"], state["sent"]
+        self.steps, self.inversions = state["steps"], state["inversions"]
 
 
 def memory_bytes(spec: KFAC, model: nn.Module, learners: int) -> int:
-    """Bytes of running factors, inverses, and of the learners' new factors."""
-    found, _ = _layers(model, spec.largest)
+    """Bytes of running factors, inverses, of the learners' new factors, and of what they remember of messages."""
+    found, _ = supported(model, spec.largest)
     squares = sum(d * d + d for _, module in found for d in factors.sizes(module))
-    return 4 * squares * (2 + learners)
+    remembered = learners * (spec.feedback.kind != "none" and spec.compressor.kind != "none")
+    return 4 * squares * 2 + 2 * squares * (learners + remembered)
 
 
-def _layers(model: nn.Module, largest: int) -> tuple[list[tuple[str, nn.Module]], list[str]]:
+def supported(model: nn.Module, largest: int) -> tuple[list[tuple[str, nn.Module]], list[str]]:
     """(layers with factors, names of other layers with a matrix of weights)."""
     seen: dict[int, int] = {}
     for module in model.modules():
@@ -237,3 +317,9 @@ def _layers(model: nn.Module, largest: int) -> tuple[list[tuple[str, nn.Module]]
         found += [(name, module)] if fits else []
         left += [] if fits else [name]
     return found, left
+
+
+def name_left_out(left: list[str]) -> None:
+    """Say which layers K-FAC leaves to the optimizer."""
+    if left:
+        notice(f"K-FAC leaves these layers to the optimizer: {', '.join(left)}")

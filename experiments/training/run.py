@@ -25,7 +25,7 @@ from commsweep.experiments.boundary.insert import Boundaries
 from commsweep.experiments.boundary.plan import check_room, gib, memory_bytes, message_shapes
 from commsweep.experiments.collectives import Collectives
 from commsweep.experiments.component import Component
-from commsweep.experiments.config import Execution, Run, run_id
+from commsweep.experiments.config import Execution, LearnerWiring, Run, run_id
 from commsweep.experiments.data import Blocks, ImageData
 from commsweep.experiments.data_parallel import learners
 from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
@@ -79,10 +79,11 @@ class Parts:
     memory: dict[str, int]
 
 
-def build(run: Run, execution: Execution, folder: Path | None = None, collectives: Collectives | None = None) -> Parts:
+def build(run: Run, execution: Execution, folder: Path | None = None, collectives: Collectives | None = None,
+          wiring: LearnerWiring | None = None) -> Parts:
     """Model, components and data of a run. Raises UserError when they cannot exist or do not fit.
 
-    collectives: between processes, where each has a learner of its own; None: all learners are here.
+    collectives: between processes, where each has a learner of its own; None: all learners are here. wiring: of these.
     """
     quiet()
     device = execution.torch_device()
@@ -114,18 +115,23 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
         components["subspace"] = Subspace(run, model, boundaries)
     if run.kfac is not None:
         terms = tokens(data) - 1 if tokens(data) else 1
-        components["kfac"] = Preconditioner(run.kfac, model, terms, shared.exchange and shared.exchange.collectives)
+        components["kfac"] = Preconditioner(run.kfac, model, terms, run.seed,
+                                            shared.exchange and shared.exchange.collectives, wiring)
+        second_order.name_left_out(components["kfac"].left)
     divide = shared.passes if run.microbatches == 1 else partial(microbatches, count=run.microbatches)
     return Parts(kind(run)(run, model, components, divide), data, device, need)
 
 
 def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool,
-            tensorboard: Path | None = None) -> pl.Trainer:
-    """A Lightning Trainer with this run's settings. The store is the record; TensorBoard gets a copy where asked."""
+            tensorboard: Path | None = None, steps: int = 0) -> pl.Trainer:
+    """A Lightning Trainer with this run's settings. The store is the record; TensorBoard gets a copy where asked.
+
+    steps: end after so many (0: after the run's epochs).
+    """
     on_gpu = parts.device.type == "cuda"
     made = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu", devices=[parts.device.index or 0] if on_gpu else 1,
-        max_epochs=run.epochs, check_val_every_n_epoch=run.eval_every,
+        max_epochs=-1 if steps else run.epochs, max_steps=steps or -1, check_val_every_n_epoch=run.eval_every,
         precision="bf16-mixed" if run.precision == "bfloat16" else "32-true", deterministic="warn",
         logger=_tensorboard(tensorboard) if tensorboard else False, log_every_n_steps=CHECK_EVERY,
         enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),

@@ -1,7 +1,7 @@
 """The step of every training, in its order, and the evaluation with compression on and off.
 
-    for each pass (a learner's, or a microbatch's):  before_pass, forward, loss, backward, after_pass
-    after_backward (gradients are exchanged), clip, optimizer, after_step, learning rate
+    for each pass (a learner's, or a microbatch's):  before_pass, forward, loss, after_forward, backward, after_pass
+    before_exchange, after_backward (gradients are exchanged), clip, optimizer, after_step, learning rate
 
 What happens at these moments beside the model is the components' (`experiments/component.py`).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -40,6 +41,7 @@ class Task(pl.LightningModule):
         self.clip = getattr(run.optim, "clip", 0.0)
         self.passed = self.crossed = 0  # passes so far: of all learners, and in this process
         self.seconds = {"train": 0.0, "eval": 0.0}
+        self.spent: dict[str, float] = {}  # seconds of this process after backwards, by component
         self._totals: dict[str, Tensor] = {}
         self._loss_sum = self._samples = None
 
@@ -51,6 +53,15 @@ class Task(pl.LightningModule):
     def loss(logits: Tensor, y: Tensor) -> Tensor:
         """Mean training loss of a batch."""
         raise NotImplementedError
+
+    def drawn(self, logits: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """The loss of labels drawn from the model's own distribution, of the form of y."""
+        return self.loss(logits, self.labels(sampled(logits, generator), y))
+
+    @staticmethod
+    def labels(classes: Tensor, y: Tensor) -> Tensor:
+        """What a training set would hold if the outcome of every row of logits were these classes."""
+        return classes
 
     @staticmethod
     def score(logits: Tensor, y: Tensor) -> Tensor:
@@ -81,18 +92,25 @@ class Task(pl.LightningModule):
         for one in passes:
             for component in self.components.values():
                 component.before_pass(moment, one, samples[one.rows], x.device)
-            loss = self.loss(self.logits(x[one.rows]), y[one.rows])
+            logits = self.logits(x[one.rows])
+            loss = self.loss(logits, y[one.rows])
             self._loss_sum += loss.detach() * one.size
             self._samples += one.size
             if self.run.microbatches > 1 and one.weight != 1:  # of a batch that is not cut evenly
                 loss = loss * one.weight
+            for component in self.components.values():
+                component.after_forward(moment, one, logits, partial(self.drawn, logits, y[one.rows]))
             with torch.autocast(x.device.type, enabled=False):  # a backward computes in the types of its forward
                 loss.backward()
             for component in self.components.values():
                 component.after_pass(moment, one)
         self.end_passes()
         for component in self.components.values():
+            component.before_exchange(moment)
+        for name, component in self.components.items():
+            since = time.perf_counter()
             component.after_backward(moment)
+            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - since
         if self.clip:
             nn.utils.clip_grad_norm_(self.parameters(), self.clip)
         with torch.autocast(x.device.type, enabled=False):
@@ -194,6 +212,13 @@ class Task(pl.LightningModule):
         torch.set_rng_state(checkpoint["random"])
         if "random_cuda" in checkpoint and self.device.type == "cuda":
             torch.cuda.set_rng_state(checkpoint["random_cuda"].cpu(), self.device)
+
+
+def sampled(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """A class for each row of logits [..., classes], drawn by their softmax; generator: on the host."""
+    shares = logits.detach().float().softmax(-1).cumsum(-1)
+    level = torch.rand(logits.shape[:-1], generator=generator).to(logits.device)
+    return (shares < level[..., None]).sum(-1).clamp(max=logits.shape[-1] - 1)
 
 
 def microbatches(batch: int, count: int) -> list[Pass]:

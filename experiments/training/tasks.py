@@ -72,6 +72,10 @@ class LanguageModelling(Task):
         return _entropy(logits, y, "mean")
 
     @staticmethod
+    def labels(classes: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([y[:, :1], classes[:, :-1]], 1)  # a row of logits is of the next token
+
+    @staticmethod
     def score(logits: Tensor, y: Tensor) -> Tensor:
         return _sums(_entropy(logits, y, "sum"), y[:, 1:].numel())
 

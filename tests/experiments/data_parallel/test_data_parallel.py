@@ -8,13 +8,14 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from commsweep.experiments import config
 from commsweep.experiments.compressors import kernels
-from commsweep.experiments.config import Execution, Gradients, ImageModel, override, record
+from commsweep.experiments.config import Execution, Gradients, ImageModel, LearnerWiring, override, record
 from commsweep.experiments.data_parallel.adacomp import AdaComp
 from commsweep.experiments.data_parallel.exchange import Exchange
 from commsweep.experiments.data_parallel.layers import layers
@@ -24,6 +25,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.feedback import gradients as feedback
 from commsweep.experiments.models import resnet
 from commsweep.experiments.processes import ddp
+from commsweep.experiments.processes.launch import free_port
 from commsweep.experiments.training.run import build as build_run
 from commsweep.experiments.training.run import execute, trainer
 from commsweep.main import main
@@ -488,11 +490,10 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize("name", ["AdaComp", *(pytest.param(name, marks=SLOW) for name in (
     "PowerSGD 2", "dense", "CLT-k 1 %", "EF21 TopK 1 %", "QSGD 4", "1-bit", "Local SGD, 4 steps"))])
-def test_processes_equal_the_simulation_bit_for_bit(name):
+def test_processes_equal_the_simulation_bit_for_bit(name, store):
     run = override(tiny(epochs=1, eval_every=1, channels_last=True), {"grad.learners": 2} | METHODS[name])
-    (row, ours), simulated = ddp.execute(run, HOW), trained(run)
-    assert all(same_bits(torch.from_numpy(one), simulated.model.state_dict()[key].cpu())
-               for key, one in ours.items() if one.dtype == np.float32)
+    (row,), simulated = ddp.execute([(run, LearnerWiring())], store, HOW), trained(run)
+    assert row["weights"] == ddp.digest(simulated.model.state_dict())
     assert {key: row["metrics"][key] for key in simulated.scores} == simulated.scores
     assert row["run"] == record(run) and row["gradients"].keys() == simulated.totals()["gradients"].keys()
     ledger = simulated.components["learners"].exchange.ledger
@@ -503,19 +504,24 @@ def test_processes_equal_the_simulation_bit_for_bit(name):
         assert framing == 0
 
 
+def _disagree(rank, port, line):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        ddp.agree(tiny(grad__learners=2, optim__lr=0.01 * (1 + rank)))
+    except UserError as error:
+        line.put(str(error))
+    dist.destroy_process_group()
+
+
 @pytest.mark.slow
 def test_learners_of_different_configurations_say_so():
-    runs = [tiny(grad__learners=2), tiny(grad__learners=2, optim__lr=0.01)]
-    context, port = torch.multiprocessing.get_context("spawn"), ddp.free_port()
-    pipes, processes = [], []
-    for rank, run in enumerate(runs):
-        here, there = context.Pipe(duplex=False)
-        processes.append(context.Process(target=ddp.learn, args=(rank, run, HOW, port, there)))
-        processes[-1].start()
-        pipes.append(here)
-    for pipe, process in zip(pipes, processes, strict=True):
-        assert pipe.poll(120)
-        assert "the learners' configurations differ" in pipe.recv()["error"]
+    context, port = torch.multiprocessing.get_context("spawn"), free_port()
+    line = context.Queue()
+    processes = [context.Process(target=_disagree, args=(rank, port, line)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    assert all("the learners' configurations differ" in line.get(timeout=120) for _ in processes)
+    for process in processes:
         process.join()
 
 
@@ -668,16 +674,15 @@ BOUNDARIES = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in ("randomk", "stochastic")] + ["slots"])
-def test_processes_compress_at_boundaries_as_the_simulation_does(name):
+def test_processes_compress_at_boundaries_as_the_simulation_does(name, store):
     run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | BOUNDARIES[name])
-    (_, ours), simulated = ddp.execute(run, HOW), trained(run)
-    assert all(same_bits(torch.from_numpy(one), simulated.model.state_dict()[key].cpu())
-               for key, one in ours.items() if one.dtype == np.float32)
+    (row,), simulated = ddp.execute([(run, LearnerWiring())], store, HOW), trained(run)
+    assert row["weights"] == ddp.digest(simulated.model.state_dict())
 
 
 @pytest.mark.slow
-def test_cltk_hands_over_what_it_counts():
+def test_cltk_hands_over_what_it_counts(store):
     run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | METHODS["CLT-k 1 %"])
-    row, _ = ddp.execute(run, HOW)
+    (row,) = ddp.execute([(run, LearnerWiring())], store, HOW)
     handed = sum(one["gradients"] for one in row["transport"])
     assert handed / row["steps"] / 2 == pytest.approx(row["gradients"]["up"], abs=1 * 30)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from commsweep.experiments.config import KFAC, Execution, override, record, run_id
+from commsweep.experiments.config import KFAC, Execution, LearnerWiring, override, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import preset
 from commsweep.experiments.processes import ddp
 from commsweep.experiments.second_order import factors
-from commsweep.experiments.second_order.preconditioner import Layer, Preconditioner, memory_bytes
+from commsweep.experiments.second_order.layer import Layer
+from commsweep.experiments.second_order.preconditioner import Preconditioner, memory_bytes
 from commsweep.experiments.store import Store
 from commsweep.experiments.training.run import build, execute, trainer
-from tests.helpers import linked, same_bits, tiny, tiny_text
+from tests.helpers import linked, tiny, tiny_text
 
 HOW = Execution("cpu")
 
@@ -77,11 +77,12 @@ def test_factors_equal_naive_loops_in_float64(name, sharing):
     y = module(x)
     loss = ((y - target) ** 2).flatten(1).sum(1).mean()
     (slope,) = torch.autograd.grad(loss, y)
-    a = factors.input_factor(factors.positions(module, x), sharing)
+    a = factors.input_factor(factors.inputs(module, x), module.bias is not None, sharing)
     g = factors.output_factor(factors.slopes(module, slope), len(x), sharing)
     assert torch.allclose(a, want_a, rtol=1e-12, atol=1e-12) and torch.allclose(g, want_g, rtol=1e-12, atol=1e-12)
     assert factors.sizes(module) == (len(a), len(g))
-    assert torch.equal(factors.unpacked(factors.packed(a), len(a)), torch.triu(a) + torch.triu(a, 1).T)
+    assert factors.packed(a).numel() == len(a) * (len(a) + 1) // 2
+    assert torch.equal(factors.unpacked(factors.packed(a), len(a)), torch.tril(a) + torch.tril(a, -1).T)
 
 
 def test_one_datum_is_exact():
@@ -89,8 +90,8 @@ def test_one_datum_is_exact():
     module, x = nn.Linear(4, 3).double(), torch.randn(1, 4, dtype=torch.float64)
     y = module(x)
     (slope,) = torch.autograd.grad(nn.functional.cross_entropy(y, torch.tensor([1])), y)
-    a = factors.input_factor(factors.positions(module, x), "expand")
-    g = factors.output_factor(slope[:, None], 1, "expand")
+    a = factors.input_factor(factors.inputs(module, x), True, "expand")
+    g = factors.output_factor(factors.slopes(module, slope), 1, "expand")
     grad = torch.outer(slope[0], torch.cat([x[0], torch.ones(1, dtype=torch.float64)]))
     assert torch.allclose(torch.kron(g, a), torch.outer(grad.flatten(), grad.flatten()))
 
@@ -103,8 +104,8 @@ def test_the_preconditioned_gradient_is_the_explicit_kronecker_solve(make, metho
     roots = [torch.randn(d, d, dtype=torch.float64) for d in factors.sizes(module)]
     layer.a.copy_(roots[0] @ roots[0].T)
     layer.g.copy_(roots[1] @ roots[1].T)
-    before = layer.a.clone(), layer.g.clone()
-    layer.invert(spec, 1.0)
+    before, layer.taken = (layer.a.clone(), layer.g.clone()), 1.0
+    invert(layer, spec)
     assert torch.equal(before[0], layer.a) and torch.equal(before[1], layer.g)  # damping is never written into them
     for p in module.parameters():
         p.grad = torch.randn_like(p)
@@ -123,6 +124,11 @@ def test_the_preconditioned_gradient_is_the_explicit_kronecker_solve(make, metho
     assert torch.allclose(made, want, rtol=1e-8)
     layer.write(made)
     assert torch.allclose(layer.gradient(), want, rtol=1e-8)
+
+
+def invert(layer, spec):
+    for side in "ag":
+        layer.install(side, layer.inverse(side, spec), 0)
 
 
 def seen(run):
@@ -150,7 +156,8 @@ def test_infinite_damping_is_the_gradient_up_to_scale():
     layer = Layer("it", module)
     layer.a.copy_(torch.eye(6))
     layer.g.copy_(torch.eye(3))
-    layer.invert(KFAC(damping=1e6, split="direct"), 1.0)
+    layer.taken = 1.0
+    invert(layer, KFAC(damping=1e6, split="direct"))
     grad = torch.randn(3, 6)
     made = layer.preconditioned(grad, KFAC())
     assert torch.allclose(made / made.norm(), grad / grad.norm(), atol=1e-5)
@@ -161,7 +168,7 @@ def test_a_gpt2s_head_is_left_to_the_optimizer_and_counted():
     assert one.left == ["transformer.wte", "transformer.wpe", "lm_head"]
     assert [layer.name for layer in one.layers][:2] == ["transformer.h.0.attn.c_attn", "transformer.h.0.attn.c_proj"]
     need = memory_bytes(parts.task.run.kfac, parts.task.model, 1)
-    held = sum(4 * b.numel() for b in one.buffers() if b.dim())
+    held = sum(4 * b.numel() for b in one.layers.buffers() if b.dim())
     assert held <= need <= 2 * held
 
 
@@ -181,32 +188,59 @@ def test_a_resumed_run_equals_an_uninterrupted_one(changes, tmp_path):
     assert resumed["metrics"] == straight["metrics"] and resumed["kfac"] == straight["kfac"]
 
 
-def test_processes_equal_the_simulation_bit_for_bit():
-    run = tiny(epochs=1, eval_every=1, grad__learners=2, kfac__damping=0.1, kfac__inverses_every=2)
+CODED = {"kfac.compressor.kind": "uniform", "kfac.compressor.bits": 8, "kfac.compressor.scale": "group",
+         "kfac.feedback.kind": "ef"}
+
+
+def test_processes_equal_the_simulation_bit_for_bit(store):
+    """Whatever is placed and fused how; both methods, coded factors, owners, sampled labels."""
     torch.set_num_threads(1)
-    row, weights = ddp.execute(run, HOW)
-    parts = build(run, HOW)
-    trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
-    assert all(same_bits(torch.from_numpy(one), parts.task.model.state_dict()[key]) for key, one in weights.items()
-               if one.dtype == np.float32)
-    assert row["kfac"] == parts.task.totals()["kfac"] and row["run"] == record(run)
-    assert {one["factors"] for one in row["transport"]} == {row["kfac"]["up"] * row["steps"]}
+    base = tiny(epochs=1, eval_every=1, grad__learners=4, kfac__damping=0.1, kfac__inverses_every=2, model__cuts=[],
+                data__val_size=64)
+    wires = [LearnerWiring(fusion="after", placement="everywhere"), LearnerWiring(fusion="layer", placement="spread"),
+             LearnerWiring(fusion="threshold", buffer=5000, placement="balanced", small=40),
+             LearnerWiring(fusion="pipelined", placement="shared", fraction=0.5),
+             LearnerWiring(placement="shared", fraction=0.25), LearnerWiring(placement="shared", fraction=1.0)]
+    wanted = [(base, wiring) for wiring in wires]
+    others = [CODED, {"kfac.method": "eigen"}, {"kfac.statistics": "owner"}, {"kfac.fisher": "sampled"}]
+    wanted += [(override(base, one), LearnerWiring(placement="spread", fusion="layer")) for one in others]
+    rows = ddp.execute(wanted, store, HOW)
+    want = {}
+    for (run, wiring), row in zip(wanted, rows, strict=True):
+        if run_id(run) not in want:
+            parts = build(run, HOW)
+            trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
+            want[run_id(run)] = ddp.digest(parts.task.model.state_dict()), parts.task.totals()["kfac"]
+        weights, totals = want[run_id(run)]
+        assert row["weights"] == weights, (run.kfac, wiring)
+        assert row["kfac"] == totals and row["run"] == record(run)
+        sent = [one.get("factors", 0) for one in row["transport"]]
+        framing = 0 if run.kfac.compressor.kind == "none" else row["steps"] * 2 * len(row["timing"]["sizes"]) * 60
+        assert 0 <= sent[0] - row["kfac"]["factors_up"] * row["steps"] <= framing and len(set(sent)) == 1
+        handed = sum(one.get("inverses", 0) for one in row["transport"])
+        if wiring.placement == "spread" and run.kfac.statistics == "all":
+            assert handed == pytest.approx(row["kfac"]["inverses_spread"] * row["steps"])
+        gradients = sum(one.get("preconditioned", 0) for one in row["transport"])
+        assert gradients == row["kfac"]["preconditioned"] * row["steps"] or wiring.placement == "shared"
+    assert len({weights for weights, _ in want.values()}) == len(want)  # and what changes the result, does
+    groups = [row["timing"]["groups"] for row in rows]
+    assert groups[0] is None and all(len(group) == 1 for group in groups[1]) and 1 < len(groups[2]) < len(groups[1])
 
 
 def test_it_learns_and_absent_it_changes_nothing(store):
     assert execute(tiny(epochs=6, schedule__t_max=6, eval_every=6, kfac__damping=0.1), store, HOW)["metrics"][
         "test_on_acc"] > 0.7
     assert "kfac" not in record(preset("digits")) and run_id(override(preset("digits_kfac"), {
-        "kfac": "null", "grad.learners": 1})) == run_id(preset("digits"))
+        "kfac": "null", "grad.learners": 1})) == run_id(override(preset("digits"), {"model.cuts": []}))
 
 
 def test_a_factor_that_is_not_finite_is_an_outcome_with_the_layers_name(store, monkeypatch):
     original = factors.input_factor
     calls = []
 
-    def poisoned(a, sharing):
+    def poisoned(a, bias, sharing):
         calls.append(1)
-        made = original(a, sharing)
+        made = original(a, bias, sharing)
         return made * float("nan") if len(calls) == 3 else made  # the third layer's, in the first step
 
     monkeypatch.setattr(factors, "input_factor", poisoned)
