@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,9 @@ def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
 
 
 def describe(row: dict[str, Any]) -> str:
-    """A run's compression in a few words: "EF21 + TopK 10 %", "AdaComp, 4 learners", "TopK 30 %; 8 learners"."""
-    parts = [part for part in (boundaries(row), exchange(row)) if part]
+    """A run's compression in a few words: "EF21 + TopK 10 %", "AdaComp, 4 learners", "TopK 30 %; 8 learners",
+    "4 learners; K-FAC"."""
+    parts = [part for part in (boundaries(row), exchange(row), second_order(row)) if part]
     return "; ".join(parts[1:] if len(parts) > 1 and parts[0] == "dense" else parts)
 
 
@@ -161,6 +163,24 @@ def exchange(row: dict[str, Any]) -> str:
     schedule = {"steady": "", "ramp": ", ramp",
                 "accordion": f", Accordion x{row.get('grad.schedule.mild', 0):g}"}[row["grad.schedule.kind"]]
     return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, {learners} learners"
+
+
+def second_order(row: dict[str, Any]) -> str:
+    """How a run preconditions in a few words: "K-FAC, EF + min-max 4 bit factors"; "" where it does not."""
+    if pd.isna(row.get("kfac.damping", math.nan)):
+        return ""
+    text = "K-FAC" + (", eigen" if row["kfac.method"] == "eigen" else "")
+    if row["kfac.statistics"] == "owner":
+        text += ", owners' data"
+    if row["kfac.fisher"] == "sampled":
+        text += ", sampled Fisher"
+    kind = row["kfac.compressor.kind"]
+    if kind == "none":
+        return text
+    bits = row.get("kfac.compressor.bits", math.nan)
+    said = row.get("kfac.compressor.to", "bfloat16") if kind == "cast" else label(CROSSING, kind)
+    said += "" if pd.isna(bits) else f" {bits:g} bit"
+    return f"{text}, {_remembered(CORRECTED, row['kfac.feedback.kind'])}{said} factors"
 
 
 def _coder(kind: str) -> bool:

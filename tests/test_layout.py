@@ -21,11 +21,13 @@ FLOORS = (
     "experiments.data", "experiments.models", "experiments.training", "experiments.processes",
     "sweeps", "analysis.timeline", "analysis", "commsweep",
 )
-READS = ("experiments.errors", "experiments.config", "experiments.store")  # all that analysis sees of a run
+READS = ("experiments.errors", "experiments.config", "experiments.store",  # all that analysis sees of a run
+         "experiments.second_order.placement", "experiments.second_order.fusion", "experiments.second_order.loads")
 ROOMS = ("experiments", "sweeps", "analysis")
 PLACES = (*ROOMS, "commsweep")
 WITHOUT_TORCH = ("experiments/config", "experiments/presets", "experiments/store.py", "experiments/errors.py",
-                 "experiments/seeds.py", "analysis", "sweeps")
+                 "experiments/seeds.py", "experiments/second_order/placement.py", "experiments/second_order/fusion.py",
+                 "experiments/second_order/loads.py", "analysis", "sweeps")
 
 
 def floor(name):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from commsweep.analysis import networks
 from commsweep.analysis.timeline import iterations
-from commsweep.analysis.timeline.iterations import Cluster, Line, Work
+from commsweep.analysis.timeline.iterations import FACTORS, Cluster, Item, Line, Work
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.second_order.loads import Load, kronecker, loads
 
 GPUS = 64
 BATCH = {"resnet50": 32, "resnet152": 8, "densenet201": 16, "inception_v4": 16}
@@ -76,15 +76,16 @@ def setting(name: str, gpus: int = GPUS, *, bandwidth: float = 0.0, latency: flo
     collective: "ring" or "tree" of this bandwidth (bits a second) and latency; "": the published fit of 64 GPUs.
     Raises UserError when the network is unknown, or has fewer layers than there are GPUs to own them.
     """
-    found = networks.layers(name)
+    found = loads(name)
     if name in PUBLISHED:
         passes, computing, usual = PUBLISHED[name]["spd"][0], PUBLISHED[name]["spd"][2], BATCH[name]
         scale = (batch or usual) / usual
     else:
-        basis, usual = networks.layers("resnet50"), batch or 32
+        basis, usual = loads("resnet50"), batch or 32
         base = PUBLISHED["resnet50"]["spd"]
         passes = base[0] * sum(one.multiplications for one in found) / sum(one.multiplications for one in basis)
-        computing = base[2] * _factor_work(found) / _factor_work(basis)
+        computing = base[2] * (sum(one.factor_multiplications for one in found)
+                               / sum(one.factor_multiplications for one in basis))
         scale = usual / BATCH["resnet50"]
     if collective:
         network = gpus, bandwidth, latency
@@ -94,9 +95,22 @@ def setting(name: str, gpus: int = GPUS, *, bandwidth: float = 0.0, latency: flo
     else:
         raise UserError(f"--gpus {gpus}: messages are published for {GPUS} GPUs; say what the network is like with "
                         "--bandwidth and --latency")
-    work = networks.work(name, batch or usual, passes * scale, computing * scale)
-    return Setting(name, work, Cluster(gpus, *lines, INVERSIONS[inversion]), TITLES.get(name, name))
+    return Setting(name, work(found, passes * scale, computing * scale), Cluster(gpus, *lines, INVERSIONS[inversion]),
+                   TITLES.get(name, name))
 
 
-def _factor_work(found: tuple[networks.LayerLoad, ...]) -> float:
-    return sum(one.positions * (one.a**2 + one.g**2) for one in found)
+def work(found: tuple[Load, ...], passes: float, computing: float) -> Work:
+    """One iteration of a network on one GPU.
+
+    passes: seconds of forward and backward, a third and two thirds, by multiplications; computing: seconds of all new
+    factors, by theirs. Both are split over the layers, for which nothing is published.
+    """
+    whole, all_factors = (sum(getattr(one, kind) for one in found) for kind in (
+        "multiplications", "factor_multiplications"))
+    forward, backward = [], []
+    for turn, one in enumerate(found):
+        share, rate = one.multiplications / whole, computing * one.positions / all_factors
+        forward += [Item(rate * one.a**2, FACTORS, factor=2 * turn), Item(passes / 3 * share, forward=True)]
+        backward += [Item(rate * one.g**2, FACTORS, factor=2 * turn + 1),
+                     Item(passes * 2 / 3 * share, gradient=one.weights)]
+    return Work(forward + backward[::-1], kronecker(found))

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from commsweep.analysis.timeline.activities import SEND, Activity, Span, simulate
-from commsweep.experiments.second_order import fusion, placement
-from commsweep.experiments.second_order.placement import EVERYWHERE, Factor, Placed
+from commsweep.analysis.timeline.activities import HANDLE, SEND, Activity, Span, simulate
+from commsweep.experiments.second_order.fusion import groups as fused
+from commsweep.experiments.second_order.placement import EVERYWHERE, Factor, Placed, below
+from commsweep.experiments.second_order.placement import place as assign
 
 PASSES, FACTORS, INVERSION, GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSE_MESSAGES = PARTS = (
     "passes", "factors", "inversion", "gradients", "factor messages", "inverse messages")
@@ -57,6 +58,7 @@ class Cluster:
     broadcast: Line
     invert: Callable[[int], float]
     collect: Line | None = None  # of the factors' messages, where they go another way than gradients
+    handling: float = 0.0  # seconds an element of factors during which a message keeps its own GPU from computing
 
     def seconds(self, what: str, elements: float) -> float:
         """Of one message; nothing is sent on one GPU."""
@@ -86,6 +88,7 @@ class Algorithm:
     buffer: int = 2**24
     bucket: int = BUCKET
     groups: list[list[int]] | None = field(default=None, hash=False)  # of factors, where they are known
+    inverters: list[int] | None = field(default=None, hash=False)  # likewise
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -146,7 +149,7 @@ def iteration(work: Work, cluster: Cluster, how: Algorithm) -> Iteration:
 
 def _busiest(work: Work, gpus: int) -> Work:
     """What the learner computes that has most to do where each computes the factors of its own layers only."""
-    owners = placement.place("owner", work.factors, gpus).inverters
+    owners = assign("owner", work.factors, gpus).inverters
     loads = [0.0] * gpus
     for item in work.items:
         if item.factor is not None:
@@ -258,17 +261,25 @@ class _Planner:
             clock[place] = seconds
         elements = [self.work.factors[place].elements for place in order]
         alpha, beta = self.cluster.collect or self.cluster.reduce
-        groups = fusion.groups(self.how.fusion, elements, [clock[ready[place]] for place in order], alpha, beta,
+        groups = fused(self.how.fusion, elements, [clock[ready[place]] for place in order], alpha, beta,
                                self.how.buffer)
         groups = self.how.groups or [[order[turn] for turn in group] for group in groups]
         after = [last] if self.how.fusion == "after" else []
-        return [self._message(FACTOR_MESSAGES, sum(self.work.factors[place].elements for place in group),
-                              [*after, *(ready[place] for place in group)]) for group in groups]
+        ends = []
+        for group in groups:
+            size, begun = sum(self.work.factors[place].elements for place in group), [*after, *(
+                ready[place] for place in group)]
+            if self.cluster.handling and FACTOR_MESSAGES not in self.free:
+                ends.append(self._add(HANDLE, self.cluster.handling * size, ("gpu 0",), begun))
+            ends.append(self._message(FACTOR_MESSAGES, size, begun))
+        return ends
 
     def placed(self) -> Placed:
         """Where factors are inverted."""
-        small = self.cluster.small if self.how.small is None else placement.below(self.how.small)
-        return placement.place(self.how.placement, self.work.factors, self.cluster.gpus, small=small,
+        if self.how.inverters is not None:
+            return replace(assign("everywhere", self.work.factors, self.cluster.gpus), inverters=self.how.inverters)
+        small = self.cluster.small if self.how.small is None else below(self.how.small)
+        return assign(self.how.placement, self.work.factors, self.cluster.gpus, small=small,
                                fraction=self.how.fraction)
 
     def _inverses(self, begun: list[int]) -> list[int]:

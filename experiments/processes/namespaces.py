@@ -212,7 +212,8 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], bandwidth: float, la
     for turn, (space, name) in enumerate(ends):
         _run("ip", "-n", space, "addr", "add", f"10.213.{k}.{turn + 1}/24", "dev", name)
         _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
-        _run("ip", "netns", "exec", space, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle")
+        _run("ip", "netns", "exec", space, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle;"
+             "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
         if netem:
             _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "netem",
                  "delay", f"{latency * 1e6:.0f}us", "limit", "100000")
@@ -239,8 +240,12 @@ def _rate(space: str, name: str, bandwidth: float) -> None:
     """A token bucket at an interface, inside of netem where there is one; none if unlimited."""
     shown = _run("ip", "netns", "exec", space, "tc", "qdisc", "show", "dev", name)
     where = ["parent", "1:1"] if "netem" in shown else ["root"]
+    burst = max(BURST, round(bandwidth / 8 * BURST_SECONDS)) if bandwidth else 1 << 16
+    # What is longer than the bucket is cut up at every hop, which costs more of the processor than all else. The kernel
+    # asks for the longest packet when it looks for a route.
+    _run("ip", "-n", space, "link", "set", name, "gso_max_size", str(min(round(0.9 * burst), 1 << 16)))
+    _run("ip", "-n", space, "route", "flush", "cache")
     if bandwidth:
-        burst = max(BURST, round(bandwidth / 8 * BURST_SECONDS))
         _run("ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", name, *where, "handle", "2:", "tbf",
              "rate", f"{round(bandwidth)}bit", "burst", str(burst), "latency", "5s")
     elif "tbf" in shown:

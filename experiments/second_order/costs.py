@@ -13,7 +13,9 @@ from commsweep.experiments.collectives import Collectives
 from commsweep.experiments.config import KFAC
 
 TURNS = 3
-FEW, MANY = 1, 2**15  # elements of the messages that are timed
+FEW = 1  # elements of the messages that are timed, and
+MANY = (2**15, 2**18)  # the more the faster the links are:
+BRIEF = 0.03  # seconds below which the larger one is timed, too
 SMALL, LARGE = 32, 384  # rows of the matrices
 
 
@@ -37,16 +39,28 @@ class Costs:
 
 def measure(collectives: Collectives, spec: KFAC) -> Costs:
     """The costs on these links and this processor, the same for all learners."""
-    def line(timed: Callable[[int], float], few: float, many: float, at: Callable[[int], float]) -> tuple[float, float]:
-        first, second = (median(timed(n) for _ in range(TURNS)) for n in (few, many))
-        slope = max(0.0, (second - first) / (at(many) - at(few)))
-        return max(1e-9, first - slope * at(few)), slope
+    def line(timed: Callable[[int], float], sizes: tuple[int, ...], at: Callable[[int], float]) -> tuple[float, float]:
+        def usual(n: int) -> float:
+            return collectives.agree(median(timed(n) for _ in range(TURNS)))
+
+        first = usual(sizes[0])
+        for most in sizes[1:]:
+            if (second := usual(most)) > BRIEF:
+                break
+        slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))
+        return max(1e-9, first - slope * at(sizes[0])), slope
 
     def gathered(n: int) -> float:
         return _seconds(lambda: collectives.gather([[torch.zeros(n)]], "probe").wait())
 
     def broadcast(n: int) -> float:
-        return _seconds(lambda: collectives.broadcast(lambda _: [torch.zeros(n)], 0, "probe").wait())
+        """Of one among as many as there are learners, one from each."""
+        def all_at_once() -> None:
+            for handle in [collectives.broadcast(lambda _: [torch.zeros(n)], leader, "probe")
+                           for leader in range(collectives.learners)]:
+                handle.wait()
+
+        return _seconds(all_at_once) / collectives.learners
 
     def inverted(d: int) -> float:
         matrix = torch.eye(d) + torch.ones(d, d) / d
@@ -56,8 +70,8 @@ def measure(collectives: Collectives, spec: KFAC) -> Costs:
         return _seconds(lambda: solve(matrix))
 
     gathered(FEW)  # connects
-    made = Costs(line(gathered, FEW, MANY, float), line(broadcast, FEW, MANY, float),
-                 line(inverted, SMALL, LARGE, lambda d: d**3))
+    made = Costs(line(gathered, (FEW, *MANY), float), line(broadcast, (FEW, *MANY), float),
+                 line(inverted, (SMALL, LARGE), lambda d: d**3))
     return collectives.agree(made)
 
 

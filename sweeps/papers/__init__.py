@@ -7,7 +7,7 @@ from collections.abc import Callable
 from commsweep.experiments.config import Run, own, parse
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
-from commsweep.sweeps.papers import adacomp, rudakov, rudakov_text
+from commsweep.sweeps.papers import adacomp, kfac, rudakov, rudakov_text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -27,6 +27,8 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo-gradients": adacomp.demo_gradients,
     "smoke-gradients": adacomp.smoke_gradients,
     "cifar_gradients": adacomp.cifar_gradients,
+    "demo-kfac": kfac.demo_kfac,
+    "smoke-kfac": kfac.smoke_kfac,
 }
 
 

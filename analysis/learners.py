@@ -1,0 +1,164 @@
+"""Measured learners: what the store has of their steps, and a model that predicts a step over other networks.
+
+A prediction takes the seconds of computing from one measurement of the run over an unlimited network (of K-FAC: as
+D-KFAC), and what a message costs from what the processes found at the start of any measurement over the network in
+question, before the first step: alpha and beta of a gather and of broadcasts. What each algorithm makes of these is
+the timeline's. Predicted numbers are called so wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from commsweep.analysis.timeline.iterations import (
+    FACTOR_MESSAGES,
+    GRADIENT_MESSAGES,
+    PASSES,
+    Algorithm,
+    Cluster,
+    Item,
+    Line,
+    Work,
+    iteration,
+)
+from commsweep.experiments.second_order.placement import Factor
+from commsweep.experiments.store import Row, Store
+
+ALGORITHM = {("after", "everywhere"): "D-KFAC", ("after", "spread"): "MPD-KFAC", ("pipelined", "balanced"): "SPD-KFAC"}
+FUSION = {"after": "after the backward", "layer": "layer by layer", "threshold": "by threshold",
+          "pipelined": "pipelined"}
+NEEDED = "commsweep kfac PLAN --only measure takes them (Linux, root)"
+
+
+@dataclass(frozen=True)
+class Network:
+    """How many learners there are, and their links."""
+
+    learners: int
+    bandwidth: float = 0.0  # bits a second of each one's link; 0: as the machine has it
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: a run over a wiring."""
+
+    row: Row
+
+    @property
+    def kfac(self) -> bool:
+        """Whether gradients are preconditioned."""
+        return self.row["run"].get("kfac") is not None
+
+    @property
+    def network(self) -> Network:
+        """The learners and their links."""
+        wiring = self.row["wiring"]
+        return Network(self.row["run"]["grad"]["learners"], wiring["bandwidth"], wiring["latency"])
+
+    @property
+    def fusion(self) -> str:
+        """Which factors travel together."""
+        return self.row["wiring"]["fusion"]
+
+    @property
+    def placement(self) -> str:
+        """Where factors are inverted."""
+        return self.row["wiring"]["placement"]
+
+    @property
+    def algorithm(self) -> str:
+        """Its name: S-SGD, D-KFAC, ..., or how its factors travel."""
+        if not self.kfac:
+            return "S-SGD"
+        kind = self.fusion, self.placement
+        return ALGORITHM.get(kind, f"K-FAC, factors {FUSION[self.fusion]}, inverted {self.placement}")
+
+    @property
+    def timing(self) -> dict[str, Any]:
+        """What was measured of a step."""
+        return self.row["timing"]
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: mean over the learners of the middle half of the steps."""
+        return self.timing["step_seconds"]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Exposed seconds by part."""
+        return self.timing["parts"]
+
+
+def measurements(store: Store, names: Iterable[str]) -> list[Measured]:
+    """The store's measurements of these ids that have a step time."""
+    rows = [store.learners(name).row() for name in names]
+    return [Measured(row) for row in rows if row and row.get("timing")]
+
+
+class Model:
+    """Predictions for the learners of one group of measurements."""
+
+    def __init__(self, found: list[Measured]) -> None:
+        self.bases = {(one.network.learners, one.kfac): one for one in found if one.network == Network(
+            one.network.learners) and (not one.kfac or one.algorithm == "D-KFAC")}
+        probed: dict[Network, list[dict[str, Line]]] = {}
+        for one in found:
+            if one.timing.get("costs"):
+                probed.setdefault(one.network, []).append(one.timing["costs"])
+        self.lines = {network: {what: tuple(median(one[what][turn] for one in costs) for turn in (0, 1))
+                                for what in ("gather", "broadcast", "inversion")} for network, costs in probed.items()}
+
+    def base(self, one: Measured) -> Measured | None:
+        """The measurement that its computing is taken from."""
+        return self.bases.get((one.network.learners, one.kfac))
+
+    def fitted(self, one: Measured) -> bool:
+        """Whether its own step went into the model."""
+        return self.base(one) is one
+
+    def step(self, one: Measured) -> float | None:
+        """Predicted seconds of its step; None where a calibration is missing."""
+        base = self.base(one)
+        if base is None or one.network not in self.lines or base.network not in self.lines:
+            return None
+        return self._kfac(one, base) if one.kfac else self._plain(one, base)
+
+    def _line(self, network: Network, base: Measured, part: str, elements: int) -> Line:
+        """Of a gather: as probed, and what `base` needed beyond that on its own network, for copies and sums."""
+        alpha, beta = self.lines[network]["gather"]
+        own_alpha, own_beta = self.lines[base.network]["gather"]
+        beyond = base.parts[part] - own_alpha - own_beta * elements
+        return alpha, max(0.0, beta + beyond / elements)
+
+    def _plain(self, one: Measured, base: Measured) -> float:
+        elements = base.row["gradients"]["dense"] // 4
+        alpha, beta = self._line(one.network, base, GRADIENT_MESSAGES, elements)
+        return base.parts[PASSES] + alpha + beta * elements
+
+    def _kfac(self, one: Measured, base: Measured) -> float:
+        timing = base.timing
+        factors = [Factor(turn // 2, "AG"[turn % 2], size) for turn, size in enumerate(timing["sizes"])]
+        whole = sum(factor.elements for factor in factors)
+        gradient = base.row["gradients"]["dense"] // 4
+        lines = self.lines[one.network]
+        c0, c1 = self.lines[base.network]["inversion"]
+        scale = base.parts["inversion"] / sum(c0 + c1 * size**3 for size in timing["sizes"])
+        cluster = Cluster(one.network.learners, self._line(one.network, base, GRADIENT_MESSAGES, gradient),
+                          lines["broadcast"], lambda size: scale * (c0 + c1 * size**3),
+                          collect=self._line(one.network, base, FACTOR_MESSAGES, whole),
+                          handling=self._line(base.network, base, FACTOR_MESSAGES, whole)[1])
+        ready = [0.0, *timing["ready"]]
+        items = [Item(after - before, PASSES, factor=place)
+                 for place, before, after in zip(timing["order"], ready, ready[1:], strict=False)]
+        # What is computed after the messages: averages, preconditioning, the update.
+        rest = sum(base.parts[part] for part in (PASSES, "factors", "preconditioning")) - ready[-1]
+        items[-1] = replace(items[-1], gradient=gradient)
+        how = Algorithm(fusion=one.fusion, placement=one.placement, gradients="after", buffer=one.row["wiring"]["buffer"],
+                        groups=one.timing["groups"], inverters=one.timing["inverters"])
+        return iteration(Work(items, factors), cluster, how).seconds + rest
+
+
