@@ -7,7 +7,7 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-text demo-gradients demo-links demo-finetune test test-slow docs notebooks lock clean
+.PHONY: demo demo-text demo-gradients demo-links demo-kfac demo-finetune test test-slow docs notebooks lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
@@ -25,6 +25,11 @@ demo-gradients: $(VENV)/ready
 demo-links: $(VENV)/ready
 	$(SWEEP) links demo-links --out out/demo-links
 	$(SWEEP) advise digits --bandwidth 20Mbit --latency 5ms
+
+# As demo-links: its measurements run in network namespaces.
+demo-kfac: $(VENV)/ready
+	$(SWEEP) sweep launch demo-kfac
+	$(SWEEP) kfac demo-kfac --out out/demo-kfac
 
 demo-finetune: $(VENV)/ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-finetune.txt

@@ -150,14 +150,15 @@ class Model:
         cluster = Cluster(one.network.learners, self._line(one.network, base, GRADIENT_MESSAGES, gradient),
                           lines["broadcast"], lambda size: scale * (c0 + c1 * size**3),
                           collect=self._line(one.network, base, FACTOR_MESSAGES, whole),
-                          handling=self._line(base.network, base, FACTOR_MESSAGES, whole)[1])
+                          handling=self._line(base.network, base, FACTOR_MESSAGES, whole),
+                          handing_out=self.lines[base.network]["broadcast"])
         ready = [0.0, *timing["ready"]]
         items = [Item(after - before, PASSES, factor=place)
                  for place, before, after in zip(timing["order"], ready, ready[1:], strict=False)]
         # What is computed after the messages: averages, preconditioning, the update.
         rest = sum(base.parts[part] for part in (PASSES, "factors", "preconditioning")) - ready[-1]
         items[-1] = replace(items[-1], gradient=gradient)
-        how = Algorithm(fusion=one.fusion, placement=one.placement, gradients="after", buffer=one.row["wiring"]["buffer"],
+        how = Algorithm(fusion=one.fusion, placement=one.placement, gradients="after",
                         groups=one.timing["groups"], inverters=one.timing["inverters"])
         return iteration(Work(items, factors), cluster, how).seconds + rest
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ from commsweep.analysis import results
 from commsweep.experiments.errors import UserError
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
     from commsweep.analysis.claim import Claim
     from commsweep.analysis.table import Table
 
@@ -30,9 +34,20 @@ class Report:
     note: str = ""  # what must be known of the runs before the verdicts are read
 
 
-def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
+@dataclass
+class More:
+    """What a report says beside that of its runs; figures with their captions."""
+
+    tables: list[Table]
+    claims: list[Claim]
+    figures: list[tuple[str, Figure, str]]
+
+
+def write(store: Path, sweep: str, folder: Path, page: bool = True,
+          beside: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None) -> Report:
     """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one sweep.
 
+    beside: makes what else belongs there, of the runs and their curves; it comes first, claims by their names.
     Raises UserError when the sweep is unknown to the store or none of its runs is finished.
     """
     frame = results.load(store, sweep)
@@ -47,12 +62,14 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True) -> Report:
 
     for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
         shutil.rmtree(folder / name, ignore_errors=True)
-    made = Report(folder, contents.all_tables(frame), contents.all_claims(frame))
+    curves = results.curves(store, list(frame.id[frame.status == "finished"]))
+    more = beside(frame, curves) if beside else More([], [], [])
+    made = Report(folder, more.tables + contents.all_tables(frame),
+                  sorted(more.claims + contents.all_claims(frame), key=lambda claim: claim.name if beside else ""))
     for table in made.tables:
         for suffix, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
-    curves = results.curves(store, list(frame.id[frame.status == "finished"]))
-    drawn = list(contents.all_figures(frame, curves))
+    drawn = more.figures + list(contents.all_figures(frame, curves))
     made.note = results.uneven(frame)
     _text(folder / "claims.md", claim.markdown(made.claims, made.note))
     _text(folder / "claims.json", json.dumps([one.record() for one in made.claims], indent=1))

@@ -240,6 +240,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out |= row.get("metrics", {})
     for part in ("bytes", "seconds", "speed", "gradients"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
+    out |= {f"second_order.{key}": value for key, value in row.get("kfac", {}).items()}
     for cut, sent in row.get("boundaries", {}).items():
         steps = max(1, sent["calls"])
         out |= {f"boundary.{cut}.{side}": sent[side] / steps for side in ("fwd", "bwd")}

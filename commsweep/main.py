@@ -8,7 +8,21 @@ import os
 import sys
 from functools import partial
 
-from commsweep import advise, compress, dashboard, ddp, explain, links, pipeline, report, runs, search, sweep, wandb
+from commsweep import (
+    advise,
+    compress,
+    dashboard,
+    ddp,
+    explain,
+    kfac,
+    links,
+    pipeline,
+    report,
+    runs,
+    search,
+    sweep,
+    wandb,
+)
 from commsweep.experiments.errors import UserError
 from commsweep.options import Parser, folder
 
@@ -64,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     shared.add_argument("--store", type=folder, default=folder(os.environ.get("COMMSWEEP_STORE") or "store"),
                         help="folder of run folders (default: $COMMSWEEP_STORE or ./store)")
     shared.add_argument("--json", action="store_true", help="print JSON for programs")
-    for module in (runs, sweep, search, dashboard, report, wandb, ddp, pipeline, links,
+    for module in (runs, sweep, search, dashboard, report, wandb, ddp, pipeline, links, kfac,
                    advise, compress, explain):
         module.add_commands(commands, shared)
     _add_bench(commands)

@@ -3,6 +3,6 @@
 A module has NAME, rows(frame), tables(rows), CLAIMS and FIGURES; a figure's docstring is its caption.
 """
 
-from commsweep.analysis.papers import adacomp, rudakov, rudakov_text
+from commsweep.analysis.papers import adacomp, kfac, rudakov, rudakov_text
 
-PAPERS = (rudakov, rudakov_text, adacomp)
+PAPERS = (rudakov, rudakov_text, adacomp, kfac)

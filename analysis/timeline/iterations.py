@@ -58,7 +58,9 @@ class Cluster:
     broadcast: Line
     invert: Callable[[int], float]
     collect: Line | None = None  # of the factors' messages, where they go another way than gradients
-    handling: float = 0.0  # seconds an element of factors during which a message keeps its own GPU from computing
+    # Seconds for which a message keeps its own GPU from computing: of factors, and of an inverse.
+    handling: Line = (0.0, 0.0)
+    handing_out: Line = (0.0, 0.0)
 
     def seconds(self, what: str, elements: float) -> float:
         """Of one message; nothing is sent on one GPU."""
@@ -101,6 +103,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "spd": Algorithm(fusion="pipelined", placement="balanced"),
     "dp": Algorithm(placement="owner"),
 }
+SPD = ("spd", "d+pipelining", "d+balance", "d")  # what SPD-KFAC chooses among
 NAMES = {"s-sgd": "S-SGD", "s-sgd+dear": "S-SGD, DeAR", "d": "D-KFAC", "mpd": "MPD-KFAC",
          "d+pipelining": "D-KFAC + pipelining", "d+balance": "D-KFAC + balance", "spd": "SPD-KFAC", "dp": "DP-KFAC"}
 
@@ -159,29 +162,34 @@ def _busiest(work: Work, gpus: int) -> Work:
                  for item in work.items], work.factors)
 
 
-def planned(work: Work, cluster: Cluster, name: str) -> tuple[Algorithm, Iteration]:
-    """The iteration of a named algorithm, and what it came down to.
+def seconds(work: Work, cluster: Cluster, name: str) -> float:
+    """Of an iteration of a named algorithm, without its parts, which take several times as long to find."""
+    arms = [name] if name != "spd" else list(SPD)
+    return min(_Planner(_busiest(work, cluster.gpus) if ALGORITHMS[arm].placement == "owner" else work, cluster,
+                        ALGORITHMS[arm]).run().seconds for arm in arms)
+
+
+def planned(work: Work, cluster: Cluster, name: str, small: int | None = None) -> tuple[Algorithm, Iteration]:
+    """The iteration of a named algorithm, and what it came down to. small: see Algorithm.
 
     SPD-KFAC plans with these very costs, so it leaves out what they say would not pay: pipelining, or balance.
     """
-    how = ALGORITHMS[name]
-    if name != "spd":
-        return how, iteration(work, cluster, how)
-    made = [(one, iteration(work, cluster, one)) for one in (
-        how, *(ALGORITHMS[other] for other in ("d+pipelining", "d+balance", "d")))]
+    arms = [replace(ALGORITHMS[arm], small=small) for arm in (SPD if name == "spd" else (name,))]
+    made = [(how, iteration(work, cluster, how)) for how in arms]
     return min(made, key=lambda pair: pair[1].seconds)
 
 
-def average(work: Work, cluster: Cluster, name: str, factors_every: int = 1, inverses_every: int = 1) -> float:
-    """Seconds an iteration on average, when factors and inverses are new every so many iterations."""
-    how, both = planned(work, cluster, name)
+def average(work: Work, cluster: Cluster, name: str, factors_every: int = 1, inverses_every: int = 1,
+            small: int | None = None) -> dict[str, float]:
+    """Exposed seconds by part of an iteration on average, when factors and inverses are new every so many."""
+    how, both = planned(work, cluster, name, small)
     if not how.kfac:
-        return both.seconds
-    plain = iteration(work, cluster, replace(how, kfac=False)).seconds
-    factors = sum(both.parts[part] for part in (FACTORS, FACTOR_MESSAGES))
-    inverses = sum(both.parts[part] for part in (INVERSION, INVERSE_MESSAGES))
-    rest = both.seconds - factors - inverses  # with what the factors' computation hides of the gradients' messages
-    return plain + (factors + rest - plain) / factors_every + inverses / inverses_every
+        return both.parts
+    plain = iteration(work, cluster, replace(how, kfac=False)).parts
+    share = dict.fromkeys((INVERSION, INVERSE_MESSAGES), 1 / inverses_every)
+    # Computing factors hides some of the gradients' messages, so that these, too, are not the same in every iteration.
+    return {part: plain[part] + (value - plain[part]) * share.get(part, 1 / factors_every)
+            for part, value in both.parts.items()}
 
 
 class _Planner:
@@ -269,10 +277,14 @@ class _Planner:
         for group in groups:
             size, begun = sum(self.work.factors[place].elements for place in group), [*after, *(
                 ready[place] for place in group)]
-            if self.cluster.handling and FACTOR_MESSAGES not in self.free:
-                ends.append(self._add(HANDLE, self.cluster.handling * size, ("gpu 0",), begun))
+            ends += self._handled(FACTOR_MESSAGES, self.cluster.handling, size, begun)
             ends.append(self._message(FACTOR_MESSAGES, size, begun))
         return ends
+
+    def _handled(self, what: str, line: Line, elements: int, after: Sequence[int], device: int = 0) -> list[int]:
+        if not any(line) or what in self.free:
+            return []
+        return [self._add(HANDLE, line[0] + line[1] * elements, (f"gpu {device}",), after, device)]
 
     def placed(self) -> Placed:
         """Where factors are inverted."""
@@ -295,6 +307,9 @@ class _Planner:
                 last[learner] = self._add(INVERSION, self.cluster.invert(factors[place].size), (f"gpu {learner}",),
                                           [last[learner]] if learner in last else begun, learner)
                 if placed.receivers(place):
+                    handled = self._handled(INVERSE_MESSAGES, self.cluster.handing_out, factors[place].elements,
+                                            [last[learner]], learner)
+                    ends += handled
                     ends.append(self._message(INVERSE_MESSAGES, factors[place].elements, [last[learner]], learner))
         busiest = {*last, 0}
         return ends + [self._add(INVERSION, everywhere, (f"gpu {learner}",),
