@@ -30,7 +30,6 @@ from commsweep.experiments.store import Row, Store
 ALGORITHM = {("after", "everywhere"): "D-KFAC", ("after", "spread"): "MPD-KFAC", ("pipelined", "balanced"): "SPD-KFAC"}
 FUSION = {"after": "after the backward", "layer": "layer by layer", "threshold": "by threshold",
           "pipelined": "pipelined"}
-NEEDED = "commsweep kfac PLAN --only measure takes them (Linux, root)"
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,11 @@ class Measured:
         return self.timing["parts"]
 
 
-def measurements(store: Store, names: Iterable[str]) -> list[Measured]:
-    """The store's measurements of these ids that have a step time."""
-    rows = [store.learners(name).row() for name in names]
-    return [Measured(row) for row in rows if row and row.get("timing")]
+def measurements(store: Store, names: Iterable[str] | None = None) -> list[Measured]:
+    """The store's measurements that have a step time, of these ids, if given."""
+    wanted = None if names is None else set(names)
+    return [Measured(row) for row in store.learner_rows()
+            if row.get("timing") and (wanted is None or row["id"] in wanted)]
 
 
 class Model:
@@ -110,7 +110,7 @@ class Model:
             if one.timing.get("costs"):
                 probed.setdefault(one.network, []).append(one.timing["costs"])
         self.lines = {network: {what: tuple(median(one[what][turn] for one in costs) for turn in (0, 1))
-                                for what in ("gather", "broadcast", "inversion")} for network, costs in probed.items()}
+                                for what in costs[0]} for network, costs in probed.items()}
 
     def base(self, one: Measured) -> Measured | None:
         """The measurement that its computing is taken from."""
@@ -150,8 +150,7 @@ class Model:
         cluster = Cluster(one.network.learners, self._line(one.network, base, GRADIENT_MESSAGES, gradient),
                           lines["broadcast"], lambda size: scale * (c0 + c1 * size**3),
                           collect=self._line(one.network, base, FACTOR_MESSAGES, whole),
-                          handling=self._line(base.network, base, FACTOR_MESSAGES, whole),
-                          handing_out=self.lines[base.network]["broadcast"])
+                          handling=_shared(lines["handling"], one), handing_out=_shared(lines["handing_out"], one))
         ready = [0.0, *timing["ready"]]
         items = [Item(after - before, PASSES, factor=place)
                  for place, before, after in zip(timing["order"], ready, ready[1:], strict=False)]
@@ -163,3 +162,7 @@ class Model:
         return iteration(Work(items, factors), cluster, how).seconds + rest
 
 
+def _shared(line: Line, one: Measured) -> Line:
+    """Seconds of the processor where there are fewer cores than learners."""
+    share = max(1.0, one.network.learners / one.row["cores"])
+    return share * line[0], share * line[1]

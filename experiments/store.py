@@ -234,9 +234,17 @@ class Store:
         return RunFolder(self.root / "learners" / name, self.root)
 
     def pipelines(self) -> list[Row]:
-        """The outcomes of all runs that were executed as real processes, by id."""
-        names = sorted(path.parent.name for path in self.root.glob("pipelines/*/done.json"))
-        return [row for name in names if (row := _said(self.pipeline(name).row)) is not None]
+        """The outcomes of all runs whose stages were executed as real processes, by id."""
+        return self._processes("pipelines")
+
+    def learner_rows(self) -> list[Row]:
+        """The outcomes of all runs whose learners were executed as real processes, by id."""
+        return self._processes("learners")
+
+    def _processes(self, kind: str) -> list[Row]:
+        names = sorted(path.parent.name for path in self.root.glob(f"{kind}/*/done.json"))
+        return [row for name in names
+                if (row := _said(RunFolder(self.root / kind / name, self.root).row)) is not None]
 
     def find(self, prefix: str) -> RunFolder:
         """The one folder whose id begins with `prefix`. Raises UserError when none or several do."""

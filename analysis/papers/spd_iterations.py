@@ -443,7 +443,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {"breakdown": breakdown, "pipelining"
 
 def beside(found: list[Measured], frame: pd.DataFrame, curves: pd.DataFrame) -> report.More:
     """What the report of a plan says beside that of its runs (`analysis/papers/kfac.py`)."""
-    drawn = [("steps", steps(found)), *((name, draw()) for name, draw in FIGURES.items())]
+    drawn = [*([("steps", steps(found))] if found else []), *((name, draw()) for name, draw in FIGURES.items())]
     captions = {"steps": steps, **FIGURES}
     return report.More(
         [iterations(), details(), measured(found), kfac.target_table(frame, curves)],

@@ -46,10 +46,10 @@ def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
 
 def benches() -> dict[str, Callable[[], Iterable[Result]]]:
     """All benches by name; a later one adds a line."""
-    from commsweep.bench import boundary, gradients, store, text, wire
+    from commsweep.bench import boundary, gradients, kfac, store, text, wire
 
     return {"boundary": boundary.bench, "text": text.bench, "store": store.bench, "gradients": gradients.bench,
-            "wire": wire.bench}
+            "wire": wire.bench, "kfac": kfac.bench}
 
 
 def run(name: str | None, as_json: bool) -> int:

@@ -17,15 +17,22 @@ FEW = 1  # elements of the messages that are timed, and
 MANY = (2**15, 2**18)  # the more the faster the links are:
 BRIEF = 0.03  # seconds below which the larger one is timed, too
 SMALL, LARGE = 32, 384  # rows of the matrices
+Line = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: of a message of m elements alpha + beta m, of inverting a factor of d rows c0 + c1 d^3."""
+    """Seconds: of a message of m elements alpha + beta m, of inverting a factor of d rows c0 + c1 d^3.
 
-    gather: tuple[float, float]
-    broadcast: tuple[float, float]
-    inversion: tuple[float, float]
+    broadcast: of one among as many as there are learners. handling, handing_out: of the processor, that a gather and
+    such a broadcast take of each learner.
+    """
+
+    gather: Line
+    broadcast: Line
+    inversion: Line
+    handling: Line
+    handing_out: Line
 
     def small(self, size: int) -> bool:
         """Whether inverting a factor of so many rows is cheaper than receiving its inverse."""
@@ -39,43 +46,44 @@ class Costs:
 
 def measure(collectives: Collectives, spec: KFAC) -> Costs:
     """The costs on these links and this processor, the same for all learners."""
-    def line(timed: Callable[[int], float], sizes: tuple[int, ...], at: Callable[[int], float]) -> tuple[float, float]:
-        def usual(n: int) -> float:
-            return collectives.agree(median(timed(n) for _ in range(TURNS)))
+    def usual(work: Callable[[int], object], n: int) -> Line:
+        """(seconds, of them the processor's)"""
+        seen = []
+        for _ in range(TURNS):
+            began, busy = time.perf_counter(), time.process_time()
+            work(n)
+            seen.append((time.perf_counter() - began, time.process_time() - busy))
+        return collectives.agree(tuple(median(column) for column in zip(*seen, strict=True)))
 
-        first = usual(sizes[0])
+    def lines(work: Callable[[int], object], sizes: tuple[int, ...], at: Callable[[int], float] = float,
+              parts: int = 1) -> list[Line]:
+        work(sizes[0])  # connects
+        few = usual(work, sizes[0])
         for most in sizes[1:]:
-            if (second := usual(most)) > BRIEF:
+            many = usual(work, most)
+            if many[0] > BRIEF:
                 break
-        slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))
-        return max(1e-9, first - slope * at(sizes[0])), slope
+        made = []
+        for first, second in zip(few, many, strict=True):
+            slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))
+            made.append((max(1e-9, first - slope * at(sizes[0])) / parts, slope / parts))
+        return made
 
-    def gathered(n: int) -> float:
-        return _seconds(lambda: collectives.gather([[torch.zeros(n)]], "probe").wait())
+    def gather(n: int) -> None:
+        collectives.gather([[torch.zeros(n)]], "probe").wait()
 
-    def broadcast(n: int) -> float:
-        """Of one among as many as there are learners, one from each."""
-        def all_at_once() -> None:
-            for handle in [collectives.broadcast(lambda _: [torch.zeros(n)], leader, "probe")
-                           for leader in range(collectives.learners)]:
-                handle.wait()
+    def broadcasts(n: int) -> None:
+        for handle in [collectives.broadcast(lambda _: [torch.zeros(n)], leader, "probe")
+                       for leader in range(collectives.learners)]:
+            handle.wait()
 
-        return _seconds(all_at_once) / collectives.learners
-
-    def inverted(d: int) -> float:
+    def inverted(d: int) -> None:
         matrix = torch.eye(d) + torch.ones(d, d) / d
-        solve = torch.linalg.eigh if spec.method == "eigen" else lambda one: torch.cholesky_inverse(
-            torch.linalg.cholesky(one))
-        solve(matrix)
-        return _seconds(lambda: solve(matrix))
+        if spec.method == "eigen":
+            torch.linalg.eigh(matrix)
+        else:
+            torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
-    gathered(FEW)  # connects
-    made = Costs(line(gathered, (FEW, *MANY), float), line(broadcast, (FEW, *MANY), float),
-                 line(inverted, (SMALL, LARGE), lambda d: d**3))
-    return collectives.agree(made)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    gathering, handling = lines(gather, (FEW, *MANY))
+    broadcast, handing_out = lines(broadcasts, (FEW, *MANY), parts=collectives.learners)
+    return Costs(gathering, broadcast, lines(inverted, (SMALL, LARGE), lambda d: d**3)[0], handling, handing_out)

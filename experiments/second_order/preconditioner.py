@@ -285,7 +285,7 @@ class Preconditioner(Component):
         """The first layer whose factor was not finite or not positive definite."""
         now, name = min(((float(layer.bad), layer.name) for layer in self.layers), key=lambda one: one[0])
         return None if now == float("inf") else (now, f"a factor of layer {name} that is not finite or not positive "
-                                                      "definite (raise kfac.damping)")
+                                                      "definite (raise kfac.damping, or kfac.method=eigen)")
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"steps": self.steps, "inversions": self.inversions}

@@ -12,7 +12,8 @@ from nbclient import NotebookClient
 
 from commsweep.analysis.papers import PAPERS
 from commsweep.experiments.store import Store
-from tests.analysis.papers import test_adacomp, test_links, test_rudakov, test_rudakov_text
+from tests.analysis import test_learners
+from tests.analysis.papers import test_adacomp, test_kfac, test_links, test_rudakov, test_rudakov_text
 from tests.test_layout import ROOT
 
 FILLED = {
@@ -20,6 +21,7 @@ FILLED = {
     "rudakov_text": lambda store: test_rudakov_text.fill(store, test_rudakov_text.paper_world),
     "adacomp": lambda store: test_adacomp.fill(store, test_adacomp.good),
     "links": test_links.measure,
+    "kfac": lambda store: (test_kfac.fill(store, test_kfac.best_at, lambda run: 3), test_learners.fill(store)),
 }
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 

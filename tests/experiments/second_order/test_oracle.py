@@ -17,8 +17,8 @@ with warnings.catch_warnings():
 SUPPORTED = nn.Linear | nn.Conv2d
 
 
-def collected(net, x, slopes_of, sharing):
-    """(A, G) of every layer; `slopes_of` backpropagates, as often as it likes, from outputs [rows, ...]."""
+def collected(net, x, slopes_of, sharing, terms):
+    """(A, G) of every layer; `slopes_of`: gradients at the outputs to start from, of a mean of so many terms."""
     layers, seen, a = [one for one in net if isinstance(one, SUPPORTED)], {}, {}
     for layer in layers:
         layer.register_forward_hook(lambda module, into, out: seen.update({module: (into[0].detach(), out)}))
@@ -29,7 +29,7 @@ def collected(net, x, slopes_of, sharing):
     every = [torch.autograd.grad(y, [seen[layer][1] for layer in layers], grad, retain_graph=True)
              for grad in slopes_of(y)]
     for turn, layer in enumerate(layers):
-        g = sum(factors.output_factor(factors.slopes(layer, grads[turn]), len(x), sharing) for grads in every)
+        g = sum(factors.output_factor(factors.slopes(layer, grads[turn]), terms, sharing) for grads in every)
         found.append((a[layer], g))
     return found
 
@@ -78,7 +78,7 @@ def test_empirical_factors_are_those_of_curvlinops(name, sharing, kind):
     aim = torch.randn(len(x), 2, dtype=torch.float64) if kind == "squares" else torch.arange(len(x)) % 2
     theirs = KFACLinearOperator(net, loss, list(net.parameters()), [(x, aim)], fisher_type="empirical",
                                 kfac_approx=sharing, separate_weight_and_bias=False, check_deterministic=False)
-    ours = blocks(collected(net, x, loss_slopes(loss, aim), sharing), net)
+    ours = blocks(collected(net, x, loss_slopes(loss, aim), sharing, aim.numel()), net)
     assert torch.allclose(ours, dense(theirs), rtol=1e-9, atol=1e-12)
 
 
@@ -86,7 +86,7 @@ def test_of_one_datum_the_empirical_fisher_is_exact():
     torch.manual_seed(0)
     net, x = NETS["linear"][0]().double(), torch.randn(1, 4, dtype=torch.float64)
     loss, aim = nn.CrossEntropyLoss(), torch.tensor([1])
-    ours = blocks(collected(net, x, loss_slopes(loss, aim), "expand"), net)
+    ours = blocks(collected(net, x, loss_slopes(loss, aim), "expand", 1), net)
     exact = dense(EFLinearOperator(net, loss, list(net.parameters()), [(x, aim)], check_deterministic=False))
     assert torch.allclose(torch.block_diag(exact[:15, :15], exact[15:, 15:]), ours, rtol=1e-9, atol=1e-12)
 
@@ -100,6 +100,6 @@ def test_of_a_deep_linear_network_with_squares_the_factors_are_the_exact_curvatu
     def roots(y):  # of the sum of squares: the Hessian of each datum is twice the identity
         return [2**0.5 / len(y) * torch.eye(2, dtype=torch.float64)[turn].expand_as(y) for turn in range(2)]
 
-    ours = blocks(collected(net, x, roots, "expand"), net) * len(x)
+    ours = blocks(collected(net, x, roots, "expand", len(x)), net) * len(x)
     exact = dense(GGNLinearOperator(net, loss, list(net.parameters()), [(x, aim)], check_deterministic=False))
     assert torch.allclose(torch.block_diag(exact[:15, :15], exact[15:, 15:]), ours, rtol=1e-9, atol=1e-12)

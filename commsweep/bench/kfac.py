@@ -1,0 +1,175 @@
+"""`commsweep bench kfac`: factors, steps, inversions beside the same by hand; predictions beside measurements."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, unfold
+
+from commsweep.bench import Result, alternate, paired
+from commsweep.experiments.component import Moment, Pass
+from commsweep.experiments.config import KFAC, ImageModel
+from commsweep.experiments.models import resnet
+from commsweep.experiments.second_order import factors
+from commsweep.experiments.second_order.layer import Layer
+from commsweep.experiments.second_order.preconditioner import Preconditioner
+
+BATCH, STEPS = 64, 10
+ROWS = 1152  # of the factor that is inverted: the largest of ResNet-50's that all SPD placements invert everywhere
+APART = 0.08  # algorithms whose steps differ by more must be in the right order
+
+
+def bench() -> Iterator[Result]:
+    """Everything; measured iterations only where links can be shaped (Linux, root, iproute2)."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield _factor()
+        yield _inversion()
+    yield from _steps()
+    yield _prediction()
+    if os.geteuid() == 0:
+        yield from _measured()
+
+
+def _factor() -> Result:
+    conv, x = nn.Conv2d(64, 64, 3, padding=1, bias=False), torch.randn(BATCH, 64, 32, 32)
+    seconds = alternate({"ours": lambda: factors.input_factor(factors.inputs(conv, x), False, "expand"),
+                         "hand": lambda: _product(unfold(x, 3, padding=1))}, rounds=9, warmup=2)
+    return Result("A of a 3x3 convolution, 64 channels / its unfold and symmetric product by hand",
+                  paired(seconds, "ours", "hand"), 1.3, medians=_medians(seconds))
+
+
+def _product(columns: Tensor) -> Tensor:
+    """Sum over samples [n, d, s] of c c^T."""
+    made = columns.new_zeros(columns.shape[1], columns.shape[1])
+    for one in columns:
+        made.addmm_(one, one.mT)
+    return made
+
+
+def _inversion() -> Result:
+    layer, spec = Layer("fc", nn.Linear(ROWS, 8, bias=False)), KFAC(split="direct")
+    sample = torch.randn(2 * ROWS, ROWS)
+    full = sample.mT @ sample / len(sample)
+    layer.a.copy_(full)
+    layer.taken = 1.0
+    damped = full + spec.damping * torch.eye(ROWS)
+    seconds = alternate({"ours": lambda: layer.inverse("a", spec),
+                         "torch": lambda: torch.cholesky_inverse(torch.linalg.cholesky(damped))}, rounds=15, warmup=3)
+    return Result(f"inverse of a factor of {ROWS} rows as it travels / torch's cholesky and cholesky_inverse",
+                  paired(seconds, "ours", "torch"), 1.2, medians=_medians(seconds))
+
+
+class _Training:
+    """ResNet-18 on a batch of random images: plain steps, and steps with K-FAC."""
+
+    def __init__(self, spec: KFAC | None) -> None:
+        torch.manual_seed(0)
+        self.net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
+        self.kfac = Preconditioner(spec, self.net, 1) if spec else None
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3, momentum=0.9)
+        self.x, self.y, self.steps = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,)), 0
+
+    def __call__(self) -> None:
+        """Ten steps."""
+        whole = Pass(slice(0, BATCH), BATCH, 1.0)
+        for _ in range(STEPS):
+            moment = Moment(self.steps, 0, 1e-3, self.steps, self.steps + 1)
+            self.optimizer.zero_grad()
+            if self.kfac is not None:
+                self.kfac.before_pass(moment, whole, self.y, self.x.device)
+            cross_entropy(self.net(self.x), self.y).backward()
+            if self.kfac is not None:
+                self.kfac.before_exchange(moment)
+                self.kfac.after_backward(moment)
+            self.optimizer.step()
+            self.steps += 1
+
+
+def _steps() -> Iterator[Result]:
+    """Each side is ten steps, so that factors and inverses that are new every ten are there once."""
+    plain, rare, often = (_Training(spec) for spec in (
+        None, KFAC(factors_every=10, inverses_every=10), KFAC(factors_every=1, inverses_every=10)))
+    by_hand = _by_hand(_Training(None).net, plain.x)
+
+    def plain_and_hand() -> None:
+        plain()
+        for _ in range(STEPS):
+            by_hand()
+
+    seconds = alternate({"plain": plain, "every 10": rare, "every 1": often, "plain and by hand": plain_and_hand},
+                        rounds=3, warmup=1)
+    medians = _medians(seconds, STEPS)
+    yield Result("K-FAC step of ResNet-18, batch 64, factors and inverses every 10 / plain step",
+                 paired(seconds, "every 10", "plain"), 1.8, medians=medians)
+    yield Result("K-FAC step, factors in every one / plain step and all unfolds and products by hand",
+                 paired(seconds, "every 1", "plain and by hand"), 1.3, medians=medians)
+
+
+def _by_hand(net: nn.Module, x: Tensor) -> Callable[[], None]:
+    """The unfolds and products of all factors of a network, without anything around them."""
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+    for module in net.modules():
+        if factors.supported(module):
+            module.register_forward_hook(lambda module, into, out: seen.append(
+                (module, into[0].detach(), out.detach())))
+    net(x)
+
+    @torch.no_grad()
+    def work() -> None:
+        for module, into, out in seen:
+            if isinstance(module, nn.Conv2d):
+                _product(unfold(into, module.kernel_size, module.dilation, module.padding, module.stride))
+                _product(out.flatten(2))
+            else:
+                _product(into.mT[None])
+                _product(out.mT[None])
+
+    return work
+
+
+def _prediction() -> Result:
+    from commsweep.analysis.papers.spd_kfac import setting
+    from commsweep.analysis.timeline.iterations import ALGORITHMS, planned
+
+    here = setting("resnet152")
+    began = time.perf_counter()
+    for name in ALGORITHMS:
+        planned(here.work, here.cluster, name)
+    took = time.perf_counter() - began
+    return Result("prediction of an iteration of ResNet-152 on 64 GPUs, all arms: seconds / 1", took, 1.0,
+                  medians={"s": took})
+
+
+def _measured() -> Iterator[Result]:
+    """The plan of the demo, in a store of its own: about three minutes."""
+    from commsweep.analysis.learners import measurements
+    from commsweep.analysis.papers.spd_iterations import errors, misordered
+    from commsweep.experiments.config import Execution
+    from commsweep.experiments.processes import ddp
+    from commsweep.experiments.store import Store
+    from commsweep.sweeps.papers.kfac import plan
+
+    wanted = plan("demo-kfac")
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        ddp.execute(wanted, store, Execution("cpu", progress=False))
+        found = measurements(store, [ddp.folder_of(store, *one).path.name for one in wanted])
+    off = [abs(one) for one in errors(found)]
+    medians = {"settings": float(len(off)), "median %": 100 * median(off), "worst %": 100 * max(off)}
+    yield Result("predicted steps of real learners: median error / 8 %", median(off) / 0.08, 1.0, medians=medians)
+    yield Result("predicted steps of real learners: worst error / 20 %", max(off) / 0.2, 1.0, medians=medians)
+    yield Result(f"pairs of algorithms further apart than {100 * max(off):.0f} % in the wrong order",
+                 float(len(misordered(found, max(off)))), 0.0)
+    yield Result(f"pairs further apart than {100 * APART:g} % in the wrong order, of 100",
+                 float(len(misordered(found, APART))), 5.0)
+
+
+def _medians(seconds: dict[str, list[float]], parts: int = 1) -> dict[str, float]:
+    return {f"{name} ms": 1000 * median(times) / parts for name, times in seconds.items()}

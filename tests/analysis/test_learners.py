@@ -1,0 +1,108 @@
+"""The model of measured learners, over made-up measurements whose truth is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from commsweep.analysis.learners import Measured, Model, Network, measurements
+from commsweep.analysis.papers import spd_iterations
+from commsweep.experiments.second_order.placement import Factor, place
+
+SIZES = [20, 10, 30, 12]  # A and G of two layers
+ELEMENTS = [d * (d + 1) // 2 for d in SIZES]
+READY = [0.010, 0.020, 0.030, 0.040]
+ORDER = [0, 2, 3, 1]
+GRADIENT = 20 * 10 + 30 * 12
+C1 = 1e-6  # seconds a cubed row
+REST = 0.012  # of computing after the messages
+
+
+def line(network):
+    """The truth: a message of m elements takes 0.1 ms and wire time, beside 1 us an element of handling."""
+    wire = 32 * (network.learners - 1) / network.bandwidth if network.bandwidth else 0.0
+    return 1e-4, wire + 1e-6
+
+
+def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0):
+    """A measurement as the truth has it: nothing overlaps with `after`."""
+    alpha, beta = line(network)
+    inverting = [C1 * d**3 for d in SIZES]
+    parts = {"passes": 0.020, "gradients": alpha + beta * GRADIENT}
+    timing = {"costs": {}, "steps": 12}
+    if kfac:
+        parts |= {"passes": 0.030, "factors": READY[-1] + REST - 0.030, "factor messages": alpha + beta * sum(ELEMENTS),
+                  "inversion": sum(inverting), "inverse messages": 0.0, "preconditioning": 0.0}
+        factors = [Factor(turn // 2, "AG"[turn % 2], size) for turn, size in enumerate(SIZES)]
+        timing |= {"costs": {"gather": [alpha, beta], "broadcast": [alpha, beta], "inversion": [0.0, C1],
+                             "handling": [0.0, 1e-6], "handing_out": [0.0, 0.0]},
+                   "sizes": SIZES, "order": ORDER, "ready": READY, "groups": None,
+                   "inverters": place(placement, factors, network.learners).inverters}
+    timing |= {"step_seconds": late * sum(parts.values()), "parts": parts}
+    return Measured({"id": f"{fusion}{placement}{kfac}{network.bandwidth:g}", "run": {
+        "kfac": {"damping": 0.03} if kfac else None, "grad": {"learners": network.learners}},
+        "wiring": {"bandwidth": network.bandwidth, "latency": 0.0, "fusion": fusion, "placement": placement,
+                   "buffer": 2**24}, "timing": timing, "cores": 2, "gradients": {"dense": 4.0 * GRADIENT}})
+
+
+def fill(store):
+    """Some measurements, in a store."""
+    for network in (FREE, SLOW):
+        for one in (row(network), row(network, "after", "spread"), row(network, "pipelined", "balanced")):
+            store.learners(one.row["id"]).make()
+            store.learners(one.row["id"]).finish(one.row)
+
+
+FREE, SLOW = Network(2), Network(2, 1e7)
+
+
+def test_measurements_are_read_from_a_store(store):
+    fill(store)
+    assert {one.algorithm for one in measurements(store)} == {"D-KFAC", "MPD-KFAC", "SPD-KFAC"}
+    assert len(measurements(store)) == 6 and len(measurements(store, [row(FREE).row["id"], "other"])) == 1
+
+
+def test_what_a_measurement_is_called():
+    assert row(FREE).algorithm == "D-KFAC" and row(FREE, kfac=False).algorithm == "S-SGD"
+    assert row(FREE, "after", "spread").algorithm == "MPD-KFAC"
+    assert row(FREE, "layer").algorithm == "K-FAC, factors layer by layer, inverted everywhere"
+
+
+def test_the_model_finds_what_made_the_measurements():
+    found = [row(network, kfac=kfac) for network in (FREE, SLOW) for kfac in (True, False)]
+    model = Model(found)
+    assert [model.fitted(one) for one in found] == [True, True, False, False]
+    assert [model.step(one) for one in found] == pytest.approx([one.seconds for one in found])
+    assert spd_iterations.errors(found) == pytest.approx([0, 0], abs=1e-9)
+
+
+def test_spread_is_predicted_from_the_same_measurement():
+    """Two learners invert by halves; inverses take turns on the network."""
+    found = [row(FREE), row(SLOW), row(SLOW, "after", "spread")]
+    predicted, everywhere = Model(found).step(found[2]), Model(found).step(found[1])
+    alpha, beta = line(SLOW)
+    assert predicted < everywhere + 4 * alpha + beta * sum(ELEMENTS)
+    assert predicted > everywhere - sum(C1 * d**3 for d in SIZES) + 4 * alpha + beta * sum(ELEMENTS)
+
+
+def test_without_its_calibration_there_is_no_prediction():
+    assert Model([row(SLOW)]).step(row(SLOW)) is None
+    assert Model([row(FREE)]).step(row(Network(2, 3e8))) is None
+    assert "no prediction" in spd_iterations.accuracy([row(SLOW)])
+
+
+def test_a_prediction_that_orders_otherwise_is_found():
+    """Layer by layer overlaps and so is predicted faster; measured it was half as fast again."""
+    slower = row(SLOW, "layer", late=1.5)
+    found = [row(FREE), row(SLOW), slower]
+    assert Model(found).step(slower) < Model(found).step(found[1])
+    assert spd_iterations.misordered(found, 0.08) == [("D-KFAC", slower.algorithm)]
+    assert spd_iterations.misordered(found, 0.6) == []
+
+
+def test_measured_claims_follow_the_measurements():
+    networks = [Network(n, bits) for n, bits in ((2, 1e7), (2, 1e8), (4, 1e8))]
+    for late, verdict in ((0.8, "supported"), (1.0, "contradicted")):
+        found = [row(network) for network in networks] + [row(network, "after", "spread") for network in networks] + [
+            row(network, "pipelined", "balanced", late=late) for network in networks]
+        measured = spd_iterations.k1(found).effects[-1]
+        assert len(measured.values) == 3 and measured.verdict == verdict
