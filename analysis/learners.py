@@ -128,11 +128,14 @@ class Model:
         return self._kfac(one, base) if one.kfac else self._plain(one, base)
 
     def _line(self, network: Network, base: Measured, part: str, elements: int) -> Line:
-        """Of a gather: as probed, and what `base` needed beyond that on its own network, for copies and sums."""
+        """Of a gather: as probed, and what is beyond that."""
         alpha, beta = self.lines[network]["gather"]
-        own_alpha, own_beta = self.lines[base.network]["gather"]
-        beyond = base.parts[part] - own_alpha - own_beta * elements
-        return alpha, max(0.0, beta + beyond / elements)
+        return alpha, max(0.0, beta + self._beyond(base, part, elements))
+
+    def _beyond(self, base: Measured, part: str, elements: int) -> float:
+        """Seconds an element that `base` needed beyond the probe on its own network: for copies and sums."""
+        alpha, beta = self.lines[base.network]["gather"]
+        return (base.parts[part] - alpha) / elements - beta
 
     def _plain(self, one: Measured, base: Measured) -> float:
         elements = base.row["gradients"]["dense"] // 4
@@ -147,10 +150,12 @@ class Model:
         lines = self.lines[one.network]
         c0, c1 = self.lines[base.network]["inversion"]
         scale = base.parts["inversion"] / sum(c0 + c1 * size**3 for size in timing["sizes"])
+        alpha, beta = _shared(lines["handling"], one)
         cluster = Cluster(one.network.learners, self._line(one.network, base, GRADIENT_MESSAGES, gradient),
                           lines["broadcast"], lambda size: scale * (c0 + c1 * size**3),
                           collect=self._line(one.network, base, FACTOR_MESSAGES, whole),
-                          handling=_shared(lines["handling"], one), handing_out=_shared(lines["handing_out"], one))
+                          handling=(alpha, beta + max(0.0, self._beyond(base, FACTOR_MESSAGES, whole))),
+                          handing_out=_shared(lines["handing_out"], one))
         ready = [0.0, *timing["ready"]]
         items = [Item(after - before, PASSES, factor=place)
                  for place, before, after in zip(timing["order"], ready, ready[1:], strict=False)]

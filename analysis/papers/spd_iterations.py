@@ -50,6 +50,7 @@ PLACES = {"d": "everywhere", "mpd": "spread", "d+balance": "balanced"}
 STEPS = {"d": "neither", "d+pipelining": "pipelining", "d+balance": "balance", "spd": "both"}
 INTERVALS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100)
 LATENCY = 7.4e-6  # of a hop: what the published all-reduce of 64 GPUs takes to start, over its 126 rounds
+WORST = 0.2  # of a step: the largest error that is asked of a prediction
 GAIN, MOST, LITTLE = 10.0, 35.0, 5.0  # per cent
 USUAL = 10  # the update interval that K6 asks about: what the author's code does with factors unless told otherwise
 
@@ -457,4 +458,5 @@ def accuracy(found: list[Measured]) -> str:
     if not off:
         return "no prediction: a measurement of D-KFAC over unlimited links is missing"
     return (f"{len(off)} steps predicted: median error {100 * median(off):.1f} %, worst {100 * max(off):.1f} %; "
-            f"{len(misordered(found, max(0.08, median(off))))} pairs of algorithms ordered otherwise than measured")
+            f"{len(misordered(found, WORST))} pairs of algorithms that differ by more than {100 * WORST:.0f} % are "
+            "ordered otherwise than measured")

@@ -6,7 +6,9 @@ import pytest
 
 from commsweep.analysis.learners import Measured, Model, Network, measurements
 from commsweep.analysis.papers import spd_iterations
+from commsweep.experiments.config import SCHEMA, record
 from commsweep.experiments.second_order.placement import Factor, place
+from tests.helpers import tiny
 
 SIZES = [20, 10, 30, 12]  # A and G of two layers
 ELEMENTS = [d * (d + 1) // 2 for d in SIZES]
@@ -38,10 +40,11 @@ def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0):
                    "sizes": SIZES, "order": ORDER, "ready": READY, "groups": None,
                    "inverters": place(placement, factors, network.learners).inverters}
     timing |= {"step_seconds": late * sum(parts.values()), "parts": parts}
-    return Measured({"id": f"{fusion}{placement}{kfac}{network.bandwidth:g}", "run": {
-        "kfac": {"damping": 0.03} if kfac else None, "grad": {"learners": network.learners}},
-        "wiring": {"bandwidth": network.bandwidth, "latency": 0.0, "fusion": fusion, "placement": placement,
-                   "buffer": 2**24}, "timing": timing, "cores": 2, "gradients": {"dense": 4.0 * GRADIENT}})
+    name = f"{fusion}{placement}{kfac}{network.bandwidth:g}"
+    return Measured({"schema": SCHEMA, "status": "measured", "metrics": {}, "seconds": {}, "id": name,
+                     "run": record(tiny(model__cuts=[], grad__learners=network.learners, **WITH[kfac])),
+                     "wiring": {"bandwidth": network.bandwidth, "latency": 0.0, "fusion": fusion,
+                                "placement": placement, "buffer": 2**24}, "timing": timing, "cores": 2, "gradients": {"dense": 4.0 * GRADIENT}})
 
 
 def fill(store):
@@ -52,6 +55,7 @@ def fill(store):
             store.learners(one.row["id"]).finish(one.row)
 
 
+WITH = {True: {"kfac__damping": 0.03}, False: {}}
 FREE, SLOW = Network(2), Network(2, 1e7)
 
 
