@@ -76,35 +76,39 @@ class _Training:
         self.x, self.y, self.steps = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,)), 0
 
     def __call__(self) -> None:
-        """Ten steps."""
-        whole = Pass(slice(0, BATCH), BATCH, 1.0)
-        for _ in range(STEPS):
-            moment = Moment(self.steps, 0, 1e-3, self.steps, self.steps + 1)
-            self.optimizer.zero_grad()
-            if self.kfac is not None:
-                self.kfac.before_pass(moment, whole, self.y, self.x.device)
-            cross_entropy(self.net(self.x), self.y).backward()
-            if self.kfac is not None:
-                self.kfac.before_exchange(moment)
-                self.kfac.after_backward(moment)
-            self.optimizer.step()
-            self.steps += 1
+        """One step."""
+        whole, moment = Pass(slice(0, BATCH), BATCH, 1.0), Moment(self.steps, 0, 1e-3, self.steps, self.steps + 1)
+        self.optimizer.zero_grad()
+        if self.kfac is not None:
+            self.kfac.before_pass(moment, whole, self.y, self.x.device)
+        cross_entropy(self.net(self.x), self.y).backward()
+        if self.kfac is not None:
+            self.kfac.before_exchange(moment)
+            self.kfac.after_backward(moment)
+        self.optimizer.step()
+        self.steps += 1
+
+    def at(self, step: int) -> Callable[[], None]:
+        """The step that comes after so many, again and again."""
+        def again() -> None:
+            self.kfac.steps = step
+            self()
+
+        return again
 
 
 def _steps() -> Iterator[Result]:
-    """Each side is ten steps, so that factors and inverses that are new every ten are there once."""
+    """Averages over ten steps, from each kind of step timed by itself."""
     plain, rare, often = (_Training(spec) for spec in (
-        None, KFAC(factors_every=10, inverses_every=10), KFAC(factors_every=1, inverses_every=10)))
-    by_hand = _by_hand(_Training(None).net, plain.x)
-
-    def plain_and_hand() -> None:
-        plain()
-        for _ in range(STEPS):
-            by_hand()
-
-    seconds = alternate({"plain": plain, "every 10": rare, "every 1": often, "plain and by hand": plain_and_hand},
-                        rounds=3, warmup=1)
-    medians = _medians(seconds, STEPS)
+        None, KFAC(factors_every=STEPS, inverses_every=STEPS), KFAC(factors_every=1, inverses_every=STEPS)))
+    seconds = alternate({"plain": plain, "new": rare.at(0), "old": rare.at(1), "factors new": often.at(1),
+                         "by hand": _by_hand(_Training(None).net, plain.x)}, rounds=5, warmup=1)
+    seconds["every 10"] = [(new + (STEPS - 1) * old) / STEPS
+                           for new, old in zip(seconds["new"], seconds["old"], strict=True)]
+    seconds["every 1"] = [(new + (STEPS - 1) * made) / STEPS
+                          for new, made in zip(seconds["new"], seconds["factors new"], strict=True)]
+    seconds["plain and by hand"] = [a + b for a, b in zip(seconds["plain"], seconds["by hand"], strict=True)]
+    medians = _medians(seconds)
     yield Result("K-FAC step of ResNet-18, batch 64, factors and inverses every 10 / plain step",
                  paired(seconds, "every 10", "plain"), 1.8, medians=medians)
     yield Result("K-FAC step, factors in every one / plain step and all unfolds and products by hand",

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+BLOCK = 128  # rows at which a product is not halved any more
+
 
 def weight_matrix(module: nn.Module) -> Tensor:
     """A layer's weight as [out, in]: a view."""
@@ -68,9 +70,9 @@ def input_factor(a: Tensor, bias: bool, sharing: str) -> Tensor:
     columns = a.mean(2) if sharing == "reduce" else a.flatten(1)
     n = columns.shape[1]
     if not bias:
-        return (columns @ columns.mT).div_(n)
+        return product(columns).div_(n)
     matrix = columns.new_empty(len(columns) + 1, len(columns) + 1)
-    matrix[:-1, :-1] = (columns @ columns.mT).div_(n)
+    matrix[:-1, :-1] = product(columns).div_(n)
     matrix[-1, :-1] = matrix[:-1, -1] = columns.mean(1)
     matrix[-1, -1] = 1
     return matrix
@@ -79,7 +81,19 @@ def input_factor(a: Tensor, bias: bool, sharing: str) -> Tensor:
 def output_factor(g: Tensor, terms: int, sharing: str) -> Tensor:
     """G [out, out] of slopes [out, n, s] of a loss that is the mean of `terms` terms."""
     columns = g.sum(2) if sharing == "reduce" else g.flatten(1)
-    return (columns @ columns.mT).mul_(terms)
+    return product(columns).mul_(terms)
+
+
+def product(columns: Tensor) -> Tensor:
+    """x x^T of x [d, n]. By halves, so that of a large one only little over half is computed."""
+    d = len(columns)
+    if d < 2 * BLOCK:
+        return columns @ columns.mT
+    h, matrix = d // 2, columns.new_empty(d, d)
+    matrix[:h, :h], matrix[h:, h:] = product(columns[:h]), product(columns[h:])
+    matrix[h:, :h] = columns[h:] @ columns[:h].mT
+    matrix[:h, h:] = matrix[h:, :h].mT
+    return matrix
 
 
 def packed(matrix: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ class Preconditioner(Component):
         self.factors = [Factor(turn, side.upper(), d) for turn, (_, module) in enumerate(found)
                         for side, d in zip(SIDES, factors.sizes(module), strict=True)]
         self.travels = len(self.collectives.here) < self.collectives.learners
+        # New factors are nobody else's: of an owner, or of a learner who is alone and whose messages change nothing.
+        self.stays = spec.statistics == "owner" or (self.collectives.learners == 1 and spec.compressor.kind == "none")
         self.costs = costs.measure(self.collectives, spec) if self.travels else None
         self.messages = FactorMessages(spec, [one.elements for one in self.factors], seed, self.collectives, wiring,
                                        (lambda: self.costs.gather) if self.costs else None)
@@ -94,8 +96,8 @@ class Preconditioner(Component):
                 return
             if self._wants(turn):
                 with torch.no_grad(), torch.autocast(output.device.type, enabled=False), self._timed(COMPUTING):
-                    made = factors.packed(factors.input_factor(factors.inputs(module, inputs[0]),
-                                                               module.bias is not None, self.spec.sharing))
+                    made = factors.input_factor(factors.inputs(module, inputs[0]), module.bias is not None,
+                                                self.spec.sharing)
                 self._offer(2 * turn, made)
             if self.spec.fisher == "sampled":
                 self._outputs[turn] = output
@@ -108,18 +110,20 @@ class Preconditioner(Component):
         if not self._wants(turn):
             return
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False), self._timed(COMPUTING):
-            made = factors.packed(factors.output_factor(factors.slopes(self.layers[turn].module, grad),
-                                                        self._rows * self.terms, self.spec.sharing))
+            made = factors.output_factor(factors.slopes(self.layers[turn].module, grad), self._rows * self.terms,
+                                         self.spec.sharing)
         self._offer(2 * turn + 1, made)
 
     def _wants(self, turn: int) -> bool:
         """Whether the learner whose pass it is has a part in this layer's factors."""
         return self.spec.statistics == "all" or self.placed.workers[turn][0] == self._learner
 
-    def _offer(self, place: int, elements: Tensor) -> None:
-        if self.spec.statistics == "owner":
-            self._own[place] = elements
+    def _offer(self, place: int, matrix: Tensor) -> None:
+        if self.stays:
+            self._own[place] = matrix
             return
+        with torch.no_grad(), self._timed(COMPUTING):
+            elements = factors.packed(matrix)
         with torch.no_grad(), self._timed(MESSAGES):
             self.messages.offer(place, elements if self._weight == 1 else elements * self._weight)
 
@@ -169,11 +173,12 @@ class Preconditioner(Component):
 
     def _average(self) -> None:
         with self._timed(MESSAGES):
-            new = self._own if self.spec.statistics == "owner" else self.messages.finish()
+            new = self._own if self.stays else self.messages.finish()
         with self._timed(COMPUTING):
             for turn, layer in enumerate(self.layers):
                 if 2 * turn in new and 2 * turn + 1 in new:
-                    a, g = (factors.unpacked(new[2 * turn + more], len(getattr(layer, side)))
+                    a, g = (new[2 * turn + more] if self.stays else
+                            factors.unpacked(new[2 * turn + more], len(getattr(layer, side)))
                             for more, side in enumerate(SIDES))
                     layer.average(a, g, self.spec.decay)
 
@@ -204,7 +209,7 @@ class Preconditioner(Component):
         if not self._here(self.placed.inverters[place]):
             return layer.room(side, self.spec)
         with self._timed(INVERTING):
-            return layer.inverse(side, self.spec)
+            return layer.inverse(side, self.spec, self.travels and bool(self.placed.receivers(place)))
 
     def _install(self, place: int, parts: list[Tensor], now: int) -> None:
         with self._timed(PRECONDITIONING):
@@ -217,10 +222,11 @@ class Preconditioner(Component):
         with self._timed(PRECONDITIONING):
             scale: Tensor | float = 1.0
             if self.spec.kl_clip:
-                size = sum((a * b).sum() for a, b in zip(made, grads, strict=True)).abs() * rate**2
+                size = sum(torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(made, grads, strict=True)
+                           ).abs() * rate**2
                 scale = (self.spec.kl_clip / size.clamp(min=1e-30)).sqrt().clamp(max=1.0)
             for layer, one in zip(self.layers, made, strict=True):
-                layer.write(one * scale)
+                layer.write(one.mul_(scale))
 
     def _everybodys(self, grads: list[Tensor]) -> list[Tensor]:
         """Preconditioned gradients: made here, or by the learner that works for this one."""

@@ -44,7 +44,8 @@ def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0):
     return Measured({"schema": SCHEMA, "status": "measured", "metrics": {}, "seconds": {}, "id": name,
                      "run": record(tiny(model__cuts=[], grad__learners=network.learners, **WITH[kfac])),
                      "wiring": {"bandwidth": network.bandwidth, "latency": 0.0, "fusion": fusion,
-                                "placement": placement, "buffer": 2**24}, "timing": timing, "cores": 2, "gradients": {"dense": 4.0 * GRADIENT}})
+                                "placement": placement, "buffer": 2**24},
+                     "timing": timing, "cores": 2, "gradients": {"dense": 4.0 * GRADIENT}})
 
 
 def fill(store):
