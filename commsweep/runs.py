@@ -206,10 +206,9 @@ def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
         lines.append(f"  gradients             {sent['up']:,.0f} bytes up a step and learner, a rate of "
                      f"{sent['rate']:.1f}")
     if sent := row.get("kfac"):
-        lines.append(f"  K-FAC                 {sent['factors']} factors: {sent['factors_up']:,.0f} bytes up a step and "
-                     "learner" + (f", {sent['inverses_balanced']:,.0f} of inverses" if sent.get("inverses_balanced")
-                                  else "") + (f", {sent['preconditioned']:,.0f} of preconditioned gradients"
-                                              if sent["preconditioned"] else ""))
+        also = {"inverses": sent.get("inverses_balanced"), "preconditioned gradients": sent["preconditioned"]}
+        lines.append(f"  K-FAC                 {sent['factors']} factors, {sent['factors_up']:,.0f} bytes up a step "
+                     "and learner" + "".join(f", {n:,.0f} of {what}" for what, n in also.items() if n))
     if "tokens_per_second" in row.get("speed", {}):
         speed = row["speed"]
         lines.append(f"  speed                 {speed['tokens_per_second']:,.0f} tokens a second; a token costs "

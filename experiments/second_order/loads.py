@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -79,7 +80,9 @@ def _network(name: str) -> nn.Module:
         return torchvision.models.get_model(name, weights=None, **({"init_weights": False} if name in (
             "googlenet", "inception_v3") else {}))
     try:
-        import timm
+        with warnings.catch_warnings():  # of its own use of torch
+            warnings.simplefilter("ignore")
+            import timm
     except ModuleNotFoundError:
         timm = None
     if timm is not None and timm.is_model(name):

@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from nbclient import NotebookClient
 
-from commsweep.analysis.papers import PAPERS
+from commsweep.analysis.papers import PAPERS, spd_iterations
 from commsweep.experiments.store import Store
 from tests.analysis import test_learners
 from tests.analysis.papers import test_adacomp, test_kfac, test_links, test_rudakov, test_rudakov_text
@@ -38,6 +38,7 @@ def test_every_paper_has_a_notebook():
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
     store = Store(tmp_path / "store")
     FILLED[name](store)
+    monkeypatch.setattr(spd_iterations, "networks", lambda: ["resnet50"])  # the others take half a minute
     monkeypatch.setenv("COMMSWEEP_STORE", str(store.root))
     shell = InteractiveShell.instance()
     try:

@@ -62,12 +62,13 @@ def _at(name):
     return here.work, here.cluster
 
 
-def test_claims_quote_what_is_published_and_rest_on_what_is_not():
+def test_claims_quote_what_is_published_and_rest_on_what_is_not(monkeypatch):
+    monkeypatch.setattr(spd_iterations, "networks", lambda: ["resnet50"])
     claims = {one.name: one for one in spd_iterations.claims([])}
     assert set(claims) == {"K1", "K2", "K3", "K6"}
     assert "ResNet-50 13 %" in claims["K1"].statement and "DenseNet-201 10 %" in claims["K1"].statement
     predicted = claims["K1"].effects[0].values
-    assert len(predicted) == len(spd_iterations.networks()) and min(predicted) > 10
+    assert len(predicted) == 1 and 10 < predicted[0] < 35
     assert claims["K1"].verdict == "not enough runs"  # nothing is measured
     last = spd_iterations.edge("resnet50")
     assert spd_iterations._predicted_gain("resnet50", last) >= 5 > spd_iterations._predicted_gain("resnet50", last + 1)
