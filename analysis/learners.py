@@ -100,11 +100,11 @@ def measurements(store: Store, names: Iterable[str] | None = None) -> list[Measu
 
 
 class Model:
-    """Predictions for the learners of one group of measurements."""
+    """Predictions of steps, from the measurements that calibrate them."""
 
     def __init__(self, found: list[Measured]) -> None:
-        self.bases = {(one.network.learners, one.kfac): one for one in found if one.network == Network(
-            one.network.learners) and (not one.kfac or one.algorithm == "D-KFAC")}
+        self.bases = {one.row["run_id"]: one for one in found if one.network == Network(one.network.learners)
+                      and (not one.kfac or one.algorithm == "D-KFAC")}
         probed: dict[Network, list[dict[str, Line]]] = {}
         for one in found:
             if one.timing.get("costs"):
@@ -114,7 +114,7 @@ class Model:
 
     def base(self, one: Measured) -> Measured | None:
         """The measurement that its computing is taken from."""
-        return self.bases.get((one.network.learners, one.kfac))
+        return self.bases.get(one.row["run_id"])
 
     def fitted(self, one: Measured) -> bool:
         """Whether its own step went into the model."""

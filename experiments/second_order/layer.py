@@ -56,7 +56,7 @@ class Layer(nn.Module):
         lower, info = made.mT, torch.empty((), dtype=torch.int32, device=made.device)
         torch.linalg.cholesky_ex(lower, out=(lower, info))
         wrong = (info != 0) | ~lower.diagonal().isfinite().all()
-        lower[0, 0].masked_fill_(wrong, torch.nan)  # from where it comes into the inverse's first row
+        lower.diagonal().masked_fill_(wrong, torch.nan)  # a zero there would be an error, and this is an outcome
         torch.cholesky_inverse(lower, out=lower)
         return [factors.packed(made) if travels else made]
 

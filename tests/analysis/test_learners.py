@@ -6,8 +6,10 @@ import pytest
 
 from commsweep.analysis.learners import Measured, Model, Network, measurements
 from commsweep.analysis.papers import spd_iterations
-from commsweep.experiments.config import SCHEMA, record
+from commsweep.experiments.config import SCHEMA, record, run_id
+from commsweep.experiments.processes import ddp
 from commsweep.experiments.second_order.placement import Factor, place
+from commsweep.sweeps.papers import kfac
 from tests.helpers import tiny
 
 SIZES = [20, 10, 30, 12]  # A and G of two layers
@@ -25,8 +27,9 @@ def line(network):
     return 1e-4, wire + 1e-6
 
 
-def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0):
+def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0, run=None, name=""):
     """A measurement as the truth has it: nothing overlaps with `after`."""
+    run = run or tiny(model__cuts=[], grad__learners=network.learners, **WITH[kfac])
     alpha, beta = line(network)
     inverting = [C1 * d**3 for d in SIZES]
     parts = {"passes": 0.020, "gradients": alpha + beta * GRADIENT}
@@ -40,20 +43,21 @@ def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0):
                    "sizes": SIZES, "order": ORDER, "ready": READY, "groups": None,
                    "inverters": place(placement, factors, network.learners).inverters}
     timing |= {"step_seconds": late * sum(parts.values()), "parts": parts}
-    name = f"{fusion}{placement}{kfac}{network.bandwidth:g}"
+    name = name or f"{fusion}{placement}{kfac}{network.bandwidth:g}"
     return Measured({"schema": SCHEMA, "status": "measured", "metrics": {}, "seconds": {}, "id": name,
-                     "run": record(tiny(model__cuts=[], grad__learners=network.learners, **WITH[kfac])),
+                     "run": record(run), "run_id": run_id(run),
                      "wiring": {"bandwidth": network.bandwidth, "latency": 0.0, "fusion": fusion,
                                 "placement": placement, "buffer": 2**24},
                      "timing": timing, "cores": 2, "gradients": {"dense": 4.0 * GRADIENT}})
 
 
 def fill(store):
-    """Some measurements, in a store."""
-    for network in (FREE, SLOW):
-        for one in (row(network), row(network, "after", "spread"), row(network, "pipelined", "balanced")):
-            store.learners(one.row["id"]).make()
-            store.learners(one.row["id"]).finish(one.row)
+    """The measurements of demo-kfac, made up."""
+    for run, wiring in kfac.plan("demo-kfac"):
+        folder = ddp.folder_of(store, run, wiring)
+        folder.make()
+        folder.finish(row(Network(run.grad.learners, wiring.bandwidth), wiring.fusion, wiring.placement,
+                          run.kfac is not None, run=run, name=folder.path.name).row)
 
 
 WITH = {True: {"kfac__damping": 0.03}, False: {}}
@@ -62,8 +66,10 @@ FREE, SLOW = Network(2), Network(2, 1e7)
 
 def test_measurements_are_read_from_a_store(store):
     fill(store)
-    assert {one.algorithm for one in measurements(store)} == {"D-KFAC", "MPD-KFAC", "SPD-KFAC"}
-    assert len(measurements(store)) == 6 and len(measurements(store, [row(FREE).row["id"], "other"])) == 1
+    found = measurements(store)
+    assert {one.algorithm for one in found} > {"S-SGD", "D-KFAC", "MPD-KFAC", "SPD-KFAC"} and len(found) == 29
+    assert len(measurements(store, [found[0].row["id"], "other"])) == 1
+    assert [line[6] for line in spd_iterations.measured(found).texts()].count("fitted") == 4
 
 
 def test_what_a_measurement_is_called():
