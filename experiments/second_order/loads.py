@@ -80,7 +80,7 @@ def _network(name: str) -> nn.Module:
         return torchvision.models.get_model(name, weights=None, **({"init_weights": False} if name in (
             "googlenet", "inception_v3") else {}))
     try:
-        with warnings.catch_warnings():  # of its own use of torch
+        with warnings.catch_warnings():  # about its own use of torch
             warnings.simplefilter("ignore")
             import timm
     except ModuleNotFoundError:

@@ -58,8 +58,8 @@ def test_damping_of_zero_with_a_singular_factor_is_an_outcome_with_the_layers_na
     (["--bandwidth", "10"], "is no bandwidth"),
 ])
 def test_wirings_that_cannot_be(options, says, capsys, tmp_path):
-    assert says in refused(capsys, "ddp", "synthetic", "model.cuts=[]", "kfac.damping=0.03", "--learners", "2", *options,
-                           "--store", tmp_path)
+    assert says in refused(capsys, "ddp", "synthetic", "model.cuts=[]", "kfac.damping=0.03", "--learners", "2",
+                           *options, "--store", tmp_path)
 
 
 def test_plans_that_are_not_there_and_reports_without_measurements(capsys, tmp_path):
