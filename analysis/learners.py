@@ -28,8 +28,8 @@ from commsweep.experiments.second_order.placement import Factor
 from commsweep.experiments.store import Row, Store
 
 ALGORITHM = {("after", "everywhere"): "D-KFAC", ("after", "spread"): "MPD-KFAC", ("pipelined", "balanced"): "SPD-KFAC"}
-FUSION = {"after": "after the backward", "layer": "layer by layer", "threshold": "by threshold",
-          "pipelined": "pipelined"}
+FUSIONS = {"after": "after the backward", "layer": "layer by layer", "threshold": "by threshold",
+           "pipelined": "pipelined"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Measured:
         if not self.kfac:
             return "S-SGD"
         kind = self.fusion, self.placement
-        return ALGORITHM.get(kind, f"K-FAC, factors {FUSION[self.fusion]}, inverted {self.placement}")
+        return ALGORITHM.get(kind, f"K-FAC, factors {FUSIONS[self.fusion]}, inverted {self.placement}")
 
     @property
     def timing(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from commsweep.analysis import report
 from commsweep.analysis.claim import Claim, Effect
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
-from commsweep.analysis.learners import Measured, Model
+from commsweep.analysis.learners import FUSIONS, Measured, Model
 from commsweep.analysis.papers import kfac, spd_kfac
 from commsweep.analysis.papers.links import rate
 from commsweep.analysis.papers.spd_kfac import PUBLISHED, TITLES, Setting, setting
@@ -44,8 +44,6 @@ from commsweep.analysis.timeline.iterations import (
 )
 
 THREE = ("d", "mpd", "spd")
-FUSIONS = {"after": "after the backward", "layer": "layer by layer", "threshold": "by threshold",
-           "pipelined": "pipelined"}
 PLACES = {"d": "everywhere", "mpd": "spread", "d+balance": "balanced"}
 STEPS = {"d": "neither", "d+pipelining": "pipelining", "d+balance": "balance", "spd": "both"}
 INTERVALS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100)
