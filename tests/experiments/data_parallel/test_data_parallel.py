@@ -569,7 +569,7 @@ def plain_ddp(rank, run, port, answer):
 def test_learners_equal_plain_ddp_with_torchs_own_all_reduce():
     """Batch statistics and all; float32, 1e-6 of the largest weight for another order of sums."""
     run = tiny(epochs=1, eval_every=1, grad__learners=2, schedule__kind="constant")
-    context, port = torch.multiprocessing.get_context("spawn"), ddp.free_port()
+    context, port = torch.multiprocessing.get_context("spawn"), free_port()
     here, there = context.Pipe(duplex=False)
     processes = [context.Process(target=plain_ddp, args=(rank, run, port, there)) for rank in range(2)]
     for process in processes:
