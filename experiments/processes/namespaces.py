@@ -212,6 +212,7 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], bandwidth: float, la
     for turn, (space, name) in enumerate(ends):
         _run("ip", "-n", space, "addr", "add", f"10.213.{k}.{turn + 1}/24", "dev", name)
         _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
+        # Of a link that both ends fill, some congestion controls let one direction starve until the other is done.
         _run("ip", "netns", "exec", space, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle;"
              "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
         if netem:
