@@ -13,6 +13,7 @@ from commsweep.options import count, number, whole
 from commsweep.pipeline import bandwidth, seconds
 from commsweep.runs import changes, execution, execution_options
 
+BUFFER = LearnerWiring().buffer
 # Parts of a step in the order of tables, and what people call them.
 PARTS = {"passes": "forward, backward, update", "gradients": "gradient messages", "factors": "factor computation",
          "factor messages": "factor messages", "inversion": "inversion", "inverse messages": "inverse messages",
@@ -49,7 +50,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     group.add_argument("--fusion", choices=("after", "layer", "threshold", "pipelined"), default="pipelined",
                        help="factors in one message after the backward, one each, up to --buffer elements, or by "
                             "SPD-KFAC's rule from measured times (the default)")
-    group.add_argument("--buffer", type=count, default=2**24, metavar="ELEMENTS", help="of --fusion threshold")
+    group.add_argument("--buffer", type=count, metavar="ELEMENTS",
+                       help=f"of --fusion threshold (default: {BUFFER:,})")
     parser.set_defaults(command=_ddp)
 
 
@@ -58,16 +60,23 @@ def _ddp(args: argparse.Namespace) -> int:
         raise UserError(f"--device {args.device}: the learners are processes on this machine's CPU cores; use cpu")
     given = changes(args.settings) | ({} if args.learners is None else {"grad.learners": args.learners})
     run = override(preset(args.preset), given)
+    for option, given, needs, value in (("fraction", args.fraction != 1, "placement", "shared"),
+                                        ("small", args.small, "placement", "balanced"),
+                                        ("buffer", args.buffer is not None, "fusion", "threshold")):
+        if given and getattr(args, needs) != value:
+            raise UserError(f"--{option} goes with --{needs} {value} only")
     from commsweep.experiments.processes import ddp
 
     wiring = LearnerWiring(
-        placement=args.placement, fraction=args.fraction, small=args.small, fusion=args.fusion, buffer=args.buffer,
-        bandwidth=args.bandwidth, latency=args.latency, steps=args.steps, threads=args.threads or 1)
+        placement=args.placement, fraction=args.fraction, small=args.small, fusion=args.fusion,
+        buffer=args.buffer or BUFFER, bandwidth=args.bandwidth, latency=args.latency, steps=args.steps, threads=args.threads or 1)
     store = Store(args.store)
+    known = ddp.folder_of(store, run, wiring).row() is not None
     row, = ddp.execute([(run, wiring)], store, execution(args, progress=not args.json), args.patience)
     compared = compare(row, store.folder(run_id(run)).row())
     print(json.dumps(row | {"simulation": compared}) if args.json
-          else describe(row, compared, ddp.folder_of(store, run, wiring)))
+          else ("recorded earlier (remove its folder to measure anew)\n" if known else "")
+          + describe(row, compared, ddp.folder_of(store, run, wiring)))
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
 
 

@@ -43,8 +43,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                      help="factors and inverses are new every so many iterations (default: 1)")
     one.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="of a GPU's link: 10Gbit, 100Gbit, unlimited")
     one.add_argument("--latency", type=seconds, default=0.0, metavar="TIME", help="of a hop: 5us, 0.1ms")
-    one.add_argument("--collective", choices=("ring", "tree"), default="ring", help="of --bandwidth (default: ring)")
-    one.add_argument("--fit", choices=("nccl", "first"), default="nccl",
+    one.add_argument("--collective", choices=("ring", "tree"), help="of --bandwidth (default: ring)")
+    one.add_argument("--fit", choices=("nccl", "first"),
                      help="published all-reduce to use: of nccl-tests (the default) or the first fit")
     one.add_argument("--inversion", choices=("cubic", "exponential"), default="cubic",
                      help="cost of inverting: ours through the plotted seconds (the default) or the published fit")
@@ -111,14 +111,19 @@ def _iteration(args: argparse.Namespace) -> int:
         if name not in ALGORITHMS:
             raise UserError(f"--algorithm '{name}' is unknown{nearest(name, ALGORITHMS)} (of: {', '.join(ALGORITHMS)})")
     given = args.bandwidth is not None
-    if not given and args.latency:
-        raise UserError("--latency goes with --bandwidth: without it messages cost what is published")
+    if not given and (args.latency or args.collective):
+        raise UserError(f"--{'latency' if args.latency else 'collective'} goes with --bandwidth: without it messages "
+                        "cost what is published")
+    if given and args.fit:
+        raise UserError("--fit names what is published of messages, which --bandwidth puts aside: leave one out")
     setting = spd_kfac.setting(args.network, args.gpus, bandwidth=args.bandwidth or 0.0, latency=args.latency,
-                               collective=args.collective if given else "", inversion=args.inversion, reduce=args.fit,
+                               collective=(args.collective or "ring") if given else "",
+                               inversion=args.inversion, reduce=args.fit or "nccl",
                                batch=args.batch or 0)
     if "dp" in names and args.gpus > len(setting.work.factors) // 2:
         raise UserError(f"--gpus {args.gpus}: DP-KFAC has an owner for each layer, and {args.network} has "
-                        f"{len(setting.work.factors) // 2} layers; use fewer GPUs, or another algorithm")
+                        f"{len(setting.work.factors) // 2} layers; use fewer GPUs (with --bandwidth), or another "
+                        "algorithm")
     shown, found = table(setting, names, args.every, args.small,
                          published=not given and not args.batch and args.every == 1)
     path = args.figure or Path("out") / f"{args.network}.png"

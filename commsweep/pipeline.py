@@ -57,6 +57,8 @@ def bandwidth(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)bit(?:/s)?", text.strip(), re.I)
     if not found:
         raise argparse.ArgumentTypeError(f"'{text}' is no bandwidth; write for instance 10Mbit, 1Gbit or unlimited")
+    if not float(found[1]):
+        raise argparse.ArgumentTypeError(f"over '{text}' nothing arrives; a link as the machine has it is 'unlimited'")
     return float(found[1]) * UNITS[found[2].lower()]
 
 

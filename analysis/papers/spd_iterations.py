@@ -89,7 +89,8 @@ def iterations() -> Table:
     table = Table("iterations", "Seconds of an iteration on 64 GPUs: published / predicted with the published "
                   "constants", ["Network", "Algorithm", *STACK, "all"])
     for name in networks():
-        for algorithm in ("s-sgd", *THREE, "dp"):
+        owners = at(name).cluster.gpus <= len(at(name).work.factors) // 2  # a layer has one, of those that own any
+        for algorithm in ("s-sgd", *THREE, *(("dp",) if owners else ())):
             made, told = predicted(name, algorithm), PUBLISHED[name].get(algorithm)
             parts = [made.parts[part] for part in STACK]
             shown = [(told[turn] if told else None, value) for turn, value in enumerate(parts)]

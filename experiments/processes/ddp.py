@@ -78,7 +78,11 @@ def execute(wanted: Sequence[Measurement], store: Store, execution: Execution, p
                     lambda seen, before=before: done(before + seen["done"]))
         before += len(own)
         done(before)
-    return [folder_of(store, *one).row() for one in wanted]
+    rows = [folder_of(store, *one).row() for one in wanted]
+    if None in rows:
+        raise UserError(f"the learners ended without a result; what they said is in '{store.root}/learners/.launch' "
+                        "(is another commsweep in this folder?)")
+    return rows
 
 
 @contextmanager

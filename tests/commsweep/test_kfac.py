@@ -55,6 +55,10 @@ def test_damping_of_zero_with_a_singular_factor_is_an_outcome_with_the_layers_na
     (["--placement", "elsewhere"], "--placement"),
     (["--fusion", "pipelines"], "did you mean 'pipelined'?"),
     (["--buffer", "0"], "--buffer"),
+    (["--buffer", "100"], "--buffer goes with --fusion threshold only"),
+    (["--fraction", "0.5"], "--fraction goes with --placement shared only"),
+    (["--placement", "spread", "--small", "9"], "--small goes with --placement balanced only"),
+    (["--bandwidth", "0Mbit"], "a link as the machine has it is 'unlimited'"),
     (["--bandwidth", "10"], "is no bandwidth"),
 ])
 def test_wirings_that_cannot_be(options, says, capsys, tmp_path):

@@ -95,6 +95,8 @@ def test_iteration_on_the_command_line(tmp_path, capsys):
     (["resnet50", "--gpus", "0"], "--gpus"),
     (["resnet18", "--algorithm", "dp"], "resnet18 has 21 layers; use fewer GPUs"),
     (["resnet50", "--latency", "1ms"], "--latency goes with --bandwidth"),
+    (["resnet50", "--collective", "tree"], "--collective goes with --bandwidth"),
+    (["resnet50", "--bandwidth", "1Gbit", "--fit", "first"], "leave one out"),
     (["resnet50", "--every", "0"], "--every"),
     (["resnet50", "--figure", "x.jpeg"], "must end in .png, .pdf or .svg"),
 ])
