@@ -69,7 +69,8 @@ def _ddp(args: argparse.Namespace) -> int:
 
     wiring = LearnerWiring(
         placement=args.placement, fraction=args.fraction, small=args.small, fusion=args.fusion,
-        buffer=args.buffer or BUFFER, bandwidth=args.bandwidth, latency=args.latency, steps=args.steps, threads=args.threads or 1)
+        buffer=args.buffer or BUFFER, bandwidth=args.bandwidth, latency=args.latency, steps=args.steps,
+        threads=args.threads or 1)
     store = Store(args.store)
     known = ddp.folder_of(store, run, wiring).row() is not None
     row, = ddp.execute([(run, wiring)], store, execution(args, progress=not args.json), args.patience)
