@@ -6,7 +6,9 @@ import io
 import os
 from base64 import b64encode
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("SOURCE_DATE_EPOCH", "0")  # the same rows give the same bytes
 import matplotlib
@@ -29,6 +31,16 @@ STYLE = {
     "pdf.fonttype": 42, "svg.hashsalt": "commsweep", "figure.constrained_layout.use": True,
 }
 MOST = 7  # settings in one figure of curves
+
+
+def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A drawing function that draws in the style of all figures."""
+    @wraps(draw)
+    def drawn(*args: Any) -> Figure:
+        with plt.rc_context(STYLE):
+            return draw(*args)
+
+    return drawn
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

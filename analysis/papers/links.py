@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from commsweep.analysis import figure
-from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
+from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
 from commsweep.analysis.measured import CAUTION, Measured, Model, is_dense, measurements, models, quality
 from commsweep.analysis.table import Table
 from commsweep.analysis.timeline.activities import ASK, HANDLE, SEND
@@ -120,15 +119,6 @@ def target_table(found: list[Measured], metric: str, value: float, steps: dict[s
 # Figures.
 
 
-def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    @wraps(draw)
-    def drawn(*args: Any) -> Figure:
-        with plt.rc_context(STYLE):
-            return draw(*args)
-
-    return drawn
-
-
 def _inks(found: list[Measured]) -> dict[str, int]:
     return {method: turn for turn, method in enumerate(dict.fromkeys(one.method for one in found))}
 
@@ -137,7 +127,7 @@ MICROBATCHES = 16  # of what is extrapolated
 FAST = 1e10  # where "unlimited" is drawn
 
 
-@_styled
+@styled
 def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
@@ -156,7 +146,7 @@ def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figu
     return figure
 
 
-@_styled
+@styled
 def time_to_target(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Figure:
     """Seconds until the target quality against bandwidth; methods that do not reach it are named."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
@@ -180,7 +170,7 @@ def time_to_target(found: list[Measured], metric: str, value: float, steps: dict
     return figure
 
 
-@_styled
+@styled
 def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     """Predicted against measured step time; the band is 15 %."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
@@ -200,7 +190,7 @@ def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> 
 COLOURS = {"F": INK[0], "B": INK[1], "U": INK[2], "send": INK[4]}
 
 
-@_styled
+@styled
 def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     """One step of the slowest measured dense run: what the processes did, and what the timeline says of it."""
     chosen = max((one for one in found if one.series in fits and one.row["timing"]["gantt"]
@@ -251,7 +241,7 @@ def passages(messages: list[list[list[Any]]]) -> list[tuple[int, int, float, flo
     return found
 
 
-@_styled
+@styled
 def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     """Shares of the devices' time: busy, bubble, exposed communication; predicted, each stage on cores of its own."""
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
@@ -279,7 +269,7 @@ def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     """Predicted beyond the measured: up to 256 stages like the measured ones, over links between sites."""
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 3.4))

@@ -12,7 +12,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, wraps
+from functools import lru_cache
 from statistics import median
 
 import matplotlib.pyplot as plt
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from commsweep.analysis import report
 from commsweep.analysis.claim import Claim, Effect
-from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
+from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
 from commsweep.analysis.learners import FUSIONS, Measured, Model
 from commsweep.analysis.papers import kfac, spd_kfac
 from commsweep.analysis.papers.links import rate
@@ -160,14 +160,10 @@ def errors(found: list[Measured]) -> list[float]:
 
 def misordered(found: list[Measured], apart: float) -> list[tuple[str, str]]:
     """Pairs over one network whose steps differ by more than this share, and which the prediction orders otherwise."""
-    model, wrong = Model(found), []
-    for one in found:
-        for other in found:
-            if one.network == other.network and one.seconds * (1 + apart) < other.seconds:
-                first, second = model.step(one), model.step(other)
-                if first is not None and second is not None and first >= second:
-                    wrong.append((one.algorithm, other.algorithm))
-    return wrong
+    model = Model(found)
+    guesses = [(one, guess) for one in found if (guess := model.step(one)) is not None]
+    return [(one.algorithm, other.algorithm) for one, first in guesses for other, second in guesses
+            if one.network == other.network and one.seconds * (1 + apart) < other.seconds and first >= second]
 
 
 # Claims.
@@ -300,15 +296,6 @@ def edge(name: str) -> int:
 # Figures.
 
 
-def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    @wraps(draw)
-    def drawn(*args: object) -> Figure:
-        with plt.rc_context(STYLE):
-            return draw(*args)
-
-    return drawn
-
-
 def _stack(axis: plt.Axes, places: list[float], bars: list[list[float]], labels: bool, **more: object) -> None:
     bottom = [0.0] * len(bars)
     for turn, part in enumerate(STACK):
@@ -317,7 +304,7 @@ def _stack(axis: plt.Axes, places: list[float], bars: list[list[float]], labels:
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
 
 
-@_styled
+@styled
 def breakdown() -> Figure:
     """Iterations of 64 GPUs by part (exposed seconds): left bar published, right bar (pale) predicted."""
     names = networks()
@@ -351,7 +338,7 @@ def _pairs(columns: list[str], told: Callable[[str], list[float]], made: Callabl
     return figure
 
 
-@_styled
+@styled
 def pipelining() -> Figure:
     """Seconds of computing factors and of their exposed messages, by fusion."""
     return _pairs(list(FUSIONS.values()), lambda name: list(spd_kfac.PIPELINING[name][1:]),
@@ -359,21 +346,21 @@ def pipelining() -> Figure:
                                 for one in FUSIONS], "seconds")
 
 
-@_styled
+@styled
 def placing() -> Figure:
     """Seconds of inverting and of exposed messages of inverses, by placement."""
     return _pairs(list(PLACES.values()), lambda name: [spd_kfac.PLACEMENT[name][turn] for turn in (0, 2, 4)],
                   lambda name: [_inverting(predicted(name, one)) for one in PLACES], "seconds")
 
 
-@_styled
+@styled
 def ablation() -> Figure:
     """Seconds of an iteration with neither, one or both of SPD-KFAC's means."""
     return _pairs(list(STEPS.values()), lambda name: list(spd_kfac.ABLATION[name]),
                   lambda name: [predicted(name, one).seconds for one in STEPS], "seconds an iteration")
 
 
-@_styled
+@styled
 def worth() -> Figure:
     """When smart parallelism is worth it, predicted: gain of SPD-KFAC on ResNet-50 over D and over MPD by bandwidth and
     number of GPUs (updates in every iteration), and over the better of both by update interval."""
@@ -407,7 +394,7 @@ def _map(gpus: int, bandwidth: float, other: str) -> float:
     return gain(seconds(here.work, here.cluster, other), seconds(here.work, here.cluster, "spd"))
 
 
-@_styled
+@styled
 def steps(found: list[Measured]) -> Figure:
     """Steps of real processes on this machine by part, as measured; marks: predicted (white: what was fitted)."""
     model, ordered = Model(found), sorted(found, key=_order)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from commsweep.analysis.timeline.activities import HANDLE, SEND, Activity, Span, simulate
+from commsweep.analysis.timeline.activities import HANDLE, Activity, Span, simulate
 from commsweep.experiments.second_order.fusion import groups as fused
 from commsweep.experiments.second_order.placement import EVERYWHERE, Factor, Placed, below
 from commsweep.experiments.second_order.placement import place as assign
@@ -244,7 +244,7 @@ class _Planner:
             return [last, *sent]
         if how.placement == "owner":
             return self._owners([last, *sent])
-        return self._inverses([last, *sent, *self._factors(items, ready, last)])
+        return self._inverses([last, *sent, *self._factors(ready, last)])
 
     def _gradients(self, elements: int, after: Sequence[int]) -> int:
         return self._message(GRADIENT_MESSAGES, elements, after, share=0.5 if self.how.gradients == "dear" else 1.0)
@@ -259,18 +259,15 @@ class _Planner:
             found += [place] * (round(covered) - len(found))
         return found
 
-    def _factors(self, items: list[Item], ready: dict[int, int], last: int) -> list[int]:
+    def _factors(self, ready: dict[int, int], last: int) -> list[int]:
         """Messages of new factors."""
         order = list(ready)
-        clock = dict(zip(ready.values(), (0.0,) * len(ready), strict=True))
         computing = [place for place, one in enumerate(self.activities) if one.uses == ("gpu 0",)]
-        for place, seconds in zip(computing, accumulate(self.activities[one].seconds for one in computing),
-                                  strict=True):
-            clock[place] = seconds
+        clock = dict(zip(computing, accumulate(self.activities[one].seconds for one in computing), strict=True))
         elements = [self.work.factors[place].elements for place in order]
         alpha, beta = self.cluster.collect or self.cluster.reduce
         groups = fused(self.how.fusion, elements, [clock[ready[place]] for place in order], alpha, beta,
-                               self.how.buffer)
+                       self.how.buffer)
         groups = self.how.groups or [[order[turn] for turn in group] for group in groups]
         after = [last] if self.how.fusion == "after" else []
         ends = []
@@ -292,7 +289,7 @@ class _Planner:
             return replace(assign("everywhere", self.work.factors, self.cluster.gpus), inverters=self.how.inverters)
         small = self.cluster.small if self.how.small is None else below(self.how.small)
         return assign(self.how.placement, self.work.factors, self.cluster.gpus, small=small,
-                               fraction=self.how.fraction)
+                      fraction=self.how.fraction)
 
     def _inverses(self, begun: list[int]) -> list[int]:
         """Every GPU inverts what it sends, the largest first, then what all invert."""
@@ -307,9 +304,8 @@ class _Planner:
                 last[learner] = self._add(INVERSION, self.cluster.invert(factors[place].size), (f"gpu {learner}",),
                                           [last[learner]] if learner in last else begun, learner)
                 if placed.receivers(place):
-                    handled = self._handled(INVERSE_MESSAGES, self.cluster.handing_out, factors[place].elements,
-                                            [last[learner]], learner)
-                    ends += handled
+                    ends += self._handled(INVERSE_MESSAGES, self.cluster.handing_out, factors[place].elements,
+                                          [last[learner]], learner)
                     ends.append(self._message(INVERSE_MESSAGES, factors[place].elements, [last[learner]], learner))
         busiest = {*last, 0}
         return ends + [self._add(INVERSION, everywhere, (f"gpu {learner}",),
@@ -327,4 +323,4 @@ class _Planner:
         return ends
 
 
-SENDS = (GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSE_MESSAGES, SEND)
+SENDS = (GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSE_MESSAGES)

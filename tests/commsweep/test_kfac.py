@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 
@@ -14,9 +12,7 @@ from commsweep.experiments.store import Store
 from commsweep.main import main
 from commsweep.sweeps.papers import kfac
 from tests.analysis.papers import test_kfac
-from tests.experiments.processes.test_links import allowed
-
-rooted = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
+from tests.experiments.processes.test_links import allowed, rooted
 
 
 def refused(capsys, *arguments):
