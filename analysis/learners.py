@@ -24,7 +24,7 @@ from commsweep.analysis.timeline.iterations import (
     Work,
     iteration,
 )
-from commsweep.experiments.second_order.placement import Factor
+from commsweep.experiments.second_order.placement import factors_of
 from commsweep.experiments.store import Row, Store
 
 ALGORITHM = {("after", "everywhere"): "D-KFAC", ("after", "spread"): "MPD-KFAC", ("pipelined", "balanced"): "SPD-KFAC"}
@@ -144,7 +144,7 @@ class Model:
 
     def _kfac(self, one: Measured, base: Measured) -> float:
         timing = base.timing
-        factors = [Factor(turn // 2, "AG"[turn % 2], size) for turn, size in enumerate(timing["sizes"])]
+        factors = factors_of(timing["sizes"])
         whole = sum(factor.elements for factor in factors)
         gradient = base.row["gradients"]["dense"] // 4
         lines = self.lines[one.network]

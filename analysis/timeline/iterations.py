@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 from commsweep.analysis.timeline.activities import HANDLE, Activity, Span, simulate
 from commsweep.experiments.second_order.fusion import groups as fused
-from commsweep.experiments.second_order.placement import EVERYWHERE, Factor, Placed, below
+from commsweep.experiments.second_order.placement import EVERYWHERE, Factor, Placed, below, cheaper
 from commsweep.experiments.second_order.placement import place as assign
 
 PASSES, FACTORS, INVERSION, GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSE_MESSAGES = PARTS = (
@@ -69,8 +69,8 @@ class Cluster:
         return alpha + beta * elements if self.gpus > 1 else 0.0
 
     def small(self, size: int) -> bool:
-        """SPD-KFAC's rule: whether inverting a factor of so many rows is cheaper than receiving its inverse."""
-        return self.invert(size) < self.seconds(INVERSE_MESSAGES, size * (size + 1) // 2)
+        """Whether inverting a factor of so many rows is cheaper than receiving its inverse."""
+        return cheaper(self.invert, lambda elements: self.seconds(INVERSE_MESSAGES, elements))(size)
 
 
 @dataclass(frozen=True)

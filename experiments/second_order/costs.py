@@ -11,6 +11,7 @@ import torch
 
 from commsweep.experiments.collectives import Collectives
 from commsweep.experiments.config import KFAC
+from commsweep.experiments.second_order.placement import cheaper
 
 TURNS = 3
 FEW = 1  # elements of the messages that are timed, and
@@ -37,7 +38,7 @@ class Costs:
     def small(self, size: int) -> bool:
         """Whether inverting a factor of so many rows is cheaper than receiving its inverse."""
         alpha, beta = self.broadcast
-        return self.invert(size) < alpha + beta * size * (size + 1) / 2
+        return cheaper(self.invert, lambda elements: alpha + beta * elements)(size)
 
     def invert(self, size: int) -> float:
         """Seconds of one inversion."""

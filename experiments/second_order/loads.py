@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.experiments.second_order.placement import Factor
+from commsweep.experiments.second_order.placement import Factor, factors_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +69,7 @@ def loads(name: str) -> tuple[Load, ...]:
 
 def kronecker(found: tuple[Load, ...]) -> list[Factor]:
     """A and G of every layer."""
-    return [Factor(turn, side, size) for turn, one in enumerate(found) for side, size in (("A", one.a), ("G", one.g))]
+    return factors_of([size for one in found for size in (one.a, one.g)])
 
 
 def _network(name: str) -> nn.Module:

@@ -30,6 +30,11 @@ class Factor:
         return self.size * (self.size + 1) // 2
 
 
+def factors_of(sizes: Sequence[int]) -> list[Factor]:
+    """The factors whose rows these are: A and G of the first layer, of the second, ..."""
+    return [Factor(place // 2, "AG"[place % 2], size) for place, size in enumerate(sizes)]
+
+
 def everywhere(factors: Sequence[Factor], learners: int) -> list[int]:
     """D-KFAC: every learner inverts every factor."""
     return [EVERYWHERE for _ in factors]
@@ -55,6 +60,12 @@ def balanced(factors: Sequence[Factor], learners: int, small: Callable[[int], bo
 def below(threshold: int) -> Callable[[int], bool]:
     """`small` by a fixed dimension: the shipped code's 1400 and 1024."""
     return lambda size: size < threshold
+
+
+def cheaper(invert: Callable[[int], float], receive: Callable[[int], float]) -> Callable[[int], bool]:
+    """`small` by cost, SPD-KFAC's own rule: whether inverting a factor of so many rows takes less than receiving its
+    inverse; receive: seconds of a message of so many elements."""
+    return lambda size: invert(size) < receive(size * (size + 1) // 2)
 
 
 def owner(factors: Sequence[Factor], learners: int) -> list[int]:

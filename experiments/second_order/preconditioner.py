@@ -28,7 +28,7 @@ from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.second_order import costs, factors, placement
 from commsweep.experiments.second_order.layer import SIDES, Layer
 from commsweep.experiments.second_order.messages import FactorMessages
-from commsweep.experiments.second_order.placement import EVERYWHERE, Factor, Placed
+from commsweep.experiments.second_order.placement import EVERYWHERE, Placed
 
 SMALL = 1024  # rows: the author's later threshold, for the bytes that a simulation counts
 COMPUTING, MESSAGES, INVERTING, INVERSES, PRECONDITIONING = (
@@ -48,8 +48,7 @@ class Preconditioner(Component):
             raise UserError("kfac: the model has no layer that it supports (Linear, Conv2d without groups, Conv1D) "
                             f"with factors of at most kfac.largest={spec.largest} rows")
         self.layers = nn.ModuleList(Layer(name, module) for name, module in found)
-        self.factors = [Factor(turn, side.upper(), d) for turn, (_, module) in enumerate(found)
-                        for side, d in zip(SIDES, factors.sizes(module), strict=True)]
+        self.factors = placement.factors_of([d for _, module in found for d in factors.sizes(module)])
         self.travels = len(self.collectives.here) < self.collectives.learners
         # New factors are nobody else's: of an owner, or of a learner who is alone and whose messages change nothing.
         self.stays = spec.statistics == "owner" or (self.collectives.learners == 1 and spec.compressor.kind == "none")
