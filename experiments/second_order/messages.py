@@ -41,7 +41,6 @@ class FactorMessages(nn.Module):
         self.digest = message.digest(str(spec))
         self.cost = cost
         self.nbytes: Any = 0  # handed in by all learners here
-        self.exchanges = 0
         self.order: list[int] = []  # of the places, as the first exchange had them
         self.groups: list[list[int]] | None = None
         self._ready: list[list[float]] = []
@@ -80,7 +79,6 @@ class FactorMessages(nn.Module):
             sent = {place for group, _ in self._under_way for place in group}
             self._under_way += [(group, self._start(group)) for group in self.groups if group[0] not in sent]
         found = {place: one for group, arrive in self._under_way for place, one in zip(group, arrive(), strict=True)}
-        self.exchanges += 1
         self._fuse()
         self._parts, self._under_way = {}, []
         return found
@@ -127,7 +125,7 @@ class FactorMessages(nn.Module):
         return [median(column) for column in zip(*self._ready, strict=True)]
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"nbytes": int(self.nbytes), "exchanges": self.exchanges}
+        return {"nbytes": int(self.nbytes)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.nbytes, self.exchanges = state["nbytes"], state["exchanges"]
+        self.nbytes = state["nbytes"]
