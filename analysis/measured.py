@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from commsweep.analysis.results import describe
+from commsweep.analysis.labels import describe
 from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
 from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,13 @@ from typing import Any
 import pandas as pd
 
 from commsweep.analysis import index
-from commsweep.experiments.config import (
-    CompressorSpec,
-    FeedbackSpec,
-    GradientCompressor,
-    GradientFeedback,
-    Spec,
-    by_kind,
-    flatten,
-)
+from commsweep.analysis.labels import describe
+from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
 
-SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.", "kfac.")
+SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.", "kfac.", "sparsity.")
 PLAIN_SETTINGS = ("microbatches", "epochs", "eval_every", "precision", "channels_last")
-CROSSING, CORRECTED = by_kind(CompressorSpec), by_kind(FeedbackSpec)
-EXCHANGED, REMEMBERED = by_kind(GradientCompressor), by_kind(GradientFeedback)
 CHANCE = 0.1  # accuracy of guessing among ten classes
 
 
@@ -132,104 +122,6 @@ def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
     return pd.DataFrame([record | {"id": name} for name in ids for record in opened.folder(name).metrics()])
 
 
-def describe(row: dict[str, Any]) -> str:
-    """A run's compression in a few words: "EF21 + TopK 10 %", "AdaComp, 4 learners", "TopK 30 %; 8 learners",
-    "4 learners; K-FAC"."""
-    parts = [part for part in (boundaries(row), exchange(row), second_order(row)) if part]
-    return "; ".join(parts[1:] if len(parts) > 1 and parts[0] == "dense" else parts)
-
-
-def boundaries(row: dict[str, Any]) -> str:
-    """A run's compression at its boundaries: "min-max 4 / 8 bits; layer1: TopK 30 %"."""
-    cuts = dict.fromkeys(key.split(".")[1] for key in row if key.startswith("at."))
-    own = {cut: {key.removeprefix(f"at.{cut}."): value for key, value in row.items() if key.startswith(f"at.{cut}.")}
-           for cut in cuts}
-    return "; ".join([_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())])
-
-
-def exchange(row: dict[str, Any]) -> str:
-    """How a run's gradients travel in a few words; "" for plain training."""
-    kind, learners = row.get("grad.compressor.kind", "none"), row.get("grad.learners", 1)
-    local = f", {steps} local steps" if (steps := row.get("grad.local_steps", 1)) > 1 else ""
-    if kind == "none":
-        return f"{learners} learners{local}" if learners > 1 else ""
-    text = label(EXCHANGED, kind)
-    if (ratio := row.get("grad.compressor.ratio")) is not None:
-        text += f" {100 * ratio:g} %"
-    for part, unit in (("bits", " bit"), ("rank", ""), ("levels", " levels")):
-        if (value := row.get(f"grad.compressor.{part}")) is not None:
-            text += f" {value:g}{unit}"
-    feedback = _remembered(REMEMBERED, row["grad.feedback.kind"])
-    schedule = {"steady": "", "ramp": ", ramp",
-                "accordion": f", Accordion x{row.get('grad.schedule.mild', 0):g}"}[row["grad.schedule.kind"]]
-    return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, {learners} learners"
-
-
-def second_order(row: dict[str, Any]) -> str:
-    """How a run preconditions in a few words: "K-FAC, EF + min-max 4 bit factors"; "" where it does not."""
-    if pd.isna(row.get("kfac.damping", math.nan)):
-        return ""
-    text = "K-FAC" + (", eigen" if row["kfac.method"] == "eigen" else "")
-    if row["kfac.statistics"] == "owner":
-        text += ", owners' data"
-    if row["kfac.fisher"] == "sampled":
-        text += ", sampled Fisher"
-    kind = row["kfac.compressor.kind"]
-    if kind == "none":
-        return text
-    bits = row.get("kfac.compressor.bits", math.nan)
-    said = row.get("kfac.compressor.to", "bfloat16") if kind == "cast" else label(CROSSING, kind)
-    said += "" if pd.isna(bits) else f" {bits:g} bit"
-    return f"{text}, {_remembered(CORRECTED, row['kfac.feedback.kind'])}{said} factors"
-
-
-def _coder(kind: str) -> bool:
-    return kind in CROSSING and CROSSING[kind].coder
-
-
-def _pair(row: dict[str, Any]) -> str:
-    fwd, bwd = _link(row, "fwd"), _link(row, "bwd")
-    if row["bwd.compressor.kind"] == "forward_mask":
-        return f"{fwd}, shared mask"
-    if _coder(row["fwd.compressor.kind"]) and bwd == "dense":  # the gradient of the code is as short as the code
-        return fwd
-    if fwd == bwd:
-        return fwd
-    if fwd == "dense":
-        return f"gradients: {bwd}"
-    if bwd == "dense":
-        return f"activations: {fwd}"
-    return f"{fwd} / {bwd}"
-
-
-def _link(row: Any, side: str) -> str:
-    kind = row[f"{side}.compressor.kind"]
-    text = label(CROSSING, kind)
-    if (ratio := row.get(f"{side}.compressor.ratio")) is not None and not pd.isna(ratio):
-        text += f" {100 * ratio:.4g} %"
-    if (bits := row.get(f"{side}.compressor.bits")) is not None and not pd.isna(bits):
-        scale = row.get(f"{side}.compressor.scale")
-        text += f" {bits:g} bit" + (f", {scale} scale" if scale in ("group", "sample", "channel") else "")
-        text += ", token scale" if scale == "last" else ""
-    if row.get(f"{side}.compressor.scope") == "last":
-        text += " per token"
-    for size in ("rank", "width"):
-        if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):
-            text += f" {value:g}"
-    return _remembered(CORRECTED, row[f"{side}.feedback.kind"]) + text
-
-
-def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:
-    """A feedback before its compressor; nothing where its record has no name for it (AdaComp's own)."""
-    name = kinds[kind].label if kind in kinds else kind
-    return f"{name} + " if name else ""
-
-
-def label(kinds: dict[str, type[Spec]], kind: str) -> str:
-    """How tables call a kind: as its record says, else by itself."""
-    return kinds[kind].label or kind if kind in kinds else kind
-
-
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out = {"id": row["id"], "status": row["status"], "error": row.get("error"), "steps": row.get("steps")}
     settings = flatten(row["run"])
@@ -241,6 +133,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     for part in ("bytes", "seconds", "speed", "gradients"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
     out |= {f"second_order.{key}": value for key, value in row.get("kfac", {}).items()}
+    out |= {f"{part}.{key}": value for part in ("flops", "masks") for key, value in
+            row.get(part, {}).items()}
     for cut, sent in row.get("boundaries", {}).items():
         steps = max(1, sent["calls"])
         out |= {f"boundary.{cut}.{side}": sent[side] / steps for side in ("fwd", "bwd")}

@@ -159,7 +159,7 @@ def _score(entry: dict[str, Any], mode: str) -> str:
 
 
 def _method(store: Store, name: str, row: dict[str, Any]) -> str:
-    from commsweep.analysis.results import describe
+    from commsweep.analysis.labels import describe
 
     try:
         run = row.get("run") or record(store.folder(name).run())

@@ -120,7 +120,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plan))
         return 0
-    from commsweep.analysis.results import describe
+    from commsweep.analysis.labels import describe
     from commsweep.experiments.config import flatten
 
     if seconds is None:

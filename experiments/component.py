@@ -42,6 +42,9 @@ class Moment:
 class Component(nn.Module):
     """Base: takes part in nothing. State that checkpoints must carry is module state (buffers, extra state)."""
 
+    def configured(self, optimizer: torch.optim.Optimizer) -> None:
+        """Training begins, or goes on, with this optimizer."""
+
     def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
         """A forward begins; samples: numbers of its rows, int64 on the host."""
 

@@ -17,7 +17,8 @@ from matplotlib.ticker import NullLocator
 
 from commsweep.analysis.claim import SLIGHT, Claim, Effect, paired
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
-from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, boundaries, distinct, exchange
+from commsweep.analysis.labels import boundaries, exchange
+from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct
 from commsweep.analysis.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
 
 NAME = "gradients"

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from commsweep.analysis.claim import SLIGHT, Claim, Effect, paired
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
-from commsweep.analysis.results import CHANCE, base, distinct, second_order
+from commsweep.analysis.labels import second_order
+from commsweep.analysis.results import CHANCE, base, distinct
 from commsweep.analysis.table import ON, RATE, Cell, Table, cell
 from commsweep.analysis.timeline.iterations import broadcast, ring
 

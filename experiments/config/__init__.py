@@ -15,6 +15,7 @@ from commsweep.experiments.config.compressors import (
     FixedPoint,
     ForwardMask,
     GradientCompressor,
+    Live,
     LowRank,
     Natural,
     NoCompressor,
@@ -53,7 +54,9 @@ from commsweep.experiments.config.links import Link, Links
 from commsweep.experiments.config.override import explain, members, override, parse, tags
 from commsweep.experiments.config.run import SCHEMA, Run, canonical, flatten, record, run_id
 from commsweep.experiments.config.second_order import KFAC
+from commsweep.experiments.config.sparsity import Phase, Sparsity
 from commsweep.experiments.config.training import (
+    GPT2_SIZES,
     SGD,
     AdamW,
     Constant,
@@ -73,6 +76,7 @@ __all__ = [
     "EF",
     "EF21",
     "EF21SGDM",
+    "GPT2_SIZES",
     "KFAC",
     "QSGD",
     "SCHEMA",
@@ -105,6 +109,7 @@ __all__ = [
     "Linear",
     "Link",
     "Links",
+    "Live",
     "LoCo",
     "LowPass",
     "LowRank",
@@ -115,6 +120,7 @@ __all__ = [
     "OneBit",
     "OwnModel",
     "OwnSet",
+    "Phase",
     "PowerSGD",
     "Ramp",
     "RandTopK",
@@ -123,6 +129,7 @@ __all__ = [
     "Run",
     "SIDCo",
     "Sign",
+    "Sparsity",
     "Spec",
     "Steady",
     "Subspace",

@@ -42,6 +42,15 @@ class NoCompressor(Compression):
     kind: Literal["none"] = "none"
 
 
+class Live(Compression):
+    """Send the weights' gradients that masks leave (a Run with sparsity), as they are; the others all learners know."""
+
+    label: ClassVar[str] = "live"
+    cost: ClassVar[str] = "itemsize x live elements"
+    summable: ClassVar[bool] = True
+    kind: Literal["live"] = "live"
+
+
 class Cast(Compression):
     """Send the values in a 16-bit floating-point type."""
 
@@ -312,5 +321,5 @@ CompressorSpec = Annotated[
 ]
 
 GradientCompressor = Annotated[
-    NoCompressor | Cast | TopK | TopKStrict | RandomK | Uniform | FixedPoint | Sign | OneBit | Tern | QSGD | Natural
-    | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD, Field(discriminator="kind")]
+    NoCompressor | Live | Cast | TopK | TopKStrict | RandomK | Uniform | FixedPoint | Sign | OneBit | Tern | QSGD
+    | Natural | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD, Field(discriminator="kind")]

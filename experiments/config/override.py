@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from commsweep.experiments.config.base import Spec
 from commsweep.experiments.config.gradients import Gradients
-from commsweep.experiments.config.links import Link, Links
+from commsweep.experiments.config.links import Link
 from commsweep.experiments.config.run import Run, record
 from commsweep.experiments.errors import UserError, nearest
 
@@ -49,17 +49,25 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run]) -> None:
     *path, leaf = key.split(".")
     if path[:1] == ["at"] and len(path) < 3:
         raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
-    node, spec, field = tree, kind, None
-    for part in path:
+    node, spec, field, parts = tree, kind, None, iter(path)
+    for part in parts:
         field = spec.model_fields.get(part)
         if field is None or not members(field):
             raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree, kind))}")
         if part not in node:  # an absent section is opened
             kinds = tags(members(field)[0], field.discriminator)
-            node[part] = {field.discriminator: kinds[0]} if kinds else {}
+            named = field.get_default() if get_origin(field.annotation) is dict else {}
+            node[part] = {field.discriminator: kinds[0]} if kinds else {
+                name: one.model_dump(mode="json", exclude_none=True) for name, one in named.items()}
         node = node[part]
-        if spec is kind and part == "at":
-            node = node.setdefault(path.pop(1), {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])})
+        if get_origin(field.annotation) is dict:  # records by names that the user gives
+            if (name := next(parts, None)) is None:
+                if value is not None or leaf not in node:
+                    raise UserError(f"'{key}': write {key}.SETTING=VALUE, or {key}=null to leave out one that is there")
+                node.pop(leaf)
+                return
+            fresh = {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])} if part == "at" else {}
+            node = node.setdefault(name, fresh)
         spec = _member(field, node)
     if value is None and leaf in spec.model_fields and optional(spec.model_fields[leaf]):
         node.pop(leaf, None)
@@ -109,8 +117,9 @@ def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> li
     keys = []
     for name, field in spec.model_fields.items():
         node = tree.get(name)
-        if name == "at" and issubclass(spec, Run):
-            keys += [one for cut, links in node.items() for one in _known(links, Links, f"at.{cut}.")]
+        if get_origin(field.annotation) is dict and members(field):
+            keys += [one for own, record in (field.get_default() if node is None else node).items()
+                     for one in _known(dict(record), members(field)[0], f"{prefix}{name}.{own}.")]
             continue
         below = members(field) and isinstance(node, dict)
         if optional(field) and node is None:

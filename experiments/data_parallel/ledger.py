@@ -24,6 +24,7 @@ class Ledger:
         self.down: list[Any] = [0] * len(layers)
         self.kept: list[Any] = [0] * len(layers)  # entries in sparse messages
         self.coded = [0] * len(layers)  # compressed messages; the other ones travelled dense
+        self.places = 0  # bytes that say which weights live, each from one learner to all
         self._seen, self._seen_steps = [0] * len(layers), 0
 
     def sent(self, index: int, nbytes: int | Tensor, kept: int | Tensor = 0, messages: int = 1) -> None:
@@ -38,9 +39,14 @@ class Ledger:
         if self.spec.exchange == "server":
             self.down[index] = self.down[index] + self.layers[index].dense_bytes
 
-    def back(self, index: int, merged: Tensor) -> None:
-        """What a server sends to one learner for a layer: the mean, sparse or as signs where it is that."""
-        n, kind = merged.numel(), self.spec.compressor.kind
+    def led(self, nbytes: int) -> None:
+        """One learner sent the others so many bytes about all layers."""
+        self.places += nbytes
+
+    def back(self, index: int, merged: Tensor, n: int) -> None:
+        """What a server sends to one learner for a layer: the mean, sparse or as signs where it is that; n: entries of
+        it that live."""
+        kind = self.spec.compressor.kind
         if self.spec.vote:
             nbytes: int | Tensor = packed_bytes(n, 1)
         elif self.spec.compressor.own_places:
@@ -55,7 +61,8 @@ class Ledger:
     def totals(self) -> dict[str, Any]:
         """Bytes a learner sends up a step, and what that makes on the links of the exchange; by layer class, too.
 
-        up: a learner's own messages; learner_sends, learner_receives: with what it forwards; total: over all learners.
+        up: a learner's own messages, with its share of the `places` of live weights (absent where none were told);
+        learner_sends, learner_receives: with what it forwards; total: over all learners.
         rate: dense bytes over up (the effective compression rate). bound: `up` if sparse layers were coded at the
         entropy of their places, at the mean density of their compressed messages. kept: that density over all layers
         whose entries are counted; absent where none are.
@@ -63,15 +70,19 @@ class Ledger:
         up = [int(one) / max(1, self.steps) / self.here for one in self.up]
         dense = [layer.dense_bytes for layer in self.layers]
         down = self._down()
-        n, own = self.spec.learners, sum(up)
+        n = self.spec.learners
+        places = self.places / max(1, self.steps) / n
+        own = sum(up) + places
         factor = {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
         receives = down if self.spec.exchange == "server" else factor * own
         out: dict[str, Any] = {
-            "up": own, "bound": self._bound(up), "dense": sum(dense), "rate": sum(dense) / own if own else 1.0,
+            "up": own, "bound": self._bound(up) + places, "dense": sum(dense), "rate": sum(dense) / own if own else 1.0,
             "learner_sends": factor * own,
             "learner_receives": receives, "total": n * (factor * own + (down if self.spec.exchange == "server" else 0))}
         counted = [(int(k), n * layer.shape.numel()) for k, n, layer in zip(self.kept, self.coded, self.layers,
                                                                            strict=True) if int(k)]
+        if self.places:
+            out["places"] = places
         if counted:
             out["kept"] = sum(k for k, _ in counted) / sum(n for _, n in counted)
         for kind in sorted({layer.kind for layer in self.layers}):
@@ -109,6 +120,7 @@ class Ledger:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"up": [int(one) for one in self.up], "down": [int(one) for one in self.down], "steps": self.steps,
+                "places": self.places,
                 "kept": [int(one) for one in self.kept], "coded": self.coded, "seen": self._seen,
                 "seen_steps": self._seen_steps}
 
@@ -117,3 +129,4 @@ class Ledger:
         self.up, self.down, self.kept, self.coded, self.steps = (
             state[key] for key in ("up", "down", "kept", "coded", "steps"))
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
+        self.places = state.get("places", 0)

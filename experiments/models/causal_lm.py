@@ -14,16 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from commsweep.experiments.config import TextModel
+from commsweep.experiments.config import GPT2_SIZES, TextModel
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.pretrained import source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# blocks, width, heads; positions follow the run's block size, except for the published model.
-SIZES = {"gpt2-nano": (4, 64, 4), "gpt2-micro": (8, 192, 6), "gpt2": (12, 768, 12)}
-POSITIONS = {"gpt2": 1024}
+POSITIONS = {"gpt2": 1024}  # of the published model; of others as many as the run's blocks have
 
 
 def build(spec: TextModel, vocabulary: int, block_size: int, root: Path | None) -> PreTrainedModel:
@@ -134,7 +132,11 @@ def dropout(model: PreTrainedModel) -> float:
 def _scratch(spec: TextModel, vocabulary: int, block_size: int) -> PreTrainedModel:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    depth, width, heads = SIZES[spec.name]
+    depth, width, heads = GPT2_SIZES[spec.name]
+    if spec.width is not None:
+        if spec.width % heads:
+            raise UserError(f"model.width={spec.width}: {spec.name} has {heads} heads; choose a multiple of {heads}")
+        width = spec.width
     # Weights of GPT-2's scale at its own width, and in proportion at others: a narrow model begun at 0.02 stays a
     # bigram model for hundreds of steps. The activation is "gelu_new" in one kernel instead of eight.
     config = GPT2Config(vocab_size=vocabulary, n_positions=POSITIONS.get(spec.name, block_size), n_embd=width,

@@ -107,6 +107,9 @@ class Trainer:
         if run.kfac is not None:
             raise UserError("kfac: a stage of a real pipeline has a part of the layers only; simulate it with "
                             "commsweep run, or execute learners as processes with commsweep ddp")
+        if run.sparsity is not None:
+            raise UserError("sparsity: a stage of a real pipeline does not move masks; simulate it with commsweep run, "
+                            "or execute learners as processes with commsweep ddp")
         if execution.buffers != "memory":
             raise UserError("--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out")
         check_microbatches(run, len(self.data.train.y), self.data.train.drop_last)

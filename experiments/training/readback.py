@@ -81,7 +81,8 @@ def model_of(run: Run, model: nn.Module, cuts: tuple[str, ...]) -> Spec:
         return ImageModel(name=run.model.name, width=width, cuts=cuts)
     wrapped = any("forward" in vars(block) for block in causal_lm.blocks(model))
     return TextModel(name=run.model.name, weights=run.model.weights, stages=len(cuts) + 1,
-                     dropout=causal_lm.dropout(model), gradient_checkpointing=wrapped)
+                     dropout=causal_lm.dropout(model), gradient_checkpointing=wrapped,
+                     width=None if run.model.width is None else model.config.hidden_size)
 
 
 def _plain(ran: dict[str, Any]) -> dict[str, Any]:

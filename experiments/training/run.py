@@ -32,6 +32,7 @@ from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
 from commsweep.experiments.feedback.memory import MappedMemory
 from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
+from commsweep.experiments.sparsity import training as sparsity
 from commsweep.experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import environment, row
@@ -102,6 +103,8 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     if run.kfac is not None:
         here = run.grad.learners if collectives is None else len(collectives.here)
         need["kfac"] = second_order.memory_bytes(run.kfac, model, here)
+    if run.sparsity is not None:
+        need["masks"] = sparsity.memory_bytes(model)
     if folder is not None:
         _check_buffers(execution, folder, need["sample"])
     on_disk = folder if execution.buffers == "mmap" else None
@@ -118,6 +121,9 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
         components["kfac"] = Preconditioner(run.kfac, model, terms, run.seed,
                                             shared.exchange and shared.exchange.collectives, wiring)
         second_order.name_left_out(components["kfac"].left)
+    if run.sparsity is not None:
+        components["sparsity"] = sparsity.SparseTraining(
+            run.sparsity, model, trained, data.example, len(data.train) * run.epochs, run.seed, shared.exchange)
     divide = shared.passes if run.microbatches == 1 else partial(microbatches, count=run.microbatches)
     return Parts(kind(run)(run, model, components, divide), data, device, need)
 
@@ -178,7 +184,8 @@ class Recorder(Checkpoint):
         record = task.evaluation()
         self.folder.append(record)
         with open(self.folder.path / "log.txt", "a") as log:
-            log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items() if key != "rates") + "\n")
+            log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items()
+                               if not isinstance(value, dict)) + "\n")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, task: Task) -> None:
         if trainer.current_epoch + 1 >= trainer.max_epochs:
@@ -204,7 +211,8 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, execution: Execution, st
     if sum(parts.memory.values()):
         print(f"feedback memories: {gib(parts.memory['slot'])} by slot, {gib(parts.memory['sample'])} by sample "
               f"({execution.buffers}), {gib(parts.memory['learners'])} of learners"
-              + (f"; {gib(parts.memory['kfac'])} of K-FAC" if "kfac" in parts.memory else ""),
+              + "".join(f"; {gib(parts.memory[part])} of {name}"
+                        for part, name in (("kfac", "K-FAC"), ("masks", "masks")) if part in parts.memory),
               file=sys.stderr, flush=True)
     try:
         made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),

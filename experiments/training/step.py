@@ -75,6 +75,8 @@ class Task(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         made = optim.optimizer(self.run, list(self.parameters()))
+        for component in self.components.values():
+            component.configured(made)
         scheduler, interval = optim.rates(self.run, made, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
 

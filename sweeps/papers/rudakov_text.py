@@ -5,14 +5,13 @@ The same grids serve a nano GPT-2 on the embedded corpus in minutes and GPT-2 sm
 
 from __future__ import annotations
 
-from commsweep.experiments.config import Run, override
+from commsweep.experiments.config import GPT2_SIZES, Run, override
 from commsweep.experiments.presets import preset
 from commsweep.sweeps.grid import product, seeds, union
 
 LEVELS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 KINDS = "fwd.compressor.kind+bwd.compressor.kind"
 RATIOS = "fwd.compressor.ratio+bwd.compressor.ratio"
-SIZES = {"gpt2-nano": 64, "gpt2-micro": 192, "gpt2": 768}  # width of the residual stream
 FLOAT = 4  # bytes of a value
 
 
@@ -71,7 +70,7 @@ def matched(base: Run, width: int, share: float = 1 / 8) -> list[Run]:
 def demo_text() -> list[Run]:
     """TopK by level and mask, and ten methods at an eighth of the bytes, on the embedded corpus (`make demo-text`)."""
     base = preset("sotu_nano")
-    grid = union([base], shared(base), separate(base, LEVELS[:4]), matched(base, SIZES["gpt2-nano"]))
+    grid = union([base], shared(base), separate(base, LEVELS[:4]), matched(base, GPT2_SIZES["gpt2-nano"][1]))
     close = [base, *shared(base, (0.3, 0.2))]  # the differences of claim C7 are small
     return seeds(grid, 3) + seeds(close, 2, first=3)
 
@@ -79,7 +78,7 @@ def demo_text() -> list[Run]:
 def smoke_text() -> list[Run]:
     """The demo's methods on the tests' twin, one seed: seconds."""
     base = preset("synthetic_text")
-    return union([base], shared(base, (0.3, 0.1)), separate(base, (0.1,)), matched(base, SIZES["gpt2-nano"]))
+    return union([base], shared(base, (0.3, 0.1)), separate(base, (0.1,)), matched(base, GPT2_SIZES["gpt2-nano"][1]))
 
 
 def gpt2_paper() -> list[Run]:
@@ -101,7 +100,7 @@ def gpt2_aqsgd() -> list[Run]:
 def gpt2_matched() -> list[Run]:
     """All methods at an eighth of the bytes, GPT-2 small from scratch, 3 seeds."""
     base = preset("gpt2_scratch")
-    return seeds(union([base], matched(base, SIZES["gpt2"])), 3)
+    return seeds(union([base], matched(base, GPT2_SIZES["gpt2"][1])), 3)
 
 
 def finetune() -> list[Run]:

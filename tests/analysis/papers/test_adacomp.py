@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commsweep.analysis import contents, results
+from commsweep.analysis import contents, labels, results
 from commsweep.analysis.claim import CONTRADICTED, SUPPORTED
 from commsweep.analysis.papers import adacomp
 from commsweep.experiments.config import SCHEMA, record, run_id
@@ -114,4 +114,4 @@ def test_figures_draw_from_whole_and_from_partial_rows(store):
     ({"grad.learners": 8, "grad.compressor.kind": "sign", "grad.feedback.kind": "none", "grad.schedule.kind": "steady",
       "grad.vote": True}, "sign, vote, 8 learners")])
 def test_exchanges_have_names(row, text):
-    assert results.exchange(row) == text
+    assert labels.exchange(row) == text

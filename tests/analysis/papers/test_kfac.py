@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commsweep.analysis import contents, results
+from commsweep.analysis import contents, labels, results
 from commsweep.analysis.papers import kfac
 from commsweep.experiments.config import SCHEMA, record, run_id
 from commsweep.sweeps.launch import register
@@ -101,4 +101,4 @@ def test_what_runs_are_called(change, text):
     from commsweep.experiments.presets import preset
 
     run = override(preset("digits_kfac"), change)
-    assert results.describe(flatten(record(run))) == f"4 learners; {text}"
+    assert labels.describe(flatten(record(run))) == f"4 learners; {text}"

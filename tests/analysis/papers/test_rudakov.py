@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from commsweep.analysis import contents, figure, results
+from commsweep.analysis import contents, figure, labels, results
 from commsweep.analysis import table as table_
 from commsweep.analysis.claim import (
     CONTRADICTED,
@@ -220,7 +220,7 @@ def test_an_empty_store_and_an_unknown_sweep(store):
 
 def test_descriptions_name_what_differs():
     runs = [run for run in sweeps.resnet18_paper() if run.seed == 0]
-    names = [results.describe(results.flatten(record(run))) for run in runs]
+    names = [labels.describe(results.flatten(record(run))) for run in runs]
     assert len(set(names)) == len(runs) - 6  # the six AQ-SGD cells with fixed augmentation share names, so far
     frame = results.named(pd.DataFrame([results._flat({"id": run_id(run), "status": "missing",
                                                        "run": record(run)}) for run in runs]))
@@ -229,7 +229,7 @@ def test_descriptions_name_what_differs():
     assert {"dense", "EF21 + TopK 10 %", "activations: min-max 4 bit", "gradients: min-max 2 bit, group scale",
             "AQ-SGD + TopK 5 % / TopK 5 %", "min-max 4 bit / min-max 8 bit"} <= set(names)
     own = override(runs[0], {"fwd.compressor.kind": "topk", "at.layer1_0.fwd.compressor.ratio": 0.5})
-    assert results.describe(results.flatten(record(own))) == (
+    assert labels.describe(results.flatten(record(own))) == (
         "activations: TopK 10 %; layer1_0: activations: TopK 50 %")
 
 

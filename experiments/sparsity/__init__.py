@@ -1,0 +1,1 @@
+"""Sparse training: phases, masks, sparse attention, and every FLOP of it counted."""

@@ -1,0 +1,81 @@
+"""What a training will cost, before anything is trained. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from commsweep.experiments.config import GPT2_SIZES, Run, Sparsity, TextModel
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.sparsity import densities, flops
+from commsweep.experiments.sparsity.flops import Account, Attention, Network, Product
+from commsweep.experiments.sparsity.schedule import Schedule, moved
+
+BYTES = 256  # tokens of data.tokenizer=bytes
+VOCABULARY = {"bytes": BYTES, "gpt2": 50257}
+
+
+def gpt2(depth: int, width: int, heads: int, vocabulary: int, tokens: int, modules: str = "blocks") -> Network:
+    """A GPT-2 with these sizes over blocks of so many tokens: 12 width^2 weights a block, and a tied head."""
+    products = []
+    for block in range(depth):
+        for name, shape in (("attn.c_attn", (width, 3 * width)), ("attn.c_proj", (width, width)),
+                            ("mlp.c_fc", (width, 4 * width)), ("mlp.c_proj", (4 * width, width))):
+            products.append(Product(f"transformer.h.{block}.{name}", shape, prod(shape), tokens))
+    products.append(Product("lm_head", (vocabulary, width), vocabulary * width, tokens, head=True,
+                            masked=modules == "all"))
+    return Network(tuple(products), Attention(depth, heads, width // heads, tokens))
+
+
+def network(run: Run) -> Network:
+    """Of a Run that trains a GPT-2 from scratch. Raises UserError for others."""
+    if not isinstance(run.model, TextModel) or run.model.name not in GPT2_SIZES:
+        raise UserError(f"model.name={run.model.name}: FLOPs are planned for GPT-2 from scratch "
+                        f"({', '.join(GPT2_SIZES)}); a run of any model with the section sparsity counts its own")
+    if run.data.tokenizer not in VOCABULARY:
+        raise UserError(f"data.tokenizer={run.data.tokenizer}: FLOPs are planned for {', '.join(VOCABULARY)}")
+    depth, width, heads = GPT2_SIZES[run.model.name]
+    made = gpt2(depth, run.model.width or width, heads, VOCABULARY[run.data.tokenizer], run.data.block_size,
+                run.sparsity.modules if run.sparsity else "blocks")
+    if not run.model.gradient_checkpointing:
+        return made
+    last = "" if run.model.dropout else "mlp.c_proj"  # is not repeated, because nothing behind it needs that
+    return Network(tuple(one if one.head or (last and one.name.endswith(last)) else replace(one, again=True)
+                         for one in made.products), replace(made.attention, again=True))
+
+
+def planned(spec: Sparsity, of: Network, steps: int, samples: int = 1) -> dict[str, float]:
+    """`Account.totals` of a run of so many steps of so many samples each. Raises UserError as such a run would."""
+    schedule, account = Schedule(spec, steps), Account(of)
+    shapes = [one.shape for one in of.masked]
+    targets: dict[float, list[int]] = {}
+    live = densities.live(shapes, spec, schedule.target(0))
+    for step in range(steps):
+        counts = [(0, 0)] * len(live)
+        if schedule.updates(step):
+            to = targets.setdefault(target := schedule.target(step), densities.live(shapes, spec, target))
+            counts = [moved(now, aim, prod(shape), schedule.drop(step), spec.regrow)
+                      for now, aim, shape in zip(live, to, shapes, strict=True)]
+        dense = [spec.growth in ("gradient", "mixed") and grow > 0 for _, grow in counts]
+        account.add(samples, live, attending(spec, of, schedule, step), dense)
+        for (prune, grow), shape in zip(counts, shapes, strict=True):
+            account.updated(flops.update(prod(shape), bool(prune) + bool(grow) * (1 + (spec.growth == "mixed"))))
+        live = [now + grow - prune for now, (prune, grow) in zip(live, counts, strict=True)]
+    return account.totals(live, attending(spec, of, schedule, steps - 1))
+
+
+def attending(spec: Sparsity, of: Network, schedule: Schedule, step: int) -> float:
+    """Attending pairs on average over layers and heads in a step."""
+    own = of.attention
+    if own is None:
+        return 0.0
+    phase = schedule.at(step).phase
+    return flops.mean_pairs(phase.attention, phase.beside, own.tokens, spec.width,
+                            own.heads if spec.alternate == "heads" else own.layers)
+
+
+def steps(run: Run) -> int:
+    """Optimizer steps of a text run that says how many blocks it takes. Raises UserError where it takes all."""
+    if not run.data.train_blocks:
+        raise UserError("data.train_blocks=0 takes all there are, which a plan does not know: give --steps")
+    return -(-run.data.train_blocks // run.data.batch_size) * run.epochs
