@@ -107,12 +107,14 @@ def _masks(row: dict[str, Any], found: dict[str, dict[str, Any]], levels: list[f
     if len(found) > 1:
         if growth == "none" and not levels[0]:
             return f"one-shot magnitude {level}"
+        if set(found) == {"prune", "hold"}:
+            return f"GraNet {100 * row['sparsity.initial']:.4g} to {level}"
         return f"MST {level}" if set(found) <= set(MST) else " -> ".join(f"{100 * one:.4g}" for one in levels) + " %"
     before = row["sparsity.initial"]
     if next(iter(found.values()))["shape"] == "step":
         return {"none": "static", "gradient": "RigL", "random": "SET", "mixed": "mixed growth"}[
             growth if drop else "none"] + f" {level}"
-    return f"{'gradual magnitude' if growth == 'none' else 'GraNet'} {100 * before:.4g} to {level}"
+    return f"{'gradual magnitude' if growth == 'none' else 'gradual'} {100 * before:.4g} to {level}"
 
 
 def _coder(kind: str) -> bool:

@@ -14,6 +14,7 @@ from commsweep import (
     dashboard,
     ddp,
     explain,
+    flops,
     kfac,
     links,
     pipeline,
@@ -79,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
                         help="folder of run folders (default: $COMMSWEEP_STORE or ./store)")
     shared.add_argument("--json", action="store_true", help="print JSON for programs")
     for module in (runs, sweep, search, dashboard, report, wandb, ddp, pipeline, links, kfac,
-                   advise, compress, explain):
+                   flops, advise, compress, explain):
         module.add_commands(commands, shared)
     _add_bench(commands)
     completion = commands.add_parser("completion", help="print a script that completes commands in your shell",

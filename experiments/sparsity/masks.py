@@ -85,7 +85,7 @@ class Mask(nn.Module):
         self.register_buffer("dead", dead)
         self.register_buffer("ever", ~dead)  # was alive at some time
         self.live = dead.numel() - int(dead.sum())
-        self.grown = self.grown_since = 0  # over the training; since the last evaluation
+        self.grown = 0  # over the training
 
     @property
     def weight(self) -> nn.Parameter:
@@ -105,14 +105,14 @@ class Mask(nn.Module):
         self.ever.logical_or_(grown)
         prune, grow = counts
         self.live += grow - prune
-        self.grown, self.grown_since = self.grown + grow, self.grown_since + grow
+        self.grown += grow
 
     def places(self) -> Tensor:
         """Flat indices of the live weights, in order, int64 [live]."""
         return torch.nonzero_static(~self.dead.flatten(), size=self.live)[:, 0]
 
     def get_extra_state(self) -> dict[str, int]:
-        return {"live": self.live, "grown": self.grown, "since": self.grown_since}
+        return {"live": self.live, "grown": self.grown}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        self.live, self.grown, self.grown_since = state["live"], state["grown"], state["since"]
+        self.live, self.grown = state["live"], state["grown"]

@@ -28,6 +28,7 @@ from commsweep.experiments.sparsity.schedule import Schedule, moved
 if TYPE_CHECKING:
     from commsweep.experiments.data_parallel.exchange import Exchange
 
+HISTORY = 64  # updates in the record of an evaluation
 WHAT = "topology"  # bytes that say which weights live
 Counts = list[tuple[int, int]]  # of every layer: pruned, grown
 
@@ -64,7 +65,10 @@ class SparseTraining(Component):
         self._optimizer: torch.optim.Optimizer | None = None
         self._rows, self._due = 0, None
         self._before = [mask.live for mask in self.masks]
-        self._since = 0  # step of the last evaluation
+        self._weights = sum(mask.dead.numel() for mask in self.masks)
+        self.history: list[tuple[int, list[int], list[int]]] = []  # since the last evaluation: step, live, grown
+        self._alive = 0.0  # summed over steps: the share of the masked weights that live
+        self._steps = 0
         self._turns = {id(p): turn for turn, p in enumerate(exchange.trained)} if exchange is not None else {}
         self._stale = self.live_only  # whether the exchange must hear which entries live
 
@@ -105,7 +109,7 @@ class SparseTraining(Component):
     def after_backward(self, moment: Moment) -> None:
         if self._due is not None and not self.live_only:
             self._move([self._choice(index, counts, mask.weight.grad, moment.step)
-                        for index, (mask, counts) in enumerate(zip(self.masks, self._due, strict=True))])
+                        for index, (mask, counts) in enumerate(zip(self.masks, self._due, strict=True))], moment.step)
         for mask in self.masks:
             if mask.partial and mask.weight.grad is not None:
                 mask.weight.grad.masked_fill_(mask.dead, 0.0)
@@ -166,19 +170,20 @@ class SparseTraining(Component):
         else:
             choice = of(exchange.collected[0])
         exchange.ledger.led(self.sent - before)
-        self._move(choice)
+        self._move(choice, step)
         self._stale = True
 
     @property
     def _by_gradient(self) -> bool:
         return self.spec.growth in ("gradient", "mixed")
 
-    def _move(self, choice: list[tuple[Tensor, Tensor]]) -> None:
+    def _move(self, choice: list[tuple[Tensor, Tensor]], step: int) -> None:
         for mask, counts, (pruned, grown) in zip(self.masks, self._due, choice, strict=True):
             if any(counts):
                 mask.move(pruned, grown, counts)
                 self._reset(mask)
         self.updates += 1
+        self.history.append((step, [mask.live for mask in self.masks], [grow for _, grow in self._due]))
 
     def _reset(self, mask: Mask) -> None:
         """Moments of what is dead now are zero; the learners' memories of it, too."""
@@ -203,7 +208,8 @@ class SparseTraining(Component):
         for mask, (prune, grow) in zip(self.masks, due, strict=True):
             self.account.updated(flops.update(mask.dead.numel(), bool(prune) + bool(grow) * (
                 1 + (self.spec.growth == "mixed"))))
-        self._since += 1
+        self._alive += sum(self._before) / self._weights
+        self._steps += 1
 
     def _pairs(self) -> float:
         """Attending pairs on average over layers and heads, as attention stands."""
@@ -223,34 +229,38 @@ class SparseTraining(Component):
         return {"sparsity": spec}
 
     def evaluation(self) -> dict[str, Any]:
-        """Of every layer: density, weights grown a step since the last evaluation as a share of the live ones, and the
-        share that has ever lived (ITOP's rate; waits for the device)."""
-        steps, out = max(1, self._since), {"density": {}, "turnover": {}, "ever": {}}
-        for mask in self.masks:
-            n = mask.dead.numel()
-            out["density"][mask.name] = mask.live / n
-            out["turnover"][mask.name] = mask.grown_since / steps / max(1, mask.live)
-            out["ever"][mask.name] = int(mask.ever.sum()) / n
-            mask.grown_since = 0
-        self._since = 0
-        return {"masks": out, "flops": sum(self.account.spent.values())}
+        """Of every layer the share that has ever lived (ITOP's rate; waits for the device), and, at the updates since
+        the last evaluation (evenly chosen ones where there were many), density and grown weights as a share of the live
+        ones."""
+        sizes = [mask.dead.numel() for mask in self.masks]
+        shown = self.history[:: -(-len(self.history) // HISTORY) or 1]
+        self.history = []
+        return {"flops": sum(self.account.spent.values()), "masks": {
+            "layers": [mask.name for mask in self.masks],
+            "ever": [int(mask.ever.sum()) / n for mask, n in zip(self.masks, sizes, strict=True)],
+            "steps": [step for step, _, _ in shown],
+            "density": [[one / n for one, n in zip(live, sizes, strict=True)] for _, live, _ in shown],
+            "turnover": [[new / max(1, one) for new, one in zip(grown, live, strict=True)]
+                         for _, live, grown in shown]}}
 
     def totals(self) -> dict[str, Any]:
-        """FLOPs by part; of the masks their final density, updates, bytes of places, and the share ever alive."""
-        n = sum(mask.dead.numel() for mask in self.masks)
-        live = [mask.live for mask in self.masks]
+        """FLOPs by part; of the masks their final and mean density, updates, weights grown and ever alive (as shares),
+        and bytes of places."""
+        n, live = self._weights, [mask.live for mask in self.masks]
         return {"flops": self.account.totals(live, self._pairs()), "masks": {
-            "layers": len(self.masks), "weights": n, "density": sum(live) / n, "updates": self.updates,
+            "layers": len(self.masks), "weights": n, "density": sum(live) / n,
+            "mean_density": self._alive / max(1, self._steps), "updates": self.updates,
             "ever": sum(int(mask.ever.sum()) for mask in self.masks) / n,
             "grown": sum(mask.grown for mask in self.masks) / n, "places": self.sent}}
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"spent": self.account.spent, "dense": self.account.dense, "updates": self.updates, "sent": self.sent,
-                "since": self._since}
+                "history": self.history, "alive": self._alive, "steps": self._steps}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.account.spent, self.account.dense = state["spent"], state["dense"]
-        self.updates, self.sent, self._since = (state[key] for key in ("updates", "sent", "since"))
+        self.updates, self.sent, self.history, self._alive, self._steps = (
+            state[key] for key in ("updates", "sent", "history", "alive", "steps"))
         self._stale = True  # the masks themselves are loaded next
 
 

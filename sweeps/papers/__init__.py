@@ -7,7 +7,7 @@ from collections.abc import Callable
 from commsweep.experiments.config import Run, own, parse
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
-from commsweep.sweeps.papers import adacomp, kfac, rudakov, rudakov_text
+from commsweep.sweeps.papers import adacomp, kfac, mst, rudakov, rudakov_text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -29,6 +29,10 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "cifar_gradients": adacomp.cifar_gradients,
     "demo-kfac": kfac.demo_kfac,
     "smoke-kfac": kfac.smoke_kfac,
+    "demo-sparse": mst.demo_sparse,
+    "sparse-long": mst.sparse_long,
+    "smoke-sparse": mst.smoke_sparse,
+    "gpt2_mst": mst.gpt2_mst,
 }
 
 
