@@ -84,6 +84,8 @@ def sparse(row: dict[str, Any]) -> str:
     known = set(found) & set(MST)
     if known == set(found) and len(known) > 1 and any(levels):
         text += "".join(f", without {name}" for name in MST if name not in known)
+        if {"warmup", "ultra"} <= known and found["warmup"]["sparsity"] == found["ultra"]["sparsity"]:
+            text += ", without ultra"
         if attention != ["causal", "local_strided"]:
             text += ", dense attention" if attention == ["causal"] else f", {' + '.join(attention)} attention"
         text += {"mixed": "", "none": ", no growth"}.get(row["sparsity.growth"], f", {row['sparsity.growth']} growth")

@@ -111,9 +111,14 @@ def is_text(frame: pd.DataFrame) -> bool:
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of one learner that compare ways of crossing boundaries; none where nothing is compared."""
-    rows = frame[(frame["grad.learners"] == 1) & (frame["grad.compressor.kind"] == "none")]
+    rows = frame[(frame["grad.learners"] == 1) & (frame["grad.compressor.kind"] == "none") & ~masked(frame)]
     compared = (rows["fwd.compressor.kind"] != "none") | (rows["bwd.compressor.kind"] != "none")
     return rows if compared.any() else rows.iloc[:0]
+
+
+def masked(frame: pd.DataFrame) -> pd.Series:
+    """Whether a run has the section sparsity."""
+    return frame["sparsity.growth"].notna() if "sparsity.growth" in frame else pd.Series(False, frame.index)
 
 
 def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:

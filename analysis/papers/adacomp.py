@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 from commsweep.analysis.claim import SLIGHT, Claim, Effect, paired
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
 from commsweep.analysis.labels import boundaries, exchange
-from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct
+from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, masked
 from commsweep.analysis.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
 
 NAME = "gradients"
@@ -34,6 +34,7 @@ MANY = 20.0  # a rate that "about 40" and "about 200" are surely above on small 
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: all, where ways of exchanging gradients are compared."""
+    frame = frame[~masked(frame)]
     compared = "grad.learners" in frame and bool((frame["grad.compressor.kind"] != "none").any())
     return frame if compared else frame.iloc[:0]
 

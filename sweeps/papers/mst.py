@@ -101,7 +101,7 @@ def sparse_long() -> list[Run]:
 
 def smoke_sparse() -> list[Run]:
     """Every arm on the tests' twin, one seed."""
-    base = override(preset("synthetic_text"), {"data.train_blocks": 320, "epochs": 1, "sparsity.interval": 2,
+    base = override(preset("synthetic_text"), {"data.train_blocks": 192, "epochs": 1, "sparsity.interval": 1,
                                                "sparsity.width": 8, "sparsity.growth": "none", "sparsity.drop": 0})
     made = arms(base, 0.5)
     return [*made.values(), *wire(made)]

@@ -1,0 +1,328 @@
+"""Sparse training at equal FLOPs (Mixed Sparsity Training, arXiv 2408.11746); claims M1 to M5.
+
+FLOPs are those that a run counted, by pairs of tokens that attend, the head included; whether it is sparse stands in
+the tables. Losses are the test split's at the last epoch, in nats. An arm's name is what it does without its sparsity,
+which differs so that FLOPs do not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.analysis.claim import Claim, Effect, paired
+from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, pareto, styled
+from commsweep.analysis.labels import boundaries, exchange, phases, sparse
+from commsweep.analysis.results import base, distinct
+from commsweep.analysis.table import BYTES, PLAIN, SHARE, Cell, Table, cell
+
+NAME = "sparse"
+LOSS, PPL, TOTAL, RELATIVE = "test_on_loss", "test_on_ppl", "flops.total", "flops.relative"
+EQUAL = 0.02  # nats: no difference that matters, the margin of M1, M3 and M5
+DENSE, SHORT, NARROW, MST = "dense", "dense, fewer steps", "narrower dense model", "MST"
+WITHOUT = ("warmup", "ultra", "restore")
+PARTS = ("linear", "head", "attention", "growth", "topology")
+COMPARED = ("sparsity.", "model.width", "data.train_blocks", "grad.", "fwd.", "bwd.")
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that counted their FLOPs, or would have."""
+    return frame[frame["sparsity.growth"].notna()] if "sparsity.growth" in frame else frame.iloc[:0]
+
+
+def arms(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """(name, runs) of one learner and dense boundaries: dense ones first, then the best."""
+    alone = frame[(frame["grad.learners"] == 1) & (frame["fwd.compressor.kind"] == "none")]
+    names = alone.apply(lambda row: _arm(row.dropna().to_dict()), axis=1) if len(alone) else alone.id
+    dense = names == DENSE
+    names[dense & (alone["data.train_blocks"] < alone["data.train_blocks"][dense].max())] = SHORT
+    found = [(text, part) for name, own in alone.groupby(names, sort=False) for text, part in distinct(own, str(name))]
+    order = {DENSE: 0, SHORT: 1, NARROW: 2}
+    return sorted(found, key=lambda one: (order.get(one[0], 3), _mean(one[1], LOSS)))
+
+
+def _arm(row: dict) -> str:
+    text = re.sub(r" [\d.]+( to [\d.]+)? %", "", sparse(row))
+    return text or (NARROW if "model.width" in row else DENSE)
+
+
+def _mean(runs: pd.DataFrame, column: str) -> float:
+    return float(runs[column].mean()) if column in runs and runs[column].notna().any() else math.inf
+
+
+def _whole(found: list[tuple[str, pd.DataFrame]]) -> float:
+    """FLOPs of the dense run that arms are compared with."""
+    return next((_mean(runs, TOTAL) for name, runs in found if name == DENSE), math.nan)
+
+
+# Tables.
+
+
+def equal(frame: pd.DataFrame) -> Table:
+    """Every arm: FLOPs and loss."""
+    table = Table("flops", f"Sparse training at equal FLOPs ({_head(frame)}): test loss", [
+        "Arm", "most sparse %", "steps", "FLOPs (% of dense)", "without head", "loss (nats)", "perplexity",
+        "loss - dense", "inference FLOPs (% of dense)", "ever active %", "seeds"])
+    found = arms(frame)
+    whole, dense = _whole(found), next((_mean(runs, LOSS) for name, runs in found if name == DENSE), math.nan)
+    for name, runs in found:
+        score = cell(runs, LOSS, PLAIN)
+        done = runs[runs.status == "finished"]
+        if done.empty:
+            table.rows.append([name, *["-"] * 4, score, *["-"] * 5])
+            continue
+        first = done.iloc[0]
+        without = done[TOTAL] - done["flops.head"]
+        head = next((_mean(own, "flops.head") for text, own in found if text == DENSE), math.nan)
+        table.rows.append([
+            name, f"{100 * max(one['sparsity'] for one in phases(first.dropna().to_dict()).values()):.1f}",
+            f"{first.steps:.0f}", f"{100 * _mean(done, TOTAL) / whole:.1f}",
+            f"{100 * without.mean() / (whole - head):.1f}", _three(score), cell(runs, PPL, PLAIN),
+            f"{_mean(done, LOSS) - dense:+.3f}", _inference(done, found), cell(runs, "masks.ever", SHARE),
+            str(len(score.values))])
+    return table
+
+
+def _inference(done: pd.DataFrame, found: list[tuple[str, pd.DataFrame]]) -> str:
+    whole = next((_mean(own, "flops.inference") for text, own in found if text == DENSE), math.nan)
+    return f"{100 * _mean(done, 'flops.inference') / whole:.1f}"
+
+
+def _three(score: Cell) -> str | Cell:
+    if not score.values:
+        return score
+    return f"{score.mean:.3f}" + (f" ± {score.sd:.3f}" if score.sd is not None else "")
+
+
+def _head(frame: pd.DataFrame) -> str:
+    """Whether the head is counted, and sparse."""
+    modules = set(frame["sparsity.modules"].dropna())
+    how = "sparse" if modules == {"all"} else "dense" if modules == {"blocks"} else "dense or sparse"
+    share = next((_mean(runs, "flops.head_share") for name, runs in arms(frame) if name == DENSE), math.inf)
+    return f"head counted, {how}" + (f"; {100 * share:.1f} % of the dense run" if math.isfinite(share) else "")
+
+
+def parts(frame: pd.DataFrame) -> Table:
+    """What the FLOPs of every arm went into."""
+    table = Table("parts", f"FLOPs by part, as % of the dense run ({_head(frame)})", ["Arm", *PARTS, "total"])
+    found = arms(frame)
+    whole = _whole(found)
+    for name, runs in found:
+        if (runs.status == "finished").any() and whole == whole:
+            table.rows.append([name, *(f"{100 * _mean(runs, f'flops.{part}') / whole:.2f}" for part in PARTS),
+                               f"{100 * _mean(runs, TOTAL) / whole:.2f}"])
+    return table
+
+
+def wire(frame: pd.DataFrame) -> Table:
+    """What travels between learners, and across boundaries, with masks and without."""
+    table = Table("wire", "What sparsity saves on the wire: bytes of a learner's gradients and of boundaries, a step",
+                  ["Weights", "Message", "loss (nats)", "gradients up", "of dense %", "of it places",
+                   "boundaries (% of dense)", "seeds"])
+    for weights, said, runs in sent(frame):
+        score, up = cell(runs, LOSS, PLAIN), cell(runs, "gradients.up", BYTES)
+        share = 100 * _mean(runs, "gradients.up") / _mean(runs, "gradients.dense") if up.values else math.nan
+        places = _mean(runs.assign(places=runs.get("gradients.places", pd.Series(0.0, runs.index)).fillna(0)), "places")
+        table.rows.append([weights, said, _three(score), up if up.values else "-", f"{share:.1f}" if up.values else "-",
+                           f"{places:,.0f}" if up.values else "-", cell(runs, "bytes.ratio", SHARE),
+                           str(len(score.values))])
+    return table
+
+
+def sent(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(weights, what travels, runs) of learners and compressed boundaries."""
+    several, linked = frame["grad.learners"] > 1, frame["fwd.compressor.kind"] != "none"
+    own = frame[several | linked]
+    for method, runs in own.groupby("method", sort=False):
+        row = runs.iloc[0].dropna().to_dict()
+        what = [boundaries(row)] if row["fwd.compressor.kind"] != "none" else []
+        if row["grad.learners"] > 1:
+            what.append(exchange(row) if row["grad.compressor.kind"] != "none" else
+                        f"all gradients, {row['grad.learners']} learners")
+        yield re.sub(r" [\d.]+ %", "", sparse(row)) or DENSE, "; ".join(what) or str(method), runs
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """Loss at equal FLOPs, FLOPs by part, bytes."""
+    return [table for table in (equal(frame), parts(frame), wire(frame)) if table.rows]
+
+
+# Claims.
+
+
+def _side(runs: pd.DataFrame, metric: str = LOSS) -> pd.DataFrame:
+    own = runs[runs.status.isin(["finished", "diverged"])]
+    guess = math.log(256 if (own["data.tokenizer"] == "bytes").all() else 50257)  # among all tokens
+    score = own[metric] if metric in own else pd.Series(math.nan, own.index)
+    return pd.DataFrame({"id": own.id, "seed": own.seed, "base": base(own, *COMPARED) if len(own) else "",
+                         "kind": "none", "diverged": own.status == "diverged",
+                         "score": score.where(own.status == "finished", guess)})
+
+
+def _effects(frame: pd.DataFrame, what: str, a: str, b: str, **region: float) -> list[Effect]:
+    named = dict(arms(frame))
+    if a not in named or b not in named:
+        return [Effect(what, region.get("above"), region.get("below"), digits=3)]
+    return paired(frame, what, _side(named[a]), _side(named[b]), unit=1.0, **region)
+
+
+def m1(frame: pd.DataFrame) -> Claim:
+    """A quarter of the FLOPs, the dense loss."""
+    share = next((100 * _mean(runs, RELATIVE) for name, runs in arms(frame) if name == MST), math.nan)
+    return Claim("M1", "MST reaches the dense loss with a quarter of its FLOPs (ours: within "
+                 f"{EQUAL:g} nats; here {share:.1f} %, {_head(frame)}).",
+                 _effects(frame, "loss, MST minus dense", MST, DENSE, below=EQUAL))
+
+
+def m2(frame: pd.DataFrame) -> Claim:
+    """Each phase is needed."""
+    return Claim("M2", "Each phase of MST is needed: at equal FLOPs the loss is higher without it.", [
+        effect for name in WITHOUT for effect in _effects(
+            frame, f"loss, MST without {name} minus MST", f"{MST}, without {name}", MST, above=0.0)])
+
+
+def m3(frame: pd.DataFrame) -> Claim:
+    """Sparse attention costs nothing."""
+    return Claim("M3", f"Sparse attention costs nothing at the FLOPs that it saves (ours: within {EQUAL:g} nats; same "
+                 "masks of weights).", _effects(frame, "loss, MST minus MST with dense attention", MST,
+                                                f"{MST}, dense attention", below=EQUAL))
+
+
+def m4(frame: pd.DataFrame) -> Claim:
+    """Ours: better than a narrower dense model."""
+    return Claim("M4", "MST beats a narrower dense model with the same FLOPs (ours).",
+                 _effects(frame, "loss, MST minus narrower dense model", MST, NARROW, below=0.0))
+
+
+def m5(frame: pd.DataFrame) -> Claim:
+    """Ours: live gradients only."""
+    several = frame[(frame["grad.learners"] > 1) & (frame["fwd.compressor.kind"] == "none")]
+    every, live = (several[several["grad.compressor.kind"] == kind] for kind in ("none", "live"))
+    bytes_of = Effect("bytes of live gradients over the bytes of the weights that live, in % above 100", None, 1.0)
+    if "gradients.up" in live and "masks.mean_density" in live:
+        done = live[live.status == "finished"]
+        wanted = done["gradients.dense"] - 4 * done["masks.weights"] * (1 - done["masks.mean_density"])
+        bytes_of.values, bytes_of.ids = list(100 * (done["gradients.up"] / wanted - 1)), list(done.id)
+    return Claim("M5", f"Sending live gradients only costs no quality (within {EQUAL:g} nats) and divides the bytes by "
+                 "the density, but for the places of what grows (ours).",
+                 [*paired(frame, "loss, live gradients minus all", _side(live), _side(every), unit=1.0, below=EQUAL),
+                  bytes_of])
+
+
+CLAIMS = [m1, m2, m3, m4, m5]
+
+
+# Figures.
+
+
+@styled
+def _front(found: list[tuple[str, pd.DataFrame]]) -> Figure:
+    whole = _whole(found)
+    figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 3.4))
+    points = []
+    for turn, (name, runs) in enumerate(found):
+        done = runs[runs.status == "finished"]
+        if done.empty:
+            continue
+        x, loss = 100 * _mean(done, TOTAL) / whole, done[LOSS]
+        axis.errorbar(x, loss.mean(), yerr=loss.std() if len(loss) > 1 else None, marker=MARKS[turn % 9],
+                      color=INK[turn % 7], ls="none", elinewidth=0.7, label=name)
+        points.append({"bytes.ratio": x, "mean": -loss.mean()})
+    front = pareto(pd.DataFrame(points), worst=-math.inf)
+    axis.plot(front["bytes.ratio"], -front["mean"], color="0.5", lw=1, zorder=1, label="Pareto front")
+    axis.set(xlabel="training FLOPs (% of the dense run)", ylabel="test loss (nats)")
+    logarithmic(axis.xaxis)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test loss against the FLOPs of the training, counted by pairs that attend, head included; the line joins what
+    nothing dominates. Bars: ± one sample standard deviation over seeds."""
+    found = [one for one in arms(frame) if (one[1].status == "finished").any()]
+    return _front(found) if len(found) > 1 and _whole(found) == _whole(found) else None
+
+
+@styled
+def _bytes(found: list[tuple[str, str, pd.DataFrame]]) -> Figure:
+    figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
+    for turn, (weights, said, runs) in enumerate(found):
+        loss = runs[LOSS]
+        axis.errorbar(_mean(runs, "gradients.up") / 1e3, loss.mean(), yerr=loss.std() if len(loss) > 1 else None,
+                      marker=MARKS[turn % 9], color=INK[turn % 7], ls="none", elinewidth=0.7,
+                      label=f"{weights}: {said}")
+    axis.set(xlabel="kB of gradients a learner hands over a step", ylabel="test loss (nats)")
+    logarithmic(axis.xaxis)
+    figure.legend(loc="outside lower center")
+    return figure
+
+
+def by_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test loss against the bytes of gradients between learners. Bars: ± one sample standard deviation over seeds."""
+    found = [(weights, said, runs[runs.status == "finished"]) for weights, said, runs in sent(frame)
+             if runs["grad.learners"].iloc[0] > 1]
+    found = [one for one in found if len(one[2])]
+    return _bytes(found) if len(found) > 1 else None
+
+
+@styled
+def _masks(told: dict[str, list[dict]]) -> Figure:
+    names = list(told)
+    figure, axes = plt.subplots(2, len(names), figsize=(1.05 * COLUMN * len(names), 3.6), squeeze=False, sharex=True,
+                                sharey="row")
+    for column, name in enumerate(names):
+        steps = np.concatenate([one["steps"] for one in told[name]])
+        kinds = told[name][0]["layers"]
+        for row, what in enumerate(("density", "turnover")):
+            every = np.concatenate([np.array(one[what]) for one in told[name] if one["steps"]])
+            for turn, kind in enumerate(dict.fromkeys(map(_kind, kinds))):
+                own = every[:, [place for place, layer in enumerate(kinds) if _kind(layer) == kind]]
+                axes[row, column].plot(steps, 100 * own.mean(1), color=INK[turn % 7], label=kind,
+                                       marker=MARKS[turn % 9], ms=2)
+            axes[row, column].set(ylabel=f"{what} (%)" if not column else "")
+        axes[0, column].set_title(name)
+        axes[1, column].set_xlabel("step")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _kind(layer: str) -> str:
+    """A layer without the number of its block: "attn.c_attn"."""
+    return ".".join(part for part in layer.split(".")[1:] if not part.isdigit() and part != "h") or layer
+
+
+def masks(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
+    """Density of the layers and their turnover (weights that grow in an update, as a share of the live ones) over time;
+    layers of one kind as their mean over blocks, one seed."""
+    shown = [(name, runs[runs.status == "finished"]) for name, runs in arms(frame) if name in (MST, "RigL", "GraNet")]
+    told = {name: [one for one in curves[curves.id == runs.id.iloc[0]].masks if isinstance(one, dict)]
+            for name, runs in shown if len(runs) and "masks" in curves}
+    told = {name: own for name, own in told.items() if any(one["steps"] for one in own)}
+    return _masks(told) if told else None
+
+
+@styled
+def _ever(found: list[tuple[str, pd.DataFrame]]) -> Figure:
+    figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
+    for turn, (name, runs) in enumerate(found):
+        axis.errorbar(100 * runs["masks.ever"].mean(), runs[LOSS].mean(), label=name, marker=MARKS[turn % 9],
+                      yerr=runs[LOSS].std() if len(runs) > 1 else None, color=INK[turn % 7], ls="none", elinewidth=0.7)
+    axis.set(xlabel="weights ever active (%)", ylabel="test loss (nats)")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def ever(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test loss against the share of weights that were ever active (ITOP's rate), arms with masks."""
+    found = [(name, runs[runs.status == "finished"]) for name, runs in arms(frame)
+             if name not in (DENSE, SHORT, NARROW) and (runs.status == "finished").any()]
+    return _ever(found) if len(found) > 1 else None
+
+
+FIGURES = {"front": front, "bytes": by_bytes, "masks": masks, "ever": ever}
