@@ -1,0 +1,156 @@
+"""`commsweep bench sparse`: what masks and sparse attention cost and save in time, beside the dense way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import count
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from commsweep.bench import Result, alternate, paired
+from commsweep.experiments.component import Moment, Pass
+from commsweep.experiments.config import Execution, override
+from commsweep.experiments.presets import preset
+from commsweep.experiments.sparsity.attention import attend
+from commsweep.experiments.training.run import build
+
+HEADS, HEAD, BAND = 12, 64, 128  # GPT-2 small's attention
+TOKENS = (1024, 4096)
+BOUNDS = {("local", 1024): 0.8, ("local", 4096): 0.3}  # of the others nothing is promised
+ROWS, WIDTH = 1024, 768  # of the linear layer: GPT-2 small's first of a block's perceptron, a block of tokens
+LEVELS = (0.8, 0.9, 0.95)
+
+
+def bench() -> Iterator[Result]:
+    """Steps with masks, updates, attention, linear layers; on a GPU weights of which two in four are zero, too."""
+    yield from _steps()
+    for tokens in TOKENS:
+        yield from _attention(tokens)
+    yield from _linear()
+    if torch.cuda.is_available():
+        yield from _two_in_four()
+
+
+def _steps() -> Iterator[Result]:
+    """A step of GPT-2 micro (batch 8, blocks of 256), four fifths of its weights zero, beside the dense step."""
+    sparse = {"sparsity.phases.all.sparsity": 0.8, "sparsity.interval": 1000}
+    sides = {"dense": _step_of({}), "masks": _step_of(sparse)}
+    seconds = alternate(sides, rounds=15, warmup=3)
+    medians = {f"{name} ms": 1e3 * median(times) for name, times in seconds.items()}
+    yield Result("GPT-2 micro step, 80 % zero / dense", paired(seconds, "masks", "dense"), 1.05, medians=medians)
+    for growth in ("gradient", "mixed"):
+        update = _update_of(sparse | {"sparsity.interval": 1, "sparsity.growth": growth})
+        times = alternate({"update": update, "dense": sides["dense"]}, rounds=9, warmup=2)
+        yield Result(f"update of all masks, {growth} growth / dense step", paired(times, "update", "dense"), 1.0,
+                     medians={f"{name} ms": 1e3 * median(own) for name, own in times.items()})
+
+
+def _task(settings: dict[str, object]) -> tuple:
+    run = override(preset("sotu_micro"), {"data.batch_size": 8, "data.train_blocks": 8192, "data.eval_blocks": 8}
+                   | settings)
+    parts = build(run, Execution("cpu", threads=torch.get_num_threads()))
+    task = parts.task.train()
+    optimizer = torch.optim.AdamW(task.parameters(), 1e-4, fused=True)
+    for component in task.components.values():
+        component.configured(optimizer)
+    return task, optimizer, next(iter(parts.data.train))
+
+
+def _step_of(settings: dict[str, object]) -> Callable[[], None]:
+    """One training step in its order, without Lightning around it."""
+    task, optimizer, (x, y, samples) = _task(settings)
+    number, one = count(1), Pass(slice(0, len(y)), len(y), 1.0)
+
+    def step() -> None:
+        moment = Moment(next(number), 0, 1e-4, 0, 0)
+        optimizer.zero_grad()
+        for component in task.components.values():
+            component.before_pass(moment, one, samples, x.device)
+        task.loss(task.logits(x), y).backward()
+        for component in task.components.values():
+            component.before_exchange(moment)
+        for component in task.components.values():
+            component.after_backward(moment)
+        optimizer.step()
+
+    return step
+
+
+def _update_of(settings: dict[str, object]) -> Callable[[], None]:
+    """The exchange's moments of a step in which all masks move, gradients being there."""
+    task, optimizer, (x, y, samples) = _task(settings)
+    own, number = task.components["sparsity"], count(1)
+    task.components["boundaries"].begin(0, samples)
+    task.loss(task.logits(x), y).backward()
+    optimizer.step()
+    grads = [mask.weight.grad.clone() for mask in own.masks]
+
+    def update() -> None:
+        moment = Moment(next(number), 0, 1e-4, 0, 0)
+        for mask, grad in zip(own.masks, grads, strict=True):
+            mask.weight.grad.copy_(grad)
+        own.before_exchange(moment)
+        own.after_backward(moment)
+
+    own._rows = 8
+    return update
+
+
+def _attention(tokens: int) -> Iterator[Result]:
+    q, k, v = (torch.randn(1, HEADS, tokens, HEAD, requires_grad=True) for _ in range(3))
+    slope = torch.randn(1, HEADS, tokens, HEAD)
+
+    def both(forward: Callable[[], Tensor]) -> Callable[[], None]:
+        return lambda: torch.autograd.grad(forward(), (q, k, v), slope)
+
+    kinds = ("local", "strided", "fixed", "local_strided")
+    sides = {"dense": both(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))} | {
+        kind: both(lambda kind=kind: attend(kind, q, k, v, BAND)) for kind in kinds}
+    seconds = alternate(sides, rounds=7, warmup=2)
+    for kind in kinds:
+        yield Result(f"attention, {tokens} tokens, {kind} {BAND}, forward and backward / dense causal",
+                     paired(seconds, kind, "dense"), BOUNDS.get((kind, tokens)),
+                     medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (kind, "dense")})
+
+
+def _linear() -> Iterator[Result]:
+    """Forward of one layer: zeros in a dense matrix cost what other numbers do; torch's CSR skips them."""
+    x, weight = torch.randn(ROWS, WIDTH), torch.randn(4 * WIDTH, WIDTH)
+    masked = {level: weight * (torch.rand_like(weight) >= level) for level in LEVELS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CSR is called a beta
+        rows = {level: one.to_sparse_csr() for level, one in masked.items()}
+        sides: dict[str, Callable[[], object]] = {"dense": lambda: linear(x, weight)}
+        sides |= {f"masked {level}": lambda level=level: linear(x, masked[level]) for level in LEVELS}
+        sides |= {f"CSR {level}": lambda level=level: (rows[level] @ x.T).T for level in LEVELS}
+        with torch.no_grad():
+            seconds = alternate(sides, rounds=9, warmup=2)
+    for level in LEVELS:
+        for kind in ("masked", "CSR"):
+            name = f"{kind} {level}"
+            yield Result(f"linear layer, {100 * level:g} % zero, {kind} / dense", paired(seconds, name, "dense"),
+                         None, medians={f"{one} ms": 1e3 * median(seconds[one]) for one in (name, "dense")})
+
+
+def _two_in_four() -> Iterator[Result]:
+    """Forward of one layer in half precision with two of four neighbours zero, which such a GPU's units skip."""
+    from torch.sparse import to_sparse_semi_structured
+
+    weight = torch.randn(4 * WIDTH, WIDTH, device="cuda", dtype=torch.float16)
+    keep = torch.tensor([0, 0, 1, 1], device="cuda", dtype=torch.bool).tile(4 * WIDTH, WIDTH // 4)
+    x = torch.randn(8 * ROWS, WIDTH, device="cuda", dtype=torch.float16)
+    packed = to_sparse_semi_structured(weight * keep)
+
+    def timed(product: Callable[[], Tensor]) -> Callable[[], None]:
+        def one() -> None:
+            product()
+            torch.cuda.synchronize()
+        return one
+
+    seconds = alternate({"dense": timed(lambda: linear(x, weight)), "2:4": timed(lambda: linear(x, packed))}, 50, 10)
+    yield Result("linear layer on a GPU, two of four zero / dense", paired(seconds, "2:4", "dense"), None,
+                 medians={f"{name} ms": 1e3 * median(own) for name, own in seconds.items()})
