@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -37,9 +38,11 @@ def explain(path: str, value: str = "") -> list[str]:
     owners: list[type[Spec]] = [Run]
     field: FieldInfo | None = None
     parts = [part for part in path.split(".") if part]
-    if parts[:1] == ["at"] and len(parts) > 1:
-        parts = parts[2:]  # the links of one boundary are those of all
+    named = False  # whether a name that the user gives comes next
     for place, part in enumerate(parts):
+        if named:
+            named = False
+            continue
         found = [(owner, owner.model_fields[part]) for owner in owners if part in owner.model_fields]
         if not found:
             known = [".".join([*parts[:place], name]) for owner in owners for name in owner.model_fields]
@@ -52,10 +55,9 @@ def explain(path: str, value: str = "") -> list[str]:
         if not below:
             if place + 1 < len(parts):
                 raise UserError(f"'{'.'.join(parts[: place + 1])}' is a value, not a section")
-            said = "" if owner is Run else f": {owner.__doc__ or ''}"
-            return [f"{path}{said}".strip(), *(_line(name, one.model_fields[name], kind_of(one))
-                                                              for one, name in ((one, part) for one, _ in found))]
-        owners = list(below)
+            lines = [_line(path, one.model_fields[part], kind_of(one)).strip() for one, _ in found]
+            return lines + ([] if owner is Run or len(found) > 1 else ["", inspect.cleandoc(owner.__doc__ or "")])
+        owners, named = list(below), get_origin(field.annotation) is dict
     if field is not None and len(owners) > 1:
         return _choices(owners, field.discriminator or "kind", value, path)
     return _record(owners[0])
@@ -106,7 +108,10 @@ def said_of(field: FieldInfo) -> str:
     below = members(field)
     if below:
         kinds = [tag for one in below for tag in tags(one, field.discriminator)]
-        return f"a section: {', '.join(kinds) if kinds else ', '.join(below[0].model_fields)}"
+        inside = ", ".join(kinds or below[0].model_fields)
+        if get_origin(field.annotation) is dict:
+            return f"{field.description}; each with {inside}"
+        return f"a section: {inside}"
     options = get_args(field.annotation)
     words = [field.description] if field.description else []
     if options and all(isinstance(one, (str, int)) and not isinstance(one, type) for one in options):

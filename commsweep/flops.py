@@ -32,7 +32,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE",
                         help="settings of the run, such as sparsity.phases.all.sparsity=0.8")
     parser.add_argument("--block", type=count, metavar="TOKENS", help="of a sample (default: as the model has)")
-    parser.add_argument("--sparsity", type=number(0, 1), metavar="SHARE",
+    parser.add_argument("--sparsity", type=number(0, 0.9999, included=True), metavar="SHARE",
                         help="of the weights that are zero, throughout")
     parser.add_argument("--attention", choices=("causal", "local", "strided", "local_strided", "fixed"),
                         help="pairs that attend, throughout (default: causal)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from commsweep.experiments.config import (
     CompressorSpec,
@@ -100,6 +100,9 @@ def settings() -> str:
             kind = f" {field.discriminator}={kind_of(owner)}" if field.discriminator else ""
             title = {"fwd": "`fwd`, `bwd`"}.get(name, f"`{name}`{kind}")
             out += [f"## {title}\n", _doc(owner), "", _fields(owner), ""]
+            for part, inner in owner.model_fields.items():
+                if get_origin(inner.annotation) is dict and members(inner):
+                    out += [f"### `{name}.{part}.NAME`\n", _doc(members(inner)[0]), "", _fields(members(inner)[0]), ""]
     return "\n".join(out)
 
 

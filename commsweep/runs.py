@@ -209,6 +209,11 @@ def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
         also = {"inverses": sent.get("inverses_balanced"), "preconditioned gradients": sent["preconditioned"]}
         lines.append(f"  K-FAC                 {sent['factors']} factors, {sent['factors_up']:,.0f} bytes up a step "
                      "and learner" + "".join(f", {n:,.0f} of {what}" for what, n in also.items() if n))
+    if "relative" in (spent := row.get("flops", {})):
+        masks = row["masks"]
+        lines.append(f"  FLOPs                 {spent['total']:.3e}, {100 * spent['relative']:.1f} % of the dense run "
+                     f"({100 * spent['relative_without_head']:.1f} % without the head); mean density "
+                     f"{100 * masks['mean_density']:.1f} %, {100 * masks['ever']:.1f} % ever active")
     if "tokens_per_second" in row.get("speed", {}):
         speed = row["speed"]
         lines.append(f"  speed                 {speed['tokens_per_second']:,.0f} tokens a second; a token costs "

@@ -20,7 +20,6 @@ from commsweep.experiments.errors import UserError
 
 KINDS: dict[str, type[Compressor]] = {
     "none": Dense,
-    "live": Dense,
     "cast": Cast,
     "topk": TopK,
     "topk_strict": TopKStrict,

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from commsweep.experiments import compressors
 from commsweep.experiments.compressors import Compressor
+from commsweep.experiments.compressors.dense import Dense
 from commsweep.experiments.config import Gradients, Spec
 from commsweep.experiments.data_parallel.adacomp import AdaComp
 from commsweep.experiments.data_parallel.joint import JointCompressor, Leader, PowerIteration
 from commsweep.experiments.data_parallel.layers import Layer
 
-OWN = {"adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration}
+OWN = {"live": Dense, "adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration}
 
 
 def build(spec: Spec) -> Compressor | JointCompressor:

@@ -112,5 +112,5 @@ def gpt2_mst() -> list[Run]:
     paper = preset("gpt2_mst")
     like = {"interval": paper.sparsity.interval, "width": paper.sparsity.width, "modules": paper.sparsity.modules}
     dense = paper.model_copy(update={"sparsity": METHODS["counted"].model_copy(update=like)})
-    return [*arms(dense, names=("static", "rigl")).values(), paper]
+    return seeds([*arms(dense, names=("static", "rigl")).values(), paper], 3)
 
