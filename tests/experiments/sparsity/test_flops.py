@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from commsweep.experiments.config import Execution, Sparsity, override
@@ -99,3 +101,25 @@ def test_a_plan_of_what_cannot_be_planned_is_one_line():
         network(preset("digits"))
     with pytest.raises(UserError, match="give --steps"):
         steps(preset("sotu_micro"))
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), data=st.data())
+def test_phases_cost_the_mean_of_their_densities(lengths, data):
+    """F = sum over phases of T_i / T (share of the linear layers x density + share of attention x its pairs)."""
+    steps, kinds = sum(lengths), ("causal", "local", "fixed")
+    levels = [data.draw(st.integers(0, 99)) / 100 for _ in lengths]
+    attends = [data.draw(st.sampled_from(kinds)) for _ in lengths]
+    ends = [sum(lengths[: at + 1]) / steps for at in range(len(lengths))]
+    ends[-1] = 1.0
+    spec = Sparsity(phases={f"p{end}": {"until": end, "sparsity": level, "attention": kind}
+                            for end, level, kind in zip(ends, levels, attends, strict=True)},
+                    drop=0.0, growth="random", width=16)
+    net = gpt2(2, 64, 4, 256, 64)
+    made, dense = planned(spec, net, steps), flops.Account(net).dense_step()
+    whole, causal = sum(dense.values()), flops.pairs("causal", 64, 16)
+    masked = list(lengths)  # steps with the masks of each phase: they move in the backward of its first step
+    masked[0], masked[-1] = masked[0] + 1, masked[-1] - 1
+    want = sum(m / steps * dense["linear"] * (1 - level) + n / steps * dense["attention"] * flops.pairs(
+        kind, 64, 16) / causal for m, n, level, kind in zip(masked, lengths, levels, attends, strict=True))
+    want = (want + dense["head"]) / whole
+    assert made["relative"] - made["topology"] / made["dense"] == pytest.approx(want, abs=2e-4)

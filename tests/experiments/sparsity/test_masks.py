@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from commsweep.experiments.component import Component
 from commsweep.experiments.config import Execution, Sparsity, override, record, run_id
@@ -212,3 +215,41 @@ def test_it_learns(store):
     dense = execute(base, store, HOW)["metrics"]["test_on_loss"]
     sparse = execute(override(base, FIXED), store, HOW)["metrics"]["test_on_loss"]
     assert sparse < dense + 0.5
+
+
+class Made(TorchDispatchMode):
+    """Elements of every tensor that an operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not any(out is one for one in args):
+            self.sizes.append(out.numel())
+        return out
+
+
+@pytest.mark.parametrize("changes", [{}, {"grad.learners": 2, "grad.compressor.kind": "live"}], ids=str)
+def test_masks_make_nothing_of_their_size_between_updates(changes):
+    """The bookkeeping of a plain step writes in place; an update of masks may allocate."""
+    parts = build(override(tiny_text(), FIXED | {"sparsity.interval": 4} | changes), HOW)
+    own, task = parts.task.components["sparsity"], parts.task
+    made = {}
+
+
+    def watched(inner, moment, *more):
+        with Made() as mode:
+            inner(moment, *more)
+        made.setdefault(moment.step, []).extend(mode.sizes)
+
+    for name in ("before_pass", "before_exchange", "after_backward", "after_step"):
+        setattr(own, name, partial(watched, getattr(own, name)))
+    trainer(task.run, parts, [], False).fit(task, parts.data.train, [])
+    smallest = min(mask.dead.numel() for mask in own.masks)
+    first = 1 if changes else 0  # the exchange hears of the first places once
+    for step, sizes in made.items():
+        if step >= first and not own.schedule.updates(step):
+            assert max(sizes, default=0) < smallest, step
+    assert max(made[4]) >= smallest  # an update does make some: the watch sees what there is
