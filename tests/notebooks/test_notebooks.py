@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from commsweep.analysis.papers import PAPERS, spd_iterations
 from commsweep.experiments.store import Store
 from tests.analysis import test_learners
-from tests.analysis.papers import test_adacomp, test_kfac, test_links, test_rudakov, test_rudakov_text
+from tests.analysis.papers import test_adacomp, test_kfac, test_links, test_mst, test_rudakov, test_rudakov_text
 from tests.test_layout import ROOT
 
 FILLED = {
@@ -22,6 +22,7 @@ FILLED = {
     "adacomp": lambda store: test_adacomp.fill(store, test_adacomp.good),
     "links": test_links.measure,
     "kfac": lambda store: (test_kfac.fill(store, test_kfac.best_at, lambda run: 3), test_learners.fill(store)),
+    "sparse": lambda store: test_mst.fill(store, test_mst.as_claimed),
 }
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 

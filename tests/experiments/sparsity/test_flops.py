@@ -118,7 +118,8 @@ def test_phases_cost_the_mean_of_their_densities(lengths, data):
     made, dense = planned(spec, net, steps), flops.Account(net).dense_step()
     whole, causal = sum(dense.values()), flops.pairs("causal", 64, 16)
     masked = list(lengths)  # steps with the masks of each phase: they move in the backward of its first step
-    masked[0], masked[-1] = masked[0] + 1, masked[-1] - 1
+    masked[0] += 1
+    masked[-1] -= 1
     want = sum(m / steps * dense["linear"] * (1 - level) + n / steps * dense["attention"] * flops.pairs(
         kind, 64, 16) / causal for m, n, level, kind in zip(masked, lengths, levels, attends, strict=True))
     want = (want + dense["head"]) / whole
