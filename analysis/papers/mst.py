@@ -224,28 +224,31 @@ CLAIMS = [m1, m2, m3, m4, m5]
 @styled
 def _front(found: list[tuple[str, pd.DataFrame]]) -> Figure:
     whole = _whole(found)
-    figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 3.4))
+    figure, (plane, rank) = plt.subplots(1, 2, figsize=(2 * COLUMN, 0.8 + 0.18 * len(found)))
     points = []
-    for turn, (name, runs) in enumerate(found):
-        done = runs[runs.status == "finished"]
-        if done.empty:
-            continue
-        x, loss = 100 * _mean(done, TOTAL) / whole, done[LOSS]
-        axis.errorbar(x, loss.mean(), yerr=loss.std() if len(loss) > 1 else None, marker=MARKS[turn % 9],
-                      color=INK[turn % 7], ls="none", elinewidth=0.7, label=name)
+    for turn, (_, runs) in enumerate(found):
+        x, loss = 100 * _mean(runs, TOTAL) / whole, runs[LOSS]
+        how = {"marker": MARKS[turn % 9], "color": INK[turn % 7], "ls": "none", "elinewidth": 0.7}
+        spread = loss.std() if len(loss) > 1 else None
+        plane.errorbar(x, loss.mean(), yerr=spread, **how)
+        rank.errorbar(loss.mean(), turn, xerr=spread, **how)
         points.append({"bytes.ratio": x, "mean": -loss.mean()})
     front = pareto(pd.DataFrame(points), worst=-math.inf)
-    axis.plot(front["bytes.ratio"], -front["mean"], color="0.5", lw=1, zorder=1, label="Pareto front")
-    axis.set(xlabel="training FLOPs (% of the dense run)", ylabel="test loss (nats)")
-    logarithmic(axis.xaxis)
-    figure.legend(loc="outside lower center", ncols=2)
+    plane.plot(front["bytes.ratio"], -front["mean"], color="0.5", lw=1, zorder=1, label="Pareto front")
+    plane.set(xlabel="training FLOPs (% of the dense run)", ylabel="test loss (nats)")
+    plane.legend()
+    rank.set_yticks(range(len(found)), [name for name, _ in found])
+    rank.invert_yaxis()
+    rank.set(xlabel="test loss (nats)")
+    logarithmic(plane.xaxis)
     return figure
 
 
 def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss against the FLOPs of the training, counted by pairs that attend, head included; the line joins what
-    nothing dominates. Bars: ± one sample standard deviation over seeds."""
-    found = [one for one in arms(frame) if (one[1].status == "finished").any()]
+    nothing dominates; right, the same losses by arm. Bars: ± one sample standard deviation over seeds."""
+    found = [(name, runs[runs.status == "finished"]) for name, runs in arms(frame)]
+    found = [one for one in found if len(one[1])]
     return _front(found) if len(found) > 1 and _whole(found) == _whole(found) else None
 
 
