@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pandas as pd
@@ -78,20 +79,39 @@ def sparse(row: dict[str, Any]) -> str:
         return ""
     found = phases(row)
     levels = [one["sparsity"] for one in found.values()]
-    attention = sorted({one["attention"] for one in found.values()} | {
-        one["beside"] for one in found.values() if not pd.isna(one.get("beside", math.nan))} - {"causal"})
+    attention = list(dict.fromkeys(_attention(one, row) for one in found.values()))
     text = _masks(row, found, levels) if any(levels) else ""
     known = set(found) & set(MST)
     if known == set(found) and len(known) > 1 and any(levels):
         text += "".join(f", without {name}" for name in MST if name not in known)
         if {"warmup", "ultra"} <= known and found["warmup"]["sparsity"] == found["ultra"]["sparsity"]:
             text += ", without ultra"
-        if attention != ["causal", "local_strided"]:
-            text += ", dense attention" if attention == ["causal"] else f", {' + '.join(attention)} attention"
+        if not set(attention) <= {"causal", "local_strided"}:
+            text += f", {_then(attention)} attention"
+        elif attention == ["causal"]:
+            text += ", dense attention"
         text += {"mixed": "", "none": ", no growth"}.get(row["sparsity.growth"], f", {row['sparsity.growth']} growth")
+        text += "" if row["sparsity.drop"] else ", no drop"
     elif attention != ["causal"]:
-        text += f"{', ' * bool(text)}{' + '.join(attention)} attention"
+        text += f"{', ' * bool(text)}{_then(attention)} attention"
     return text + (", head too" if text and row["sparsity.modules"] == "all" else "")
+
+
+def _attention(phase: dict[str, Any], row: dict[str, Any]) -> str:
+    """"local", or "local / causal by heads"."""
+    beside = phase.get("beside", math.nan)
+    own = phase["attention"]
+    return own if pd.isna(beside) or beside == own else f"{own} / {beside} by {row['sparsity.alternate']}"
+
+
+def _then(attention: list[str]) -> str:
+    """What follows on what."""
+    return ", then ".join(attention)
+
+
+def levelless(text: str) -> str:
+    """What `sparse` says without its sparsities."""
+    return re.sub(r" ([\d.]+ (to|->) )*[\d.]+ %", "", text)
 
 
 def phases(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -107,10 +127,12 @@ def phases(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _masks(row: dict[str, Any], found: dict[str, dict[str, Any]], levels: list[float]) -> str:
     growth, drop, level = row["sparsity.growth"], row["sparsity.drop"], f"{100 * max(levels):.4g} %"
     if len(found) > 1:
-        if growth == "none" and not levels[0]:
-            return f"one-shot magnitude {level}"
-        if set(found) == {"prune", "hold"}:
-            return f"GraNet {100 * row['sparsity.initial']:.4g} to {level}"
+        if growth == "none":
+            steps = {one["shape"] for one in found.values()} == {"step"}
+            return f"{'one-shot' if steps and len(found) == 2 and not levels[0] else 'gradual'} magnitude {level}"
+        if set(found) == {"prune", "hold"} and levels[0] == levels[1]:
+            how = "GraNet" if growth == "gradient" else f"GraNet, {growth} growth"
+            return f"{how} {100 * row['sparsity.initial']:.4g} to {level}"
         return f"MST {level}" if set(found) <= set(MST) else " -> ".join(f"{100 * one:.4g}" for one in levels) + " %"
     before = row["sparsity.initial"]
     if next(iter(found.values()))["shape"] == "step":

@@ -25,8 +25,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         "flops", help="floating-point operations of a training, by part, without training",
         description="Count a training's FLOPs by part: linear layers at their live weights, head, attention by pairs "
                     "of tokens, dense gradients of growth, topology updates; beside the dense training. NAME is a "
-                    "preset with a GPT-2 from scratch (its phases, or the settings given, over its steps), or one of "
-                    "gpt2-nano, gpt2-micro, gpt2 (then --block, --sparsity and the like say the rest). Matrix "
+                    "preset that trains a GPT-2 from scratch (its phases over its steps, with settings changed as in "
+                    "commsweep run), or a size, gpt2-nano, gpt2-micro or gpt2, which is then trained with the same "
+                    "masks throughout, as --block, --sparsity and the like say. Matrix "
                     "products count two operations a pair; norms, softmax and the optimizer are left out.")
     parser.add_argument("model", metavar="NAME", help="a preset, or a GPT-2 by its size")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE",
@@ -46,24 +47,22 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _flops(args: argparse.Namespace) -> int:
     from commsweep.experiments.sparsity import flops
-    from commsweep.experiments.sparsity.plan import planned
 
-    network, spec, steps, samples = (_by_size if args.model in GPT2_SIZES else _by_preset)(args)
-    totals = planned(spec, network, steps, samples)
-    tokens = steps * samples * network.attention.tokens
+    network, spec, totals, steps, samples = (_by_size if args.model in GPT2_SIZES else _by_preset)(args)
+    tokens = samples * network.attention.tokens
     dense = flops.Account(network).dense_step()
     palm = {"weights": 6 * _weights(network) / 1e6, "attention": 3 * network.attention.forward(
         network.attention.tokens**2) / network.attention.tokens / 1e6}
     if args.json:
         print(json.dumps({"steps": steps, "tokens": tokens, "parts": {part: totals[part] for part in flops.PARTS},
-                          "dense_parts": {part: dense[part] * steps * samples for part in flops.PARTS},
+                          "dense_parts": {part: dense[part] * samples for part in flops.PARTS},
                           **{key: value for key, value in totals.items() if key not in flops.PARTS},
                           "rule_mflop_per_token": palm}))
         return 0
     rows = [(name, totals[part] / tokens / 1e6, dense[part] / network.attention.tokens / 1e6)
             for part, name in NAMES.items()]
     rows.append(("total", totals["total"] / tokens / 1e6, totals["dense"] / tokens / 1e6))
-    print(f"MFLOP a token of training, {steps:,} steps of {samples} x {network.attention.tokens:,} tokens (planned)\n")
+    print(f"MFLOP a token of training, {steps:,} steps, {tokens:,} tokens (planned)\n")
     print(f"{'part':<32}{'this':>10}{'dense':>10}")
     for name, here, whole in rows:
         print(f"{name:<32}{here:>10.2f}{whole:>10.2f}")
@@ -86,18 +85,18 @@ def _weights(network: Network) -> int:
     return sum(one.numel for one in network.products) + (2 * own.layers + 1) * own.heads * own.head
 
 
-def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, int, int]:
-    """A GPT-2 of this size, as sparse from its first step to its last."""
-    from commsweep.experiments.sparsity.plan import BYTES, gpt2
+def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, float], int, int]:
+    """A GPT-2 of this size, as sparse from its first step to its last; and as `_by_preset`."""
+    from commsweep.experiments.sparsity.plan import BYTES, gpt2, planned
 
     if args.settings:
         raise UserError(f"'{args.settings[0]}' is a setting of a run, and {args.model} is a size: use --sparsity and "
                         "the like, or a preset")
     vocabulary, block = TOKENS.get(args.model, (BYTES, 64))
     block = args.block or block
-    width = args.width or min(block, 128)
+    width = args.width or 128
     if args.attention not in (None, "causal") and width > block:
-        raise UserError(f"--width {width}: wider than --block {block}; choose a smaller width")
+        raise UserError(f"--width {width}: wider than --block {block}; choose a smaller --width")
     if args.width and args.attention in (None, "causal"):
         raise UserError("--width has no effect without --attention")
     depth, features, heads = GPT2_SIZES[args.model]
@@ -105,11 +104,12 @@ def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, int, int]:
                                          attention=args.attention or "causal")},
                     drop=0.0, modules="all" if args.head else "blocks", width=width)
     network = gpt2(depth, features, heads, args.vocabulary or vocabulary, block, spec.modules)
-    return network, spec, args.steps or STEPS, 1
+    steps = args.steps or STEPS
+    return network, spec, planned(spec, network, steps), steps, steps
 
 
-def _by_preset(args: argparse.Namespace) -> tuple[Network, Sparsity, int, int]:
-    """A preset's model over its phases and steps."""
+def _by_preset(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, float], int, int]:
+    """A preset's model, its section sparsity, the plan over its phases, steps and samples."""
     from commsweep.experiments.presets import PRESETS, preset
     from commsweep.experiments.sparsity import plan
     from commsweep.runs import changes
@@ -122,4 +122,7 @@ def _by_preset(args: argparse.Namespace) -> tuple[Network, Sparsity, int, int]:
             raise UserError(f"--{name} is for a GPT-2 by its size; of a preset change settings, such as "
                             "sparsity.phases.all.sparsity=0.8")
     run = override(preset(args.model), changes(args.settings))
-    return plan.network(run), run.sparsity or Sparsity(), args.steps or plan.steps(run), run.data.batch_size
+    totals = plan.of_run(run, args.steps or 0)
+    steps = args.steps or len(plan.rows(run)) * run.epochs
+    samples = args.steps * run.data.batch_size if args.steps else sum(plan.rows(run)) * run.epochs
+    return plan.network(run), run.sparsity or Sparsity(), totals, steps, samples

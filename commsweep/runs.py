@@ -212,7 +212,8 @@ def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
     if "relative" in (spent := row.get("flops", {})):
         masks = row["masks"]
         lines.append(f"  FLOPs                 {spent['total']:.3e}, {100 * spent['relative']:.1f} % of the dense run "
-                     f"({100 * spent['relative_without_head']:.1f} % without the head); mean density "
+                     + (f"({100 * spent['relative_without_head']:.1f} % without the head); " if spent[
+                         "relative_without_head"] is not None else "") + "mean density "
                      f"{100 * masks['mean_density']:.1f} %, {100 * masks['ever']:.1f} % ever active")
     if "tokens_per_second" in row.get("speed", {}):
         speed = row["speed"]

@@ -8,7 +8,6 @@ which differs so that FLOPs do not.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
 import matplotlib.pyplot as plt
@@ -18,8 +17,8 @@ from matplotlib.figure import Figure
 
 from commsweep.analysis.claim import Claim, Effect, paired
 from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, pareto, styled
-from commsweep.analysis.labels import boundaries, exchange, phases, sparse
-from commsweep.analysis.results import base, distinct
+from commsweep.analysis.labels import boundaries, exchange, levelless, phases, sparse
+from commsweep.analysis.results import base, distinct, is_text, masked
 from commsweep.analysis.table import BYTES, PLAIN, SHARE, Cell, Table, cell
 
 NAME = "sparse"
@@ -28,28 +27,44 @@ EQUAL = 0.02  # nats: no difference that matters, the margin of M1, M3 and M5
 DENSE, SHORT, NARROW, MST = "dense", "dense, fewer steps", "narrower dense model", "MST"
 WITHOUT = ("warmup", "ultra", "restore")
 PARTS = ("linear", "head", "attention", "growth", "topology")
-COMPARED = ("sparsity.", "model.width", "data.train_blocks", "grad.", "fwd.", "bwd.")
+COMPARED = ("sparsity.", "model.width", "data.train_blocks", "epochs", "eval_every")  # what arms may differ in
 
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The runs that counted their FLOPs, or would have."""
-    return frame[frame["sparsity.growth"].notna()] if "sparsity.growth" in frame else frame.iloc[:0]
+    """The language models that counted their FLOPs, or would have."""
+    text = masked(frame) & is_text(frame)
+    return frame[text & frame["data.tokenizer"].notna()] if text.any() else frame.iloc[:0]
 
 
-def arms(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """(name, runs) of one learner and dense boundaries: dense ones first, then the best."""
+def trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """(what tells it from the others, runs) of every training whose arms are compared, of one learner."""
     alone = frame[(frame["grad.learners"] == 1) & (frame["fwd.compressor.kind"] == "none")]
-    names = alone.apply(lambda row: _arm(row.dropna().to_dict()), axis=1) if len(alone) else alone.id
+    if alone.empty:
+        return []
+    every = base(alone, *COMPARED)
+    found = [part for _, part in alone.groupby(every, sort=False)]
+    if len(found) == 1:
+        return [("", found[0])]
+    firsts = pd.concat([part.iloc[:1] for part in found]).assign(setting=list(every.drop_duplicates()))
+    names = {part.setting.iloc[0]: text.strip(" ()") for text, part in distinct(firsts, "")}
+    return [(names[text], part) for text, part in zip(every.drop_duplicates(), found, strict=True)]
+
+
+def arms(alone: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """(name, runs) of one training: dense ones first, then the best. The dense run is that of most steps and width."""
+    names = alone.apply(lambda row: levelless(sparse(row.dropna().to_dict())) or DENSE, axis=1)
     dense = names == DENSE
-    names[dense & (alone["data.train_blocks"] < alone["data.train_blocks"][dense].max())] = SHORT
+    wide = alone.get("model.width", pd.Series(math.nan, alone.index)).fillna(math.inf)  # absent: the model's own
+    names[dense & (wide < wide[dense].max())] = NARROW
+    dense = names == DENSE
+    names[dense & (_steps(alone) < _steps(alone)[dense].max())] = SHORT
     found = [(text, part) for name, own in alone.groupby(names, sort=False) for text, part in distinct(own, str(name))]
     order = {DENSE: 0, SHORT: 1, NARROW: 2}
     return sorted(found, key=lambda one: (order.get(one[0], 3), _mean(one[1], LOSS)))
 
 
-def _arm(row: dict) -> str:
-    text = re.sub(r" [\d.]+( to [\d.]+)? %", "", sparse(row))
-    return text or (NARROW if "model.width" in row else DENSE)
+def _steps(frame: pd.DataFrame) -> pd.Series:
+    return frame["data.train_blocks"] * frame["epochs"]
 
 
 def _mean(runs: pd.DataFrame, column: str) -> float:
@@ -64,13 +79,13 @@ def _whole(found: list[tuple[str, pd.DataFrame]]) -> float:
 # Tables.
 
 
-def equal(frame: pd.DataFrame) -> Table:
-    """Every arm: FLOPs and loss."""
-    table = Table("flops", f"Sparse training at equal FLOPs ({_head(frame)}): test loss", [
+def equal(frame: pd.DataFrame, title: str) -> Table:
+    """Every arm of a training: FLOPs and loss."""
+    table = Table("flops", f"Sparse training ({_head(frame)}): FLOPs and test loss{title}", [
         "Arm", "most sparse %", "steps", "FLOPs (% of dense)", "without head", "loss (nats)", "perplexity",
         "loss - dense", "inference FLOPs (% of dense)", "ever active %", "seeds"])
     found = arms(frame)
-    whole, dense = _whole(found), next((_mean(runs, LOSS) for name, runs in found if name == DENSE), math.nan)
+    dense = next((_mean(runs, LOSS) for name, runs in found if name == DENSE), math.nan)
     for name, runs in found:
         score = cell(runs, LOSS, PLAIN)
         done = runs[runs.status == "finished"]
@@ -78,20 +93,29 @@ def equal(frame: pd.DataFrame) -> Table:
             table.rows.append([name, *["-"] * 4, score, *["-"] * 5])
             continue
         first = done.iloc[0]
-        without = done[TOTAL] - done["flops.head"]
-        head = next((_mean(own, "flops.head") for text, own in found if text == DENSE), math.nan)
         table.rows.append([
             name, f"{100 * max(one['sparsity'] for one in phases(first.dropna().to_dict()).values()):.1f}",
-            f"{first.steps:.0f}", f"{100 * _mean(done, TOTAL) / whole:.1f}",
-            f"{100 * without.mean() / (whole - head):.1f}", _three(score), cell(runs, PPL, PLAIN),
-            f"{_mean(done, LOSS) - dense:+.3f}", _inference(done, found), cell(runs, "masks.ever", SHARE),
+            f"{first.steps:.0f}", *_shares(done, found), _three(score), cell(runs, PPL, PLAIN),
+            f"{_mean(done, LOSS) - dense:+.3f}" if dense == dense else "-", _inference(done, found),
+            cell(runs, "masks.ever", SHARE),
             str(len(score.values))])
     return table
 
 
+def _shares(done: pd.DataFrame, found: list[tuple[str, pd.DataFrame]]) -> list[str]:
+    """FLOPs in % of the dense arm's, with and without the head; without such an arm, of the same model's."""
+    whole = _whole(found)
+    if whole != whole:
+        return [f"{100 * _mean(done, name):.1f}" for name in (RELATIVE, "flops.relative_without_head")]
+    head = next(_mean(own, "flops.head") for text, own in found if text == DENSE)
+    without = (done[TOTAL] - done["flops.head"]).mean()
+    return [f"{100 * _mean(done, TOTAL) / whole:.1f}", f"{100 * without / (whole - head):.1f}"]
+
+
 def _inference(done: pd.DataFrame, found: list[tuple[str, pd.DataFrame]]) -> str:
     whole = next((_mean(own, "flops.inference") for text, own in found if text == DENSE), math.nan)
-    return f"{100 * _mean(done, 'flops.inference') / whole:.1f}"
+    share = _mean(done, "flops.inference") / whole if whole == whole else _mean(done, "flops.inference_relative")
+    return f"{100 * share:.1f}"
 
 
 def _three(score: Cell) -> str | Cell:
@@ -108,9 +132,9 @@ def _head(frame: pd.DataFrame) -> str:
     return f"head counted, {how}" + (f"; {100 * share:.1f} % of the dense run" if math.isfinite(share) else "")
 
 
-def parts(frame: pd.DataFrame) -> Table:
-    """What the FLOPs of every arm went into."""
-    table = Table("parts", f"FLOPs by part, as % of the dense run ({_head(frame)})", ["Arm", *PARTS, "total"])
+def parts(frame: pd.DataFrame, title: str) -> Table:
+    """What the FLOPs of every arm of a training went into."""
+    table = Table("parts", f"FLOPs by part, as % of the dense run ({_head(frame)}){title}", ["Arm", *PARTS, "total"])
     found = arms(frame)
     whole = _whole(found)
     for name, runs in found:
@@ -145,38 +169,51 @@ def sent(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
         if row["grad.learners"] > 1:
             what.append(exchange(row) if row["grad.compressor.kind"] != "none" else
                         f"all gradients, {row['grad.learners']} learners")
-        yield re.sub(r" [\d.]+ %", "", sparse(row)) or DENSE, "; ".join(what) or str(method), runs
+        yield levelless(sparse(row)) or DENSE, "; ".join(what) or str(method), runs
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Loss at equal FLOPs, FLOPs by part, bytes."""
-    return [table for table in (equal(frame), parts(frame), wire(frame)) if table.rows]
+    made = []
+    for turn, (title, own) in enumerate(trainings(frame)):
+        for make in (equal, parts):
+            table = make(own, f"; {title}" if title else "")
+            table.name += f"_{turn + 1}" if turn else ""
+            made.append(table)
+    return [table for table in (*made, wire(frame)) if table.rows]
 
 
 # Claims.
 
 
-def _side(runs: pd.DataFrame, metric: str = LOSS) -> pd.DataFrame:
+def _side(runs: pd.DataFrame, *compared: str) -> pd.DataFrame:
+    """Runs as a side of `paired`: what is compared is no part of their base."""
     own = runs[runs.status.isin(["finished", "diverged"])]
     guess = math.log(256 if (own["data.tokenizer"] == "bytes").all() else 50257)  # among all tokens
-    score = own[metric] if metric in own else pd.Series(math.nan, own.index)
-    return pd.DataFrame({"id": own.id, "seed": own.seed, "base": base(own, *COMPARED) if len(own) else "",
+    score = own[LOSS] if LOSS in own else pd.Series(math.nan, own.index)
+    return pd.DataFrame({"id": own.id, "seed": own.seed, "base": base(own, *compared) if len(own) else "",
                          "kind": "none", "diverged": own.status == "diverged",
                          "score": score.where(own.status == "finished", guess)})
 
 
-def _effects(frame: pd.DataFrame, what: str, a: str, b: str, **region: float) -> list[Effect]:
-    named = dict(arms(frame))
-    if a not in named or b not in named:
+def _effects(frame: pd.DataFrame, what: str, a: str, b: str, equal: bool = False, **region: float) -> list[Effect]:
+    """equal: only where both have the same FLOPs, within 2 %."""
+    sides = [(_side(named[a], *COMPARED), _side(named[b], *COMPARED)) for _, own in trainings(frame)
+             if a in (named := dict(arms(own))) and b in named and not (
+                 equal and abs(_mean(named[a], TOTAL) / _mean(named[b], TOTAL) - 1) > 0.02)]
+    if not sides:
         return [Effect(what, region.get("above"), region.get("below"), digits=3)]
-    return paired(frame, what, _side(named[a]), _side(named[b]), unit=1.0, **region)
+    left, right = (pd.concat(every) for every in zip(*sides, strict=True))
+    return paired(frame, what, left, right, unit=1.0, **region)
 
 
 def m1(frame: pd.DataFrame) -> Claim:
     """A quarter of the FLOPs, the dense loss."""
-    share = next((100 * _mean(runs, RELATIVE) for name, runs in arms(frame) if name == MST), math.nan)
+    found = [(_mean(dict(own)[MST], RELATIVE), _head(part)) for _, part in trainings(frame)
+             if MST in dict(own := arms(part))]
+    here = "; ".join(f"here {100 * share:.1f} %, {head}" for share, head in found if math.isfinite(share))
     return Claim("M1", "MST reaches the dense loss with a quarter of its FLOPs (ours: within "
-                 f"{EQUAL:g} nats; here {share:.1f} %, {_head(frame)}).",
+                 f"{EQUAL:g} nats{f'; {here}' if here else ''}).",
                  _effects(frame, "loss, MST minus dense", MST, DENSE, below=EQUAL))
 
 
@@ -184,41 +221,47 @@ def m2(frame: pd.DataFrame) -> Claim:
     """Each phase is needed."""
     return Claim("M2", "Each phase of MST is needed: at equal FLOPs the loss is higher without it.", [
         effect for name in WITHOUT for effect in _effects(
-            frame, f"loss, MST without {name} minus MST", f"{MST}, without {name}", MST, above=0.0)])
+            frame, f"loss, MST without {name} minus MST", f"{MST}, without {name}", MST, equal=True, above=0.0)])
 
 
 def m3(frame: pd.DataFrame) -> Claim:
     """Sparse attention costs nothing."""
-    return Claim("M3", f"Sparse attention costs nothing at the FLOPs that it saves (ours: within {EQUAL:g} nats; same "
-                 "masks of weights).", _effects(frame, "loss, MST minus MST with dense attention", MST,
+    return Claim("M3", f"Sparse attention costs nothing at the FLOPs that it saves (ours: within {EQUAL:g} nats; "
+                 "weights as sparse at any time).", _effects(frame, "loss, MST minus MST with dense attention", MST,
                                                 f"{MST}, dense attention", below=EQUAL))
 
 
 def m4(frame: pd.DataFrame) -> Claim:
     """Ours: better than a narrower dense model."""
     return Claim("M4", "MST beats a narrower dense model with the same FLOPs (ours).",
-                 _effects(frame, "loss, MST minus narrower dense model", MST, NARROW, below=0.0))
+                 _effects(frame, "loss, MST minus narrower dense model", MST, NARROW, equal=True, below=0.0))
 
 
 def m5(frame: pd.DataFrame) -> Claim:
     """Ours: live gradients only."""
-    several = frame[(frame["grad.learners"] > 1) & (frame["fwd.compressor.kind"] == "none")]
-    every, live = (several[several["grad.compressor.kind"] == kind] for kind in ("none", "live"))
-    bytes_of = Effect("bytes of live gradients over the bytes of the weights that live, in % above 100", None, 1.0)
+    every, live = (frame[(frame["grad.learners"] > 1) & (frame["grad.compressor.kind"] == kind)]
+                   for kind in ("none", "live"))
+    bytes_of = Effect("bytes of live gradients above those of the weights that live, in %", None, 1.0)
     if "gradients.up" in live and "masks.mean_density" in live:
         done = live[live.status == "finished"]
         wanted = done["gradients.dense"] - 4 * done["masks.weights"] * (1 - done["masks.mean_density"])
         bytes_of.values, bytes_of.ids = list(100 * (done["gradients.up"] / wanted - 1)), list(done.id)
-    return Claim("M5", f"Sending live gradients only costs no quality (within {EQUAL:g} nats) and divides the bytes by "
-                 "the density, but for the places of what grows (ours).",
-                 [*paired(frame, "loss, live gradients minus all", _side(live), _side(every), unit=1.0, below=EQUAL),
-                  bytes_of])
+    sides = (_side(own, "grad.compressor.", "grad.feedback.") for own in (live, every))
+    return Claim("M5", f"Sending live gradients only costs no quality (within {EQUAL:g} nats), and as many bytes as "
+                 "live weights have, plus the places of what grows (ours; a count of bytes, less than 1 % above).",
+                 [*paired(frame, "loss, live gradients minus all", *sides, unit=1.0, below=EQUAL), bytes_of])
 
 
 CLAIMS = [m1, m2, m3, m4, m5]
 
 
-# Figures.
+# Figures, of the first training where there are several.
+
+
+def _finished(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    every = trainings(frame)
+    found = [(name, runs[runs.status == "finished"]) for name, runs in arms(every[0][1])] if every else []
+    return [one for one in found if len(one[1])]
 
 
 @styled
@@ -247,8 +290,7 @@ def _front(found: list[tuple[str, pd.DataFrame]]) -> Figure:
 def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss against the FLOPs of the training, counted by pairs that attend, head included; the line joins what
     nothing dominates; right, the same losses by arm. Bars: ± one sample standard deviation over seeds."""
-    found = [(name, runs[runs.status == "finished"]) for name, runs in arms(frame)]
-    found = [one for one in found if len(one[1])]
+    found = _finished(frame)
     return _front(found) if len(found) > 1 and _whole(found) == _whole(found) else None
 
 
@@ -303,9 +345,8 @@ def _kind(layer: str) -> str:
 def masks(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """Density of the layers and their turnover (weights that grow in an update, as a share of the live ones) over time;
     layers of one kind as their mean over blocks, one seed."""
-    shown = [(name, runs[runs.status == "finished"]) for name, runs in arms(frame) if name in (MST, "RigL", "GraNet")]
     told = {name: [one for one in curves[curves.id == runs.id.iloc[0]].masks if isinstance(one, dict)]
-            for name, runs in shown if len(runs) and "masks" in curves}
+            for name, runs in _finished(frame) if name in (MST, "RigL", "GraNet") and "masks" in curves}
     told = {name: own for name, own in told.items() if any(one["steps"] for one in own)}
     return _masks(told) if told else None
 
@@ -323,8 +364,7 @@ def _ever(found: list[tuple[str, pd.DataFrame]]) -> Figure:
 
 def ever(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss against the share of weights that were ever active (ITOP's rate), arms with masks."""
-    found = [(name, runs[runs.status == "finished"]) for name, runs in arms(frame)
-             if name not in (DENSE, SHORT, NARROW) and (runs.status == "finished").any()]
+    found = [(name, runs) for name, runs in _finished(frame) if name not in (DENSE, SHORT, NARROW)]
     return _ever(found) if len(found) > 1 else None
 
 

@@ -4,6 +4,7 @@ it, and a name or value it does not know is an error that says the nearest valid
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, get_args, get_origin
 
@@ -39,13 +40,16 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     Raises UserError on unknown names.
     """
     tree, kind = record(run), type(run)
+    for key, value in changes.items():
+        if _literal(value) is None and (other := next((one for one in changes if one.startswith(f"{key}.")), None)):
+            raise UserError(f"'{key}' is left out and set at once, by {other}; give one of the two")
     # A boundary of its own begins from what holds everywhere, so that comes first; kinds come before parameters.
     for key in sorted(changes, key=lambda name: (name.startswith("at."), not name.endswith((".kind", ".name")))):
-        _set(tree, key, _literal(changes[key]), kind)
+        _set(tree, key, _literal(changes[key]), kind, changes)
     return parse(tree, kind)
 
 
-def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run]) -> None:
+def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Iterable[str]) -> None:
     *path, leaf = key.split(".")
     if path[:1] == ["at"] and len(path) < 3:
         raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
@@ -57,13 +61,17 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run]) -> None:
         if part not in node:  # an absent section is opened
             kinds = tags(members(field)[0], field.discriminator)
             named = field.get_default() if get_origin(field.annotation) is dict else {}
+            prefix = key.split(f".{part}.")[0] + f".{part}."  # of records by name a default one stays if it is named
             node[part] = {field.discriminator: kinds[0]} if kinds else {
-                name: one.model_dump(mode="json", exclude_none=True) for name, one in named.items()}
+                name: one.model_dump(mode="json", exclude_none=True) for name, one in named.items()
+                if any(f"{other}.".startswith(f"{prefix}{name}.") for other in given)}
         node = node[part]
         if get_origin(field.annotation) is dict:  # records by names that the user gives
             if (name := next(parts, None)) is None:
-                if value is not None or leaf not in node:
-                    raise UserError(f"'{key}': write {key}.SETTING=VALUE, or {key}=null to leave out one that is there")
+                if leaf not in node and value is None:
+                    raise UserError(f"'{key}': there is no '{leaf}' in {'.'.join(path)} ({', '.join(node) or 'none'})")
+                if value is not None:
+                    raise UserError(f"'{key}': write {key}.SETTING=VALUE, or {key}=null to leave it out")
                 node.pop(leaf)
                 return
             fresh = {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])} if part == "at" else {}
@@ -72,7 +80,11 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run]) -> None:
     if value is None and leaf in spec.model_fields and optional(spec.model_fields[leaf]):
         node.pop(leaf, None)
         return
-    if leaf not in spec.model_fields or members(spec.model_fields[leaf]):
+    if leaf in spec.model_fields and members(own := spec.model_fields[leaf]):
+        name = "NAME." if get_origin(own.annotation) is dict else ""
+        raise UserError(f"'{key}' is a section: write {key}.{name}SETTING=VALUE"
+                        + (f", or {key}=null to leave it out" if optional(own) else ""))
+    if leaf not in spec.model_fields:
         raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or nearest(key, _known(tree, kind))}")
     if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
         node.clear()
@@ -162,7 +174,7 @@ def _explain(problem: dict[str, Any], root: str) -> str:
     if problem["type"] in FORMS:
         return f"{where}={given}: write {FORMS[problem['type']]}"
     if problem["type"] == "missing":
-        return f"setting '{where}' is missing"
+        return f"setting '{where}' is missing: write {where}=VALUE"
     return f"{where}={given}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 

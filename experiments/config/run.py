@@ -245,8 +245,8 @@ def _sparsity_fits(run: Run) -> None:
         raise ValueError(f"sparsity does not go with grad.local_steps={run.grad.local_steps}: a learner's own steps "
                          "would leave the mask; set grad.local_steps=1")
     if run.grad.compressor.joint or kind == "adacomp":
-        raise ValueError(f"sparsity: grad.compressor.kind={kind} cannot work on the live weights alone; use live, or "
-                         "one that compresses each learner's gradient by itself, such as topk")
+        raise ValueError(f"sparsity: grad.compressor.kind={kind} works on whole layers, not on the live weights alone; "
+                         "use live, topk, uniform or another one but adacomp, cltk and powersgd, and a feedback for it")
     if any(coded.coder for links in (Links(fwd=run.fwd, bwd=run.bwd), *run.at.values())
            for coded in (links.fwd.compressor,)):
         raise ValueError(f"sparsity does not go with fwd.compressor.kind={run.fwd.compressor.kind}, whose own products "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -85,6 +86,9 @@ class Sparsity(Spec):
         self._phases_fit()
         if self.growth == "none":
             self._nothing_grows()
+        if self.steps == "skipped" and self.interval == 1:
+            raise ValueError("sparsity.steps=skipped leaves out every step with sparsity.interval=1; raise the "
+                             "interval")
         for name, setting, wanted in (("mixed", "growth", "mixed"), ("mest", "score", "mest")):
             if getattr(self, name) != type(self).model_fields[name].default and getattr(self, setting) != wanted:
                 raise ValueError(f"sparsity.{name} has no effect unless sparsity.{setting}={wanted}")
@@ -97,6 +101,9 @@ class Sparsity(Spec):
         return self
 
     def _phases_fit(self) -> None:
+        for name in self.phases:
+            if not re.fullmatch(r"\w+", name):
+                raise ValueError(f"sparsity.phases: a phase cannot be called '{name}'; use letters, digits and _")
         ordered = self.ordered
         for (before, one), (name, after) in pairwise(ordered):
             if one.until == after.until:
@@ -109,7 +116,7 @@ class Sparsity(Spec):
         if self.cap < 1:
             least = min([*(one.sparsity for one in self.phases.values()),
                          *([self.initial] if ordered[0][1].shape != "step" else [])])
-            if 1 - least > self.cap:
+            if 1 - least > self.cap * (1 + 1e-9):
                 raise ValueError(f"sparsity.cap={self.cap:g}: a density of {1 - least:g} (sparsity {least:g} in a "
                                  "phase) cannot be reached when no layer may be denser; raise cap, or sparsity")
         if self.initial and ordered[0][1].shape == "step":

@@ -194,7 +194,8 @@ class Exchange(nn.Module):
             for turn, index in enumerate(bucket):
                 arrived = [one[turn] for one in every]
                 for learner, own in zip(here, messages, strict=True):
-                    self.ledger.sent(index, own[turn].nbytes, self._entries(own[turn], arrived[learner]))
+                    self.ledger.sent(index, own[turn].nbytes, self._entries(own[turn], arrived[learner]),
+                                     of=self._numel(index))
                 merged.append(self._settled(index, [own[turn] for own in offered], arrived) if offered is not None
                               else self.merge(index, arrived))
             return merged
@@ -211,6 +212,10 @@ class Exchange(nn.Module):
         own = dict(zip(self.collectives.here, offered, strict=True))
         return self.merge(index, [self.memories[learner][index].settle(own.get(learner), y)
                                   for learner, y in enumerate(arrived)])
+
+    def _numel(self, index: int) -> int:
+        """Entries of a layer's messages: those that live."""
+        return len(self.live[index]) if index in self.live else self.layers[index].shape.numel()
 
     def _entries(self, sent: Message, y: Tensor) -> Tensor | int:
         """Entries of a message that arrives as y, where each learner chooses its places."""
@@ -235,7 +240,7 @@ class Exchange(nn.Module):
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
         if self.spec.exchange == "server":
-            self.ledger.back(index, merged, len(self.live[index]) if index in self.live else merged.numel())
+            self.ledger.back(index, merged, self._numel(index))
         if self.accordion is not None:
             self.accordion.add(index, merged)
         return merged

@@ -23,15 +23,18 @@ class Ledger:
         self.up: list[Any] = [0] * len(layers)
         self.down: list[Any] = [0] * len(layers)
         self.kept: list[Any] = [0] * len(layers)  # entries in sparse messages
+        self.entries = [0] * len(layers)  # of compressed messages, kept or not
         self.coded = [0] * len(layers)  # compressed messages; the other ones travelled dense
         self.places = 0  # bytes that say which weights live, each from one learner to all
         self._seen, self._seen_steps = [0] * len(layers), 0
 
-    def sent(self, index: int, nbytes: int | Tensor, kept: int | Tensor = 0, messages: int = 1) -> None:
-        """A message for a layer left a learner; `kept`: its entries, where each learner chooses its places."""
+    def sent(self, index: int, nbytes: int | Tensor, kept: int | Tensor = 0, messages: int = 1, of: int = 0) -> None:
+        """A message for a layer left a learner; `kept`: its entries, where each learner chooses its places among `of`
+        (0: all of the layer)."""
         self.up[index] = self.up[index] + nbytes
         self.kept[index] = self.kept[index] + kept
         self.coded[index] += messages
+        self.entries[index] += messages * (of or self.layers[index].shape.numel())
 
     def dense(self, index: int, messages: int) -> None:
         """A layer travelled as it is, from so many learners; a server sends the mean back so, too."""
@@ -61,8 +64,9 @@ class Ledger:
     def totals(self) -> dict[str, Any]:
         """Bytes a learner sends up a step, and what that makes on the links of the exchange; by layer class, too.
 
-        up: a learner's own messages, with its share of the `places` of live weights (absent where none were told);
-        learner_sends, learner_receives: with what it forwards; total: over all learners.
+        up: a learner's own messages, with its share of the `places` of live weights (absent where none were told),
+        which each time one learner tells all others; learner_sends, learner_receives: with what it forwards; total:
+        over all learners.
         rate: dense bytes over up (the effective compression rate). bound: `up` if sparse layers were coded at the
         entropy of their places, at the mean density of their compressed messages. kept: that density over all layers
         whose entries are counted; absent where none are.
@@ -71,16 +75,17 @@ class Ledger:
         dense = [layer.dense_bytes for layer in self.layers]
         down = self._down()
         n = self.spec.learners
-        places = self.places / max(1, self.steps) / n
-        own = sum(up) + places
+        places, own = self.places / max(1, self.steps) / n, sum(up)
+        served = self.spec.exchange == "server"
         factor = {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
-        receives = down if self.spec.exchange == "server" else factor * own
+        receives = down if served else factor * own
         out: dict[str, Any] = {
-            "up": own, "bound": self._bound(up) + places, "dense": sum(dense), "rate": sum(dense) / own if own else 1.0,
-            "learner_sends": factor * own,
-            "learner_receives": receives, "total": n * (factor * own + (down if self.spec.exchange == "server" else 0))}
-        counted = [(int(k), n * layer.shape.numel()) for k, n, layer in zip(self.kept, self.coded, self.layers,
-                                                                           strict=True) if int(k)]
+            "up": own + places, "bound": self._bound(up) + places, "dense": sum(dense),
+            "rate": sum(dense) / (own + places) if own else 1.0,
+            "learner_sends": factor * own + places * (1 if served else n - 1),
+            "learner_receives": receives + places * (n - 1),
+            "total": n * (factor * own + (down if served else 0) + places * (n if served else n - 1))}
+        counted = [(int(k), entries) for k, entries in zip(self.kept, self.entries, strict=True) if int(k)]
         if self.places:
             out["places"] = places
         if counted:
@@ -96,11 +101,11 @@ class Ledger:
         """Bytes a learner would send up a step at the entropy bound: v k + n H2(k / n) bits for k values of v bits."""
         bits = self.spec.compressor.value_bits
         total, messages = 0.0, max(1, self.steps) * self.here
-        for sent, kept, coded, layer in zip(up, self.kept, self.coded, self.layers, strict=True):
-            n = layer.shape.numel()
+        for sent, kept, coded, every, layer in zip(up, self.kept, self.coded, self.entries, self.layers, strict=True):
+            n = every / max(1, coded)  # entries of a message
             dense = (messages - coded) / messages * layer.dense_bytes
             k = int(kept) / max(1, coded)
-            p = k / n
+            p = k / n if n else 0.0
             entropy = -p * math.log2(p) - (1 - p) * math.log2(1 - p) if 0 < p < 1 else 0.0
             total += min(sent, dense + coded / messages * (bits * k + n * entropy) / 8) if k else sent
         return total
@@ -120,7 +125,7 @@ class Ledger:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"up": [int(one) for one in self.up], "down": [int(one) for one in self.down], "steps": self.steps,
-                "places": self.places,
+                "places": self.places, "entries": self.entries,
                 "kept": [int(one) for one in self.kept], "coded": self.coded, "seen": self._seen,
                 "seen_steps": self._seen_steps}
 
@@ -129,4 +134,6 @@ class Ledger:
         self.up, self.down, self.kept, self.coded, self.steps = (
             state[key] for key in ("up", "down", "kept", "coded", "steps"))
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
-        self.places = state.get("places", 0)
+        self.places = state.get("places", 0)  # checkpoints of earlier versions have none
+        self.entries = state.get("entries", [n * layer.shape.numel() for n, layer in zip(self.coded, self.layers,
+                                                                                       strict=True)])

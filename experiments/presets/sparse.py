@@ -1,12 +1,12 @@
 """Sparse pre-training of GPT-2 (Mixed Sparsity Training, arXiv 2408.11746) and what it is measured against.
 
 `sotu_nano_mst`     4 blocks of width 64 on the embedded corpus, 240 steps: dense to 80 % sparse (a tenth of the run),
-                    96 % with local or strided attention, and back to dense from 92 % of the run on; a quarter of the
-                    dense FLOPs; one CPU core, about 10 seconds
+                    96 % with local or strided attention, evenly back to dense over the last 8 % of the run; a quarter
+                    of the dense FLOPs; one CPU core, about 10 seconds
 `sotu_nano_METHOD`  the same model and steps with static, set, rigl, granet or oneshot masks of 80 %, or dense and
                     counted (`counted`); no_warmup, no_ultra, no_restore, dense_attention, gradient_growth,
                     random_growth: MST without a part
-`gpt2_mst`          nanoGPT's GPT-2 small (blocks of 1024, head and tied embedding sparse, AdamW 6e-4, bfloat16), a
+`gpt2_mst`          GPT-2 small from scratch (blocks of 1024, head and tied embedding sparse, AdamW 6e-4, bfloat16), a
                     quarter of the dense FLOPs; one GPU. The authors train on OpenWebText, 480 blocks a step, 600,000
                     steps; this trains on what `data.name` says
 
@@ -68,8 +68,8 @@ SOTU = override(NANO, {"data.train_blocks": 240 * NANO.data.batch_size})
 GPT2 = Run(
     model=TextModel(name="gpt2", stages=1), data=TextSet(name="sotu", tokenizer="gpt2", block_size=1024, batch_size=12,
                                                          train_blocks=1800),
-    optim=AdamW(lr=6e-4, beta2=0.95, weight_decay=0.1), schedule=Linear(warmup=0.3), epochs=10, precision="bfloat16",
-    sparsity=_changed(MST, phases=_phases(ultra={"sparsity": 0.905, "until": 0.82}), interval=100, width=128,
+    optim=AdamW(lr=6e-4, beta2=0.95, weight_decay=0.1), schedule=Linear(warmup=0.3), epochs=20, precision="bfloat16",
+    sparsity=_changed(MST, phases=_phases(ultra={"sparsity": 0.905, "until": 0.82}), interval=25, width=128,
                       modules="all"))
 
 PRESETS = {f"sotu_nano_{name}": SOTU.model_copy(update={"sparsity": spec})

@@ -6,13 +6,13 @@
     local_strided   local products and those of the remainders beside each other, under one softmax
 
 Each equals dense attention under `allowed`, forward and backward, but for the order of sums. Patterns: Child et al.,
-arXiv 1904.10509; the band counts the token itself.
+arXiv 1904.10509; the band counts the token itself. What is computed is somewhat more than the pairs that attend: whole
+blocks, of which masks take a part away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,11 +37,13 @@ def allowed(kind: str, tokens: int, width: int, device: torch.device | str = "cp
 def attend(kind: str, q: Tensor, k: Tensor, v: Tensor, width: int, scale: float | None = None,
            dropout: float = 0.0) -> Tensor:
     """Attention of a pattern: q, k, v [batch, heads, tokens, head] -> as q. Raises ValueError on an unknown kind."""
-    if kind == "causal" or (width >= q.shape[2] and kind != "strided"):
-        return dense(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
-    if kind not in _KINDS:
+    if kind != "causal" and kind not in _KINDS:
         raise ValueError(f"no attention pattern '{kind}'")
     tokens = q.shape[2]
+    if tokens != k.shape[2]:
+        raise ValueError(f"{tokens} queries and {k.shape[2]} keys: a pattern is of one block of text, without a cache")
+    if kind == "causal" or (width >= tokens and kind != "strided"):
+        return dense(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
     rest = -tokens % width  # whole blocks: what is added comes after all real tokens, which therefore never see it
     if rest:
         q, k, v = (pad(one, (0, 0, 0, rest)) for one in (q, k, v))
@@ -104,20 +106,26 @@ def _fixed(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float | None, dro
 def _local_strided(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float | None, dropout: float) -> Tensor:
     b, h, t, d = q.shape
     n = t // width
-    scale = d**-0.5 if scale is None else scale
-    blocks = q.reshape(b, h, n, width, d) * scale
+    scale, exact = d**-0.5 if scale is None else scale, torch.promote_types(v.dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):  # fused kernels keep scores in float32, too
+        out = _both(q.to(exact) * scale, k.to(exact), v.to(exact), width, n, dropout)
+    return out.reshape(b, h, t, d).to(v.dtype)
+
+
+def _both(q: Tensor, k: Tensor, v: Tensor, width: int, n: int, dropout: float) -> Tensor:
+    """Band and remainders under one softmax; q scaled, all in float32 or more -> [b, h, n, width, d]."""
+    b, h, _, d = q.shape
+    blocks = q.reshape(b, h, n, width, d)
     keys, values = (_windows(pad(one, (0, 0, width, 0)), width) for one in (k, v))  # a block of nothing comes first
     near = (blocks @ keys.mT).masked_fill(~_near(width, n, q.device), -torch.inf)  # [b, h, n, width, 2 width]
-    columns = (_remainders(one, width).reshape(b, h, width, n, d) for one in (k, v))
-    column_keys, column_values = columns
+    column_keys, column_values = (_remainders(one, width).reshape(b, h, width, n, d) for one in (k, v))
     far = blocks.transpose(2, 3) @ column_keys.mT  # [b, h, width, n, n]
     far = far.masked_fill(~_far(n, q.device), -torch.inf).transpose(2, 3)  # [b, h, n, width, n]
     weights = torch.cat([near, far], -1).softmax(-1)
     if dropout:
         weights = drop(weights, dropout)
     out = weights[..., : 2 * width] @ values
-    out = out + (weights[..., 2 * width :].transpose(2, 3) @ column_values).transpose(2, 3)
-    return out.reshape(b, h, t, d).to(v.dtype)
+    return out + (weights[..., 2 * width :].transpose(2, 3) @ column_values).transpose(2, 3)
 
 
 _KINDS: dict[str, Callable[..., Tensor]] = {
@@ -162,7 +170,7 @@ class Layer:
     beside: str | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float) -> Tensor:
-        if self.beside is None:
+        if self.beside is None or q.shape[1] == 1:
             return attend(self.kind, q, k, v, self.width, scale, dropout)
         even, odd = (attend(kind, q[:, turn::2], k[:, turn::2], v[:, turn::2], self.width, scale, dropout)
                      for turn, kind in enumerate((self.kind, self.beside)))
@@ -227,13 +235,3 @@ def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, att
     if (groups := query.shape[1] // key.shape[1]) > 1:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     return own(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
-
-
-@contextmanager
-def plain(model: nn.Module) -> Iterator[None]:
-    """The model's products where torch can see them: attention as matrix products, for whoever counts them."""
-    before, model.config._attn_implementation = model.config._attn_implementation, "eager"
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before

@@ -24,7 +24,7 @@ def densities(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[
     """The share of every layer's weights that live, none above `cap`. Raises UserError when the caps are in the way."""
     sizes, raw = [prod(shape) for shape in shapes], scores(shapes, spec.distribution)
     wanted = (1 - sparsity) * sum(sizes)
-    if wanted > spec.cap * sum(sizes) * (1 + 1e-12):
+    if wanted > spec.cap * sum(sizes) * (1 + 1e-9):
         raise UserError(f"sparsity.cap={spec.cap:g}: a density of {1 - sparsity:g} cannot be reached when no layer may "
                         "be denser; raise cap, or sparsity")
     capped: set[int] = set()
@@ -32,14 +32,15 @@ def densities(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[
         free = [index for index in range(len(sizes)) if index not in capped]
         rest = wanted - spec.cap * sum(sizes[index] for index in capped)
         scale = rest / sum(raw[index] * sizes[index] for index in free) if free else 0.0
-        over = {index for index in free if scale * raw[index] > spec.cap}
+        over = {index for index in free if scale * raw[index] > spec.cap * (1 + 1e-9)}
         if not over:
             return [spec.cap if index in capped else scale * raw[index] for index in range(len(sizes))]
         capped |= over
 
 
 def live(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[int]:
-    """Live weights of every layer: within one of its density, and together the nearest whole number to the target's."""
+    """Live weights of every layer: within one of its density, and together the nearest whole number to the target's. No
+    layer is left without any: where its density would leave none, the largest one gives one."""
     sizes = [prod(shape) for shape in shapes]
     exact = [min(size, size * density) for size, density in
              zip(sizes, densities(shapes, spec, sparsity), strict=True)]
@@ -48,4 +49,8 @@ def live(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[int]:
     order = sorted(range(len(sizes)), key=lambda index: (whole[index] - exact[index], index))
     for index in [one for one in order if whole[one] < sizes[one]][:left]:
         whole[index] += 1
+    for index in (one for one, count in enumerate(whole) if not count):
+        if max(whole) > 1:
+            whole[whole.index(max(whole))] -= 1
+        whole[index] = 1
     return whole

@@ -1,10 +1,10 @@
 """Every floating-point operation of a training, by part: a multiplication and an addition are two. No torch.
 
-Counted are matrix products, as torch's FlopCounterMode counts them: each layer's of the forward, of the input's and of
-the weights' gradient, by its live weights; attention's two products by the pairs of tokens that attend, forward once
-and backward twice (products that a fused kernel repeats are not counted). Beside these: weights' gradients that growth
-needs dense, and one operation an element for every score and every selection of a topology update. Norms, softmax,
-biases, activations and the optimizer are left out, as in what papers quote.
+Counted are matrix products, where all is dense as torch's FlopCounterMode counts them: each layer's of the forward, of
+the input's and of the weights' gradient, by its live weights; attention's two products by the pairs of tokens that
+attend, forward once and backward twice (what a kernel computes beside these, or repeats, is not counted); then weights'
+gradients that growth needs dense, and one operation an element for every score and every selection of a topology
+update. Norms, softmax, biases, activations and the optimizer are left out, as in what papers quote.
 
     F = sum over steps and layers of  samples positions 2 (2 live + input live)  + attention + growth + topology
 
@@ -111,9 +111,10 @@ def step(network: Network, live: Sequence[int], attending: float, dense_gradient
     return out
 
 
-def update(numel: int, scored: int) -> float:
-    """Operations of a layer's topology update: a score and a selection for every element, `scored` times over."""
-    return 2.0 * numel * scored
+def update(numel: int, prune: int, grow: int, growth: str) -> float:
+    """Operations of a layer's topology update: a score and a selection for every element, for what is pruned and for
+    what grows, twice for that where it grows in two ways."""
+    return 2.0 * numel * (bool(prune) + bool(grow) * (1 + (growth == "mixed")))
 
 
 @dataclass
@@ -124,9 +125,11 @@ class Account:
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     dense: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
-    def add(self, samples: int, live: Sequence[int], attending: float, dense_gradients: Sequence[bool] = ()) -> None:
-        """A step of so many samples."""
-        self._into(self.spent, samples, step(self.network, live, attending, dense_gradients))
+    def add(self, samples: int, live: Sequence[int], attending: float, dense_gradients: Sequence[bool] = (),
+            share: float = 1.0) -> None:
+        """A step of so many samples; `share` of them have dense gradients where growth needs some."""
+        one = step(self.network, live, attending, dense_gradients)
+        self._into(self.spent, samples, one | {GROWTH: share * one[GROWTH]})
         self._into(self.dense, samples, self.dense_step())
 
     def dense_step(self, backward: bool = True) -> dict[str, float]:
@@ -145,13 +148,13 @@ class Account:
             sums[part] += samples * flops
 
     def totals(self, live: Sequence[int], attending: float) -> dict[str, Any]:
-        """By part, in all, as a share of the dense run with and without the head; of a forward pass of the final
-        model, a sample; `square`: the dense run with all T^2 pairs counted, as kernels and PaLM's rule do."""
+        """By part, in all, as a share of the dense run with and without the head's own products; of a forward pass of
+        the final model, a sample; `square`: the dense run with all T^2 pairs counted, as kernels and PaLM's rule do."""
         without = sum(self.dense.values()) - self.dense[HEAD]
         out: dict[str, Any] = {**self.spent, "total": sum(self.spent.values()), "dense": sum(self.dense.values())}
         if out["dense"]:
             out |= {"relative": out["total"] / out["dense"],
-                    "relative_without_head": (out["total"] - self.spent[HEAD]) / without,
+                    "relative_without_head": (out["total"] - self.spent[HEAD]) / without if without else None,
                     "head_share": self.dense[HEAD] / out["dense"]}
         final = sum(step(self.network, live, attending, backward=False).values())
         own, dense = self.network.attention, sum(self.dense_step(backward=False).values())

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.second_order import factors
 from commsweep.experiments.sparsity.flops import Attention, Network, Product
 
@@ -19,20 +20,18 @@ def survey(model: nn.Module, sample: Tensor, modules: str) -> tuple[Network, lis
     (Linear, Conv1D, Conv2d), or when a layer runs more than once.
     """
     seen: dict[str, dict[str, Any]] = {}
-    made: list[Tensor] = []
 
     def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         channels = output.shape[1] if module.weight.dim() > 2 else output.shape[-1]
         own = seen.setdefault(name, {"module": module, "calls": 0, "first": not inputs[0].requires_grad})
         own["calls"] += 1
         own["positions"] = output.numel() // channels
-        made[:] = [output]
 
     known = [(name, module) for name, module in model.named_modules() if _multiplies(module)]
     hooks = [module.register_forward_hook(lambda m, i, o, name=name: note(name, m, i, o)) for name, module in known]
     training = model.training
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), FlopCounterMode(display=False) as counter:
             model.eval()(sample)
     finally:
         model.train(training)
@@ -51,7 +50,14 @@ def survey(model: nn.Module, sample: Tensor, modules: str) -> tuple[Network, lis
         masked = module.weight.requires_grad and (modules == "all" or not head)
         products.append(Product(name, tuple(module.weight.shape), module.weight.numel(), own["positions"], head,
                                 own["first"], masked, id(module) in again))
+        if masked and any(module.weight is one for _, one in weights):
+            raise UserError(f"sparsity: layer {name} shares its weight with another one, and a weight has one mask "
+                            "here; use a model whose layers have their own")
         weights += [(name, module.weight)] if masked else []
+    counted = sum(2 * one.positions * one.numel for one in products)
+    if not text and counter.get_total_flops() > counted:
+        notice(f"sparsity: {100 - 100 * counted / counter.get_total_flops():.0f} % of a forward pass's products are in "
+               "layers that are neither masked nor counted (known are Linear, Conv1D, Conv2d)")
     if not weights:
         raise UserError("sparsity: the model has no layer that it supports (Linear, Conv1D, Conv2d)" + (
             "" if modules == "all" else " beside the one that makes the logits; set sparsity.modules=all"))

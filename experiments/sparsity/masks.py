@@ -3,7 +3,8 @@
     score   |w|,  |w| + mest |g|,  |w g|,  |w / g|            (lowest go; MEST arXiv 2110.14032, the others' authors)
     growth  largest |g| of a dense gradient, at random, or both; the random part is a function of seed, layer and step
 
-Nothing here waits for the device: how many live is known beforehand, so that places are chosen by `topk`.
+How many live is known beforehand, so that places are chosen by `topk` and nothing is counted on the device. Random
+numbers are drawn on the host and copied.
 """
 
 from __future__ import annotations
@@ -98,14 +99,16 @@ class Mask(nn.Module):
         return self.live < self.dead.numel()
 
     @torch.no_grad()
-    def move(self, pruned: Tensor, grown: Tensor, counts: tuple[int, int]) -> None:
-        """Take away and give: weights that are pruned or grow are zero."""
+    def move(self, pruned: Tensor, grown: Tensor, counts: tuple[int, int]) -> Tensor:
+        """Take away and give: weights that are dead or grow are zero. Returns where these are."""
         self.dead.logical_or_(pruned).logical_and_(~grown)
-        self.weight.masked_fill_(self.dead | grown, 0.0)
+        zero = self.dead | grown
+        self.weight.masked_fill_(zero, 0.0)
         self.ever.logical_or_(grown)
         prune, grow = counts
         self.live += grow - prune
         self.grown += grow
+        return zero
 
     def places(self) -> Tensor:
         """Flat indices of the live weights, in order, int64 [live]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -44,8 +45,12 @@ def network(run: Run) -> Network:
                          for one in made.products), replace(made.attention, again=True))
 
 
-def planned(spec: Sparsity, of: Network, steps: int, samples: int = 1) -> dict[str, float]:
-    """`Account.totals` of a run of so many steps of so many samples each. Raises UserError as such a run would."""
+def planned(spec: Sparsity, of: Network, steps: int, samples: Sequence[int] = (1,), share: float = 1.0
+            ) -> dict[str, float]:
+    """`Account.totals` of a run of so many steps. Raises UserError as such a run would.
+
+    samples: of the steps of an epoch. share: of a step's samples that growth needs dense gradients of.
+    """
     schedule, account = Schedule(spec, steps), Account(of)
     shapes = [one.shape for one in of.masked]
     targets: dict[float, list[int]] = {}
@@ -53,13 +58,15 @@ def planned(spec: Sparsity, of: Network, steps: int, samples: int = 1) -> dict[s
     for step in range(steps):
         counts = [(0, 0)] * len(live)
         if schedule.updates(step):
-            to = targets.setdefault(target := schedule.target(step), densities.live(shapes, spec, target))
+            if (target := schedule.target(step)) not in targets:
+                targets[target] = densities.live(shapes, spec, target)
+            to = targets[target]
             counts = [moved(now, aim, prod(shape), schedule.drop(step), spec.regrow)
                       for now, aim, shape in zip(live, to, shapes, strict=True)]
         dense = [spec.growth in ("gradient", "mixed") and grow > 0 for _, grow in counts]
-        account.add(samples, live, attending(spec, of, schedule, step), dense)
+        account.add(samples[step % len(samples)], live, attending(spec, of, schedule, step), dense, share)
         for (prune, grow), shape in zip(counts, shapes, strict=True):
-            account.updated(flops.update(prod(shape), bool(prune) + bool(grow) * (1 + (spec.growth == "mixed"))))
+            account.updated(flops.update(prod(shape), prune, grow, spec.growth))
         live = [now + grow - prune for now, (prune, grow) in zip(live, counts, strict=True)]
     return account.totals(live, attending(spec, of, schedule, steps - 1))
 
@@ -74,8 +81,16 @@ def attending(spec: Sparsity, of: Network, schedule: Schedule, step: int) -> flo
                             own.heads if spec.alternate == "heads" else own.layers)
 
 
-def steps(run: Run) -> int:
-    """Optimizer steps of a text run that says how many blocks it takes. Raises UserError where it takes all."""
+def rows(run: Run) -> list[int]:
+    """Samples of the steps of an epoch. Raises UserError where a text run takes all blocks there are."""
     if not run.data.train_blocks:
         raise UserError("data.train_blocks=0 takes all there are, which a plan does not know: give --steps")
-    return -(-run.data.train_blocks // run.data.batch_size) * run.epochs
+    whole, rest = divmod(run.data.train_blocks, run.data.batch_size)
+    return [run.data.batch_size] * whole + [rest] * bool(rest)
+
+
+def of_run(run: Run, steps: int = 0) -> dict[str, float]:
+    """`planned` of a whole run, or of so many full steps."""
+    leads = run.grad.compressor.kind != "none"
+    return planned(run.sparsity or Sparsity(), network(run), steps or len(rows(run)) * run.epochs,
+                   [run.data.batch_size] if steps else rows(run), 1 / run.grad.learners if leads else 1.0)

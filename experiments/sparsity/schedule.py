@@ -34,8 +34,8 @@ class Schedule:
                 raise UserError(f"sparsity.phases.{name}: of {steps} steps none is left for it; let it end later than "
                                 f"{phase.until:g}, or train longer")
             if self._moves(one) and end - start <= spec.interval:
-                raise UserError(f"sparsity.interval={spec.interval}: longer than phase {name}, which has {end - start} "
-                                f"of the run's {steps} steps; choose a smaller interval or a longer phase")
+                raise UserError(f"sparsity.interval={spec.interval}: no shorter than phase {name}, which has "
+                                f"{end - start} of the run's {steps} steps; choose a smaller one, or end it later")
             self.stretches.append(one)
             start, before = end, phase.sparsity
 
@@ -78,6 +78,8 @@ def moved(live: int, target: int, numel: int, drop: float, regrow: bool) -> tupl
 
     At least int(drop live) move where there is room: what grows was dead before, unless it may be what was pruned.
     """
+    if live == target == numel:
+        return 0, 0  # dense, and to stay so
     pruned = max(int(drop * live), live - target)
     pruned = min(pruned, live if regrow else max(numel - target, live - target))
     return pruned, pruned + target - live

@@ -4,7 +4,8 @@
     before the exchange of compressed gradients   one learner in turn chooses by its own gradient and sends the places;
                         all take the new masks, and the live gradients travel
     after the backward  else masks move by the gradient that all have; then dead weights' gradients are zero
-    after the step      nothing: a weight whose gradient, moments and value are zero stays zero
+    after the step      nothing: a weight whose gradient, moments and value are zero stays zero (where moments are
+                        kept, weights are masked again)
 """
 
 from __future__ import annotations
@@ -180,22 +181,21 @@ class SparseTraining(Component):
     def _move(self, choice: list[tuple[Tensor, Tensor]], step: int) -> None:
         for mask, counts, (pruned, grown) in zip(self.masks, self._due, choice, strict=True):
             if any(counts):
-                mask.move(pruned, grown, counts)
-                self._reset(mask)
+                self._reset(mask, mask.move(pruned, grown, counts))
         self.updates += 1
         self.history.append((step, [mask.live for mask in self.masks], [grow for _, grow in self._due]))
 
-    def _reset(self, mask: Mask) -> None:
-        """Moments of what is dead now are zero; the learners' memories of it, too."""
+    def _reset(self, mask: Mask, zero: Tensor) -> None:
+        """Moments of what is dead now, or has just grown, are zero; the learners' memories of it, too."""
         if self.spec.moments == "reset":
             for moment in self._optimizer.state.get(mask.weight, {}).values():
                 if isinstance(moment, Tensor) and moment.shape == mask.dead.shape:
-                    moment.masked_fill_(mask.dead, 0.0)
+                    moment.masked_fill_(zero, 0.0)
         if self.live_only:
             turn = self._turns[id(mask.weight)]
             for memory in chain.from_iterable(own[turn].buffers() for own in self._exchange[0].memories):
                 if memory.shape == mask.dead.shape:
-                    memory.masked_fill_(mask.dead, 0.0)
+                    memory.masked_fill_(zero, 0.0)
 
     # What is known of it.
 
@@ -204,11 +204,11 @@ class SparseTraining(Component):
         attending = self._pairs()
         due = self._due or [(0, 0)] * len(self.masks)
         dense = [self._by_gradient and grow > 0 for _, grow in due]
-        self.account.add(self._rows, self._before, attending, dense)
+        # Of learners that send live gradients only the one that chooses needs its own of all weights.
+        self.account.add(self._rows, self._before, attending, dense, 1 / self._learners if self.live_only else 1.0)
         for mask, (prune, grow) in zip(self.masks, due, strict=True):
-            self.account.updated(flops.update(mask.dead.numel(), bool(prune) + bool(grow) * (
-                1 + (self.spec.growth == "mixed"))))
-        self._alive += sum(self._before) / self._weights
+            self.account.updated(flops.update(mask.dead.numel(), prune, grow, self.spec.growth))
+        self._alive += sum(mask.live for mask in self.masks) / self._weights
         self._steps += 1
 
     def _pairs(self) -> float:
@@ -264,6 +264,7 @@ class SparseTraining(Component):
         self._stale = True  # the masks themselves are loaded next
 
 
-def memory_bytes(model: nn.Module) -> int:
-    """Bytes of the masks: what is dead, and what ever lived; one byte a weight each."""
-    return 2 * sum(p.numel() for p in model.parameters() if p.dim() > 1)
+def memory_bytes(model: nn.Module, live_only: bool) -> int:
+    """Bytes of the masks: what is dead, and what ever lived, one byte a weight each; and the places of live weights
+    where only these travel, at most eight."""
+    return (2 + 8 * live_only) * sum(p.numel() for p in model.parameters() if p.dim() > 1)

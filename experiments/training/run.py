@@ -104,7 +104,7 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
         here = run.grad.learners if collectives is None else len(collectives.here)
         need["kfac"] = second_order.memory_bytes(run.kfac, model, here)
     if run.sparsity is not None:
-        need["masks"] = sparsity.memory_bytes(model)
+        need["masks"] = sparsity.memory_bytes(model, run.grad.compressor.kind != "none")
     if folder is not None:
         _check_buffers(execution, folder, need["sample"])
     on_disk = folder if execution.buffers == "mmap" else None

@@ -28,19 +28,20 @@ LIVE_TOPK = LEARNERS | {"grad.exchange": "allgather", "grad.compressor.kind": "t
 
 def cost(run: Run) -> float:
     """FLOPs of a run, planned."""
-    return plan.planned(run.sparsity, plan.network(run), plan.steps(run), run.data.batch_size)["total"]
+    return plan.of_run(run)["total"]
 
 
 def for_steps(run: Run, flops: float) -> Run:
-    """The run for as many steps as cost so many FLOPs at most."""
-    size, steps = run.data.batch_size, plan.steps(run) // run.epochs
+    """The run for as many steps (of several epochs: epochs) as cost so many FLOPs at most."""
+    size, several = run.data.batch_size, run.epochs > 1
 
-    def lasting(steps: int) -> Run:
-        return override(run, {"data.train_blocks": steps * size})
+    def lasting(n: int) -> Run:
+        return override(run, {"epochs": n} if several else {"data.train_blocks": n * size})
 
+    n = run.epochs if several else len(plan.rows(run))
     for _ in range(8):  # phases move with the steps, so that a step's cost does, a little
-        steps = max(1, int(steps * flops / cost(lasting(steps))))
-    return lasting(steps)
+        n = max(1, int(n * flops / cost(lasting(n)) + 1e-9))
+    return lasting(n)
 
 
 def at_sparsity(run: Run, setting: str, flops: float) -> Run:
@@ -67,7 +68,7 @@ def arms(base: Run, share: float = SHARE, names: tuple[str, ...] = tuple(KNOBS))
     for name in names:
         run = base.model_copy(update={"sparsity": specs[name].model_copy(update=like)})
         out[name] = at_sparsity(run, KNOBS[name], flops) if KNOBS[name] else for_steps(run, flops)
-    if "mst" in out:  # the same masks, so that attention alone differs
+    if "mst" in out:  # as sparse at any time, so that attention alone differs
         out["dense_attention"] = override(out["mst"], {"sparsity.phases.ultra.attention": "causal"})
     return out
 

@@ -15,8 +15,7 @@ from commsweep.sweeps.papers import sweep
 
 
 def name_of(run):
-    row = flatten(record(run))
-    return mst._arm(row)
+    return labels.levelless(labels.sparse(flatten(record(run)))) or (mst.NARROW if run.model.width else mst.DENSE)
 
 
 def fill(store, loss, saves=lambda run: 1.0):
@@ -24,20 +23,20 @@ def fill(store, loss, saves=lambda run: 1.0):
     runs = sweep("demo-sparse")
     register("demo-sparse", runs, store)
     for run in runs:
-        totals = plan.planned(run.sparsity, plan.network(run), plan.steps(run), run.data.batch_size)
+        totals, steps = plan.of_run(run), len(plan.rows(run))
         final = loss(run) + 0.0001 * run.seed
         folder = store.folder(run_id(run))
         folder.begin(run, {})
         history = {"layers": ["transformer.h.0.attn.c_attn", "transformer.h.1.attn.c_attn"], "ever": [0.5, 0.5],
                    "steps": [8, 16], "density": [[0.5, 0.4], [0.3, 0.2]], "turnover": [[0.1, 0.1], [0.0, 0.0]]}
-        folder.append({"epoch": 1, "step": plan.steps(run), "train_loss": final, "test_on_loss": final,
+        folder.append({"epoch": 1, "step": steps, "train_loss": final, "test_on_loss": final,
                        "masks": history, "flops": totals["total"]})
         live = run.grad.compressor.kind == "live"
         gradients = {} if run.grad.learners == 1 else {
             "up": saves(run) * (800_000 - 4 * 150_000 * 0.75) if live else 800_000, "dense": 800_000, "rate": 1.0}
         folder.finish({
             "schema": SCHEMA, "id": run_id(run), "status": "finished", "error": None, "run": record(run),
-            "steps": plan.steps(run), "seconds": {"train": 8.0}, "bytes": {"ratio": 1.0}, "speed": {},
+            "steps": steps, "seconds": {"train": 8.0}, "bytes": {"ratio": 1.0}, "speed": {},
             "metrics": {"test_on_loss": final, "test_on_ppl": 10.0, "test_off_loss": final, "test_off_ppl": 10.0},
             "gradients": gradients, "flops": totals,
             "masks": {"ever": 0.5, "mean_density": 0.25, "weights": 150_000, "density": 0.25}})
@@ -69,8 +68,9 @@ def test_opposite_rows_contradict(store):
 
 def test_arms_have_one_name_each_and_the_tables_show_them(store):
     frame, curves = fill(store, as_claimed)
-    names = [name for name, _ in mst.arms(frame)]
-    assert names[:3] == [mst.DENSE, mst.SHORT, mst.NARROW] and len(names) == len(set(names)) == 12
+    ((title, alone),) = mst.trainings(frame)
+    names = [name for name, _ in mst.arms(alone)]
+    assert title == "" and names[:3] == [mst.DENSE, mst.SHORT, mst.NARROW] and len(names) == len(set(names)) == 12
     assert {"MST", "RigL", "SET", "static", "GraNet", *(f"MST, without {one}" for one in mst.WITHOUT)} <= set(names)
     tables = {table.name: table for table in contents.all_tables(frame)}
     rows = {row[0]: row for row in tables["flops"].rows}
@@ -105,12 +105,14 @@ def test_what_runs_are_called(name, text):
 
 @pytest.mark.parametrize("changes, text", [
     ({"sparsity.phases.all.attention": "local"}, "local attention"),
-    ({"sparsity.phases.all.attention": "local", "sparsity.phases.all.beside": "fixed"}, "fixed + local attention"),
+    ({"sparsity.phases.all.attention": "local", "sparsity.phases.all.beside": "fixed"},
+     "local / fixed by heads attention"),
     ({"sparsity.phases.all.sparsity": 0.5, "sparsity.phases.all.shape": "linear"}, "gradual 0 to 50 %"),
     ({"sparsity.phases.all.sparsity": 0.5, "sparsity.growth": "mixed"}, "mixed growth 50 %"),
     ({"sparsity.phases.all.sparsity": 0.5, "sparsity.modules": "all", "grad.learners": 2,
       "grad.compressor.kind": "live"}, "RigL 50 %, head too; live, 2 learners"),
-    ({"sparsity.phases.a.sparsity": 0.5, "sparsity.phases.a.until": 0.5}, "50 -> 0 %")])
+    ({"sparsity.phases.a.sparsity": 0.5, "sparsity.phases.a.until": 0.5, "sparsity.phases.all.sparsity": 0},
+     "50 -> 0 %")])
 def test_what_other_runs_are_called(changes, text):
     run = override(preset("sotu_nano"), {"sparsity.width": 16} | changes)
     assert labels.describe(flatten(record(run))) == text

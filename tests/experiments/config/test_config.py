@@ -96,7 +96,7 @@ def test_changing_a_kind_drops_the_old_parameters():
     ({"eval_every": 3}, "does not divide epochs=10"),
     ({"schedule.kind": "constant", "schedule.t_max": 5}, "'schedule.t_max': constant has no parameters"),
     ({"seed": "abc"}, "seed=abc"),
-    ({"fwd": 3}, "unknown setting 'fwd'"),
+    ({"fwd": 3}, "'fwd' is a section"),
 ])
 def test_a_mistake_is_one_line_that_says_where_and_how(changes, message):
     with pytest.raises(UserError) as caught:

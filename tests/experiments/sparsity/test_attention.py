@@ -49,15 +49,22 @@ def test_each_equals_dense_attention_under_the_same_mask(kind, tokens, width, se
     slope = torch.randn(made.shape, generator=torch.Generator().manual_seed(seed))
     assert made.shape == want.shape and near(made, want, 1e-6)
     for a, b in zip(torch.autograd.grad(made, x, slope), torch.autograd.grad(want, x, slope), strict=True):
-        assert near(a, b, 2e-6)  # sums of sums
+        assert near(a, b, 4e-6)  # sums of sums
 
 
+@pytest.mark.parametrize("size", [1, 6])
 @each_kind
-def test_in_float64_and_in_bfloat16(kind):
-    for dtype, bound in ((torch.float64, 1e-14), (torch.bfloat16, 2e-2)):
-        x = qkv(48, dtype=dtype)
-        want = dense(*(one.detach().double() for one in x), attn_mask=allowed(kind, 48, 8))
-        assert near(attend(kind, *x, 8).double(), want, bound)
+def test_in_float64_and_in_bfloat16(kind, size):
+    """bfloat16 is as near the truth as the fused dense kernel is, at large scores, too; under autocast as well."""
+    for dtype in (torch.float64, torch.bfloat16):
+        x = qkv(48, dtype=dtype, head=64)
+        q, k, v = size * x[0].detach(), size * x[1].detach(), x[2].detach()
+        want = dense(q.double(), k.double(), v.double(), attn_mask=allowed(kind, 48, 8))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            made = attend(kind, q, k, v, 8)
+        fused = dense(q, k, v, attn_mask=allowed(kind, 48, 8))
+        bound = 1e-13 if dtype == torch.float64 else 2 * float((fused.double() - want).abs().max())
+        assert made.dtype == dtype and near(made.double(), want, bound)
 
 
 @each_kind
@@ -88,6 +95,15 @@ def test_every_other_head_attends_otherwise():
         assert near(made[:, head : head + 1], attend(("local", "fixed")[head % 2], *one, 8), 1e-6)
     assert flops.mean_pairs("local", "fixed", 32, 8, 5) == (
         3 * flops.pairs("local", 32, 8) + 2 * flops.pairs("fixed", 32, 8)) / 5
+
+
+def test_what_is_no_block_of_text_is_refused():
+    q, k, v = qkv(16, heads=1)
+    with pytest.raises(ValueError, match="no attention pattern 'nonsense'"):
+        attend("nonsense", q, k, v, 64)
+    with pytest.raises(ValueError, match="1 queries and 16 keys"):
+        attend("local", q[:, :, -1:], k, v, 4)
+    assert near(Layer(4, "local", "fixed")(q, k, v, None, 0.0), attend("local", q, k, v, 4), 0)  # no other head
 
 
 # In a model.

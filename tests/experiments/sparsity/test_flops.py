@@ -12,7 +12,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import preset
 from commsweep.experiments.sparsity import flops
 from commsweep.experiments.sparsity.layers import survey
-from commsweep.experiments.sparsity.plan import gpt2, network, planned, steps
+from commsweep.experiments.sparsity.plan import gpt2, network, of_run, planned, rows
 from commsweep.experiments.training.run import build, execute
 from tests.helpers import tiny, tiny_text
 
@@ -86,12 +86,13 @@ MOVING = {"sparsity.phases.warmup.until": 0.3, "sparsity.phases.warmup.sparsity"
 
 @pytest.mark.parametrize("changes", [{}, {"sparsity.growth": "mixed", "sparsity.restart": True},
                                      {"sparsity.growth": "random", "sparsity.modules": "all"},
-                                     {"grad.learners": 4}, {"microbatches": 2}])
+                                     {"grad.learners": 4}, {"microbatches": 2}, {"data.train_blocks": 60},
+                                     {"grad.learners": 4, "grad.compressor.kind": "live"}])
 def test_a_plan_is_what_the_run_then_counts(changes, store):
     run = override(tiny_text(), MOVING | changes)
     row = execute(run, store, HOW)
     assert row["status"] == "finished", row["error"]
-    want = planned(run.sparsity, network(run), steps(run), run.data.batch_size)
+    want = of_run(run)
     assert row["flops"] == pytest.approx(want, rel=1e-12) and 0.3 < want["relative"] < 0.8
     assert row["flops"]["total"] == pytest.approx(sum(row["flops"][part] for part in flops.PARTS))
 
@@ -100,7 +101,7 @@ def test_a_plan_of_what_cannot_be_planned_is_one_line():
     with pytest.raises(UserError, match="FLOPs are planned for GPT-2 from scratch"):
         network(preset("digits"))
     with pytest.raises(UserError, match="give --steps"):
-        steps(preset("sotu_micro"))
+        rows(preset("sotu_micro"))
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), data=st.data())
@@ -111,8 +112,8 @@ def test_phases_cost_the_mean_of_their_densities(lengths, data):
     attends = [data.draw(st.sampled_from(kinds)) for _ in lengths]
     ends = [sum(lengths[: at + 1]) / steps for at in range(len(lengths))]
     ends[-1] = 1.0
-    spec = Sparsity(phases={f"p{end}": {"until": end, "sparsity": level, "attention": kind}
-                            for end, level, kind in zip(ends, levels, attends, strict=True)},
+    spec = Sparsity(phases={f"p{n}": {"until": end, "sparsity": level, "attention": kind}
+                            for n, (end, level, kind) in enumerate(zip(ends, levels, attends, strict=True))},
                     drop=0.0, growth="random", width=16)
     net = gpt2(2, 64, 4, 256, 64)
     made, dense = planned(spec, net, steps), flops.Account(net).dense_step()

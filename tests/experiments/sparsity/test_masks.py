@@ -60,6 +60,9 @@ class Watch(Component):
                     assert one.dim() == 0 or not one[mask.dead].any()
         self.seen += 1
 
+    def before_exchange(self, moment):
+        self.was = [mask.dead.clone() for mask in self.task[0].components["sparsity"].masks]
+
 
 @pytest.mark.parametrize("changes", [
     {}, {"sparsity.growth": "gradient", "optim.kind": "sgd", "optim.lr": 0.1}, {"sparsity.growth": "random"},
@@ -90,12 +93,13 @@ def test_images_are_sparse_too():
 
 
 @pytest.mark.parametrize("run", [tiny_text(), tiny(), tiny_text(grad__learners=2), tiny_text(microbatches=2)])
-def test_sparsity_zero_is_bit_identical_to_no_section(run):
-    plain, counted = trained(run), trained(override(run, {"sparsity.interval": 3}))
+@pytest.mark.parametrize("regrow", [False, True])
+def test_sparsity_zero_is_bit_identical_to_no_section(run, regrow):
+    plain, counted = trained(run), trained(override(run, {"sparsity.interval": 3, "sparsity.regrow": regrow}))
     for (name, a), b in zip(plain.model.state_dict().items(), counted.model.state_dict().values(), strict=True):
         assert same_bits(a, b), name
     assert counted.totals()["masks"]["updates"] == 0
-    again = override(run, {"sparsity.interval": 3, "sparsity": None})
+    again = override(override(run, {"sparsity.interval": 3}), {"sparsity": None})
     assert "sparsity" not in record(run) and run_id(again) == run_id(run)
 
 
