@@ -95,7 +95,7 @@ def demo_sparse() -> list[Run]:
 
 
 def sparse_long() -> list[Run]:
-    """The same for 2,000 steps, without the wire: an hour of two cores."""
+    """The same for 2,000 steps, without the wire: half an hour of two cores."""
     base = override(preset(SOTU), {"data.train_blocks": 2000 * preset(SOTU).data.batch_size, "sparsity.interval": 50})
     return seeds(list(arms(base).values()), 3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from commsweep.analysis import contents, labels, results
@@ -116,3 +117,34 @@ def test_what_runs_are_called(name, text):
 def test_what_other_runs_are_called(changes, text):
     run = override(preset("sotu_nano"), {"sparsity.width": 16} | changes)
     assert labels.describe(flatten(record(run))) == text
+
+
+def test_trainings_are_compared_apart(store):
+    """Two learning rates: every effect is one of each, and the tables say which they are of."""
+    frame, curves = fill(store, as_claimed)
+    worse = frame.assign(id="x" + frame.id, setting="x" + frame.setting, test_on_loss=frame.test_on_loss + 1,
+                         **{"optim.lr": 0.5})
+    worse.loc[worse["sparsity.phases.ultra.sparsity"].notna(), "test_on_loss"] += 1
+    both = results.named(pd.concat([frame, worse], ignore_index=True))
+    found = {one.name: one for one in contents.all_claims(both)}
+    assert {one.verdict for one in found["M1"].effects} == {SUPPORTED, CONTRADICTED}
+    assert [len(one.values) for one in found["M1"].effects] == [3, 3]
+    assert [len(one.values) for one in found["M5"].effects[:2]] == [3, 3]
+    titles = [table.title for table in contents.all_tables(both) if table.name.startswith("flops")]
+    assert len(titles) == 2 and all("optim lr" in title for title in titles)
+    assert list(contents.all_figures(both, curves))
+
+
+def test_a_sweep_without_a_dense_arm_shows_shares_of_its_own_model(store):
+    frame, _ = fill(store, as_claimed)
+    alone = frame[frame["sparsity.phases.ultra.sparsity"].notna()]
+    tables = {table.name: table for table in contents.all_tables(alone)}
+    rows = {row[0]: row for row in tables["flops"].rows}
+    assert "nan" not in tables["flops"].markdown() and 24.5 < float(rows["MST"][3]) <= 25 and rows["MST"][7] == "-"
+
+
+def test_images_with_masks_are_no_language_models(store):
+    run = override(preset("digits"), {"sparsity.phases.all.sparsity": 0.9, "sparsity.interval": 20})
+    frame = pd.DataFrame([results._flat({"id": run_id(run), "status": "finished", "run": record(run),
+                                         "metrics": {"test_on_acc": 0.9}})])
+    assert mst.rows(frame).empty and contents.all_tables(results.named(frame))

@@ -257,3 +257,46 @@ def test_masks_make_nothing_of_their_size_between_updates(changes):
         if step >= first and not own.schedule.updates(step):
             assert max(sizes, default=0) < smallest, step
     assert max(made[4]) >= smallest  # an update does make some: the watch sees what there is
+
+
+@pytest.mark.parametrize("regrow", [False, True])
+def test_weights_that_grow_begin_without_moments(regrow):
+    """Also those that the same update pruned. Steps of updates are left out, so that nothing is there since."""
+    seen = []
+
+    class Fresh(Component):
+        def after_step(self, moment):
+            own, optimizer = self.task[0].components["sparsity"], self.task[0].optimizers().optimizer
+            if own.schedule.updates(moment.step):
+                for mask in own.masks:
+                    new = ~mask.dead & (mask.weight == 0)
+                    seen.append(int(new.sum()))
+                    for one in optimizer.state[mask.weight].values():
+                        assert one.dim() == 0 or not one[new].any()
+
+    trained(override(tiny_text(), FIXED | {"sparsity.steps": "skipped", "sparsity.regrow": regrow,
+                                           "sparsity.growth": "random", "sparsity.drop": 0.5}), Fresh())
+    assert sum(seen) > 1000
+
+
+def test_layers_that_share_a_weight_and_products_that_are_not_counted(tmp_path, capsys):
+    (tmp_path / "nets.py").write_text('''
+from torch import nn
+
+
+def tied(sample, classes):
+    a, b = nn.Linear(sample[0].numel(), sample[0].numel()), nn.Linear(sample[0].numel(), sample[0].numel())
+    b.weight = a.weight
+    return nn.Sequential(nn.Flatten(), a, b, nn.Linear(sample[0].numel(), classes))
+
+
+def other(sample, classes):
+    return nn.Sequential(nn.Flatten(2), nn.Conv1d(sample.shape[1], 8, 3), nn.Flatten(), nn.LazyLinear(16), nn.Linear(
+        16, classes))
+''')
+    run = override(tiny(**{"model.cuts": []}), {"model.name": "own", "model.build": f"{tmp_path}/nets.py:tied",
+                                                "sparsity.phases.all.sparsity": 0.5, "sparsity.interval": 1})
+    with pytest.raises(UserError, match="sparsity: layer 2 shares its weight with another one"):
+        build(run, HOW)
+    build(override(run, {"model.build": f"{tmp_path}/nets.py:other"}), HOW)
+    assert "products are in layers that are neither masked nor counted" in capsys.readouterr().err

@@ -112,3 +112,37 @@ def test_learners_of_a_short_batch_still_agree(store):
     run = override(tiny_text(), FIXED | LIVE | {"data.train_blocks": 17, "grad.learners": 8, "sparsity.interval": 1})
     row = execute(run, store, HOW)
     assert row["status"] == "finished" and row["masks"]["updates"] == row["steps"] - 1
+
+
+@pytest.mark.parametrize("exchange", ["allreduce", "allgather", "server"])
+def test_places_reach_every_other_learner_once(exchange, store):
+    """B bytes of one learner to n - 1 others: each learner receives (n - 1) / n of them, whoever sent them on."""
+    base = override(tiny_text(), FIXED | LIVE | {"grad.exchange": exchange})
+    told, drawn = (execute(override(base, {"sparsity.growth": how}), store, HOW) for how in ("gradient", "random"))
+    n, steps, b = 4, told["steps"], told["masks"]["places"]
+    more = {key: (told["gradients"][key] - drawn["gradients"][key]) * steps for key in (
+        "up", "bound", "learner_sends", "learner_receives", "total")}
+    assert more["up"] == more["bound"] == pytest.approx(b / n)
+    assert more["learner_receives"] == pytest.approx(b * (n - 1) / n)
+    assert more["learner_sends"] == pytest.approx(b / n * (1 if exchange == "server" else n - 1))
+    assert more["total"] == pytest.approx(b * (n - 1) + (b if exchange == "server" else 0))
+
+
+def test_the_entropy_bound_is_of_places_among_live_weights(store):
+    """k of L live entries: 32 k + L H2(k / L) bits, for every layer's messages."""
+    import math
+
+    run = override(tiny_text(), FIXED | TOPK | {"sparsity.drop": 0, "grad.vectors": False})
+    row = execute(run, store, HOW)
+    parts = build(run, HOW)
+    own = parts.task.components["sparsity"]
+    masked = {id(mask.weight): mask.live for mask in own.masks}
+    want = 0.0
+    for p in own.trained:
+        n = masked.get(id(p), p.numel())
+        k = max(1, round(0.1 * n))
+        share = k / n
+        entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+        want += 4 * n if p.dim() < 2 else min(4 * k + mask_bytes(1, n, k), (32 * k + n * entropy) / 8)
+    assert row["gradients"]["bound"] == pytest.approx(want, rel=1e-3)
+    assert row["gradients"]["kept"] == pytest.approx(0.1, abs=0.001)
