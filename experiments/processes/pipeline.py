@@ -42,6 +42,7 @@ def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *
     Raises UserError when a stage fails or is silent for `patience` seconds; the same call continues from the last
     checkpoint that all stages have.
     """
+    stages.check(run, execution)
     folder.make()
     try:
         with folder.locked():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from commsweep.experiments.config import ImageModel, OwnModel, Run, TextModel
+from commsweep.experiments.config import Execution, ImageModel, OwnModel, Run, TextModel
 from commsweep.experiments.errors import UserError
 
 
@@ -22,6 +22,23 @@ def with_stages(run: Run, stages: int) -> dict[str, int]:
                             "the cuts instead, for instance model.cuts='[\"layer2\"]'")
         return {}
     return {"model.stages": stages}
+
+
+def check(run: Run, execution: Execution) -> None:
+    """Raise UserError for what processes cannot train."""
+    if run.fwd.compressor.kind == "subspace":
+        raise UserError("fwd.compressor.kind=subspace measures from the tokens' embeddings, which only the first "
+                        "stage has; it can be simulated (commsweep run), not executed as processes")
+    if run.grad.learners > 1 or run.grad.compressor.kind != "none":
+        raise UserError("grad.learners: a real pipeline has one learner; simulate more with commsweep run")
+    if run.kfac is not None:
+        raise UserError("kfac: a stage of a real pipeline has a part of the layers only; simulate it with "
+                        "commsweep run, or execute learners as processes with commsweep ddp")
+    if run.sparsity is not None:
+        raise UserError("sparsity: a stage of a real pipeline does not move masks; simulate it with commsweep run, "
+                        "or execute learners as processes with commsweep ddp")
+    if execution.buffers != "memory":
+        raise UserError("--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out")
 
 
 def body(run: Run, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:

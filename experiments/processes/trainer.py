@@ -99,19 +99,6 @@ class Trainer:
         self._saved = time.monotonic()
 
     def _build(self, run: Run, execution: Execution) -> None:
-        if run.fwd.compressor.kind == "subspace":
-            raise UserError("fwd.compressor.kind=subspace measures from the tokens' embeddings, which only the first "
-                            "stage has; it can be simulated (commsweep run), not executed as processes")
-        if run.grad.learners > 1 or run.grad.compressor.kind != "none":
-            raise UserError("grad.learners: a real pipeline has one learner; simulate more with commsweep run")
-        if run.kfac is not None:
-            raise UserError("kfac: a stage of a real pipeline has a part of the layers only; simulate it with "
-                            "commsweep run, or execute learners as processes with commsweep ddp")
-        if run.sparsity is not None:
-            raise UserError("sparsity: a stage of a real pipeline does not move masks; simulate it with commsweep run, "
-                            "or execute learners as processes with commsweep ddp")
-        if execution.buffers != "memory":
-            raise UserError("--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out")
         check_microbatches(run, len(self.data.train.y), self.data.train.drop_last)
         pl.seed_everything(run.seed, verbose=False)
         model, modules = models.build(run, self.data, execution.model_root)

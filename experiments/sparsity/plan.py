@@ -54,20 +54,26 @@ def planned(spec: Sparsity, of: Network, steps: int, samples: Sequence[int] = (1
     schedule, account = Schedule(spec, steps), Account(of)
     shapes = [one.shape for one in of.masked]
     targets: dict[float, list[int]] = {}
-    live = densities.live(shapes, spec, schedule.target(0))
+    live, alike, pairs = densities.live(shapes, spec, schedule.target(0)), 0, 0.0
     for step in range(steps):
-        counts = [(0, 0)] * len(live)
+        now, rows = attending(spec, of, schedule, step), samples[step % len(samples)]
+        if not schedule.updates(step) and now == pairs:
+            alike += rows  # samples of steps that cost the same
+            continue
+        account.add(alike, live, pairs)
+        alike, pairs, counts = 0, now, [(0, 0)] * len(live)
         if schedule.updates(step):
             if (target := schedule.target(step)) not in targets:
                 targets[target] = densities.live(shapes, spec, target)
             to = targets[target]
-            counts = [moved(now, aim, prod(shape), schedule.drop(step), spec.regrow)
-                      for now, aim, shape in zip(live, to, shapes, strict=True)]
+            counts = [moved(one, aim, prod(shape), schedule.drop(step), spec.regrow)
+                      for one, aim, shape in zip(live, to, shapes, strict=True)]
         dense = [spec.growth in ("gradient", "mixed") and grow > 0 for _, grow in counts]
-        account.add(samples[step % len(samples)], live, attending(spec, of, schedule, step), dense, share)
+        account.add(rows, live, now, dense, share)
         for (prune, grow), shape in zip(counts, shapes, strict=True):
             account.updated(flops.update(prod(shape), prune, grow, spec.growth))
-        live = [now + grow - prune for now, (prune, grow) in zip(live, counts, strict=True)]
+        live = [one + grow - prune for one, (prune, grow) in zip(live, counts, strict=True)]
+    account.add(alike, live, pairs)
     return account.totals(live, attending(spec, of, schedule, steps - 1))
 
 

@@ -91,7 +91,8 @@ WAYS = [LIVE, TOPK, {"grad.learners": 4}, LIVE | {"sparsity.score": "mest", "spa
 def test_processes_equal_the_simulation_bit_for_bit(store):
     """Masks, weights and bytes, whoever chooses what grows; at all learners."""
     torch.set_num_threads(1)
-    runs = [override(tiny_text(), MOVES | {"epochs": 1, "sparsity.interval": 1} | way) for way in WAYS]
+    runs = [override(tiny_text(), MOVES | {"epochs": 1, "sparsity.interval": 1} | way | {"grad.learners": 2})
+            for way in WAYS]
     rows = ddp.execute([(run, LearnerWiring()) for run in runs], store, HOW)
     for run, row in zip(runs, rows, strict=True):
         parts = build(run, HOW)
