@@ -216,6 +216,7 @@ def test_several_workers_share_a_study_in_postgresql(postgres, tmp_path, capsys)
     assert "wr0ng" not in (err := capsys.readouterr().err) and "are user and password right" in err
 
 
+@pytest.mark.slow
 def test_several_workers_share_one_study_and_a_killed_search_resumes(tmp_path):
     command = [sys.executable, "-m", "commsweep", "search", "synthetic", "--trials", "8", "--workers", "2",
                "--store", str(tmp_path), "--json"]

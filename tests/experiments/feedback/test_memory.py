@@ -24,6 +24,7 @@ def rows(value, n=1):
     return torch.full((n, *SAMPLE), float(value))
 
 
+@pytest.mark.slow
 def test_a_mapped_memory_far_larger_than_what_stays_resident(tmp_path):
     """2 GiB of rows, 600 MiB of them written and read in a process that may grow by 250 MiB."""
     code = f"""

@@ -118,7 +118,7 @@ def test_learners_of_a_short_batch_still_agree(store):
 @pytest.mark.parametrize("exchange", ["allreduce", "allgather", "server"])
 def test_places_reach_every_other_learner_once(exchange, store):
     """B bytes of one learner to n - 1 others: each learner receives (n - 1) / n of them, whoever sent them on."""
-    base = override(tiny_text(), FIXED | LIVE | {"grad.exchange": exchange})
+    base = override(tiny_text(), FIXED | LIVE | {"grad.exchange": exchange, "epochs": 1})
     told, drawn = (execute(override(base, {"sparsity.growth": how}), store, HOW) for how in ("gradient", "random"))
     n, steps, b = 4, told["steps"], told["masks"]["places"]
     more = {key: (told["gradients"][key] - drawn["gradients"][key]) * steps for key in (
