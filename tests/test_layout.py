@@ -23,7 +23,7 @@ FLOORS = (
 )
 READS = ("experiments.errors", "experiments.config", "experiments.store",  # all that analysis sees of a run
          "experiments.second_order.placement", "experiments.second_order.fusion", "experiments.second_order.loads",
-         "experiments.sparsity.schedule", "experiments.sparsity.densities", "experiments.sparsity.flops")
+         "experiments.sparsity.flops")
 ROOMS = ("experiments", "sweeps", "analysis")
 PLACES = (*ROOMS, "commsweep")
 WITHOUT_TORCH = ("experiments/config", "experiments/presets", "experiments/store.py", "experiments/errors.py",

@@ -17,16 +17,16 @@ from matplotlib.figure import Figure
 
 from commsweep.analysis.claim import Claim, Effect, paired
 from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, pareto, styled
+from commsweep.analysis.labels import MST as WITHOUT
 from commsweep.analysis.labels import boundaries, exchange, levelless, phases, sparse
 from commsweep.analysis.results import base, distinct, is_text, masked
 from commsweep.analysis.table import BYTES, PLAIN, SHARE, Cell, Table, cell
+from commsweep.experiments.sparsity.flops import PARTS
 
 NAME = "sparse"
 LOSS, PPL, TOTAL, RELATIVE = "test_on_loss", "test_on_ppl", "flops.total", "flops.relative"
 EQUAL = 0.02  # nats: no difference that matters, the margin of M1, M3 and M5
 DENSE, SHORT, NARROW, MST = "dense", "dense, fewer steps", "narrower dense model", "MST"
-WITHOUT = ("warmup", "ultra", "restore")
-PARTS = ("linear", "head", "attention", "growth", "topology")
 COMPARED = ("sparsity.", "model.width", "data.train_blocks", "epochs", "eval_every")  # what arms may differ in
 
 
@@ -71,9 +71,9 @@ def _mean(runs: pd.DataFrame, column: str) -> float:
     return float(runs[column].mean()) if column in runs and runs[column].notna().any() else math.inf
 
 
-def _whole(found: list[tuple[str, pd.DataFrame]]) -> float:
-    """FLOPs of the dense run that arms are compared with."""
-    return next((_mean(runs, TOTAL) for name, runs in found if name == DENSE), math.nan)
+def _whole(found: list[tuple[str, pd.DataFrame]], column: str = TOTAL) -> float:
+    """FLOPs, or another column, of the dense run that arms are compared with; not a number without one."""
+    return next((_mean(runs, column) for name, runs in found if name == DENSE), math.nan)
 
 
 # Tables.
@@ -85,7 +85,7 @@ def equal(frame: pd.DataFrame, title: str) -> Table:
         "Arm", "most sparse %", "steps", "FLOPs (% of dense)", "without head", "loss (nats)", "perplexity",
         "loss - dense", "inference FLOPs (% of dense)", "ever active %", "seeds"])
     found = arms(frame)
-    dense = next((_mean(runs, LOSS) for name, runs in found if name == DENSE), math.nan)
+    dense = _whole(found, LOSS)
     for name, runs in found:
         score = cell(runs, LOSS, PLAIN)
         done = runs[runs.status == "finished"]
@@ -107,13 +107,12 @@ def _shares(done: pd.DataFrame, found: list[tuple[str, pd.DataFrame]]) -> list[s
     whole = _whole(found)
     if whole != whole:
         return [f"{100 * _mean(done, name):.1f}" for name in (RELATIVE, "flops.relative_without_head")]
-    head = next(_mean(own, "flops.head") for text, own in found if text == DENSE)
-    without = (done[TOTAL] - done["flops.head"]).mean()
-    return [f"{100 * _mean(done, TOTAL) / whole:.1f}", f"{100 * without / (whole - head):.1f}"]
+    without = (done[TOTAL] - done["flops.head"]).mean() / (whole - _whole(found, "flops.head"))
+    return [f"{100 * _mean(done, TOTAL) / whole:.1f}", f"{100 * without:.1f}"]
 
 
 def _inference(done: pd.DataFrame, found: list[tuple[str, pd.DataFrame]]) -> str:
-    whole = next((_mean(own, "flops.inference") for text, own in found if text == DENSE), math.nan)
+    whole = _whole(found, "flops.inference")
     share = _mean(done, "flops.inference") / whole if whole == whole else _mean(done, "flops.inference_relative")
     return f"{100 * share:.1f}"
 
@@ -128,7 +127,7 @@ def _head(frame: pd.DataFrame) -> str:
     """Whether the head is counted, and sparse."""
     modules = set(frame["sparsity.modules"].dropna())
     how = "sparse" if modules == {"all"} else "dense" if modules == {"blocks"} else "dense or sparse"
-    share = next((_mean(runs, "flops.head_share") for name, runs in arms(frame) if name == DENSE), math.inf)
+    share = _whole(arms(frame), "flops.head_share")
     return f"head counted, {how}" + (f"; {100 * share:.1f} % of the dense run" if math.isfinite(share) else "")
 
 

@@ -79,6 +79,11 @@ class Sparsity(Spec):
         """Whether any weight is ever zero."""
         return self.initial > 0 or any(one.sparsity for one in self.phases.values())
 
+    @property
+    def by_gradient(self) -> bool:
+        """Whether growth needs dense gradients."""
+        return self.growth in ("gradient", "mixed")
+
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Sparsity:
         if not self.phases:

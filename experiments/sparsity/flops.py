@@ -61,6 +61,12 @@ class Network:
         """The layers that have a mask, in their order."""
         return [one for one in self.products if one.masked]
 
+    def attending(self, kind: str, beside: str | None, width: int, alternate: str) -> float:
+        """Attending pairs on average over layers and heads; `beside`: of every other one of what alternates."""
+        if (own := self.attention) is None:
+            return 0.0
+        return mean_pairs(kind, beside, own.tokens, width, own.heads if alternate == "heads" else own.layers)
+
 
 def pairs(kind: str, tokens: int, width: int) -> int:
     """Pairs (query, key) of a causal pattern over so many tokens.

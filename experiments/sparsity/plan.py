@@ -68,7 +68,7 @@ def planned(spec: Sparsity, of: Network, steps: int, samples: Sequence[int] = (1
             to = targets[target]
             counts = [moved(one, aim, prod(shape), schedule.drop(step), spec.regrow)
                       for one, aim, shape in zip(live, to, shapes, strict=True)]
-        dense = [spec.growth in ("gradient", "mixed") and grow > 0 for _, grow in counts]
+        dense = [spec.by_gradient and grow > 0 for _, grow in counts]
         account.add(rows, live, now, dense, share)
         for (prune, grow), shape in zip(counts, shapes, strict=True):
             account.updated(flops.update(prod(shape), prune, grow, spec.growth))
@@ -79,12 +79,8 @@ def planned(spec: Sparsity, of: Network, steps: int, samples: Sequence[int] = (1
 
 def attending(spec: Sparsity, of: Network, schedule: Schedule, step: int) -> float:
     """Attending pairs on average over layers and heads in a step."""
-    own = of.attention
-    if own is None:
-        return 0.0
     phase = schedule.at(step).phase
-    return flops.mean_pairs(phase.attention, phase.beside, own.tokens, spec.width,
-                            own.heads if spec.alternate == "heads" else own.layers)
+    return of.attending(phase.attention, phase.beside, spec.width, spec.alternate)
 
 
 def rows(run: Run) -> list[int]:

@@ -52,10 +52,7 @@ class SparseTraining(Component):
         self.masks = nn.ModuleList(
             Mask(name, weight, masks.first_mask(weight, live, spec, seed, index))
             for index, ((name, weight), live) in enumerate(zip(weights, first, strict=True)))
-        with torch.no_grad():
-            for mask in self.masks:
-                if mask.partial:
-                    mask.weight.masked_fill_(mask.dead, 0.0)
+        self._mask_weights()
         self.attending = self._attending(model) if spec.attends else None
         self.account = flops.Account(self.network)
         self.live_only = exchange is not None and exchange.spec.compressor.kind != "none"
@@ -121,10 +118,13 @@ class SparseTraining(Component):
 
     def after_step(self, moment: Moment) -> None:
         if self.spec.moments == "kept":  # moments of dead weights still move them
-            with torch.no_grad():
-                for mask in self.masks:
-                    if mask.partial:
-                        mask.weight.masked_fill_(mask.dead, 0.0)
+            self._mask_weights()
+
+    @torch.no_grad()
+    def _mask_weights(self) -> None:
+        for mask in self.masks:
+            if mask.partial:
+                mask.weight.masked_fill_(mask.dead, 0.0)
 
     # Updates of the masks.
 
@@ -146,7 +146,7 @@ class SparseTraining(Component):
         several = len(exchange.collectives.here) > 1  # a short batch may have left the last of them without a pass
         leader = self.updates % (len(exchange.collected) if several else self._learners)
         own = self.spec.score != "magnitude"  # then what is pruned differs between learners
-        told = [(side, index) for side, asked in ((0, own), (1, self._by_gradient or (own and self.spec.regrow)))
+        told = [(side, index) for side, asked in ((0, own), (1, self.spec.by_gradient or (own and self.spec.regrow)))
                 if asked for index, counts in enumerate(self._due) if counts[side]]
         before, weights = self.sent, [mask.weight for mask in self.masks]
 
@@ -174,10 +174,6 @@ class SparseTraining(Component):
         self._move(choice, step)
         self._stale = True
 
-    @property
-    def _by_gradient(self) -> bool:
-        return self.spec.growth in ("gradient", "mixed")
-
     def _move(self, choice: list[tuple[Tensor, Tensor]], step: int) -> None:
         for mask, counts, (pruned, grown) in zip(self.masks, self._due, choice, strict=True):
             if any(counts):
@@ -203,7 +199,7 @@ class SparseTraining(Component):
         """Account for the step that has been worked on, with the masks it began with."""
         attending = self._pairs()
         due = self._due or [(0, 0)] * len(self.masks)
-        dense = [self._by_gradient and grow > 0 for _, grow in due]
+        dense = [self.spec.by_gradient and grow > 0 for _, grow in due]
         # Of learners that send live gradients only the one that chooses needs its own of all weights.
         self.account.add(self._rows, self._before, attending, dense, 1 / self._learners if self.live_only else 1.0)
         for mask, (prune, grow) in zip(self.masks, due, strict=True):
@@ -213,12 +209,8 @@ class SparseTraining(Component):
 
     def _pairs(self) -> float:
         """Attending pairs on average over layers and heads, as attention stands."""
-        own = self.network.attention
-        if own is None:
-            return 0.0
         kind, beside = self.attending.now() if self.attending is not None else ("causal", None)
-        return flops.mean_pairs(kind, beside, own.tokens, self.spec.width,
-                                own.heads if self.spec.alternate == "heads" else own.layers)
+        return self.network.attending(kind, beside, self.spec.width, self.spec.alternate)
 
     def installed(self) -> dict[str, Any]:
         """Phases as they were carried out, and the attention that stands."""
