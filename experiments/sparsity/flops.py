@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 LINEAR, HEAD, ATTENTION, GROWTH, TOPOLOGY = PARTS = ("linear", "head", "attention", "growth", "topology")
@@ -136,7 +137,11 @@ class Account:
         """A step of so many samples; `share` of them have dense gradients where growth needs some."""
         one = step(self.network, live, attending, dense_gradients)
         self._into(self.spent, samples, one | {GROWTH: share * one[GROWTH]})
-        self._into(self.dense, samples, self.dense_step())
+        self._into(self.dense, samples, self._dense_step)
+
+    @cached_property
+    def _dense_step(self) -> dict[str, float]:
+        return self.dense_step()  # the same in every step
 
     def dense_step(self, backward: bool = True) -> dict[str, float]:
         """FLOPs of a sample without masks, with causal attention."""
