@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def records(path):
             out = b""
 
 
+def finished(path):
+    """The records of a file that W&B, which writes it behind our back, has ended; it may be a while on a busy machine."""
+    for _ in range(600):
+        found = list(records(path))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has no end")
+
+
 def key(item):
     return item.key or ".".join(item.nested_key)
 
@@ -47,7 +58,7 @@ def shown(store):
     out = {}
     for path in sorted((store.root / ".wandb" / "wandb").glob("offline-run-*/run-*.wandb")):
         run, history, summary, code = None, [], {}, None
-        for record in records(path):
+        for record in finished(path):
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 run = record.run
