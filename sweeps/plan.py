@@ -44,8 +44,8 @@ def estimate(left: list[Run], rows: list[Row],
 
 
 def _size(run: Run) -> tuple[Any, ...]:
-    text = [getattr(run.data, name, None) for name in ("block_size", "train_blocks", "eval_blocks")]
-    return (run.model.model_dump_json(), run.data.name, getattr(run.data, "load", ""), run.data.batch_size, *text,
+    size = [getattr(run.data, name, None) for name in ("block_size", "train_blocks", "eval_blocks", "train_size")]
+    return (run.model.model_dump_json(), run.data.name, getattr(run.data, "load", ""), run.data.batch_size, *size,
             run.precision, run.channels_last)
 
 

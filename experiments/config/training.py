@@ -61,8 +61,8 @@ class TextModel(Spec):
 class ImageSet(Spec):
     """The images of a run and how they are drawn.
 
-    `val_size` samples are split off the training set (0: none; the authors had none). The test set is
-    always scored whole. `fixed_augment` draws each sample's augmentation once instead of every epoch.
+    `val_size` samples are split off the training set (0: none; the authors had none); of the others `train_size` are
+    trained on, the same ones for every seed (absent: all). The test set is always scored whole. `fixed_augment` draws each sample's augmentation once instead of every epoch.
     """
 
     name: Literal["digits", "cifar10", "cifar10-jpeg", "synthetic"] = "digits"
@@ -71,6 +71,7 @@ class ImageSet(Spec):
     fixed_augment: bool = False
     val_size: Annotated[int, Field(ge=0)] = 180
     drop_last: bool = False
+    train_size: Annotated[int | None, Field(ge=1, description="training samples that are used; absent: all")] = None
 
 
 class OwnSet(ImageSet):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from commsweep.experiments import seeds
 from commsweep.experiments.config import OwnSet, own
+from commsweep.experiments.data import parquet
 from commsweep.experiments.errors import UserError
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # as the authors normalise
@@ -89,9 +90,9 @@ def _synthetic() -> Images:
 
 def _cifar(name: str, root: Path | None) -> Images:
     root = root or Path("data")
-    parquet = [_parquet(root, split) for split in ("train", "test")]
-    if all(parquet):
-        splits = [_from_parquet(path, name) for path in parquet]
+    files = [_parquet(root, split) for split in ("train", "test")]
+    if all(files):
+        splits = [_from_parquet(path, name) for path in files]
     elif name == "cifar10-jpeg":
         raise UserError(f"data.name=cifar10-jpeg: no train and test Parquet files in '{root}'; "
                         "name their folder with --data-root")
@@ -109,11 +110,10 @@ def _parquet(root: Path, split: str) -> Path | None:
 
 def _from_parquet(path: Path, name: str) -> tuple[Tensor, Tensor]:
     """Images and labels of one Parquet file of the hub's CIFAR-10 (columns `img` with encoded bytes, `label`)."""
-    from datasets import Dataset
     from PIL import Image
 
     try:
-        table = Dataset.from_parquet(str(path), keep_in_memory=True)
+        table = parquet.read(path)
         encoded = [row["bytes"] for row in table.data.column("img").to_pylist()]
         labels = table.data.column("label").to_pylist()
         jpeg = encoded[0][:2] == b"\xff\xd8"

@@ -111,10 +111,15 @@ class ImageData(pl.LightningDataModule):
         n = len(images.train_y)
         if spec.val_size >= n:
             raise UserError(f"data.val_size={spec.val_size}: {spec.name} has {n} training samples; choose fewer")
-        if spec.batch_size > n - spec.val_size:
-            raise UserError(f"data.batch_size={spec.batch_size}: only {n - spec.val_size} training samples remain")
+        remain = n - spec.val_size
+        if spec.train_size is not None and spec.train_size > remain:
+            raise UserError(f"data.train_size={spec.train_size}: {spec.name} has {n} training samples, of which "
+                            f"data.val_size={spec.val_size} are split off; choose at most {remain}")
+        used = spec.train_size or remain
+        if spec.batch_size > used:
+            raise UserError(f"data.batch_size={spec.batch_size}: only {used} training samples remain")
         order = torch.randperm(n, generator=_generator(seeds.FIXED))  # the split never depends on the seed
-        val, train = order[: spec.val_size], order[spec.val_size :]
+        val, train = order[: spec.val_size], order[spec.val_size : spec.val_size + used]
         size = spec.batch_size
         self.train = Batches(
             images.train_x[train].to(device), images.train_y[train].to(device), size, shuffle=True, seed=seed,
@@ -143,7 +148,8 @@ class ImageData(pl.LightningDataModule):
         """The data settings as installed, read back from the loaders."""
         train = self.train
         ran = {"batch_size": train.batch_size, "augment": train.augment, "fixed_augment": train.fixed_augment,
-               "val_size": len(self.val.y), "drop_last": train.drop_last}
+               "val_size": len(self.val.y), "drop_last": train.drop_last,
+               "train_size": self.spec.train_size and len(train.y)}
         if isinstance(self.spec, OwnSet):
             return OwnSet(load=self.images.name, source=self.images.source, **ran)
         return ImageSet(name=self.images.name, **ran)

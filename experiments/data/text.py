@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from commsweep.experiments import seeds
+from commsweep.experiments.data import parquet
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.pretrained import source
 
@@ -91,12 +92,12 @@ def _wikitext(name: str, root: Path | None) -> Texts:
     found = {}
     for split in SPLITS:
         text = folder / f"wiki.{split[:5] if split != 'validation' else 'valid'}.{suffix}"
-        parquet = sorted(folder.glob(f"{split}*.parquet"))
+        files = sorted(folder.glob(f"{split}*.parquet"))
         if text.exists():
             # The hub's rows are these lines, but its empty lines hold nothing; its texts are its rows, joined.
             found[split] = [re.sub(r"^ \n", "", read(text), flags=re.M)]
-        elif parquet:
-            found[split] = [_parquet(parquet)]
+        elif files:
+            found[split] = [_parquet(files)]
     if lost := [split for split in SPLITS if split not in found]:
         raise UserError(f"data.name={name}: '{folder}' has no {' and no '.join(lost)} text (looked for "
                         f"wiki.train|valid|test.{suffix} and train|validation|test*.parquet)")
@@ -115,10 +116,8 @@ def _hub(config: str) -> Texts:
 
 
 def _parquet(paths: list[Path]) -> str:
-    from datasets import Dataset
-
     try:
-        return "".join("".join(Dataset.from_parquet(str(path), keep_in_memory=True)["text"]) for path in paths)
+        return "".join("".join(parquet.read(path)["text"]) for path in paths)
     except Exception as error:
         raise UserError(f"data: '{paths[0]}' is not a readable Parquet file with a column text "
                         f"({type(error).__name__}: {str(error).splitlines()[0][:120]})") from None

@@ -12,6 +12,8 @@ from commsweep.sweeps.papers import adacomp, kfac, mst, rudakov, rudakov_text
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
     "smoke": rudakov.smoke,
+    "cifar_small": rudakov.cifar_small,
+    "cifar_small_jpeg": rudakov.cifar_small_jpeg,
     "resnet18_quantization": rudakov.resnet18_quantization,
     "resnet18_topk": rudakov.resnet18_topk,
     "resnet18_feedback": rudakov.resnet18_feedback,

@@ -66,6 +66,33 @@ def demo() -> list[Run]:
     return seeds(grid, 3) + seeds(close, 2, first=3)
 
 
+def cifar_small(base: str = "cifar_small") -> list[Run]:
+    """The paper's core questions on 10,000 CIFAR-10 images; an hour and a half on two cores.
+
+    Three seeds everywhere, two more where a claim compares small differences or wants equivalence.
+    """
+    new = preset(base)
+    fixed = override(new, {"data.fixed_augment": True})
+    aq = union([fixed], aqsgd(new, (0.3, 0.1)), aqsgd(fixed, (0.3, 0.1)))
+    grid = union(
+        [new],
+        topk(new, (0.3, 0.1, 0.05, 0.02)),
+        feedback(new, (0.1,)),
+        one_sided(new, (2, 4), "tensor"),
+        one_sided(new, (2, 4), "group"),
+        quantization(new, (2,), (8,)),
+        aq,
+    )
+    close = union([new], topk(new, (0.1, 0.05)), feedback(new, (0.1,), ("ef21",)), one_sided(new, (4,), "tensor"),
+                  one_sided(new, (2, 4), "group"), aq)
+    return seeds(grid, 3) + seeds(close, 2, first=3)
+
+
+def cifar_small_jpeg() -> list[Run]:
+    """`cifar_small` with the JPEG copy of the images."""
+    return cifar_small("cifar_small_jpeg")
+
+
 def smoke() -> list[Run]:
     """The demo's methods on the tests' synthetic twin, one seed, two epochs: seconds."""
     base = preset("synthetic")
