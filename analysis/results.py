@@ -140,6 +140,10 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out |= {f"second_order.{key}": value for key, value in row.get("kfac", {}).items()}
     out |= {f"{part}.{key}": value for part in ("flops", "masks") for key, value in
             row.get(part, {}).items()}
+    for side in ("fwd", "bwd"):  # means over the boundaries
+        seen = [one for one in row.get("diagnosis", ()) if one["direction"] == side]
+        out |= {f"diagnosis.{side}.{key}": sum(one[key] for one in seen) / len(seen)
+                for key in (seen[0] if seen else ()) if key not in ("boundary", "direction", "messages")}
     for cut, sent in row.get("boundaries", {}).items():
         steps = max(1, sent["calls"])
         out |= {f"boundary.{cut}.{side}": sent[side] / steps for side in ("fwd", "bwd")}

@@ -17,7 +17,7 @@ from commsweep.options import count, folder, number
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommands."""
-    run = commands.add_parser("run", parents=[shared, execution_options()], help="execute one run",
+    run = commands.add_parser("run", parents=[shared, execution_options(), diagnose_option()], help="execute one run",
                               description="Execute one run: a preset with some settings changed. A finished run is "
                                           "shown, not repeated; an interrupted one continues from its checkpoint.")
     run.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
@@ -66,6 +66,15 @@ def execution_options() -> argparse.ArgumentParser:
     return options
 
 
+def diagnose_option() -> argparse.ArgumentParser:
+    """--diagnose, of commands that execute simulated runs."""
+    option = argparse.ArgumentParser(add_help=False)
+    option.add_argument("--diagnose", action="store_true",
+                        help="measure what compression does to every tenth message of a boundary: error, bias, cosine, "
+                             "energy kept, features never sent (commsweep show ID; diagnosis.jsonl)")
+    return option
+
+
 def execution(args: argparse.Namespace, progress: bool = False, by: str = "run") -> Execution:
     """The Execution these options describe; `by`: who asks. Raises UserError on an option's value."""
     for name, root in (("data", args.data_root), ("model", args.model_root)):
@@ -73,7 +82,7 @@ def execution(args: argparse.Namespace, progress: bool = False, by: str = "run")
             raise UserError(f"--{name}-root '{root}': no such folder")
     check_device(args.device)
     return Execution(args.device, args.data_root, args.model_root, args.buffers, args.checkpoint_every, progress,
-                     args.tensorboard, args.threads, by=by)
+                     getattr(args, "diagnose", False), args.tensorboard, args.threads, by=by)
 
 
 def changes(settings: list[str]) -> dict[str, str]:
@@ -93,6 +102,8 @@ def _run(args: argparse.Namespace) -> int:
     run = override(preset(args.preset), changes(args.settings))
     store = Store(args.store)
     recorded = store.folder(run_id(run)).row()
+    if args.diagnose and recorded is not None and "diagnosis" not in recorded:
+        notice(f"run {run_id(run)} was recorded without --diagnose; another --store executes it again")
     from commsweep.experiments.training.run import execute
 
     view = None
@@ -179,6 +190,9 @@ def _show(args: argparse.Namespace) -> int:
         print(json.dumps(row | {"evaluations": folder.metrics()}))
         return 0
     print(_describe(row, folder.path, False))
+    for one in row.get("diagnosis", ()):
+        print(f"  {one['boundary']:10} {one['direction']}  " + "  ".join(
+            f"{key} {one[key]:.3g}" for key in ("error", "bias", "cosine", "energy", "remembered", "silent")))
     print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
     for one in folder.metrics():
         print("  " + "  ".join(f"{key} {value:.4g}" for key, value in one.items() if not isinstance(value, dict)))

@@ -18,7 +18,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
 from commsweep.options import count, number
-from commsweep.runs import changes, execution, execution_options
+from commsweep.runs import changes, diagnose_option, execution, execution_options
 from commsweep.sweeps.grid import axes, opened, product, seeds
 from commsweep.sweeps.launch import EXECUTORS, launch, missing, register, set_aside
 from commsweep.sweeps.papers import SWEEPS, label, sweep
@@ -40,7 +40,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                       help="measure some steps here of every size of run that was not timed three times yet")
     plan.add_argument("--cells", action="store_true", help="also list every cell")
     plan.set_defaults(command=_plan)
-    start = kinds.add_parser("launch", parents=[shared, execution_options()], help="execute the missing cells")
+    start = kinds.add_parser("launch", parents=[shared, execution_options(), diagnose_option()],
+                             help="execute the missing cells")
     start.add_argument("--retry", metavar="OUTCOMES", default="",
                        help=f"execute these again, too: {', '.join(UNFINISHED)} (comma-separated)")
     start.add_argument("--timeout", type=number(0), metavar="SECONDS",

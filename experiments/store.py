@@ -64,6 +64,9 @@ RUN = tuple(name for name, field in Run.model_fields.items() if field.default is
 ROW = {"id": str, "status": str, "run": dict, "metrics": dict, "seconds": dict}
 
 
+METRICS, DIAGNOSIS = "metrics.jsonl", "diagnosis.jsonl"  # a line an evaluation
+
+
 class Busy(Exception):
     """Another process executes this run right now."""
 
@@ -106,19 +109,19 @@ class RunFolder:
                 raise Busy(self.path.name) from None
             yield
 
-    def append(self, metrics: dict[str, Any]) -> None:
+    def append(self, metrics: dict[str, Any], file: str = METRICS) -> None:
         """Add one evaluation. A line torn by a crash is closed first, so it never swallows this one."""
-        path = self.path / "metrics.jsonl"
+        path = self.path / file
         torn = path.exists() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
         with open(path, "a") as handle:
             handle.write("\n" * torn + json.dumps(metrics) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self, file: str = METRICS) -> list[dict[str, Any]]:
         """Evaluations by epoch; a resumed run repeats some, and the later line counts."""
         by_epoch: dict[int, dict[str, Any]] = {}
-        path = self.path / "metrics.jsonl"
+        path = self.path / file
         for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 record = json.loads(line)

@@ -107,6 +107,8 @@ def toy(run: Run) -> Run:
     model = "mlp" if run.model.name == "mlp" else "resnet_small"
     changes = {"model.name": model, "model.width": 4, "data.name": "synthetic", "data.batch_size": 32,
                "data.val_size": min(run.data.val_size, 32), "epochs": epochs, "eval_every": 1, "seed": 0}
+    if run.data.train_size is not None:
+        changes["data.train_size"] = 64
     return override(run, changes)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.experiments import compressors, seeds
+from commsweep.experiments.boundary.diagnosis import Said, Watch
 from commsweep.experiments.compressors import Compressor, Payload, Sparsifier, message
 from commsweep.experiments.compressors.base import channels_last
 from commsweep.experiments.compressors.coders import Coder
@@ -51,6 +52,7 @@ class Channel(nn.Module):
         self.feedback, self.start_epoch = feedback, link.start_epoch
         self.step, self.stream = step, stream
         self.counts = Counts()
+        self.watch: Watch | None = None  # of a run that is diagnosed
 
     @property
     def link(self) -> Link:
@@ -112,8 +114,13 @@ class Channel(nn.Module):
             self.feedback.saw_dense(x, step.keys)
             y = sending.send_dense(x)
         else:
+            looked_at = self.watch is not None and self.watch.wants()
+            if looked_at:
+                sending.said = []
             y = self.feedback.send(sending, x, step.keys)
             self._keep_warm(sending.warm)
+            if looked_at:
+                self.watch.saw(x, y, sending)
         self.counts.sent(sending)
         return y, sending
 
@@ -185,6 +192,7 @@ class Sending:
         self.compressor, self.seed, self.want_mask, self.echo, self.warm = compressor, seed, want_mask, echo, warm
         self.mask: Tensor | None = None
         self.nbytes: list[int | Tensor] = []
+        self.said: list[Said] | None = None  # what was compressed, if somebody wants to know
 
     def send(self, x: Tensor) -> Tensor:
         """Compress x; returns what arrives."""
@@ -195,6 +203,7 @@ class Sending:
         else:
             y = self.compressor.apply(x, self.seed)
         self.nbytes.append(self.compressor.bytes_sent(y))
+        self._note(self.compressor, x, self.seed, y)
         return y
 
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
@@ -202,12 +211,18 @@ class Sending:
         half = self.compressor.halved()
         parts = half.apply(x, self.seed), half.apply(e, self.seed + 1)
         self.nbytes += [half.bytes_sent(part) for part in parts]
+        self._note(half, x, self.seed, parts[0])
+        self._note(half, e, self.seed + 1, parts[1])
         return parts[0] + parts[1]
 
     def send_dense(self, x: Tensor) -> Tensor:
         """x as it is."""
         self.nbytes.append(x.numel() * x.element_size())
         return x
+
+    def _note(self, compressor: Compressor, u: Tensor, seed: int, y: Tensor) -> None:
+        if self.said is not None:
+            self.said.append((compressor, u.clone(), seed, y))  # a feedback goes on to change u in place
 
     def was_of(self, rows: Tensor, batch: int) -> None:
         """What was compressed were these rows of a batch; the others travel dense, which keeps all of them."""

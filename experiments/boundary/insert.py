@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.experiments.boundary.channel import Boundary, Channel, Step
+from commsweep.experiments.boundary.diagnosis import Watch
 from commsweep.experiments.boundary.plan import crossed, message_shapes
 from commsweep.experiments.component import Component, Moment, Pass
 from commsweep.experiments.config import Link, Links
@@ -83,6 +84,16 @@ class Boundaries(nn.ModuleDict, Component):
         for memory in mapped:
             memory.snapshot(tag)
         return mapped
+
+    def watch(self) -> None:
+        """From now on look at what compression does to the messages of training."""
+        for boundary in self.values():
+            boundary.fwd.watch, boundary.bwd.watch = Watch(), Watch()
+
+    def diagnosis(self) -> list[dict[str, Any]]:
+        """What was seen since the last time, by boundary and direction (waits for the device)."""
+        return [{"boundary": b.name, "direction": side, **seen} for b in self.values() for side in ("fwd", "bwd")
+                if (watch := getattr(b, side).watch) is not None and (seen := watch.take()) is not None]
 
     def links(self) -> dict[str, Links]:
         """Every boundary's installed links, read back from the objects."""

@@ -106,13 +106,13 @@ class Quantizer(Compressor):
         scale = self.spec.scale
         by_scope = {"tensor": 1, "sample": n_rows, "last": shape[:-1].numel(),
                     "group": n_rows * -(-row // self.spec.group)}
-        return by_scope[scale] if scale in by_scope else (shape[_channel_axis(shape)] if shape else 1)
+        return by_scope[scale] if scale in by_scope else (shape[channel_axis(shape)] if shape else 1)
 
     def _split(self, x: Tensor) -> Tensor:
         x = x.float() if x.is_floating_point() else x
         scale = self.spec.scale
         if scale == "channel":
-            return x.movedim(_channel_axis(x.shape), 0).flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
+            return x.movedim(channel_axis(x.shape), 0).flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
         if scale == "group":  # consecutive elements in logical order, whatever the memory layout
             flat = x.reshape(row_shape(x.shape))
             short = -flat.shape[1] % self.spec.group
@@ -137,7 +137,7 @@ class Quantizer(Compressor):
         groups = self._trim(groups.to(like.dtype), like.shape)
         shape, scale = like.shape, self.spec.scale
         if scale == "channel":
-            axis = _channel_axis(shape)
+            axis = channel_axis(shape)
             moved = [shape[axis], *(size for i, size in enumerate(shape) if i != axis)] if shape else [1]
             return laid_out(groups.reshape(moved).movedim(0, axis).reshape(shape), like)
         return groups.reshape(shape) if scale in ("group", "last") else unrows(groups.reshape(row_shape(shape)), like)
@@ -272,6 +272,6 @@ def _range(groups: Tensor) -> tuple[Tensor, Tensor]:
     return groups.amin(1), groups.amax(1)
 
 
-def _channel_axis(shape: torch.Size) -> int:
-    """Images [B, C, H, W] have their channels on axis 1, sequences and vectors on the last."""
+def channel_axis(shape: torch.Size) -> int:
+    """Where the features are: images [B, C, H, W] have their channels on axis 1, sequences and vectors on the last."""
     return 1 if len(shape) == 4 else len(shape) - 1

@@ -36,6 +36,7 @@ class Execution:
     buffers: str = "memory"  # or mmap: where sample-keyed feedback memories lie
     checkpoint_every: float = 30.0  # seconds between checkpoints, taken at the end of an epoch
     progress: bool = False
+    diagnose: bool = False  # measure what compression does to the boundaries' messages
     tensorboard: bool = False  # also write TensorBoard's event files into the run's folder
     threads: int | None = None  # of the computation; None: by the model's size
     cores: int | None = None  # that this process may use; None: all there are

@@ -33,7 +33,7 @@ from commsweep.experiments.feedback.memory import MappedMemory
 from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.sparsity import training as sparsity
-from commsweep.experiments.store import CONTINUABLE, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
+from commsweep.experiments.store import CONTINUABLE, DIAGNOSIS, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import environment, row
 from commsweep.experiments.training.step import CHECK_EVERY, Task, check_microbatches, microbatches
@@ -111,6 +111,8 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     check_room(need, device, on_disk, copies=0 if math.isinf(execution.checkpoint_every) else 3)
     boundaries = Boundaries(links, modules, shapes, run.data.batch_size, n, run.seed, own=run.at,
                             channels_last=run.channels_last, folder=on_disk)
+    if execution.diagnose:
+        boundaries.watch()
     trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
     shared = learners.Learners(run.grad, trained, run.seed, run.data.batch_size, collectives)
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
@@ -183,6 +185,8 @@ class Recorder(Checkpoint):
     def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = task.evaluation()
         self.folder.append(record)
+        if seen := task.components["boundaries"].diagnosis():
+            self.folder.append({"epoch": record["epoch"], "step": record["step"], "messages": seen}, DIAGNOSIS)
         with open(self.folder.path / "log.txt", "a") as log:
             log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items()
                                if not isinstance(value, dict)) + "\n")
@@ -230,9 +234,10 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, execution: Execution, st
         with open(folder.path / "log.txt", "a") as log:
             log.write(traceback.format_exc())
     ran = installed(run, parts, made) if made.optimizers and status not in CONTINUABLE else None
+    seen = folder.metrics(DIAGNOSIS)
     return row(run, status, error, ran=ran, evaluations=folder.metrics(), steps=made.global_step,
                totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device, tokens=tokens(parts.data),
-               memory_bytes=parts.memory)
+               memory_bytes=parts.memory, **({"diagnosis": seen[-1]["messages"]} if seen else {}))
 
 
 def tokens(data: ImageData | Blocks) -> int:

@@ -40,7 +40,7 @@ def records(path):
 
 
 def finished(path):
-    """The records of a file that W&B, which writes it behind our back, has ended; it may be a while on a busy machine."""
+    """The records of a file that W&B, which writes it behind our back, has ended: on a busy machine, in a while."""
     for _ in range(600):
         found = list(records(path))
         if any(record.WhichOneof("record_type") == "exit" for record in found):
