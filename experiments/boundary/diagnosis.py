@@ -1,8 +1,8 @@
 """What compression does to the messages of a boundary, measured while it trains (`--diagnose`).
 
 Every `EVERY`th training message is looked at, the first after an evaluation among them; sums stay on the message's
-device until the next evaluation asks. With x what is at the boundary, y what the receiver uses, u what the compressor was given (x + e
-with error feedback, x - A with EF21, ...), all norms over all messages that were looked at:
+device until the next evaluation asks. With x what is at the boundary, y what the receiver uses, u what the compressor
+was given (x + e with error feedback, x - A with EF21, ...), all norms over all messages that were looked at:
 
     error       |y - x| / |x|
     bias        the part of that error which repeated draws do not average out: |E y - x| / |x|, without a bias of its

@@ -62,7 +62,8 @@ class ImageSet(Spec):
     """The images of a run and how they are drawn.
 
     `val_size` samples are split off the training set (0: none; the authors had none); of the others `train_size`
-    are trained on, the same ones for every seed (absent: all). The test set is always scored whole. `fixed_augment` draws each sample's augmentation once instead of every epoch.
+    are trained on, the same ones for every seed (absent: all). The test set is always scored whole. `fixed_augment`
+    draws each sample's augmentation once instead of every epoch.
     """
 
     name: Literal["digits", "cifar10", "cifar10-jpeg", "synthetic"] = "digits"
