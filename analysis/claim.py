@@ -1,23 +1,24 @@
 """Findings of papers as tests over rows: effect, 95 % interval, n, verdict.
 
 An effect is a difference of test accuracies in points (of losses in nats, for language models), paired by seed and by
-every setting that is not compared, with Student's t interval. A claim says where the effect lies; it is supported when
-the whole interval lies there, contradicted when none of it does, undecided when it reaches across the edge, and below
-three seeds there are not enough runs. Where one side of a pair diverged it counts as guessing: it did happen, and
-dropping it would flatter. Where both did, or where an effect is one within a run, there is nothing to compare: such
-pairs are left out and counted. What the papers call "severe" or "almost lossless" is not defined there; the margins
-here are ours. Settings of an arm that a claim does not name are those of the specs' defaults.
+every setting that is not compared. A claim says in which region the effect lies, before there are runs; it is supported
+when the effect is decided to lie there, contradicted when it is decided to lie elsewhere, undecided otherwise, and
+below three seeds there are not enough runs. "No loss" means within a margin both ways: equivalence, two one-sided
+tests. The tests of a report are adjusted for their number (`statistics`). Where one side of a pair diverged it counts
+as guessing: it did happen, and dropping it would flatter. Where both did, or where an effect is one within a run, there
+is nothing to compare: such pairs are left out and counted. What the papers call "severe" or "almost lossless" is not
+defined there; the margins here are ours. Settings of an arm that a claim does not name are those of the specs'
+defaults.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 
 import pandas as pd
-from scipy.special import stdtrit
 
 from commsweep.analysis.results import CHANCE, base, distinct
+from commsweep.analysis.statistics import LEVEL, MOST, Region, holm, interval, mean_sd, p_value, seeds_needed
 
 SLIGHT = 1.0
 MIN_SEEDS = 3
@@ -31,48 +32,80 @@ Wanted = dict[str, object]
 
 @dataclass
 class Effect:
-    """One paired difference and where the claim wants it."""
+    """One paired difference and where the claim wants it: one of above, below and within."""
 
     what: str
-    above: float | None  # claim: effect > above
-    below: float | None  # claim: effect < below
+    above: float | None = None  # claim: effect > above
+    below: float | None = None  # claim: effect < below
     values: list[float] = field(default_factory=list)  # one a seed, points of accuracy or nats of loss
     ids: list[str] = field(default_factory=list)
     digits: int = 1
     lost: int = 0  # pairs without a number to compare, because runs diverged
+    within: float | None = None  # claim: -within < effect < within
+    tests: int = 1  # that are adjusted together
+    adjusted: float | None = None  # p, after that
+
+    @property
+    def region(self) -> Region:
+        """Where the claim wants it."""
+        return Region(self.above, self.below, self.within)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % t interval of the mean; None below two seeds. (`stdtrit` is Student's quantile; scipy.stats, which
-        wraps it, takes seconds to import.)"""
-        n = len(self.values)
-        if n < 2:
-            return None
-        series = pd.Series(self.values)
-        half = float(stdtrit(n - 1, 0.975)) * series.std() / math.sqrt(n)
-        return series.mean() - half, series.mean() + half
+        """95 % t interval of the mean, not adjusted; None below two seeds."""
+        return interval(self.values)
+
+    @property
+    def p(self) -> float | None:
+        """Of the mean against the margin; None while there are too few seeds."""
+        return p_value(self.values, self.region) if len(self.values) >= MIN_SEEDS else None
 
     @property
     def verdict(self) -> str:
-        """Whether the interval lies inside the claimed region, outside, or across its edge."""
+        """Whether the effect is decided to lie in the claimed region, or outside."""
         if len(self.values) < MIN_SEEDS:
             return NOT_EVALUABLE if self.lost else NOT_ENOUGH
-        lo, hi = self.interval
-        if self.above is not None:
-            return SUPPORTED if lo > self.above else CONTRADICTED if hi <= self.above else UNDECIDED
-        return SUPPORTED if hi < self.below else CONTRADICTED if lo >= self.below else UNDECIDED
+        if (self.p if self.adjusted is None else self.adjusted) >= LEVEL:
+            return UNDECIDED
+        return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
+
+    @property
+    def seeds(self) -> int | None:
+        """Seeds that would decide it, if its mean and spread stayed as they are; None where there are too many, or
+        nothing to decide."""
+        if self.verdict == NOT_ENOUGH and self.values:
+            return MIN_SEEDS
+        if self.verdict != UNDECIDED:
+            return None
+        mean, sd = mean_sd(self.values)
+        return seeds_needed(self.region.distance(mean), sd, self.tests, least=len(self.values) + 1)
 
     def text(self) -> str:
         """The effect for people."""
-        region = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
         lost = f"; {self.lost} diverged, nothing to compare" if self.lost else ""
         if not self.values:
-            return f"{self.what} (claimed {region}): no runs{lost}"
+            return f"{self.what} (claimed {self.region.text()}): no runs{lost}"
         mean = sum(self.values) / len(self.values)
         digits = self.digits
         lo, hi = self.interval or (mean, mean)
         spread = f"[{lo:+.{digits}f}, {hi:+.{digits}f}]" if self.interval else "no interval"
-        return f"{self.what} (claimed {region}): {mean:+.{digits}f} {spread}, n={len(self.values)}{lost}"
+        return (f"{self.what} (claimed {self.region.text()}): {mean:+.{digits}f} {spread}, n={len(self.values)}{lost}")
+
+    def judged(self) -> str:
+        """Its verdict for people, with p, and what would decide it."""
+        if self.p is None:
+            return self.verdict
+        adjusted = f", adjusted {_p(self.adjusted)}" if self.adjusted is not None and self.tests > 1 else ""
+        said = f"{self.verdict} (p {_p(self.p)}{adjusted})"
+        if self.verdict != UNDECIDED:
+            return said
+        more = self.seeds and self.seeds - len(self.values)
+        return said + (f"; about {more} more seeds would decide it" if more else
+                       f"; it lies so near the edge that more than {MOST} seeds would be needed")
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.2g}" if value < 0.1 else f"{value:.1g}"
 
 
 @dataclass
@@ -95,29 +128,44 @@ class Claim:
         """Whether any of its effects has runs at all."""
         return any(effect.values or effect.lost for effect in self.effects)
 
+    @property
+    def seeds(self) -> int | None:
+        """Seeds that would decide what is undecided of it and can be; None where nothing is."""
+        return max((effect.seeds for effect in self.effects if effect.seeds), default=None)
+
     def record(self) -> dict:
         """For JSON."""
-        effects = [asdict(e) | {"interval": e.interval, "verdict": e.verdict} for e in self.effects]
+        effects = [asdict(e) | {"interval": e.interval, "p": e.p, "verdict": e.verdict, "seeds_to_decide": e.seeds}
+                   for e in self.effects]
         return {"claim": self.name, "statement": self.statement, "verdict": self.verdict, "effects": effects}
 
 
+def adjust(claims: list[Claim]) -> list[Claim]:
+    """The claims of a report, their effects tested together."""
+    tested = [effect for claim in claims for effect in claim.effects if effect.p is not None]
+    for effect, adjusted in zip(tested, holm([effect.p for effect in tested]), strict=True):
+        effect.tests, effect.adjusted = len(tested), adjusted
+    return claims
+
+
 def difference(frame: pd.DataFrame, what: str, a: tuple[Wanted, str], b: tuple[Wanted, str], *,
-               above: float | None = None, below: float | None = None, unit: float = 100.0,
-               guess: float = CHANCE) -> list[Effect]:
+               above: float | None = None, below: float | None = None, within: float | None = None,
+               unit: float = 100.0, guess: float = CHANCE) -> list[Effect]:
     """metric of arm a minus metric of arm b times `unit`, paired by seed and by everything not compared.
 
     One effect for each training that both arms have in common, named by what tells it from the others. A diverged run
     scores `guess` against one that trained; see the head of this file.
     """
     left, right = (_arm(frame, *arm, guess) for arm in (a, b))
-    return paired(frame, what, left, right, above=above, below=below, unit=unit)
+    return paired(frame, what, left, right, above=above, below=below, within=within, unit=unit)
 
 
 def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFrame, *,
-           above: float | None = None, below: float | None = None, unit: float = 100.0) -> list[Effect]:
+           above: float | None = None, below: float | None = None, within: float | None = None,
+           unit: float = 100.0) -> list[Effect]:
     """The effects of two arms, each with columns id, seed, base, kind, diverged and score."""
     def made(text: str) -> Effect:
-        return Effect(text, above, below, digits=1 if unit == 100 else 3)
+        return Effect(text, above, below, within=within, digits=1 if unit == 100 else 3)
 
     if left.empty or right.empty:
         return [made(what)]
@@ -176,12 +224,31 @@ def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.D
 DENSE: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
 
 
-def markdown(claims: list[Claim], note: str = "") -> str:
-    """The verdicts as a list for people; `note`: what must be known of the runs first."""
-    lines = [note, ""] if note else []
+def adjustment(claims: list[Claim]) -> str:
+    """What was done to the verdicts, in a sentence; "" where nothing was tested."""
+    tests = max((effect.tests for claim in claims for effect in claim.effects), default=1)
+    return (f"Verdicts hold at {100 * LEVEL:g} % for all {tests} effects together (Holm); intervals are 95 % each."
+            if tests > 1 else "")
+
+
+def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | None = None) -> str:
+    """The verdicts as a list for people; `note`: what must be known of the runs first; `commands`: by claim, what would
+    decide it."""
+    said = " ".join(one for one in (note, adjustment(claims)) if one)
+    lines = [said, ""] if said else []
     if not claims:
         lines.append("No claim of the papers has runs in this sweep.")
     for claim in claims:
         lines += [f"- **{claim.name}: {claim.verdict}.** {claim.statement}",
-                  *(f"  - {effect.text()}: {effect.verdict}" for effect in claim.effects)]
+                  *(f"  - {effect.text()}: {effect.judged()}" for effect in claim.effects)]
+        if commands and claim.name in commands:
+            lines.append(f"  - to decide it: `{commands[claim.name]}`")
     return "\n".join(lines) + "\n"
+
+
+def deciding(claims: list[Claim], sweep: str, frame: pd.DataFrame) -> dict[str, str]:
+    """By claim, the command that runs the seeds which would decide it; of claims that rest on the sweep's runs."""
+    known = set(frame.id)
+    return {claim.name: f"commsweep sweep launch {sweep} --claim '{claim.name}' --seeds {claim.seeds}"
+            for claim in claims if claim.seeds and any(effect.seeds and set(effect.ids) <= known
+                                                       for effect in claim.effects)}

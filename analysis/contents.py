@@ -8,7 +8,7 @@ from types import ModuleType
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.analysis.claim import Claim
+from commsweep.analysis.claim import Claim, adjust
 from commsweep.analysis.figure import GENERAL
 from commsweep.analysis.papers import PAPERS
 from commsweep.analysis.table import Table, settings_table
@@ -31,12 +31,12 @@ def all_tables(frame: pd.DataFrame) -> list[Table]:
 
 
 def all_claims(frame: pd.DataFrame) -> list[Claim]:
-    """The claims of every paper that have runs."""
+    """The claims of every paper that have runs, adjusted together."""
     made = []
     for _, rows, paper in _present(frame):
         for claim in paper.CLAIMS:
             made += found if isinstance(found := claim(rows), list) else [found]
-    return [claim for claim in made if claim.has_runs]
+    return adjust([claim for claim in made if claim.has_runs])
 
 
 def all_figures(frame: pd.DataFrame, curves: pd.DataFrame) -> Iterator[tuple[str, Figure, str]]:

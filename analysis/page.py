@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from commsweep.analysis import figure
-from commsweep.analysis.claim import Claim, Effect
+from commsweep.analysis.claim import Claim, Effect, adjustment
 from commsweep.analysis.results import settings, uneven
 from commsweep.analysis.table import Cell, Table
 
@@ -41,8 +41,8 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
         '<nav><a href="#verdicts">verdicts</a><a href="#tables">tables</a><a href="#figures">figures</a>'
         '<a href="#runs">runs</a></nav>',
         '<h2 id="verdicts">Verdicts</h2><p class="faint">Differences of test accuracy in points, or of test loss in '
-        "nats, paired by seed and by every setting that is not compared, with 95 % t intervals. A verdict speaks for "
-        "this model and data set only.</p>",
+        "nats, paired by seed and by every setting that is not compared, with 95 % t intervals. "
+        f"{escape(adjustment(claims))} A verdict speaks for this model and data set only.</p>",
         *map(_claim, claims), *([] if claims else ["<p>No claim of the papers has runs in this sweep.</p>"]),
         '<h2 id="tables">Tables</h2><p class="faint">Mean ± sample standard deviation over seeds, last epoch. A number '
         "opens the list of its runs.</p>",
@@ -124,7 +124,8 @@ def _overview(frame: pd.DataFrame) -> str:
 
 
 def _claim(claim: Claim) -> str:
-    lines = "".join(f"<li>{escape(effect.text())}: {effect.verdict}{_behind(effect)}</li>" for effect in claim.effects)
+    lines = "".join(f"<li>{escape(effect.text())}: {escape(effect.judged())}{_behind(effect)}</li>"
+                    for effect in claim.effects)
     return (f'<p><b>{escape(claim.name)}</b> <span class="badge {claim.verdict.split()[0]}">{claim.verdict}</span> '
             f"{escape(claim.statement)}</p><ul>{lines}</ul>")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ class Report:
     claims: list[Claim]
     page: Path | None = None
     note: str = ""  # what must be known of the runs before the verdicts are read
+    commands: dict[str, str] = field(default_factory=dict)  # by claim, what would decide it
 
 
 @dataclass
@@ -65,13 +66,15 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True,
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     more = beside(frame, curves) if beside else More([], [], [])
     made = Report(folder, more.tables + contents.all_tables(frame),
-                  sorted(more.claims + contents.all_claims(frame), key=lambda claim: claim.name if beside else ""))
+                  claim.adjust(sorted(more.claims + contents.all_claims(frame),
+                                      key=lambda claim: claim.name if beside else "")))
     for table in made.tables:
         for suffix, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     drawn = more.figures + list(contents.all_figures(frame, curves))
     made.note = results.uneven(frame)
-    _text(folder / "claims.md", claim.markdown(made.claims, made.note))
+    made.commands = claim.deciding(made.claims, sweep, frame)
+    _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
     _text(folder / "claims.json", json.dumps([one.record() for one in made.claims], indent=1))
     frame.to_csv(folder / "rows.csv", index=False)
     pictures = [(name, figure.save(one, folder / "figures", name)[0], caption) for name, one, caption in drawn]

@@ -26,12 +26,17 @@ def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
     Columns: id, status, error, the Run's dotted settings, the metrics by name, bytes.*, seconds.*, method.
     Raises UserError when the store has no such sweep.
     """
+    if sweep is None:
+        return named(pd.DataFrame(list(index.read(Store(store), _flat).values())))
+    return of_cells(store, _cells(Store(store), sweep))
+
+
+def of_cells(store: str | Path, cells: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """As `load`, of these Runs by id, as they are stored."""
     opened = Store(store)
     recorded = index.read(opened, _flat)
-    if sweep is None:
-        return named(pd.DataFrame(list(recorded.values())))
     return named(pd.DataFrame([recorded.get(name) or _flat({"id": name, "status": opened.status(name), "run": run})
-                               for name, run in _cells(opened, sweep).items()]))
+                               for name, run in cells.items()]))
 
 
 def settings(frame: pd.DataFrame) -> list[str]:

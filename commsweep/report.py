@@ -35,7 +35,7 @@ def _report(args: argparse.Namespace) -> int:
                           "claims": {claim.name: claim.verdict for claim in made.claims}}))
         return 0
     print("\n".join(table.markdown() for table in made.tables))
-    print(markdown(made.claims, made.note))
+    print(markdown(made.claims, made.note, made.commands))
     print(f"tables   {made.folder / 'tables'} (md, tex, csv)\nfigures  {made.folder / 'figures'} (png, pdf, svg)\n"
           f"claims   {made.folder / 'claims.md'}\nrows     {made.folder / 'rows.csv'}"
           + (f"\npage     {made.page}" if made.page else ""))
@@ -43,12 +43,14 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _claims(args: argparse.Namespace) -> int:
-    from commsweep.analysis.claim import markdown
+    from commsweep.analysis.claim import deciding, markdown
     from commsweep.analysis.contents import all_claims
     from commsweep.analysis.results import load, uneven
     from commsweep.sweeps.papers import label
 
-    frame = load(args.store, label(args.name))
+    name = label(args.name)
+    frame = load(args.store, name)
     verdicts = all_claims(frame)
-    print(json.dumps([claim.record() for claim in verdicts]) if args.json else markdown(verdicts, uneven(frame)))
+    print(json.dumps([claim.record() for claim in verdicts]) if args.json else
+          markdown(verdicts, uneven(frame), deciding(verdicts, name, frame)))
     return 0

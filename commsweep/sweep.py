@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.experiments.config import Run, record, run_id
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
 from commsweep.options import count, number
 from commsweep.runs import changes, diagnose_option, execution, execution_options
-from commsweep.sweeps.grid import axes, opened, product, seeds
-from commsweep.sweeps.launch import EXECUTORS, launch, missing, register, set_aside
+from commsweep.sweeps.grid import axes, opened, product, seeds, setting, union
+from commsweep.sweeps.launch import EXECUTORS, added, launch, missing, register, set_aside
 from commsweep.sweeps.papers import SWEEPS, label, sweep
 from commsweep.sweeps.plan import estimate, rate
 
@@ -39,6 +39,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     plan.add_argument("--probe", action="store_true",
                       help="measure some steps here of every size of run that was not timed three times yet")
     plan.add_argument("--cells", action="store_true", help="also list every cell")
+    plan.add_argument("--claims", action="store_true",
+                      help="print what the claims are, with margins, and how many seeds would decide them")
     plan.set_defaults(command=_plan)
     start = kinds.add_parser("launch", parents=[shared, execution_options(), diagnose_option()],
                              help="execute the missing cells")
@@ -78,20 +80,54 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         each.add_argument("--axis", action="append", default=[], metavar="KEY=V1,V2",
                           help="settings to vary, such as fwd.compressor.ratio=0.1,0.05; KEY+KEY=... gives both the "
                                "same values; several axes make every combination")
-        each.add_argument("--seeds", type=count, metavar="N", help="each cell with N seeds (default: 1)")
+        each.add_argument("--seeds", type=count, metavar="N",
+                          help="with --base: each cell with N seeds (default: 1); of a named sweep: each setting with "
+                               "at least N")
+        each.add_argument("--claim", metavar="NAME",
+                          help="only the settings that this claim compares (commsweep claims SWEEP names them), with "
+                               "--seeds of each")
         each.add_argument("--workers", type=count, help="processes (default: one a GPU, or one a CPU core)")
+
+
+def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], list[Run]]:
+    """(what the store calls the sweep, its runs, those of them that are meant): with --claim, those that it compares;
+    with --seeds, with so many seeds at least."""
+    name, runs = _cells(args, store)
+    if args.claim is None and (args.seeds is None or args.base is not None):
+        return name, runs, runs
+    chosen = runs if args.claim is None else _behind(args.claim, store, name, runs)
+    have: dict[str, Run] = {setting(run): run for run in chosen}
+    more = seeds(list(have.values()), args.seeds or 0)
+    known = {run_id(run) for run in chosen}
+    chosen = chosen + [run for run in more if run_id(run) not in known]
+    return name, union(runs, chosen), chosen
+
+
+def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
+    """The runs that a claim compares. Raises UserError when there is no such claim."""
+    from commsweep.analysis.design import planned
+    from commsweep.analysis.results import of_cells
+
+    by_id = {run_id(run): run for run in runs}
+    claims = {one.name: one for one in planned(of_cells(store.root, {key: record(run) for key, run in by_id.items()}))}
+    if claim not in claims:
+        raise UserError(f"--claim '{claim}': sweep '{name}' has runs for {', '.join(claims) or 'none'}"
+                        f"{nearest(claim, claims)}")
+    wanted = {one for effect in claims[claim].effects for one in effect.ids}
+    return [run for key, run in by_id.items() if key in wanted]
 
 
 def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
     """(what the store calls the sweep, its runs): named, of one's own, or made of a base and axes."""
     base = getattr(args, "base", None)
     if base is None:
-        if getattr(args, "axis", None) or getattr(args, "seeds", None):
-            raise UserError("--axis and --seeds vary a preset: name it with --base")
+        if getattr(args, "axis", None):
+            raise UserError("--axis varies a preset: name it with --base")
         if args.name is None:
             raise UserError(f"name a sweep ({', '.join(SWEEPS)}), a function (my_grid.py:grid), or a preset with "
                             "--base")
-        return label(args.name), sweep(args.name, store)
+        name, runs = label(args.name), sweep(args.name, store)
+        return name, union(runs, added(name, runs, store)) if args.name in SWEEPS else runs
     if args.name in SWEEPS or ":" in (args.name or ""):
         raise UserError(f"'{args.name}' is a sweep already; give the one of --base another name, or none")
     run = preset(base)
@@ -108,8 +144,14 @@ def _probe(args: argparse.Namespace) -> Callable[[Run], float]:
 
 def _plan(args: argparse.Namespace) -> int:
     store = Store(args.store)
-    name, runs = _cells(args, store)
+    name, _, runs = _chosen(args, store)
     cells = {run_id(run): run for run in runs}
+    if args.claims:
+        from commsweep.analysis.design import markdown
+        from commsweep.analysis.results import of_cells
+
+        print(markdown(of_cells(store.root, {cell: record(run) for cell, run in cells.items()})), end="")
+        return 0
     rows = store.rows()
     statuses = store.statuses(list(cells), rows)
     left = [run for name, run in cells.items() if statuses[name] not in (FINISHED, *UNFINISHED)]
@@ -144,14 +186,14 @@ def _launch(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     store = Store(args.store)
-    name, runs = _cells(args, store)
+    name, whole, runs = _chosen(args, store)
     if args.base is not None and name in store.sweeps() and set(store.cells(name)) != {run_id(run) for run in runs}:
         raise UserError(f"this store has a sweep '{name}' of other runs; choose another name")
     asked = execution(args, by="sweep")
     retry = {part for part in args.retry.split(",") if part}
     if unknown := retry - set(UNFINISHED):
         raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use some of {', '.join(UNFINISHED)}")
-    register(name, runs, store)
+    register(name, whole, store)
     for line in store.mend([run_id(run) for run in runs]):
         print(f"commsweep: {line}", file=sys.stderr)
     set_aside(runs, store, retry)

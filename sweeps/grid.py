@@ -45,6 +45,11 @@ def seeds(runs: list[Run], n: int, first: int = 0) -> list[Run]:
     return [run.model_copy(update={"seed": first + seed}) for seed in range(n) for run in runs]
 
 
+def setting(run: Run) -> str:
+    """Stands for all of a Run but its seed."""
+    return run_id(run.model_copy(update={"seed": 0}))
+
+
 def axes(given: Iterable[str]) -> dict[str, list[Any]]:
     """Axes as text, "KEY=V1,V2" or "KEY+KEY=V1,V2", for `product`. Values are JSON where they are JSON.
 

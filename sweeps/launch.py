@@ -18,9 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from commsweep.experiments.config import SCHEMA, Run, record, run_id
+from commsweep.experiments.config import SCHEMA, Run, parse, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Busy, Store, write_json
+from commsweep.sweeps.grid import setting
 
 EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with `run(job) -> Launched`
 
@@ -69,6 +70,14 @@ def register(name: str, runs: list[Run], store: Store) -> None:
         raise UserError(f"sweep name '{name}' cannot be a file name")
     write_json(store.root / "sweeps" / f"{name}.json",
                {"name": name, "runs": {run_id(run): record(run) for run in runs}})
+
+
+def added(name: str, runs: list[Run], store: Store) -> list[Run]:
+    """More seeds of these runs that earlier launches of the sweep gave it."""
+    if name not in store.sweeps():
+        return []
+    known = {setting(run) for run in runs}
+    return [run for told in store.cells(name).values() if setting(run := parse(told)) in known]
 
 
 def missing(runs: list[Run], store: Store) -> list[Run]:

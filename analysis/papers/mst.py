@@ -201,7 +201,7 @@ def _effects(frame: pd.DataFrame, what: str, a: str, b: str, equal: bool = False
              if a in (named := dict(arms(own))) and b in named and not (
                  equal and abs(_mean(named[a], TOTAL) / _mean(named[b], TOTAL) - 1) > 0.02)]
     if not sides:
-        return [Effect(what, region.get("above"), region.get("below"), digits=3)]
+        return [Effect(what, **region, digits=3)]
     left, right = (pd.concat(every) for every in zip(*sides, strict=True))
     return paired(frame, what, left, right, unit=1.0, **region)
 
@@ -227,7 +227,7 @@ def m3(frame: pd.DataFrame) -> Claim:
     """Sparse attention costs nothing."""
     return Claim("M3", f"Sparse attention costs nothing at the FLOPs that it saves (ours: within {EQUAL:g} nats; "
                  "weights as sparse at any time).", _effects(frame, "loss, MST minus MST with dense attention", MST,
-                                                f"{MST}, dense attention", below=EQUAL))
+                                                f"{MST}, dense attention", within=EQUAL))
 
 
 def m4(frame: pd.DataFrame) -> Claim:
@@ -248,7 +248,7 @@ def m5(frame: pd.DataFrame) -> Claim:
     sides = (_side(own, "grad.compressor.", "grad.feedback.") for own in (live, every))
     return Claim("M5", f"Sending live gradients only costs no quality (within {EQUAL:g} nats), and as many bytes as "
                  "live weights have, plus the places of what grows (ours; a count of bytes, less than 1 % above).",
-                 [*paired(frame, "loss, live gradients minus all", *sides, unit=1.0, below=EQUAL), bytes_of])
+                 [*paired(frame, "loss, live gradients minus all", *sides, unit=1.0, within=EQUAL), bytes_of])
 
 
 CLAIMS = [m1, m2, m3, m4, m5]

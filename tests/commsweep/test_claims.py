@@ -1,0 +1,92 @@
+"""Claims before and after their runs: what they can decide, and the command that decides what is left."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from commsweep.experiments.config import record, run_id
+from commsweep.experiments.store import Store
+from commsweep.main import main
+from commsweep.sweeps.launch import register
+from commsweep.sweeps.papers import sweep
+from tests.helpers import outcome
+
+
+def made_up(store, runs, score):
+    """Rows made up by `score(run)`: tests of arithmetic."""
+    for run in runs:
+        folder = store.folder(run_id(run))
+        folder.begin(run, {})
+        folder.finish(outcome(run, metrics={"test_on_acc": score(run), "test_off_acc": score(run)},
+                              bytes={"ratio": 1.0, "fwd_per_step": 1.0, "bwd_per_step": 1.0}))
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """A store with the demo's dense and TopK runs: TopK 5 % is 2.2 points worse, give or take."""
+    store, runs = Store(tmp_path / "store"), sweep("demo")
+    worse = {0.1: 0.0, 0.05: 0.022}
+    noise = (0.004, -0.003, 0.001, 0.005, -0.004)
+
+    def score(run):
+        ratio = getattr(run.fwd.compressor, "ratio", None)
+        return 0.95 - worse[ratio] + (noise[run.seed] if ratio == 0.05 else 0.0) if ratio else 0.95 + run.seed / 1000
+
+    made_up(store, [run for run in runs if run.fwd == run.bwd and run.fwd.feedback.kind == "none" and (
+        run.fwd.compressor.kind == "none" or getattr(run.fwd.compressor, "ratio", 0) in worse)], score)
+    register("demo", runs, store)
+    return store
+
+
+def test_what_claims_can_decide_is_printed_before_there_are_runs(tmp_path, capsys):
+    assert main(["sweep", "plan", "demo", "--claims", "--store", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "claimed > 2): 5 seeds planned; needed: unknown" in out and "**C6.**" in out
+
+
+def test_seeds_needed_come_from_the_spread_of_dense_runs(demo, capsys):
+    assert main(["sweep", "plan", "demo", "--claims", "--store", str(demo.root)]) == 0
+    out = capsys.readouterr().out
+    assert "Spread of 5 dense runs: 0.16 points." in out  # 0 to 4 thousandths
+    assert re.search(r"dense minus TopK 10 % \(claimed < 2\): 5 seeds planned; needed: 4\n", out)
+
+
+def test_the_printed_command_runs_what_decides(demo, capsys):
+    assert main(["claims", "demo", "--store", str(demo.root)]) == 0
+    out = capsys.readouterr().out
+    command = re.search(r"`commsweep (sweep launch demo --claim 'C2' --seeds (\d+))`", out)
+    assert "more seeds would decide it" in out and "Holm" in out
+    seeds = int(command[2])
+    assert seeds > 5
+    words = shlex.split(command[1])
+    assert main([words[0], "plan", *words[2:], "--json", "--store", str(demo.root)]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["cells"] == 3 * seeds and plan["missing"] == 3 * (seeds - 5)  # dense, TopK 10 and 5 %
+
+
+def test_added_seeds_stay_in_the_sweep(tmp_path, capsys):
+    """They are executed, belong to the sweep's report, and still do after a plain launch."""
+    store = str(tmp_path / "store")
+    assert main(["sweep", "launch", "smoke", "--claim", "C4", "--seeds", "2", "--workers", "1", "--store", store]) == 2
+    assert "--claim 'C4'" in capsys.readouterr().err  # smoke has no runs for it
+    assert main(["sweep", "launch", "smoke", "--claim", "C1, 2 bit", "--seeds", "2", "--workers", "1",
+                 "--store", store]) == 0
+    done = Store(store).rows()
+    assert sorted(row["run"]["seed"] for row in done) == [0, 0, 1, 1]
+    named = set(Store(store).cells("smoke"))
+    assert len(named) == len(sweep("smoke")) + 2
+    assert main(["sweep", "plan", "smoke", "--store", store, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert plan["cells"] == len(named) and plan["missing"] == len(named) - 4
+    assert {json.dumps(record(run)) for run in sweep("smoke")} <= {
+        json.dumps(told) for told in Store(store).cells("smoke").values()}
+
+
+def test_an_unknown_claim_is_named(capsys, tmp_path):
+    assert main(["sweep", "plan", "demo", "--claim", "C22", "--store", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "--claim 'C22'" in err and "did you mean 'C2'" in err and err.count("\n") == 1
