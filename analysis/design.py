@@ -43,8 +43,8 @@ def markdown(frame: pd.DataFrame) -> str:
     tests = max(1, sum(bool(effect.values) for claim in claims for effect in claim.effects))
     found = {unit: spread(frame, metric) for unit, metric in (("points", "test_on_acc"), ("nats", "test_on_loss"))}
     lines = [f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm). Seeds needed: for a power of "
-             f"{100 * POWER:g} % to decide an effect that lies one margin from the edge, by the spread of the dense runs "
-             "over seeds, as if the two sides of a pair were independent."]
+             f"{100 * POWER:g} % to decide an effect that lies one margin from the edge, by the spread of the dense "
+             "runs over seeds, as if the two sides of a pair were independent."]
     for unit, (sd, n) in found.items():
         if n:
             lines.append(f"Spread of {n} dense runs: {100 * sd if unit == 'points' else sd:.2g} {unit}.")

@@ -148,7 +148,7 @@ def _coder(kind: str) -> bool:
 def _pair(row: dict[str, Any]) -> str:
     fwd, bwd = _link(row, "fwd"), _link(row, "bwd")
     if row["bwd.compressor.kind"] == "forward_mask":
-        return f"{fwd}, shared mask"
+        return f"{fwd}, shared mask{_values(row, 'bwd')}"
     if _coder(row["fwd.compressor.kind"]) and bwd == "dense":  # the gradient of the code is as short as the code
         return fwd
     if fwd == bwd:
@@ -169,12 +169,25 @@ def _link(row: Any, side: str) -> str:
         scale = row.get(f"{side}.compressor.scale")
         text += f" {bits:g} bit" + (f", {scale} scale" if scale in ("group", "sample", "channel") else "")
         text += ", token scale" if scale == "last" else ""
+        text += ", stochastic" if row.get(f"{side}.compressor.rounding") == "stochastic" else ""
     if row.get(f"{side}.compressor.scope") == "last":
         text += " per token"
+    text += _values(row, side)
     for size in ("rank", "width"):
         if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):
             text += f" {value:g}"
     return _remembered(CORRECTED, row[f"{side}.feedback.kind"]) + text
+
+
+def _values(row: Any, side: str) -> str:
+    """How kept values travel: ", 4 bit values"; "" where they do as they are."""
+    kind = row.get(f"{side}.compressor.values.kind")
+    if kind is None or pd.isna(kind):
+        return ""
+    bits = row.get(f"{side}.compressor.values.bits")
+    said = label(CROSSING, kind) if bits is None or pd.isna(bits) else f"{bits:g} bit"
+    drawn = " stochastic" if row.get(f"{side}.compressor.values.rounding") == "stochastic" else ""
+    return f", {said}{drawn} values"
 
 
 def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:

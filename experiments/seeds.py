@@ -4,7 +4,8 @@ A draw is a pure function of the numbers that name it, so a message can be repea
 the other end of a link, and nothing of it has to be kept. The network's first weights and its dropout are the only ones
 that come from torch's global stream, seeded with the run's seed and kept in checkpoints.
 
-    draw            messages of boundaries and learners, first factors, masks: one for each purpose, place and step
+    draw            messages of boundaries and learners, codes of kept values, first factors, masks: one for each
+                    purpose, place and step
     order, moves    a training set's order and its augmentation: of the run's seed and the epoch
     FIXED, basis    what is the same in every run: splits, made-up sets, the coders' first basis
 """
@@ -12,7 +13,7 @@ that come from torch's global stream, seeded with the run's seed and kept in che
 from __future__ import annotations
 
 FIXED = 0
-BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS = range(7)  # purposes
+BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES = range(8)  # purposes
 _WORD = 2**64 - 1
 
 

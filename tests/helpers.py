@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from commsweep.experiments.config import SCHEMA, Run, TextModel, override, record, run_id
+from commsweep.experiments.config import SCHEMA, Run, TextModel, flatten, override, record, run_id
 from commsweep.experiments.presets import preset
 
 # Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
@@ -28,6 +28,13 @@ COMPRESSORS: list[dict[str, Any]] = [
     {"kind": "randtopk", "ratio": 0.2},
     {"kind": "randtopk", "ratio": 0.7, "alpha": 0.5, "scope": "last"},
     {"kind": "randtopk", "ratio": 1.0},
+    {"kind": "topk", "ratio": 0.3, "values": {"kind": "uniform", "bits": 3}},
+    {"kind": "topk", "ratio": 0.2, "scope": "tensor", "values": {"kind": "fixed", "bits": 4, "rounding": "stochastic"}},
+    {"kind": "topk", "ratio": 0.5, "scope": "last", "values": {"kind": "uniform", "scale": "sample"}},
+    {"kind": "topk", "ratio": 1.0, "values": {"kind": "cast"}},
+    {"kind": "randomk", "ratio": 0.25, "scaled": True, "values": {"kind": "uniform", "bits": 2, "scale": "group",
+                                                                  "group": 8, "rounding": "stochastic"}},
+    {"kind": "randtopk", "ratio": 0.2, "values": {"kind": "natural"}},
     {"kind": "tah"},
     {"kind": "tah", "tile": 8, "high": 8, "low": 2, "share": 0.3, "tau": 1.1},
     {"kind": "lowrank", "rank": 1},
@@ -79,7 +86,7 @@ def linked(fwd: dict[str, Any] | None = None, bwd: dict[str, Any] | None = None,
     """A tiny run with these compressors and feedbacks."""
     for side, part, spec in (("fwd", "compressor", fwd), ("bwd", "compressor", bwd),
                              ("fwd", "feedback", fwd_feedback), ("bwd", "feedback", bwd_feedback)):
-        changes |= {f"{side}.{part}.{key}": value for key, value in (spec or {}).items()}
+        changes |= {f"{side}.{part}.{key}": value for key, value in flatten(spec or {}).items()}
     return base(**changes)
 
 

@@ -18,6 +18,7 @@ from commsweep.experiments import compressors, seeds
 from commsweep.experiments.boundary.diagnosis import Said, Watch
 from commsweep.experiments.compressors import Compressor, Payload, Sparsifier, message
 from commsweep.experiments.compressors.base import channels_last
+from commsweep.experiments.compressors.coded import CodedForwardMask
 from commsweep.experiments.compressors.coders import Coder
 from commsweep.experiments.compressors.lowrank import LowRank
 from commsweep.experiments.config import ForwardMask, Link
@@ -313,6 +314,8 @@ class Boundary(nn.Module):
     def __init__(self, name: str, fwd: Channel, bwd: Channel, coder: Coder | None = None) -> None:
         super().__init__()
         self.name, self.fwd, self.bwd, self.coder = name, fwd, bwd, coder
+        if isinstance(bwd.compressor, CodedForwardMask):
+            bwd.compressor.forward = fwd.compressor
 
     def forward(self, x: Tensor) -> Tensor:
         """What the next stage sees of x."""

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from commsweep.experiments.compressors.base import Compressor, Payload
+from commsweep.experiments.compressors.coded import Coded, CodedForwardMask
 from commsweep.experiments.compressors.coders import Bottleneck, Subspace
 from commsweep.experiments.compressors.dense import Cast, Dense
 from commsweep.experiments.compressors.levels import QSGD, Natural, OneBit, Sign, Tern
@@ -16,6 +17,7 @@ from commsweep.experiments.compressors.sparse import ForwardMask, RandomK, RandT
 from commsweep.experiments.compressors.tah import TAH
 from commsweep.experiments.compressors.thresholds import Dryden, SIDCo, Threshold
 from commsweep.experiments.config import CompressorSpec, Spec, explain
+from commsweep.experiments.config import ForwardMask as ForwardMaskSpec
 from commsweep.experiments.errors import UserError
 
 KINDS: dict[str, type[Compressor]] = {
@@ -57,4 +59,8 @@ def build(spec: Spec | dict[str, Any]) -> Compressor:
             spec = TypeAdapter(CompressorSpec).validate_python(spec)
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
-    return KINDS[spec.kind](spec)
+    if (values := getattr(spec, "values", None)) is None:
+        return KINDS[spec.kind](spec)
+    if isinstance(spec, ForwardMaskSpec):
+        return CodedForwardMask(spec, build(values))
+    return Coded(spec, KINDS[spec.kind](spec.model_copy(update={"values": None})), build(values))

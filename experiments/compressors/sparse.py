@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from commsweep.experiments.compressors import kernels, packing
-from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
+from commsweep.experiments.compressors.base import (
+    Compressor,
+    Field,
+    Payload,
+    laid_out,
+    payload,
+    row_shape,
+    rows,
+    unrows,
+)
 from commsweep.experiments.compressors.bits import (
     check_columns,
     index_bits,
@@ -69,7 +78,31 @@ def keep_largest(flat: Tensor, k: int, strict: bool = False, want_mask: bool = T
     return flat.where(mask, flat.new_zeros(())), mask
 
 
-class TopK(Sparsifier):
+class FixedK(Sparsifier):
+    """A sparsifier that keeps as many entries of every row, whatever they are; samples are the rows unless it says."""
+
+    def kept(self, shape: torch.Size) -> tuple[int, int]:
+        """(rows, entries kept of each) of a message of this shape."""
+        n_rows, row = self._row_shape(shape)
+        return n_rows, budget(self.spec.ratio, row)
+
+    def as_rows(self, x: Tensor) -> Tensor:
+        """A message (or its mask) as the rows [rows, n]."""
+        return rows(x)
+
+    def from_rows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
+        """Inverse of `as_rows`."""
+        return unrows(flat, like)
+
+    def gain(self, shape: torch.Size) -> float:
+        """What the receiver multiplies the values by."""
+        return 1.0
+
+    def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
+        return row_shape(shape)
+
+
+class TopK(FixedK):
     """The k = ratio * d largest magnitudes of each sample, of the tensor, or of each last-dimension row.
 
     nbytes = rows * k * itemsize + min(ceil(rows * k * ceil(log2 d) / 8), ceil(rows * d / 8)); without the
@@ -77,12 +110,12 @@ class TopK(Sparsifier):
     """
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
-        flat = self._rows(x)
+        flat = self.as_rows(x)
         k = budget(self.spec.ratio, flat.shape[1])
         if k == flat.shape[1]:
             return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
         y, mask = keep_largest(flat, k, want_mask=want_mask)
-        return self._unrows(y, x), self._unrows(mask, x) if want_mask else None
+        return self.from_rows(y, x), self.from_rows(mask, x) if want_mask else None
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = self._row_shape(shape)
@@ -97,17 +130,17 @@ class TopK(Sparsifier):
     def mask(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
         mask = unpack_mask(payload.parts["places"], n_rows, row, budget(self.spec.ratio, row))
-        return self._unrows(mask, payload)
+        return self.from_rows(mask, payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        flat = self._rows(x)
+        flat = self.as_rows(x)
         n_rows, row = flat.shape
         k = budget(self.spec.ratio, row)
         if k < row and kernels.usable(flat):
             short = indices_win(n_rows, row, k)
             values, places = packing.select(flat, k, as_mask=not short)
             return payload(x, values=values.view(-1), places=pack(places, index_bits(row) if short else 1))
-        mask = self._rows(self.masked(x, seed)[1])
+        mask = self.as_rows(self.masked(x, seed)[1])
         return payload(x, values=flat[mask], places=pack_mask(mask, k))
 
     def _decode(self, payload: Payload) -> Tensor:
@@ -120,19 +153,19 @@ class TopK(Sparsifier):
             else:
                 flat = packing.spread(values, unpack_flags(places, n_rows * row).view(n_rows, row), k)
             if flat is not None:
-                return self._unrows(flat, payload)
+                return self.from_rows(flat, payload)
         mask = unpack_mask(places, n_rows, row, k)
-        return self._unrows(scatter(values, mask), payload)
+        return self.from_rows(scatter(values, mask), payload)
 
     def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
         if self.spec.scope == "tensor" or not shape:
             return 1, shape.numel()
         return (shape[:-1].numel(), shape[-1]) if self.spec.scope == "last" else row_shape(shape)
 
-    def _rows(self, x: Tensor) -> Tensor:
+    def as_rows(self, x: Tensor) -> Tensor:
         return (x if self.spec.scope == "last" else rows(x)).reshape(self._row_shape(x.shape))
 
-    def _unrows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
+    def from_rows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
         return flat.reshape(like.shape) if self.spec.scope == "last" else unrows(flat, like)
 
 
@@ -249,7 +282,7 @@ class TopKStrict(Counted):
         return super()._decode(payload)
 
 
-class RandomK(Sparsifier):
+class RandomK(FixedK):
     """k = ratio * d random positions, the same in every sample of a message and new in the next one.
 
     The positions follow from a 64-bit seed that travels: nbytes = rows * k * itemsize + 8. `scaled`
@@ -260,7 +293,7 @@ class RandomK(Sparsifier):
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
         flat = rows(x)
         mask = self._columns(flat.shape[1], seed, x.device)
-        y = (flat * self._gain(flat.shape[1])).where(mask, flat.new_zeros(()))
+        y = (flat * self.gain(x.shape)).where(mask, flat.new_zeros(()))
         return unrows(y, x), unrows(mask.expand_as(flat), x) if want_mask else None
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
@@ -280,7 +313,8 @@ class RandomK(Sparsifier):
         order = torch.randperm(row, generator=torch.Generator(device).manual_seed(seed), device=device)
         return order < budget(self.spec.ratio, row)
 
-    def _gain(self, row: int) -> float:
+    def gain(self, shape: torch.Size) -> float:
+        row = row_shape(shape)[1]
         return row / budget(self.spec.ratio, row) if self.spec.scaled else 1.0
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
@@ -290,12 +324,12 @@ class RandomK(Sparsifier):
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = row_shape(payload.shape)
-        values = payload.parts["values"] * self._gain(row)
+        values = payload.parts["values"] * self.gain(payload.shape)
         mask = self._columns(row, int(payload.parts["seed"]), values.device)
         return unrows(scatter(values.flatten(), mask.expand(n_rows, row)), payload)
 
 
-class RandTopK(Sparsifier):
+class RandTopK(FixedK):
     """k places of each row, of which m ~ Binomial(k, alpha) are random ones outside the top k; the others are random
     ones of the top k. At inference: TopK (RandTopk, Zheng et al., arXiv 2305.18469).
 
@@ -309,8 +343,17 @@ class RandTopK(Sparsifier):
     def at_inference(self) -> Compressor:
         return self.top
 
+    def kept(self, shape: torch.Size) -> tuple[int, int]:
+        return self.top.kept(shape)
+
+    def as_rows(self, x: Tensor) -> Tensor:
+        return self.top.as_rows(x)
+
+    def from_rows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
+        return self.top.from_rows(flat, like)
+
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
-        flat = self.top._rows(x)
+        flat = self.top.as_rows(x)
         n_rows, row = flat.shape
         k = budget(self.spec.ratio, row)
         if k == row:
@@ -327,13 +370,13 @@ class RandTopK(Sparsifier):
             drawn = order.where(group, 2.0).topk(count, dim=1, largest=False).indices  # a random order of the group
             mask.scatter_(1, drawn, place[:count] < wanted)
         y = flat.where(mask, flat.new_zeros(()))
-        return self.top._unrows(y, x), self.top._unrows(mask, x) if want_mask else None
+        return self.top.from_rows(y, x), self.top.from_rows(mask, x) if want_mask else None
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return self.top.formula_bytes(shape, dtype)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        flat, mask = self.top._rows(x), self.top._rows(self.masked(x, seed)[1])
+        flat, mask = self.top.as_rows(x), self.top.as_rows(self.masked(x, seed)[1])
         return payload(x, values=flat[mask], places=pack_mask(mask, budget(self.spec.ratio, flat.shape[1])))
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
@@ -367,13 +410,17 @@ class ForwardMask(Compressor):
         return self.mask.sum() * y.element_size()
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        return payload(x, values=rows(x)[rows(self.mask)])
+        return payload(x, values=rows(x)[self._rows(x)])
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         return [{"values": Field(dtype, None, shape.numel())}]
 
     def _decode(self, payload: Payload) -> Tensor:
-        return unrows(scatter(payload.parts["values"], rows(self.mask)), payload)
+        return unrows(scatter(payload.parts["values"], self._rows(payload)), payload)
+
+    def _rows(self, like: Tensor | Payload) -> Tensor:
+        """The mask as the rows of a message; it may lie in memory otherwise."""
+        return rows(laid_out(self.mask, like))
 
 
 def scatter(values: Tensor, mask: Tensor) -> Tensor:

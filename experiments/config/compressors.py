@@ -59,62 +59,6 @@ class Cast(Compression):
     to: Literal["float16", "bfloat16"] = "bfloat16"
 
 
-class TopK(Compression):
-    """Keep the `ratio` largest magnitudes of every sample, of the tensor, or of every last-dimension row."""
-
-    label: ClassVar[str] = "TopK"
-    cost: ClassVar[str] = "values + the smaller of packed indices and a bitmask"
-    sparsifier: ClassVar[bool] = True
-    own_places: ClassVar[bool] = True
-    kind: Literal["topk"] = "topk"
-    ratio: Ratio = 0.1
-    scope: Literal["sample", "tensor", "last"] = "sample"
-
-
-class TopKStrict(Compression):
-    """The authors' TopK: drop the int(d*(1-ratio)) smallest and every entry equal to that threshold."""
-
-    label: ClassVar[str] = "TopK"
-    cost: ClassVar[str] = "as `topk`, by what is left"
-    sparsifier: ClassVar[bool] = True
-    own_places: ClassVar[bool] = True
-    kind: Literal["topk_strict"] = "topk_strict"
-    ratio: Ratio = 0.1
-
-
-class RandomK(Compression):
-    """Keep `ratio` of the positions, drawn anew for every message; `scaled` multiplies by d/k (unbiased)."""
-
-    label: ClassVar[str] = "RandomK"
-    cost: ClassVar[str] = "values + 8"
-    sparsifier: ClassVar[bool] = True
-    shared_draw: ClassVar[bool] = True
-    summable: ClassVar[bool] = True
-    kind: Literal["randomk"] = "randomk"
-    ratio: Ratio = 0.1
-    scaled: bool = False
-
-
-class RandTopK(Compression):
-    """TopK in which every kept place is, with probability `alpha`, a random one outside the top k instead."""
-
-    label: ClassVar[str] = "RandTopK"
-    cost: ClassVar[str] = "as `topk`"
-    sparsifier: ClassVar[bool] = True
-    kind: Literal["randtopk"] = "randtopk"
-    ratio: Ratio = 0.1
-    alpha: Annotated[float, Field(ge=0, lt=1, description="chance that a kept place is not a top one")] = 0.1
-    scope: Literal["sample", "last"] = "sample"
-
-
-class ForwardMask(Compression):
-    """Backward only: keep the gradient where the forward sparsifier kept the activation; values travel alone."""
-
-    label: ClassVar[str] = "forward's mask"
-    cost: ClassVar[str] = "values only"
-    kind: Literal["forward_mask"] = "forward_mask"
-
-
 class Quantizer(Compression):
     """What the two b-bit quantizers have in common."""
 
@@ -243,6 +187,72 @@ class Natural(Compression):
 
     cost: ClassVar[str] = "9 bits a value"
     kind: Literal["natural"] = "natural"
+
+
+ValueSpec = Cast | Uniform | FixedPoint | Sign | OneBit | Tern | Natural
+
+
+class Selection(Compression):
+    """A compressor that keeps the same number of entries of every message; `values` codes those."""
+
+    values: Annotated[ValueSpec | None, Field(discriminator="kind", description="how the kept values travel; absent: "
+                                              "as they are")] = None
+
+
+class TopK(Selection):
+    """Keep the `ratio` largest magnitudes of every sample, of the tensor, or of every last-dimension row."""
+
+    label: ClassVar[str] = "TopK"
+    cost: ClassVar[str] = "values + the smaller of packed indices and a bitmask"
+    sparsifier: ClassVar[bool] = True
+    own_places: ClassVar[bool] = True
+    kind: Literal["topk"] = "topk"
+    ratio: Ratio = 0.1
+    scope: Literal["sample", "tensor", "last"] = "sample"
+
+
+class TopKStrict(Compression):
+    """The authors' TopK: drop the int(d*(1-ratio)) smallest and every entry equal to that threshold."""
+
+    label: ClassVar[str] = "TopK"
+    cost: ClassVar[str] = "as `topk`, by what is left"
+    sparsifier: ClassVar[bool] = True
+    own_places: ClassVar[bool] = True
+    kind: Literal["topk_strict"] = "topk_strict"
+    ratio: Ratio = 0.1
+
+
+class RandomK(Selection):
+    """Keep `ratio` of the positions, drawn anew for every message; `scaled` multiplies by d/k (unbiased)."""
+
+    label: ClassVar[str] = "RandomK"
+    cost: ClassVar[str] = "values + 8"
+    sparsifier: ClassVar[bool] = True
+    shared_draw: ClassVar[bool] = True
+    summable: ClassVar[bool] = True
+    kind: Literal["randomk"] = "randomk"
+    ratio: Ratio = 0.1
+    scaled: bool = False
+
+
+class RandTopK(Selection):
+    """TopK in which every kept place is, with probability `alpha`, a random one outside the top k instead."""
+
+    label: ClassVar[str] = "RandTopK"
+    cost: ClassVar[str] = "as `topk`"
+    sparsifier: ClassVar[bool] = True
+    kind: Literal["randtopk"] = "randtopk"
+    ratio: Ratio = 0.1
+    alpha: Annotated[float, Field(ge=0, lt=1, description="chance that a kept place is not a top one")] = 0.1
+    scope: Literal["sample", "last"] = "sample"
+
+
+class ForwardMask(Selection):
+    """Backward only: keep the gradient where the forward sparsifier kept the activation; values travel alone."""
+
+    label: ClassVar[str] = "forward's mask"
+    cost: ClassVar[str] = "values only"
+    kind: Literal["forward_mask"] = "forward_mask"
 
 
 class Threshold(Compression):

@@ -44,7 +44,8 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
         if _literal(value) is None and (other := next((one for one in changes if one.startswith(f"{key}.")), None)):
             raise UserError(f"'{key}' is left out and set at once, by {other}; give one of the two")
     # A boundary of its own begins from what holds everywhere, so that comes first; kinds come before parameters.
-    for key in sorted(changes, key=lambda name: (name.startswith("at."), not name.endswith((".kind", ".name")))):
+    for key in sorted(changes, key=lambda name: (name.startswith("at."), not name.endswith((".kind", ".name")),
+                                                 name.count("."))):
         _set(tree, key, _literal(changes[key]), kind, changes)
     return parse(tree, kind)
 
@@ -55,9 +56,10 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
         raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
     node, spec, field, parts = tree, kind, None, iter(path)
     for part in parts:
-        field = spec.model_fields.get(part)
+        parent, field = field, spec.model_fields.get(part)
         if field is None or not members(field):
-            raise UserError(f"unknown setting '{key}'{nearest(key, _known(tree, kind))}")
+            hint = _elsewhere(parent, part, node) or nearest(key, _known(tree, kind))
+            raise UserError(f"unknown setting '{key}'{hint}")
         if part not in node:  # an absent section is opened
             kinds = tags(members(field)[0], field.discriminator)
             named = field.get_default() if get_origin(field.annotation) is dict else {}

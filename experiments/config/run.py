@@ -168,6 +168,10 @@ def _links_fit(where: str, links: Links) -> None:
             f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.feedback.kind=none and a forward feedback "
             "with one mask (not ef_mixed)"
         )
+    if bwd.compressor.values is not None and (fwd.compressor.kind == "topk_strict" or fwd.feedback.kind == "aqsgd"):
+        what = "fwd.feedback.kind=aqsgd" if fwd.feedback.kind == "aqsgd" else "fwd.compressor.kind=topk_strict"
+        raise ValueError(f"{where}bwd.compressor.values needs as many values of every sample, and {where}{what} sends "
+                         "more of some; leave values out, or use topk without aqsgd")
     if bwd.start_epoch != fwd.start_epoch:
         raise ValueError(f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.start_epoch equal to "
                          f"{where}fwd.start_epoch")
@@ -194,9 +198,12 @@ def _gradients_fit(grad: Gradients, batch_size: int) -> None:
     if (kind == "adacomp") != (feedback == "adacomp") and feedback in ("adacomp", "dgc"):
         raise ValueError(f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
                          + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk"))
+    if getattr(grad.compressor, "values", None) is not None:
+        raise ValueError("grad.compressor.values: kept values of gradients travel as they are (boundaries may code "
+                         "theirs); leave it out")
     if grad.vote and kind != "sign":
         raise ValueError(f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign")
-    _group_fits("grad", grad.compressor)
+    _group_fits("grad.compressor", grad.compressor)
     ratio = getattr(grad.compressor, "ratio", None)
     if grad.schedule.kind == "ramp" and ratio is None:
         raise ValueError(f"grad.schedule.kind=ramp changes a ratio; grad.compressor.kind={kind} has none")
@@ -223,7 +230,7 @@ def _second_order_fits(run: Run) -> None:
     if run.kfac.feedback.kind != "none" and not coded:
         raise ValueError(f"kfac.feedback.kind={run.kfac.feedback.kind} has nothing to correct: set "
                          "kfac.compressor.kind")
-    _group_fits("kfac", run.kfac.compressor)
+    _group_fits("kfac.compressor", run.kfac.compressor)
     if run.kfac.fisher == "sampled" and (run.model.stages > 1 if isinstance(run.model, TextModel) else run.model.cuts):
         raise ValueError("kfac.fisher=sampled needs a second backward, which would cross the boundaries uncounted: set "
                          + ("model.stages=1" if isinstance(run.model, TextModel) else "model.cuts=[]"))
@@ -277,13 +284,23 @@ def _link_fits(name: str, link: Link) -> None:
                          "whose error the training itself corrects")
     if link.start_epoch and isinstance(link.compressor, NoCompressor):
         raise ValueError(f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none")
-    _group_fits(name, link.compressor)
+    _group_fits(f"{name}.compressor", link.compressor)
+    _values_fit(name, link.compressor)
+
+
+def _values_fit(name: str, compressor: Spec) -> None:
+    """Refuse a code of kept values that means nothing for them."""
+    if (values := getattr(compressor, "values", None)) is not None:
+        _group_fits(f"{name}.compressor.values", values)
+        if getattr(values, "scale", "") in ("channel", "last"):
+            raise ValueError(f"{name}.compressor.values.scale={values.scale}: kept values have no channels; use "
+                             "tensor, sample or group")
 
 
 def _group_fits(name: str, compressor: Spec) -> None:
     """Refuse a size of groups where nothing is grouped."""
     if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":
-        raise ValueError(f"{name}.compressor.group has no effect unless {name}.compressor.scale=group")
+        raise ValueError(f"{name}.group has no effect unless {name}.scale=group")
 
 
 def kinds(union: Any, trait: str) -> str:
