@@ -26,7 +26,7 @@ SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
 NOT_ENOUGH, NOT_EVALUABLE = "not enough runs", "not evaluable"
 # Of arms that do not say otherwise; a ratio, bits and a scale always say.
 DEFAULTS = {"compressor.scope": "sample", "compressor.rounding": "nearest", "compressor.group": 128,
-            "feedback.key": "slot", "feedback.buffer": "float32", "start_epoch": 0}
+            "feedback.key": "slot", "feedback.buffer": "float32", "start_epoch": 0, "compressor.values.kind": None}
 Wanted = dict[str, object]
 
 
@@ -150,13 +150,16 @@ def adjust(claims: list[Claim]) -> list[Claim]:
 
 def difference(frame: pd.DataFrame, what: str, a: tuple[Wanted, str], b: tuple[Wanted, str], *,
                above: float | None = None, below: float | None = None, within: float | None = None,
-               unit: float = 100.0, guess: float = CHANCE) -> list[Effect]:
+               unit: float = 100.0, guess: float = CHANCE, across: bool = False) -> list[Effect]:
     """metric of arm a minus metric of arm b times `unit`, paired by seed and by everything not compared.
 
     One effect for each training that both arms have in common, named by what tells it from the others. A diverged run
-    scores `guess` against one that trained; see the head of this file.
+    scores `guess` against one that trained; see the head of this file. across: compressors of different kinds are
+    compared, too.
     """
     left, right = (_arm(frame, *arm, guess) for arm in (a, b))
+    if across:
+        left, right = (arm.assign(kind="none") for arm in (left, right))
     return paired(frame, what, left, right, above=above, below=below, within=within, unit=unit)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from commsweep.experiments.config import Run, own, parse
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
-from commsweep.sweeps.papers import adacomp, kfac, mst, rudakov, rudakov_text
+from commsweep.sweeps.papers import adacomp, bias, kfac, mst, rudakov, rudakov_text
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -26,6 +26,10 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "gpt2_aqsgd": rudakov_text.gpt2_aqsgd,
     "gpt2_matched": rudakov_text.gpt2_matched,
     "finetune": rudakov_text.finetune,
+    "text_bias": bias.text_bias,
+    "cifar_bias": bias.cifar_bias,
+    "cifar_bias_jpeg": bias.cifar_bias_jpeg,
+    "smoke-bias": bias.smoke_bias,
     "demo-gradients": adacomp.demo_gradients,
     "smoke-gradients": adacomp.smoke_gradients,
     "cifar_gradients": adacomp.cifar_gradients,
