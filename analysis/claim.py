@@ -42,6 +42,7 @@ class Effect:
     digits: int = 1
     lost: int = 0  # pairs without a number to compare, because runs diverged
     within: float | None = None  # claim: -within < effect < within
+    by: list[int] = field(default_factory=list)  # the seed of each value, where each has one
     tests: int = 1  # that are adjusted together
     adjusted: float | None = None  # p, after that
 
@@ -163,6 +164,19 @@ def difference(frame: pd.DataFrame, what: str, a: tuple[Wanted, str], b: tuple[W
     return paired(frame, what, left, right, above=above, below=below, within=within, unit=unit)
 
 
+def combined(what: str, parts: list[tuple[float, dict[int, float]]], *, ids: list[str], digits: int = 1,
+             **region: float) -> Effect:
+    """An effect made of others: the sum of factor times value over `parts` (by seed), of the seeds that all have."""
+    shared = sorted(set.intersection(*(set(own) for _, own in parts))) if parts else []
+    return Effect(what, values=[sum(factor * own[seed] for factor, own in parts) for seed in shared], ids=ids,
+                  by=shared, digits=digits, **region)
+
+
+def by_seed(effect: Effect) -> dict[int, float]:
+    """An effect's values by seed, for `combined`."""
+    return dict(zip(effect.by, effect.values, strict=True))
+
+
 def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFrame, *,
            above: float | None = None, below: float | None = None, within: float | None = None,
            unit: float = 100.0) -> list[Effect]:
@@ -184,7 +198,8 @@ def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFra
     effects = []
     for (training, kind), own in pairs.groupby(["base", "kind"], sort=False):
         effect = made(what + titles[training, kind])
-        effect.values = [float(one) for one in own[own.compared].effect]
+        effect.values, effect.by = ([kind(one) for one in own[own.compared][column]]
+                                    for kind, column in ((float, "effect"), (int, "seed")))
         effect.ids, effect.lost = sorted({*own.id_a, *own.id_b}), int((~own.compared).sum())
         effects.append(effect)
     return effects

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 
 import pandas as pd
@@ -12,37 +12,45 @@ from commsweep.analysis.claim import Claim, adjust
 from commsweep.analysis.figure import GENERAL
 from commsweep.analysis.papers import PAPERS
 from commsweep.analysis.table import Table, settings_table
+from commsweep.experiments.errors import UserError, nearest
+
+NAMES = tuple(paper.NAME for paper in PAPERS)
 
 
-def _present(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame, ModuleType]]:
-    """(prefix of its names, rows, paper) of those that have rows; no prefix where there is only one."""
-    found = [(own, paper) for paper in PAPERS if len(own := paper.rows(frame))]
+def _present(frame: pd.DataFrame, only: Collection[str]) -> list[tuple[str, pd.DataFrame, ModuleType]]:
+    """(prefix of its names, rows, paper) of those that have rows; no prefix where there is only one. only: names of
+    those that are wanted, or none for all. Raises UserError on a name that is none."""
+    for name in only:
+        if name not in NAMES:
+            raise UserError(f"--papers {name}: not one of {', '.join(NAMES)}{nearest(name, NAMES)}")
+    found = [(own, paper) for paper in PAPERS if (not only or paper.NAME in only) and len(own := paper.rows(frame))]
     return [("" if len(found) == 1 else f"{paper.NAME}_", own, paper) for own, paper in found]
 
 
-def all_tables(frame: pd.DataFrame) -> list[Table]:
+def all_tables(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Table]:
     """Every table the rows name cells for; the one of all settings is the last."""
     made = []
-    for prefix, rows, paper in _present(frame):
+    for prefix, rows, paper in _present(frame, only):
         for table in paper.tables(rows):
             table.name = prefix + table.name
             made.append(table)
     return [*made, settings_table(frame)]
 
 
-def all_claims(frame: pd.DataFrame) -> list[Claim]:
+def all_claims(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Claim]:
     """The claims of every paper that have runs, adjusted together."""
     made = []
-    for _, rows, paper in _present(frame):
+    for _, rows, paper in _present(frame, only):
         for claim in paper.CLAIMS:
             made += found if isinstance(found := claim(rows), list) else [found]
     return adjust([claim for claim in made if claim.has_runs])
 
 
-def all_figures(frame: pd.DataFrame, curves: pd.DataFrame) -> Iterator[tuple[str, Figure, str]]:
+def all_figures(frame: pd.DataFrame, curves: pd.DataFrame,
+                only: Collection[str] = ()) -> Iterator[tuple[str, Figure, str]]:
     """(name, figure, caption) of every figure that has something to show, drawn."""
     wanted = [(name, draw, frame) for name, draw in GENERAL.items()]
-    wanted += [(prefix + name, draw, rows) for prefix, rows, paper in _present(frame)
+    wanted += [(prefix + name, draw, rows) for prefix, rows, paper in _present(frame, only)
                for name, draw in paper.FIGURES.items()]
     for name, draw, rows in wanted:
         done = rows[rows.status == "finished"]

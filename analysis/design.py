@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import pandas as pd
 
@@ -14,12 +15,12 @@ from commsweep.analysis.statistics import LEVEL, MOST, POWER, seeds_needed
 SCORES = tuple(f"test_{mode}_{name}" for mode in ("on", "off") for name in ("acc", "loss", "ppl"))
 
 
-def planned(frame: pd.DataFrame) -> list[Claim]:
+def planned(frame: pd.DataFrame, papers: Collection[str] = ()) -> list[Claim]:
     """The claims of these cells as if all had run; their effects hold as many values, all zero, as there will be."""
     text = frame["data.tokenizer"].notna() if "data.tokenizer" in frame else pd.Series(False, frame.index)
     made = {name: 0.0 if name.endswith("loss") else pd.Series(0.0, frame.index).where(
         text if name.endswith("ppl") else ~text) for name in SCORES}
-    return all_claims(frame.assign(status="finished", **made))
+    return all_claims(frame.assign(status="finished", **made), papers)
 
 
 def spread(frame: pd.DataFrame, metric: str) -> tuple[float, int]:
@@ -37,9 +38,9 @@ def spread(frame: pd.DataFrame, metric: str) -> tuple[float, int]:
     return math.sqrt(sum(part.var() * (len(part) - 1) for part in several) / degrees), sum(map(len, several))
 
 
-def markdown(frame: pd.DataFrame) -> str:
+def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
     """The claims of these cells with what their planned seeds can decide; `frame`: recorded and missing ones."""
-    claims = planned(frame)
+    claims = planned(frame, papers)
     tests = max(1, sum(bool(effect.values) for claim in claims for effect in claim.effects))
     found = {unit: spread(frame, metric) for unit, metric in (("points", "test_on_acc"), ("nats", "test_on_loss"))}
     lines = [f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm). Seeds needed: for a power of "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,11 +44,12 @@ class More:
     figures: list[tuple[str, Figure, str]]
 
 
-def write(store: Path, sweep: str, folder: Path, page: bool = True,
+def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Collection[str] = (),
           beside: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None) -> Report:
     """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one sweep.
 
-    beside: makes what else belongs there, of the runs and their curves; it comes first, claims by their names.
+    papers: whose tables, figures and claims (none: of all that have runs). beside: makes what else belongs there, of
+    the runs and their curves; it comes first, claims by their names.
     Raises UserError when the sweep is unknown to the store or none of its runs is finished.
     """
     frame = results.load(store, sweep)
@@ -65,13 +66,13 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True,
         shutil.rmtree(folder / name, ignore_errors=True)
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     more = beside(frame, curves) if beside else More([], [], [])
-    made = Report(folder, more.tables + contents.all_tables(frame),
-                  claim.adjust(sorted(more.claims + contents.all_claims(frame),
+    made = Report(folder, more.tables + contents.all_tables(frame, papers),
+                  claim.adjust(sorted(more.claims + contents.all_claims(frame, papers),
                                       key=lambda claim: claim.name if beside else "")))
     for table in made.tables:
         for suffix, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
-    drawn = more.figures + list(contents.all_figures(frame, curves))
+    drawn = more.figures + list(contents.all_figures(frame, curves, papers))
     made.note = results.uneven(frame)
     made.commands = claim.deciding(made.claims, sweep, frame)
     _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))

@@ -94,3 +94,8 @@ def _range(least: int, most: float) -> str:
 
 port = whole(1, 65535)
 count = whole(1)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(part for part in (one.strip() for one in text.split(",")) if part)

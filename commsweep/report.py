@@ -6,7 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from commsweep.options import folder
+from commsweep.options import folder, words
+
+PAPERS = "only the claims, tables and figures of these, comma-separated, such as images,bias (default: all with runs)"
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -15,10 +17,12 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                                  description="Write everything the recorded runs of a sweep say. Needs files only.")
     report.add_argument("name", help="a sweep that was launched into this store")
     report.add_argument("--out", type=folder, help="folder to write to (default: out/NAME)")
+    report.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
     claims = commands.add_parser("claims", parents=[shared], help="print the verdict on each claim of the paper")
     claims.add_argument("name", help="a sweep that was launched into this store")
+    claims.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
     claims.set_defaults(command=_claims)
 
 
@@ -28,7 +32,8 @@ def _report(args: argparse.Namespace) -> int:
     from commsweep.sweeps.papers import label
 
     name = label(args.name)
-    made = report.write(args.store, name, args.out or Path("out") / name, page=not args.no_page)
+    made = report.write(args.store, name, args.out or Path("out") / name, page=not args.no_page,
+                        papers=args.papers)
     if args.json:
         print(json.dumps({"folder": str(made.folder), "page": made.page and str(made.page),
                           "tables": [table.name for table in made.tables],
@@ -50,7 +55,7 @@ def _claims(args: argparse.Namespace) -> int:
 
     name = label(args.name)
     frame = load(args.store, name)
-    verdicts = all_claims(frame)
+    verdicts = all_claims(frame, args.papers)
     print(json.dumps([claim.record() for claim in verdicts]) if args.json else
           markdown(verdicts, uneven(frame), deciding(verdicts, name, frame)))
     return 0

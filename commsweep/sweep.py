@@ -17,7 +17,7 @@ from commsweep.experiments.config import Run, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
-from commsweep.options import count, number
+from commsweep.options import count, number, words
 from commsweep.runs import changes, diagnose_option, execution, execution_options
 from commsweep.sweeps.grid import axes, opened, product, seeds, setting, union
 from commsweep.sweeps.launch import EXECUTORS, added, launch, missing, register, set_aside
@@ -41,6 +41,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     plan.add_argument("--cells", action="store_true", help="also list every cell")
     plan.add_argument("--claims", action="store_true",
                       help="print what the claims are, with margins, and how many seeds would decide them")
+    plan.add_argument("--papers", type=words, default=(), metavar="NAMES", help="with --claims: only of these")
     plan.set_defaults(command=_plan)
     start = kinds.add_parser("launch", parents=[shared, execution_options(), diagnose_option()],
                              help="execute the missing cells")
@@ -150,7 +151,7 @@ def _plan(args: argparse.Namespace) -> int:
         from commsweep.analysis.design import markdown
         from commsweep.analysis.results import of_cells
 
-        print(markdown(of_cells(store.root, {cell: record(run) for cell, run in cells.items()})), end="")
+        print(markdown(of_cells(store.root, {cell: record(run) for cell, run in cells.items()}), args.papers), end="")
         return 0
     rows = store.rows()
     statuses = store.statuses(list(cells), rows)

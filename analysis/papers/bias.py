@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, difference
+from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, by_seed, combined, difference
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic
 from commsweep.analysis.results import base, distinct, plain
 from commsweep.analysis.table import ON, PLAIN, SHARE, Cell, Table, cell
@@ -175,10 +175,8 @@ def f1h(frame: pd.DataFrame) -> Claim:
         lost = {kind: gained(part, name, DENSE, arm, "image") for kind, part in frame.groupby("optim.kind")}
         if {"sgd", "adamw"} <= lost.keys() and all(len(own) == 1 for own in lost.values()):
             one, other = lost["adamw"][0], lost["sgd"][0]
-            n = min(len(one.values), len(other.values))  # both are in the order of seeds, from the first on
-            effects.append(Effect(f"points lost by {name}, with AdamW minus with SGD", above=SLIGHT, values=[
-                a - b for a, b in zip(one.values[:n], other.values[:n], strict=True)],
-                ids=sorted({*one.ids, *other.ids})))
+            effects.append(combined(f"points lost by {name}, with AdamW minus with SGD", [
+                (1.0, by_seed(one)), (-1.0, by_seed(other))], ids=sorted({*one.ids, *other.ids}), above=SLIGHT))
     return Claim("F1h", "A biased gradient harms a training with AdamW more than one with SGD, on the same images.",
                  effects)
 

@@ -21,6 +21,7 @@ from commsweep.analysis.results import CHANCE, base, distinct
 from commsweep.analysis.table import ON, RATE, Cell, Table, cell
 from commsweep.analysis.timeline.iterations import broadcast, ring
 
+NAME = "second_order"
 SHARES = (0.97, 0.99)  # of tuned SGD's final accuracy: the targets
 LINKS = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 FACTORS = ("kfac.compressor.", "kfac.feedback.", "kfac.statistics", "kfac.method")  # what the ways differ in

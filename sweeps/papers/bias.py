@@ -64,8 +64,9 @@ def cifar_bias(base: str = "cifar_small") -> list[Run]:
     both = [[one, *rounded(one, "bwd", (2,), ("tensor", 128)),
              *product(one, {"bwd.compressor.kind": ("topk",), "bwd.compressor.ratio": (0.1, 0.05)}),
              *product(one, {"bwd.compressor.kind": ("tern",)})] for one in (sgd, adamw)]
-    grid = union(*both, rounded(sgd, "bwd", (2, 4), ("tensor", "sample", 1024, 128, 32)), gradients(sgd),
-                 rounded(sgd, "fwd", (2, 4), ("tensor", 128)), masks(sgd))
+    grid = union(*both, rounded(sgd, "bwd", (2,), ("tensor", "sample", 1024, 128, 32)),
+                 rounded(sgd, "bwd", (4,), ("tensor", 128)), gradients(sgd), rounded(sgd, "fwd", (2,), ("tensor", 128)),
+                 masks(sgd))
     close = union([sgd], rounded(sgd, "bwd", (2,), (128,)), rounded(sgd, "fwd", (2,), (128,)),
                   product(sgd, {"bwd.compressor.kind": ("topk",), "bwd.compressor.ratio": (0.05,)}))
     return seeds(grid, 3) + seeds(close, 2, first=3)
