@@ -104,12 +104,13 @@ def _fill_in(spec: OwnModel | OwnSet, setting: str, name: str) -> None:
 class TextSet(Spec):
     """The text of a run, cut into blocks of `block_size` tokens, which are its samples.
 
-    tokenizer: "bytes", "gpt2", "weights" (the pretrained model's own), a hub name, or a folder in
+    name "wikitext2-valid" trains on WikiText-2's raw validation text, validates on its last tenth, and scores on the
+    test text. tokenizer: "bytes", "gpt2", "weights" (the pretrained model's own), a hub name, or a folder in
     --model-root. `train_blocks` and `eval_blocks` take that many blocks of each split, evenly spread
     (0: all).
     """
 
-    name: Literal["sotu", "wikitext2", "wikitext2-raw", "text", "synthetic-text"] = "sotu"
+    name: Literal["sotu", "wikitext2", "wikitext2-raw", "wikitext2-valid", "text", "synthetic-text"] = "sotu"
     tokenizer: str = "bytes"
     block_size: Annotated[int, Field(ge=2, le=10**9, description="tokens of a sample")] = 128
     batch_size: Count = 8

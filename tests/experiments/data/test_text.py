@@ -87,6 +87,18 @@ def test_wikitext_reads_the_same_from_text_and_from_the_hubs_parquet_files(name,
         text.documents(name, tmp_path / "hub")
 
 
+def test_wikitext_without_its_training_text_trains_on_the_validation_text(tmp_path):
+    content = lines(40, 1)
+    (tmp_path / "wiki.valid.raw").write_text(" \n" + content)
+    (tmp_path / "wiki.test.raw").write_text(" \n" + lines(30, 2))
+    made = text.documents("wikitext2-valid", tmp_path)
+    assert made["train"][0] + made["validation"][0] == content and made["test"] == [lines(30, 2)]
+    assert made["train"][0].count("\n") == 36
+    (tmp_path / "wiki.valid.raw").unlink()
+    with pytest.raises(UserError, match="has no validation text"):
+        text.documents("wikitext2-valid", tmp_path)
+
+
 def test_a_folder_of_texts_is_split_by_name_or_by_share(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.txt").write_text("x" * 100)
