@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from commsweep.analysis.measured import Measured, Model, measurements, models, quality
+from commsweep.analysis.measured import Machine, Measured, Model, calibrated, measurements, models, quality
 from commsweep.analysis.timeline.pipelines import Network
 from commsweep.experiments.config import Run, flatten, record
 from commsweep.experiments.errors import UserError
@@ -46,20 +46,23 @@ class Advice:
     target: float
     choices: list[Choice]
     missed: list[str]
+    calibrated: bool = False  # predictions know what slow links do to this machine
 
     def record(self) -> dict[str, Any]:
         """For programs."""
-        return {"metric": self.metric, "target": self.target, "missed": self.missed,
+        return {"metric": self.metric, "target": self.target, "missed": self.missed, "calibrated": self.calibrated,
                 "choices": [vars(choice) | {"seconds": choice.seconds} for choice in self.choices]}
 
 
 def advise(store: Store, run: Run, network: Network) -> Advice:
     """The choices for this training. Raises UserError when the store holds nothing to rest on."""
-    found = [one for one in measurements(store) if _same(one, run)]
+    every = measurements(store)
+    found = [one for one in every if _same(one, run)]
     if not found:
         raise UserError("the store has no step times of this training: take some with commsweep links demo-links, or "
                         "commsweep pipeline PRESET ... --steps 30 for each setting in question")
-    fits = models(found)
+    machine = calibrated(every)
+    fits = models(found, machine)
     metric, value, steps = quality(store, found)
     choices, missed = [], []
     for series in dict.fromkeys(one.series for one in found):
@@ -75,7 +78,8 @@ def advise(store: Store, run: Run, network: Network) -> Advice:
     if not choices:
         raise UserError("no setting in the store reaches the target over a network like this: "
                         + (", ".join(missed) or "none has a measurement over unlimited links to predict from"))
-    return Advice(metric, value, sorted(choices, key=lambda choice: choice.seconds), sorted(set(missed)))
+    return Advice(metric, value, sorted(choices, key=lambda choice: choice.seconds), sorted(set(missed)),
+                  machine != Machine())
 
 
 def _choice(exact: Measured | None, model: Model | None, network: Network, steps: int) -> Choice:

@@ -24,6 +24,7 @@ from commsweep.analysis.timeline.iterations import (
     Work,
     iteration,
 )
+from commsweep.analysis.timeline.pipelines import Network as Wire
 from commsweep.experiments.second_order.placement import factors_of
 from commsweep.experiments.store import Row, Store
 
@@ -165,6 +166,30 @@ class Model:
         how = Algorithm(fusion=one.fusion, placement=one.placement, gradients="after",
                         groups=one.timing["groups"], inverters=one.timing["inverters"])
         return iteration(Work(items, factors), cluster, how).seconds + rest
+
+
+class Exchange:
+    """Predicted steps of plain S-SGD over links that nobody probed: computing, packing and what the collectives take on
+    this machine from the run's own measurement over unlimited links; of gloo's ring the rounds and bytes are known.
+
+    An all-gather among n learners has n - 1 rounds, in each of which everyone sends one message to its neighbour, who
+    says first that it waits: two latencies and the message's bytes over the link. Messages of unknown lengths need a
+    second all-gather, of their lengths.
+    """
+
+    def __init__(self, found: list[Measured]) -> None:
+        self.bases = {one.row["run_id"]: one for one in found
+                      if one.network == Network(one.network.learners) and not one.kfac}
+
+    def step(self, one: Measured) -> float | None:
+        """Predicted seconds of its step; None without a measurement to begin from."""
+        base = self.bases.get(one.row["run_id"])
+        if base is None:
+            return None
+        rounds, gathers = one.network.learners - 1, 1 if one.row["run"]["grad"]["compressor"]["kind"] == "none" else 2
+        sent = max(sum(own.values()) for own in base.row["transport"]) / base.row["steps"]
+        wire = Wire(one.network.bandwidth).seconds(sent)
+        return base.seconds + rounds * (gathers * 2 * one.network.latency + wire)
 
 
 def _shared(line: Line, one: Measured) -> Line:

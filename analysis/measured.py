@@ -2,22 +2,25 @@
 
 A prediction takes the CPU seconds of each stage's tasks from the run's own measurement over an unlimited network, and
 fits one number to that measurement's step: the seconds of a core that handling a message takes at either end.
-Everything else (bytes, order, cores, cables) is known. Predicted numbers are called so wherever they stand.
+Everything else about the run (bytes, order, cores, cables) is known. What is not about the run but about the machine,
+how much slower a process is after it has waited, is fitted once to measurements over slow links (`Machine`). Predicted
+numbers are called so wherever they stand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from commsweep.analysis.labels import describe
-from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
+from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, WARM, Cold, Network, Times, step_seconds
 from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import FINISHED, Row, Store
 
-CAUTION = ("predictions over links with a latency of some 10 ms were found 18 to 31 % too low on links that were not "
-           "measured here; trust measured times there")
 TOLERANCE = {"acc": 0.99, "ppl": 1.02}  # of the dense run's final quality: reached is as good as that
 
 
@@ -57,7 +60,7 @@ class Measured:
         """What it has in common with its measurements over other links."""
         return self.row["run_id"], self.schedule
 
-    def times(self, handling: float = 0.0) -> Times:
+    def times(self, handling: float = 0.0, machine: Machine | None = None) -> Times:
         """What its parts take; bytes are of one microbatch's message, framing included."""
         row, own = self.row, self.row["timing"]["tasks"]
         messages = row["steps"] * row["run"]["microbatches"]
@@ -65,7 +68,8 @@ class Measured:
         return Times(*([stage[what]["cpu"] for stage in own] for what in "FBU"),
                      fwd_bytes=[one["sent"]["fwd"] / messages for one in sent[:-1]],
                      bwd_bytes=[one["sent"]["bwd"] / messages for one in sent[1:]],
-                     handling=handling, cores=row["cores"])
+                     handling=handling, cores=row["cores"], **({} if machine is None else {
+                         "cold": machine.cold, "wake": machine.wake}))
 
 
 def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
@@ -74,11 +78,83 @@ def measurements(store: Store, names: list[str] | None = None) -> list[Measured]
             if row["timing"] and (names is None or row["id"] in names)]
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What measurements over slow links say of the machine, beside the runs: how much longer tasks and the handling of
+    messages take after a wait, and what crossing a link with a latency takes beyond that."""
+
+    cold: dict[str, Cold] = field(default_factory=dict)
+    wake: Cold = WARM
+    crossing: float = 0.0
+
+    def network(self, asked: Network) -> Network:
+        """The links asked for, as this machine shapes them."""
+        return replace(asked, burst=burst(asked.bandwidth), crossing=self.crossing)
+
+
+def burst(bandwidth: float) -> float:
+    """Bytes that the bucket of a shaped link lets through at once (`processes.namespaces`)."""
+    return max(3028.0, bandwidth / 8 * 0.25e-3) if bandwidth else 0.0
+
+
+def calibrated(found: list[Measured]) -> Machine:
+    """The machine that these measurements were taken on; they must include some over unlimited links, and over slow
+    links of the same runs. Without them nothing is known of it."""
+    warm = {one.series: one for one in found if one.network == Network()}
+    slow = [one for one in found if one.series in warm and one.network != Network() and one.row["timing"].get("waits")]
+    if not slow:
+        return Machine()
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for one in slow:
+        tasks = warm[one.series].row["timing"]["tasks"]
+        for stage, waits in enumerate(one.row["timing"]["waits"]):
+            for what, idle, busy in waits:
+                seen.setdefault(what, []).append((idle, busy - tasks[stage][what]["cpu"]))
+    machine = Machine({what: _cold(pairs) for what, pairs in seen.items()})
+    best, width = _error(machine, warm, slow), {"slope": 0.05, "most": 0.002, "crossing": 0.001}
+    for _ in range(24):  # a pattern search over three numbers; few evaluations, no derivatives
+        for name, step in width.items():
+            for sign in (1, -1):
+                tried = _moved(machine, name, sign * step)
+                if (error := _error(tried, warm, slow)) < best:
+                    machine, best = tried, error
+                    break
+            else:
+                width[name] = step / 2
+    return machine
+
+
+def _moved(machine: Machine, name: str, by: float) -> Machine:
+    if name == "crossing":
+        return replace(machine, crossing=max(0.0, machine.crossing + by))
+    wake = machine.wake if machine.wake.most else Cold(0.0, 0.0, 0.001)
+    return replace(machine, wake=replace(wake, **{name: max(0.0, getattr(wake, name) + by)}))
+
+
+def _error(machine: Machine, warm: dict[tuple[str, str], Measured], slow: list[Measured]) -> float:
+    """Sum of the squared logarithms of predicted over measured."""
+    fits = {series: Model(base, machine) for series, base in warm.items()}
+    return sum(math.log(fits[one.series].step(one.network) / one.seconds) ** 2 for one in slow)
+
+
+def _cold(pairs: list[tuple[float, float]]) -> Cold:
+    """The curve that is closest to (seconds waited, seconds longer), in absolute terms."""
+    idle, longer = (np.array(one) for one in zip(*pairs, strict=True))
+    best, chosen = np.abs(longer).sum(), WARM
+    for most in np.quantile(longer, (0.5, 0.6, 0.7, 0.8, 0.9)):
+        for after in (0.0, 0.002, 0.004, 0.008, 0.012, 0.016, 0.024):
+            for slope in (0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3):
+                error = np.abs(longer - np.clip(slope * (idle - after), 0, max(0.0, most))).sum()
+                if error < best:
+                    best, chosen = error, Cold(after, slope, float(max(0.0, most)))
+    return chosen
+
+
 class Model:
     """Predictions for one run and schedule, from its measurement over unlimited links."""
 
-    def __init__(self, base: Measured) -> None:
-        self.base, low, high = base, 0.0, base.seconds
+    def __init__(self, base: Measured, machine: Machine | None = None) -> None:
+        self.base, self.machine, low, high = base, machine or Machine(), 0.0, base.seconds
         self._known: dict[Network, float] = {}  # tables and figures ask for the same ones
         for _ in range(20):  # the step grows with it
             middle = (low + high) / 2
@@ -93,12 +169,16 @@ class Model:
 
     def _step(self, handling: float, network: Network) -> float:
         orders = SCHEDULES[self.base.schedule](len(self.base.times().forward), self.base.row["run"]["microbatches"])
-        return step_seconds(orders, self.base.times(handling), network, TORCH)
+        return step_seconds(orders, self.times(handling), self.machine.network(network), TORCH[self.base.schedule])
+
+    def times(self, handling: float | None = None) -> Times:
+        """What the parts of a step take on this machine."""
+        return self.base.times(self.handling if handling is None else handling, self.machine)
 
 
-def models(found: list[Measured]) -> dict[tuple[str, str], Model]:
+def models(found: list[Measured], machine: Machine | None = None) -> dict[tuple[str, str], Model]:
     """A model for every series that has a measurement over an unlimited network without latency."""
-    return {one.series: Model(one) for one in found if one.network == Network()}
+    return {one.series: Model(one, machine) for one in found if one.network == Network()}
 
 
 # Quality, from the simulated runs.

@@ -11,8 +11,6 @@ from commsweep.experiments.store import Store
 from commsweep.pipeline import bandwidth, seconds
 from commsweep.runs import changes
 
-LATE = 5e-3  # seconds from which on predictions of latency are doubted
-
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommand."""
@@ -30,7 +28,6 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _advise(args: argparse.Namespace) -> int:
     from commsweep.analysis import advise
-    from commsweep.analysis.measured import CAUTION
     from commsweep.analysis.papers.links import rate
     from commsweep.analysis.timeline.pipelines import Network
 
@@ -45,8 +42,9 @@ def _advise(args: argparse.Namespace) -> int:
         print(f"  {title:10} {choice.text()}")
     for choice in made.choices[2:]:
         print(f"  {'':10} {choice.text()}")
-    if args.latency >= LATE and any(not choice.measured for choice in made.choices):
-        print(f"  note: {CAUTION}")
+    if not made.calibrated and any(not choice.measured for choice in made.choices):
+        print("  note: this machine was not calibrated for slow links, so predictions over them are rough: commsweep "
+              "links calibrate-links")
     if made.missed:
         print(f"  not reached by {', '.join(made.missed)}")
     return 0

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from commsweep.experiments.config import run_id
+from commsweep.experiments.config import LearnerWiring, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
 from commsweep.options import folder, number
@@ -23,7 +23,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "runs to the end in simulation, which gives the quality reached; then write tables and figures: "
                     "step time against bandwidth, time to target quality, what the timeline predicts beside what was "
                     "measured, and beyond it.")
-    parser.add_argument("plan", help="demo-links, links-text or smoke-links")
+    parser.add_argument("plan", help="calibrate-links (what slow links do to this machine), heldout-links (predictions "
+                                     "put to the test), heldout-learners, demo-links, links-text or smoke-links")
     parser.add_argument("--out", type=folder, help="folder to write to (default: out/PLAN)")
     parser.add_argument("--only", choices=("measure", "train", "report"), help="do one of the three parts")
     parser.add_argument("--patience", type=number(0, 1e6), default=120.0, metavar="SECONDS",
@@ -35,12 +36,37 @@ def _links(args: argparse.Namespace) -> int:
     from commsweep.sweeps.papers.links import plan
 
     measurements, store = plan(args.plan), Store(args.store)
+    if isinstance(measurements[0][1], LearnerWiring):
+        return _learners(args, measurements, store)
     if args.only in (None, "measure"):
         _measure(args, measurements, store)
     if args.only in (None, "train"):
         _train(args, measurements, store)
     if args.only in (None, "report"):
         return _report(args, measurements, store)
+    return 0
+
+
+def _learners(args: argparse.Namespace, measurements: list, store: Store) -> int:
+    """A plan of learners instead of stages; it asks for times only."""
+    from tqdm import tqdm
+
+    from commsweep.analysis import learners
+    from commsweep.analysis.papers import links
+    from commsweep.experiments.processes import ddp
+
+    names = [ddp.folder_of(store, *one).path.name for one in measurements]
+    if args.only in (None, "measure"):
+        missing = sum(store.learners(name).row() is None for name in names)
+        with tqdm(total=missing, unit="measurement", disable=args.json or None, leave=False) as bar:
+            ddp.execute(measurements, store, execution(args), args.patience, lambda n: bar.update(n - bar.n))
+    if args.only in (None, "report"):
+        found = learners.measurements(store, names)
+        if len(found) < len(names):
+            raise UserError(f"{len(names) - len(found)} of {len(names)} measurements are missing in '{args.store}'; "
+                            f"commsweep links {args.plan} --only measure takes them (Linux, root)")
+        made = links.write_learners(found, args.out or Path("out") / args.plan)
+        print(json.dumps(made.record()) if args.json else made.text())
     return 0
 
 
@@ -68,8 +94,10 @@ def _train(args: argparse.Namespace, measurements: list, store: Store) -> None:
 def _report(args: argparse.Namespace, measurements: list, store: Store) -> int:
     from commsweep.analysis.papers import links
     from commsweep.experiments.processes import pipeline
+    from commsweep.sweeps.papers.links import CALIBRATION, plan
 
-    made = links.write(args.store, [pipeline.folder_of(store, *one).path.name for one in measurements],
-                       args.out or Path("out") / args.plan)
+    named, calibration = ([pipeline.folder_of(store, *one).path.name for one in every]
+                          for every in (measurements, plan(CALIBRATION)))
+    made = links.write(args.store, named, args.out or Path("out") / args.plan, calibration)
     print(json.dumps(made.record()) if args.json else made.text())
     return 0

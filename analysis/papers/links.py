@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,14 +11,16 @@ from statistics import median
 from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from commsweep.analysis import figure
+from commsweep.analysis import figure, learners
 from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
-from commsweep.analysis.measured import CAUTION, Measured, Model, is_dense, measurements, models, quality
+from commsweep.analysis.labels import describe
+from commsweep.analysis.measured import Machine, Measured, Model, calibrated, is_dense, measurements, models, quality
 from commsweep.analysis.table import Table
-from commsweep.analysis.timeline.activities import ASK, HANDLE, SEND
+from commsweep.analysis.timeline.activities import ARRIVE, ASK, HANDLE, SEND
 from commsweep.analysis.timeline.pipelines import (
     IDEAL,
     SCHEDULES,
@@ -29,6 +32,7 @@ from commsweep.analysis.timeline.pipelines import (
     shares,
     step_seconds,
 )
+from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
 
@@ -39,43 +43,115 @@ class Made:
 
     folder: Path
     tables: list[Table]
-    error: float
+    errors: list[float]  # of predictions over links that their model was not fitted to
+
+    @property
+    def error(self) -> float:
+        """Their median."""
+        return median(self.errors) if self.errors else math.nan
 
     def record(self) -> dict[str, Any]:
         """For programs."""
-        return {"folder": str(self.folder), "median_error": self.error,
+        return {"folder": str(self.folder), "median_error": self.error, "errors": self.errors,
                 "tables": {table.name: [table.header, *table.texts()] for table in self.tables}}
 
     def text(self) -> str:
         """For people."""
-        return "\n".join([*(table.markdown() for table in self.tables),
-                          f"median error of the predictions: {100 * self.error:.1f} %", CAUTION,
+        return "\n".join([*(table.markdown() for table in self.tables), said(self.errors),
                           f"written to {self.folder}"])
 
 
-def write(root: str | Path, names: list[str], folder: Path) -> Made:
-    """Tables and figures of these measurements. Raises UserError when some are missing."""
+def said(errors: list[float]) -> str:
+    """How far predictions are off, in a sentence."""
+    if not errors:
+        return "nothing was predicted"
+    late = sorted(errors)[math.ceil(0.95 * len(errors)) - 1]
+    return (f"{len(errors)} predictions: error {100 * median(errors):.1f} % in the median, {100 * late:.1f} % at the "
+            f"95th percentile, {100 * max(errors):.1f} % at worst")
+
+
+def write(root: str | Path, names: list[str], folder: Path, calibration: list[str] | None = None) -> Made:
+    """Tables and figures of these measurements. Raises UserError when some are missing.
+
+    calibration: measurements that the machine's constants are fitted to; those that the store has.
+    """
     store = Store(root)
     found = measurements(store, names)
     if len(found) < len(set(names)):
         raise UserError(f"{len(set(names)) - len(found)} of {len(set(names))} measurements are missing in '{root}'; "
                         "commsweep links PLAN --only measure takes them (Linux, root)")
-    fits = models(found)
-    metric, value, steps = quality(store, found)
-    compared = [one for one in found if one.series in fits and one.network != Network()]
+    fitted = measurements(store, calibration) if calibration else []
+    machine = calibrated(fitted)
+    fits = models(found, machine)
+    known = {one.row["id"] for one in fitted}
+    compared = [one for one in found if one.series in fits and one.network != Network() and one.row["id"] not in known]
     errors = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
-    error = median(errors) if errors else math.nan
-    made = Made(folder, [steps_table(found, fits), target_table(found, metric, value, steps)], error)
+    made = Made(folder, [steps_table(found, fits, known), ranks_table(compared, fits)], errors)
+    try:
+        metric, value, steps = quality(store, found)
+        made.tables.insert(1, target_table(found, metric, value, steps))
+    except UserError:  # no simulation of the dense run: step times say nothing of quality
+        steps = None
     folder.mkdir(parents=True, exist_ok=True)
     for table in made.tables:
         (folder / f"{table.name}.md").write_text(table.markdown())
         (folder / f"{table.name}.csv").write_text(table.csv())
-    drawn = {"step_time": step_time(found, fits), "time_to_target": time_to_target(found, metric, value, steps),
-             "prediction": prediction(compared, fits), "gantt": gantt(found, fits), "bubble": bubble(found, fits),
-             "far": far(found, fits)}
+    drawn = {"step_time": step_time(found, fits), "prediction": prediction(compared, fits), "gantt": gantt(found, fits),
+             "bubble": bubble(found, fits), "far": far(found, fits)}
+    if steps is not None:
+        drawn["time_to_target"] = time_to_target(found, metric, value, steps)
+    (folder / "errors.md").write_text(f"{said(errors)}; {_constants(machine)}\n")
     for name, one in drawn.items():
         figure.save(one, folder, name)
     return made
+
+
+def write_learners(found: list[learners.Measured], folder: Path) -> Made:
+    """The table of learners' steps, measured and predicted."""
+    model = learners.Exchange(found)
+    rows, errors = [], []
+    for one in sorted(found, key=lambda one: (one.network.learners, one.network.latency, one.network.bandwidth or
+                                              math.inf, one.seconds)):
+        guess, fitted = model.step(one), one.network == learners.Network(one.network.learners)
+        error = guess / one.seconds - 1
+        errors += [] if fitted else [abs(error)]
+        rows.append([str(one.network.learners), rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms",
+                     describe(flatten(one.row["run"])), f"{one.row['gradients']['up']:,.0f}",
+                     f"{1e3 * one.seconds:.0f}", f"{1e3 * guess:.0f}",
+                     "fitted" if fitted else f"{100 * error:+.0f} %"])
+    made = Made(folder, [Table("learners", "Milliseconds a step of learners, measured over real links and predicted", [
+        "learners", "bandwidth", "latency", "method", "bytes up a step", "measured ms", "predicted ms", "error"], rows)],
+        errors)
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, text in (("md", made.tables[0].markdown()), ("csv", made.tables[0].csv())):
+        (folder / f"learners.{suffix}").write_text(text)
+    (folder / "errors.md").write_text(f"{said(errors)}\n")
+    return made
+
+
+def _constants(machine: Machine) -> str:
+    if machine == Machine():
+        return "the machine was not calibrated for slow links"
+    cold = machine.cold.get("F")
+    return (f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes {cold.slope:.2g} s longer a "
+            f"second waited, at most {1e3 * cold.most:.1f} ms; handling a message at most "
+            f"{1e3 * machine.wake.most:.1f} ms; a link with a latency {1e3 * machine.crossing:.1f} ms beyond that")
+
+
+def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+    """Rank correlation (Spearman) of predicted and measured step times of the methods that share a link."""
+    table = Table("ranks", "Methods ranked by step time, predicted against measured (Spearman's correlation)",
+                  ["schedule", "stages", "bandwidth", "latency", "methods", "correlation"])
+    groups: dict[tuple[Any, ...], list[Measured]] = {}
+    for one in sorted(compared, key=_order):
+        groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
+    for (schedule, stages, network), own in groups.items():
+        if len(own) > 2:
+            ranks = [pd.Series([value(one) for one in own]).rank() for value in (
+                lambda one: one.seconds, lambda one: fits[one.series].step(one.network))]
+            table.rows.append([schedule, str(stages), rate(network.bandwidth), f"{1e3 * network.latency:g} ms",
+                               str(len(own)), f"{ranks[0].corr(ranks[1]):.2f}"])
+    return table
 
 
 def rate(bits: float) -> str:
@@ -89,20 +165,22 @@ def _order(one: Measured) -> tuple[Any, ...]:
     return one.schedule != "gpipe", one.network.latency, one.network.bandwidth or math.inf, one.seconds
 
 
-def steps_table(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+def steps_table(found: list[Measured], fits: dict[tuple[str, str], Model], known: Collection[str] = ()) -> Table:
     """Milliseconds a step of every measurement, beside what is predicted."""
     rows = []
     for one in sorted(found, key=_order):
         model = fits.get(one.series)
         guess = model.step(one.network) if model else None
-        basis = model is not None and model.base is one
-        rows.append([one.schedule, rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms", one.method,
-                     f"{one.bytes_a_step:,.0f}",
+        basis = model is not None and (model.base is one or one.row["id"] in known)
+        rows.append([one.schedule, str(len(one.row["transport"])), rate(one.network.bandwidth),
+                     f"{1e3 * one.network.latency:g} ms", one.method, f"{one.bytes_a_step:,.0f}",
                      f"{1e3 * one.seconds:.0f}", "-" if guess is None else f"{1e3 * guess:.0f}",
                      "fitted" if basis else "-" if guess is None else f"{100 * (guess / one.seconds - 1):+.0f} %"])
     return Table("steps", "Milliseconds a step, measured over real links and predicted by the timeline",
-                 ["schedule", "bandwidth", "latency", "method", "bytes a step", "measured ms", "predicted ms", "error"],
-                 rows)
+                 ["schedule", "stages", "bandwidth", "latency", "method", "bytes a step", "measured ms", "predicted ms",
+                  "error"], rows)
+
+
 
 def target_table(found: list[Measured], metric: str, value: float, steps: dict[str, int | None]) -> Table:
     """Seconds that every measurement needs to the target quality."""
@@ -204,11 +282,11 @@ def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
         axes[0].plot([1e3 * sent, 1e3 * came], [sender + step, receiver - step], color=COLOURS["send"], lw=0.8)
     model, devices = fits[chosen.series], len(chosen.row["timing"]["tasks"])
     made = plan(SCHEDULES[chosen.schedule](devices, chosen.row["run"]["microbatches"]),
-                model.base.times(model.handling), chosen.network, 3, TORCH)
+                model.times(), model.machine.network(chosen.network), 3, TORCH[chosen.schedule])
     spans = made.run()
     begin = spans[made.ends[1][0]].stop
     for one, span in zip(made.activities, spans, strict=True):
-        if one.step != 2 or one.kind in (ASK, HANDLE):
+        if one.step != 2 or one.kind in (ARRIVE, ASK, HANDLE):
             continue
         message, back = one.kind == SEND, one.target is not None and one.target < one.device
         if message and not one.uses:

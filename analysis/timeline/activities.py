@@ -1,18 +1,21 @@
 """An event-driven simulation of activities that need resources and wait for each other.
 
 An activity takes all its resources for its duration; who depends on it waits for a further `delay` (a latency).
-Computations need their device (and a core of the machine), messages their cable.
+Computations need their device (and a core of the machine), messages their cable. How long one takes may depend on how
+long its first resource was idle before: a processor that waited computes slower at first, a token bucket has filled up.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
 FORWARD, BACKWARD, INPUTS, WEIGHTS, UPDATE = "forward", "backward", "inputs", "weights", "update"
-SEND, ASK, HANDLE = "send", "ask", "handle"  # of a message: on its cable, its receiver's word, a core at either end
+# Of a message: on its cable, there after its latency, its receiver's word, a core at either end.
+SEND, ARRIVE, ASK, HANDLE = "send", "arrive", "ask", "handle"
 
 
 @dataclass
@@ -33,6 +36,8 @@ class Activity:
     stage: int | None = None
     microbatch: int | None = None
     target: int | None = None  # device that a message goes to
+    idle: Callable[[float], float] | None = None  # seconds more by how long its first resource was idle
+    spare: float = 0.0  # seconds of work that its first resource saves up while idle, as a token bucket does
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
             followers[other].append(place)
     waiting: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
     spans: list[Span | None] = [None] * len(activities)
-    order = count()
+    order, used = count(), dict.fromkeys((name for one in activities for name in one.uses[:1]), 0.0)
+    saved: dict[str, float] = {}  # of what a resource saves up while idle, what is left
     # (time, turn, activity, whether it ends there; else it becomes ready)
     events = [(0.0, next(order), place, False) for place, left in enumerate(missing) if not left]
     while events:
@@ -69,6 +75,7 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
             for name in activities[place].uses:
                 free[name] += 1
                 released.add(name)
+                used[name] = now
             for other in followers[place]:
                 missing[other] -= 1
                 if not missing[other]:
@@ -89,8 +96,15 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                     continue
                 for name in activity.uses:
                     free[name] -= 1
-                spans[place] = Span(now, now + activity.seconds)
-                heapq.heappush(events, (now + activity.seconds, next(order), place, True))
+                seconds, first = activity.seconds, activity.uses[0] if activity.uses else ""
+                if activity.idle is not None:
+                    seconds += activity.idle(now - used[first])
+                if activity.spare:
+                    full = min(activity.spare, saved.get(first, activity.spare) + now - used[first])
+                    seconds, saved[first] = max(0.0, seconds - full), max(0.0, full - seconds)
+                stop = now + seconds
+                spans[place] = Span(now, stop)
+                heapq.heappush(events, (stop, next(order), place, True))
     if any(span is None for span in spans):
         raise ValueError(f"{sum(span is None for span in spans)} activities wait for each other")
     return spans

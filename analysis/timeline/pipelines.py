@@ -8,8 +8,10 @@ arXiv 2401.10241.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from commsweep.analysis.timeline.activities import (
+    ARRIVE,
     ASK,
     BACKWARD,
     FORWARD,
@@ -26,6 +28,7 @@ from commsweep.analysis.timeline.activities import (
 Action = tuple[str, int, int]
 CORES = "cores"
 KINDS = {"F": FORWARD, "B": BACKWARD, "I": INPUTS, "W": WEIGHTS}  # of the actions in an order
+WORD = 128  # bytes on the cable that say that a device waits for a message
 FRAMES = 1 + 66 / 1448  # headers of a full frame, over what it carries
 
 
@@ -92,14 +95,46 @@ SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "z
 
 @dataclass(frozen=True)
 class Network:
-    """The cables between neighbouring devices, all alike, each way on its own."""
+    """The cables between neighbouring devices, all alike, each way on its own.
+
+    burst: bytes that a token bucket lets through at once after a pause, as shaped links do; crossing: seconds that a
+    message takes beyond the latency, in whatever holds it back for that long.
+    """
 
     bandwidth: float = 0.0  # bits a second; 0: unlimited
     latency: float = 0.0  # seconds, one way
+    burst: float = 0.0
+    crossing: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
         """How long a message occupies a cable, with what Ethernet, IP and TCP add to it."""
         return 8 * nbytes * FRAMES / self.bandwidth if self.bandwidth else 0.0
+
+    @property
+    def spare(self) -> float:
+        """Seconds of sending that a full bucket saves."""
+        return 8 * self.burst / self.bandwidth if self.bandwidth else 0.0
+
+    @property
+    def delay(self) -> float:
+        """Seconds from the end of a message on the cable until it is there."""
+        return self.latency + (self.crossing if self.latency else 0.0)
+
+
+@dataclass(frozen=True)
+class Cold:
+    """What work takes longer on a machine that has waited: nothing up to `after` seconds of waiting, then `slope`
+    seconds for each more, at most `most`."""
+
+    after: float = 0.0
+    slope: float = 0.0
+    most: float = 0.0
+
+    def __call__(self, idle: float) -> float:
+        return min(self.most, self.slope * max(0.0, idle - self.after))
+
+
+WARM = Cold()
 
 
 @dataclass(frozen=True)
@@ -114,6 +149,8 @@ class Times:
     weights: float = 0.5  # share of a backward that is its weights' half
     handling: float = 0.0  # seconds of a core at each end of a message
     cores: int = 0  # of the machine that all stages share; 0: each device has its own
+    cold: dict[str, Cold] = field(default_factory=dict)  # of F, B and U after a wait
+    wake: Cold = WARM  # of handling a message after a wait
 
 
 @dataclass(frozen=True)
@@ -131,16 +168,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Engine:
-    """How messages go: `IDEAL`, whenever they are ready; or as torch's schedules over gloo send them.
+    """How messages go: `IDEAL`, whenever they are ready; or as torch's schedules over gloo send them (`TORCH`).
 
-    rendezvous: a message leaves only when its receiver has said that it waits, which it says after its last action;
-    that takes a latency of its own.
+    rendezvous: a message leaves only when its receiver has said that it waits; it says so after its last action, behind
+    what it sends to the same neighbour then, and that takes a latency of its own. blocking: between a forward and a
+    backward, and at the end of a step, a device waits until all its messages have left. pending: how many sends of
+    forwards (or of backwards) it may have under way when it begins the next one; None: all of them.
     """
 
     rendezvous: bool = False
+    blocking: bool = False
+    pending: int | None = None
 
 
-IDEAL, TORCH = Engine(), Engine(rendezvous=True)
+IDEAL = Engine()
+TORCH = {"gpipe": Engine(rendezvous=True, blocking=True), "1f1b": Engine(rendezvous=True, blocking=True, pending=1)}
 
 
 class _Planner:
@@ -150,30 +192,36 @@ class _Planner:
         self.orders, self.times, self.network, self.engine = orders, times, network, engine
         self.stages, self.devices = len(times.forward), len(orders)
         self.host = (CORES,) if times.cores else ()
+        self.place = {action: (device, turn) for device, order in enumerate(orders)
+                      for turn, action in enumerate(order)}
         self.activities: list[Activity] = []
         self.last: dict[int, int] = {}  # each device's last action
-        self.here: dict[Action, int] = {}
 
     def step(self, number: int) -> list[int]:
         """Plan one step; returns what ends it at each device."""
-        self.number, self.here = number, {}
+        self.number, self.began = number, dict(self.last)
+        self.here: dict[Action, int] = {}  # where an action was planned
+        self.packed: dict[Action, int] = {}  # that its message is ready to leave
+        self.sent: dict[Action, int] = {}  # that it has left
         queues = [list(order) for order in self.orders]
         while any(queues):
             moved = False
             for device, queue in enumerate(queues):
-                while queue and self._possible(*queue[0]):
-                    self._act(device, *queue.pop(0))
+                while queue and self._act(device, *queue[0]):
+                    queue.pop(0)
                     moved = True
             if not moved:
                 raise ValueError("the order of the schedule waits for itself")
-        for device in range(self.devices):
+        for device, order in enumerate(self.orders):
             own = sum(self.times.update[device :: self.devices]) if self.times.update else 0.0
-            self.last[device] = self._add(UPDATE, own, (f"device {device}", *self.host), [self.last[device]],
-                                          device=device)
+            left = [self._left(action) for action in order] if self.engine.blocking else []
+            self.last[device] = self._add(
+                UPDATE, own, (f"device {device}", *self.host), [self.last[device], *(one for one in left if one)],
+                device=device, idle=self.times.cold.get("U"))
         return list(self.last.values())
 
     def _add(self, kind: str, seconds: float, uses: tuple[str, ...], after: list[int], delay: float = 0.0,
-             **where: int) -> int:
+             **where: Any) -> int:
         self.activities.append(Activity(kind, seconds, uses, after, delay, step=self.number, **where))
         return len(self.activities) - 1
 
@@ -188,37 +236,92 @@ class _Planner:
                 found.append(("I" if what == "I" else "B", stage + 1, i))
         return [*found, ("I", stage, i)] if what == "W" else found
 
-    def _possible(self, what: str, stage: int, i: int) -> bool:
-        return all(source in self.here for source in self._sources(what, stage, i))
+    def _target(self, what: str, stage: int, i: int) -> Action | None:
+        """The action that the message of this one is for."""
+        stage += {"F": 1, "B": -1, "I": -1}.get(what, self.stages)
+        return (what, stage, i) if 0 <= stage < self.stages else None
 
-    def _act(self, device: int, what: str, stage: int, i: int) -> None:
-        before = [self.last[device]] if device in self.last else []
-        needs = list(before)
-        for source in self._sources(what, stage, i):
-            here = self.here[source]
-            needs.append(here if source[1] == stage else self._message(source, stage, here, before))
+    def _receiver(self, what: str, stage: int, i: int) -> int | None:
+        """The other device that the message of an action goes to; None where there is none."""
+        target = self._target(what, stage, i)
+        return None if target is None or (device := target[1] % self.devices) == stage % self.devices else device
+
+    def _owed(self, device: int, turn: int) -> list[Action]:
+        """The earlier actions of this step whose messages must have left before a device begins its action `turn`."""
+        if not self.engine.blocking or not turn:
+            return []
+        order = self.orders[device]
+        if (order[turn][0] == "F") != (order[turn - 1][0] == "F"):
+            return order[:turn]
+        return order[: max(0, turn - self.engine.pending)] if self.engine.pending is not None else []
+
+    def _act(self, device: int, what: str, stage: int, i: int) -> bool:
+        """Plan an action if all that it needs is planned."""
+        sources, turn = self._sources(what, stage, i), self.place[what, stage, i][1]
+        if not all(source in self.here for source in sources):
+            return False
+        left = [self._left(action) for action in self._owed(device, turn)]
+        if None in left:
+            return False
+        needs = [self.last[device]] if device in self.last else []
+        needs += [one for one in left if one]
+        for source in sources:
+            needs.append(self.here[source] if source[1] == stage else self._arrival(source, device))
         seconds = {"F": self.times.forward[stage], "B": self.times.backward[stage],
                    "I": self.times.backward[stage] * (1 - self.times.weights),
                    "W": self.times.backward[stage] * self.times.weights}[what]
         self.here[what, stage, i] = self.last[device] = self._add(
-            KINDS[what], seconds, (f"device {device}", *self.host), needs, device=device, stage=stage, microbatch=i)
+            KINDS[what], seconds, (f"device {device}", *self.host), needs, device=device, stage=stage, microbatch=i,
+            idle=self.times.cold.get("F" if what == "F" else "B"))
+        if (receiver := self._receiver(what, stage, i)) is not None:
+            way = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
+            self.packed[what, stage, i] = self._handle(device, [self.last[device]], way)
+        return True
 
-    def _message(self, source: Action, target: int, ready: int, waiting: list[int]) -> int:
-        """The activity after which the message of an action is at a neighbouring stage, which waits since `waiting`."""
-        _, stage, i = source
-        forward, times = target > stage, self.times
-        sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target)
-        sender, receiver = stage % self.devices, target % self.devices
-        way = {"device": sender, "target": receiver, "stage": stage, "microbatch": i}
-        after = [ready]
-        if times.handling:
-            after = [self._add(HANDLE, times.handling, self.host, after, **way)]
-        if self.engine.rendezvous and waiting:
-            after.append(self._add(ASK, 0.0, (), waiting, self.network.latency, **way))
-        gone = self._add(SEND, self.network.seconds(sizes[boundary] if sizes else 0.0),
-                         (f"cable {sender}>{receiver}",) if sender != receiver else (), after, self.network.latency,
-                         **way)
-        return self._add(HANDLE, times.handling, self.host, [gone], **way) if times.handling else gone
+    def _left(self, source: Action) -> int | None:
+        """The activity after which the message of an action has left its device: 0 where it sends none, None while
+        that cannot be planned, because its receiver's last action before it is not."""
+        if source in self.sent:
+            return self.sent[source]
+        target, receiver = self._target(*source), self._receiver(*source)
+        if receiver is None:
+            return 0
+        turn = self.place[target][1]
+        before = self.orders[receiver][turn - 1] if turn else None
+        waiting = self.began.get(receiver) if before is None else self.here.get(before)
+        if self.engine.rendezvous and waiting is None and (turn or self.number):
+            return None
+        times, network, (_, stage, i) = self.times, self.network, source
+        forward, device = target[1] > stage, stage % self.devices
+        sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target[1])
+        way = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
+        after = [self.packed[source]]
+        if self.engine.rendezvous and waiting is not None:
+            behind = [self.packed[before]] if before and self._receiver(*before) == device else []
+            asked = self._add(ASK, network.seconds(WORD), (f"cable {receiver}>{device}",), [waiting, *behind],
+                              network.delay, spare=network.spare, rank=1.0, **way)
+            after.append(asked)
+        self.sent[source] = self._add(
+            SEND, network.seconds(sizes[boundary] if sizes else 0.0), (f"cable {device}>{receiver}",), after,
+            spare=network.spare, **way)
+        return self.sent[source]
+
+    def _arrival(self, source: Action, device: int) -> int:
+        """The activity after which the message of an action is at this device."""
+        left = self._left(source)
+        if not left:  # within the device
+            return self.here[source]
+        way = {"device": source[1] % self.devices, "target": device, "stage": source[1], "microbatch": source[2]}
+        there = self._add(ARRIVE, 0.0, (), [left], self.network.delay, **way)
+        return self._handle(device, [there], way)
+
+    def _handle(self, device: int, after: list[int], way: dict[str, int]) -> int:
+        """A core works on one end of a message; where that is slower after a wait, in a thread of the device's own."""
+        if not self.times.handling:
+            return after[0]
+        wake = self.times.wake
+        uses = (f"loop {device}", *self.host) if wake.most else self.host
+        return self._add(HANDLE, self.times.handling, uses, after, idle=wake if wake.most else None, **way)
 
 
 def plan(orders: list[list[Action]], times: Times, network: Network, steps: int = 1, engine: Engine = IDEAL) -> Plan:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from commsweep.experiments.config import Run, Wiring, override
+from commsweep.experiments.config import LearnerWiring, Run, Wiring, override, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
+from commsweep.sweeps.papers.adacomp import METHODS as METHODS_OF_LEARNERS
 
 Measurement = tuple[Run, Wiring]
+LearnerMeasurement = tuple[Run, LearnerWiring]
 
 BANDWIDTHS = (10e6, 100e6, 1e9, 0.0)
-STEPS = 30
+STEPS, MANY_STEPS = 30, 60  # of a measurement; more where predictions are fitted or judged
 
 
 def _both(kind: str, **parameters: Any) -> dict[str, Any]:
@@ -50,16 +52,55 @@ def links_text() -> list[Measurement]:
     return _grid(base, ["dense", "4 bits", "TopK 10 %"], BANDWIDTHS)
 
 
+def _cut(*cuts: str) -> Run:
+    return override(preset("digits"), {"microbatches": 4, "model.cuts": list(cuts)})
+
+
+def calibrate_links() -> list[Measurement]:
+    """What slow links do to this machine: dense and TopK over a slow, a late, and a slow and late link."""
+    base, some = _cut("layer1", "layer2", "layer3"), ["dense", "TopK 10 %"]
+    return [one for schedule in ("gpipe", "1f1b") for rate, latency in (
+        (0.0, 0.0), (10e6, 0.0), (100e6, 0.02), (30e6, 0.005))
+            for one in _grid(base, some, (rate,), latency, schedule, MANY_STEPS)]
+
+
+def heldout_links() -> list[Measurement]:
+    """Predictions put to the test: links that no constant was fitted to, from 5 Mbit/s to 1 Gbit/s and from 0 to 50 ms,
+    two to four stages, both schedules; and each setting over unlimited links, which a prediction begins from."""
+    four, three, two = _cut("layer1", "layer2", "layer3"), _cut("layer1", "layer2"), _cut("layer2")
+    asked = [
+        (four, "gpipe", ["dense", "8 bits", "4 bits", "TopK 10 %"], [(5e6, 0.001), (40e6, 0.015), (300e6, 0.04)]),
+        (four, "1f1b", ["dense", "4 bits", "TopK 10 %"], [(15e6, 0.0), (80e6, 0.03), (1e9, 0.003)]),
+        (three, "gpipe", ["dense", "4 bits"], [(25e6, 0.008), (500e6, 0.0)]),
+        (two, "1f1b", ["dense", "EF21 TopK 5 %"], [(7e6, 0.004), (150e6, 0.05)]),
+    ]
+    made = [one for base, schedule, names, links in asked for rate, latency in [(0.0, 0.0), *links]
+            for one in _grid(base, names, (rate,), latency, schedule, MANY_STEPS)]
+    return list({(run_id(one[0]), one[1].model_dump_json()): one for one in made}.values())
+
+
+def heldout_learners() -> list[LearnerMeasurement]:
+    """The same of learners: dense gradients and two ways of compressing them, two and four learners; each also over
+    unlimited links."""
+    ways = [METHODS_OF_LEARNERS[name] for name in ("dense", "TopK 1 %", "TernGrad")]
+    links = {2: [(0.0, 0.0), (10e6, 0.0), (50e6, 0.005), (200e6, 0.02)], 4: [(0.0, 0.0), (20e6, 0.002), (100e6, 0.01)]}
+    return [(override(preset("digits"), {"grad.learners": n} | way),
+             LearnerWiring(bandwidth=rate, latency=latency, steps=MANY_STEPS))
+            for n, own in links.items() for rate, latency in own for way in ways]
+
+
 def smoke_links() -> list[Measurement]:
     """Two measurements of toy size."""
     return _grid(override(preset("synthetic"), {"microbatches": 4}), ["dense", "4 bits"], (100e6, 0.0), steps=6)
 
 
-PLANS: dict[str, Callable[[], list[Measurement]]] = {
+CALIBRATION = "calibrate-links"
+PLANS: dict[str, Callable[[], list[Measurement] | list[LearnerMeasurement]]] = {
+    CALIBRATION: calibrate_links, "heldout-links": heldout_links, "heldout-learners": heldout_learners,
     "demo-links": demo_links, "links-text": links_text, "smoke-links": smoke_links}
 
 
-def plan(name: str) -> list[Measurement]:
+def plan(name: str) -> list[Measurement] | list[LearnerMeasurement]:
     """The measurements of a named plan. Raises UserError naming the nearest one."""
     if name not in PLANS:
         raise UserError(f"unknown plan '{name}'{nearest(name, PLANS)} (one of: {', '.join(PLANS)})")

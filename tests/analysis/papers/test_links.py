@@ -33,7 +33,8 @@ def times(name: str, handling: float = 0.0) -> Times:
 def taken(name: str, wiring: Wiring, place: str) -> dict:
     """A row as a measurement leaves it."""
     orders = SCHEDULES[wiring.schedule](4, 4)
-    seconds = step_seconds(orders, times(name, HANDLING), Network(wiring.bandwidth, wiring.latency), TORCH)
+    network = measured.Machine().network(Network(wiring.bandwidth, wiring.latency))
+    seconds = step_seconds(orders, times(name, HANDLING), network, TORCH[wiring.schedule])
     part = {"F": COMPUTE[name], "B": 2 * COMPUTE[name], "U": 0.001}
     each = {what: {"seconds": one, "cpu": one} for what, one in part.items()}
     sent = [{"sent": {"fwd": 40 * BYTES[name] * (k < 3), "bwd": 40 * BYTES[name] * (k > 0)}, "framing": {}, "tied": 0}
@@ -90,9 +91,9 @@ def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_pa
     names = [row["id"] for row in store.pipelines()]
     made = links.write(store.root, names, tmp_path / "out")
     assert made.error < 0.01
-    steps, target = (table.texts() for table in made.tables)
-    assert len(steps) == len(target) == 12
-    assert sum(row[-1] == "fitted" for row in steps) == 4 and steps[0][1] == "1 Mbit/s"
+    steps, target, ranks = (table.texts() for table in made.tables)
+    assert len(steps) == len(target) == 12 and not ranks  # two methods are no ranking
+    assert sum(row[-1] == "fitted" for row in steps) == 4 and steps[0][1:3] == ["4", "1 Mbit/s"]
     # 99 % of 95 % is 94.05 %: the dense run is there after 30 steps, TopK after 40.
     assert {row[3]: row[4] for row in target} == {"dense": "30", "TopK 10 %": "40"}
     wanted = {"step_time", "time_to_target", "prediction", "gantt", "bubble", "far"}
@@ -112,20 +113,22 @@ def test_a_method_that_never_gets_there_is_called_that(store):
     assert advising.advise(store, RUNS["dense"], Network(1e6)).missed == ["TopK 10 %"]
 
 
-@pytest.mark.parametrize(("bandwidth", "latency", "best", "measured"), [
+@pytest.mark.parametrize(("bandwidth", "latency", "best", "exact"), [
     (1e6, 0.0, "TopK 10 %", True), (0.0, 0.0, "dense", True), (1e8, 0.02, "dense", True),
     (2e6, 0.001, "TopK 10 %", False),
 ])
-def test_advice_is_the_fastest_to_the_target_and_says_what_it_rests_on(store, bandwidth, latency, best, measured):
+def test_advice_is_the_fastest_to_the_target_and_says_what_it_rests_on(store, bandwidth, latency, best, exact):
     made = advising.advise(store, tiny(microbatches=4), Network(bandwidth, latency))
     first = made.choices[0]
     assert first.method == best and made.target == pytest.approx(0.9405)
     assert first.seconds == min(choice.seconds for choice in made.choices)
-    if first.measured == measured:
+    if first.measured == exact:
         name = "dense" if best == "dense" else "topk"
         orders = SCHEDULES[first.schedule](4, 4)
         assert first.step_seconds == pytest.approx(step_seconds(orders, times(name, HANDLING),
-                                                                Network(bandwidth, latency), TORCH), rel=0.02)
+                                                                measured.Machine().network(
+                                                                    Network(bandwidth, latency)),
+                                                                TORCH[first.schedule]), rel=0.02)
     assert store.pipeline(first.basis[0]).row()["run_id"] == first.basis[1]
 
 
@@ -165,5 +168,6 @@ def test_every_plan_is_made_of_runs_that_can_be_cut():
     for name in PLANS:
         made = plan(name)
         assert len({(run_id(run), wiring.model_dump_json()) for run, wiring in made}) == len(made)
-        assert {stages.count(run) for run, _ in made} == {4}
         assert any(wiring.bandwidth == 0 for _, wiring in made), "nothing to predict from"
+        if name != "heldout-learners":
+            assert {stages.count(run) for run, _ in made} == ({2, 3, 4} if name == "heldout-links" else {4})
