@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from commsweep.analysis.measured import Machine, Measured, Model, calibrated, measurements, models, quality
+from commsweep.analysis.measured import Machine, Measured, Model, machine_of, measurements, models, quality
 from commsweep.analysis.timeline.pipelines import Network
 from commsweep.experiments.config import Run, flatten, record
 from commsweep.experiments.errors import UserError
@@ -54,14 +54,16 @@ class Advice:
                 "choices": [vars(choice) | {"seconds": choice.seconds} for choice in self.choices]}
 
 
-def advise(store: Store, run: Run, network: Network) -> Advice:
-    """The choices for this training. Raises UserError when the store holds nothing to rest on."""
-    every = measurements(store)
-    found = [one for one in every if _same(one, run)]
+def advise(store: Store, run: Run, network: Network, calibration: list[str] | None = None) -> Advice:
+    """The choices for this training. Raises UserError when the store holds nothing to rest on.
+
+    calibration: ids of measurements that say what slow links do to the machine; those that the store has.
+    """
+    found = [one for one in measurements(store) if _same(one, run)]
     if not found:
         raise UserError("the store has no step times of this training: take some with commsweep links demo-links, or "
                         "commsweep pipeline PRESET ... --steps 30 for each setting in question")
-    machine = calibrated(every)
+    machine = machine_of(store, calibration or [])
     fits = models(found, machine)
     metric, value, steps = quality(store, found)
     choices, missed = [], []

@@ -136,8 +136,8 @@ class Claim:
 
     def record(self) -> dict:
         """For JSON."""
-        effects = [asdict(e) | {"interval": e.interval, "p": e.p, "verdict": e.verdict, "seeds_to_decide": e.seeds}
-                   for e in self.effects]
+        effects = [asdict(e) | {"interval": e.interval, "p": e.p, "verdict": e.verdict, "seeds_to_decide": e.seeds,
+                                "said": e.text(), "judged": e.judged()} for e in self.effects]
         return {"claim": self.name, "statement": self.statement, "verdict": self.verdict, "effects": effects}
 
 

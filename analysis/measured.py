@@ -10,7 +10,8 @@ numbers are called so wherever they stand.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from commsweep.analysis.labels import describe
 from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, WARM, Cold, Network, Times, step_seconds
 from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.store import FINISHED, Row, Store
+from commsweep.experiments.store import FINISHED, Row, Store, read_json, write_json
 
 TOLERANCE = {"acc": 0.99, "ppl": 1.02}  # of the dense run's final quality: reached is as good as that
 
@@ -80,8 +81,9 @@ def measurements(store: Store, names: list[str] | None = None) -> list[Measured]
 
 @dataclass(frozen=True)
 class Machine:
-    """What measurements over slow links say of the machine, beside the runs: how much longer tasks and the handling of
-    messages take after a wait, and what crossing a link with a latency takes beyond that."""
+    """What measurements over slow links say of the machine, beside the runs: how much longer tasks take after a wait,
+    and the handling of messages (in multiples of what it takes else), and what crossing a link with a latency takes
+    beyond that."""
 
     cold: dict[str, Cold] = field(default_factory=dict)
     wake: Cold = WARM
@@ -95,6 +97,24 @@ class Machine:
 def burst(bandwidth: float) -> float:
     """Bytes that the bucket of a shaped link lets through at once (`processes.namespaces`)."""
     return max(3028.0, bandwidth / 8 * 0.25e-3) if bandwidth else 0.0
+
+
+def machine_of(store: Store, names: list[str]) -> Machine:
+    """The machine that the store's measurements of these ids were taken on. What was fitted is kept beside them, for
+    the fit takes a minute."""
+    found = measurements(store, names)
+    path, ids = store.root / "pipelines" / "machine.json", sorted(one.row["id"] for one in found)
+    with suppress(OSError, UserError, TypeError, KeyError):
+        kept = read_json(path)
+        if kept["of"] == ids:
+            told = kept["machine"]
+            return Machine({what: Cold(**one) for what, one in told["cold"].items()}, Cold(**told["wake"]),
+                           told["crossing"])
+    made = calibrated(found)
+    if ids:
+        with suppress(OSError):  # a store may be read-only
+            write_json(path, {"of": ids, "machine": asdict(made)})
+    return made
 
 
 def calibrated(found: list[Measured]) -> Machine:
@@ -111,7 +131,7 @@ def calibrated(found: list[Measured]) -> Machine:
             for what, idle, busy in waits:
                 seen.setdefault(what, []).append((idle, busy - tasks[stage][what]["cpu"]))
     machine = Machine({what: _cold(pairs) for what, pairs in seen.items()})
-    best, width = _error(machine, warm, slow), {"slope": 0.05, "most": 0.002, "crossing": 0.001}
+    best, width = _error(machine, warm, slow), {"slope": 50.0, "most": 2.0, "crossing": 0.001}
     for _ in range(24):  # a pattern search over three numbers; few evaluations, no derivatives
         for name, step in width.items():
             for sign in (1, -1):
@@ -127,7 +147,7 @@ def calibrated(found: list[Measured]) -> Machine:
 def _moved(machine: Machine, name: str, by: float) -> Machine:
     if name == "crossing":
         return replace(machine, crossing=max(0.0, machine.crossing + by))
-    wake = machine.wake if machine.wake.most else Cold(0.0, 0.0, 0.001)
+    wake = machine.wake if machine.wake.most else Cold(0.0, 0.0, 1.0)
     return replace(machine, wake=replace(wake, **{name: max(0.0, getattr(wake, name) + by)}))
 
 

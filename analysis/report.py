@@ -76,7 +76,8 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Coll
     made.note = results.uneven(frame)
     made.commands = claim.deciding(made.claims, sweep, frame)
     _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
-    _text(folder / "claims.json", json.dumps([one.record() for one in made.claims], indent=1))
+    _text(folder / "claims.json", json.dumps(
+        {"sweep": sweep, "note": made.note, "claims": [one.record() for one in made.claims]}, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
     pictures = [(name, figure.save(one, folder / "figures", name)[0], caption) for name, one, caption in drawn]
     if page:

@@ -31,8 +31,13 @@ def _advise(args: argparse.Namespace) -> int:
     from commsweep.analysis.papers.links import rate
     from commsweep.analysis.timeline.pipelines import Network
 
-    made = advise.advise(Store(args.store), override(preset(args.preset), changes(args.settings)),
-                         Network(args.bandwidth, args.latency))
+    from commsweep.experiments.processes import pipeline
+    from commsweep.sweeps.papers.links import CALIBRATION, plan
+
+    store = Store(args.store)
+    made = advise.advise(store, override(preset(args.preset), changes(args.settings)),
+                         Network(args.bandwidth, args.latency),
+                         [pipeline.folder_of(store, *one).path.name for one in plan(CALIBRATION)])
     if args.json:
         print(json.dumps(made.record()))
         return 0

@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 from commsweep.analysis import figure, learners
 from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
 from commsweep.analysis.labels import describe
-from commsweep.analysis.measured import Machine, Measured, Model, calibrated, is_dense, measurements, models, quality
+from commsweep.analysis.measured import Machine, Measured, Model, is_dense, machine_of, measurements, models, quality
 from commsweep.analysis.table import Table
 from commsweep.analysis.timeline.activities import ARRIVE, ASK, HANDLE, SEND
 from commsweep.analysis.timeline.pipelines import (
@@ -80,10 +80,8 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     if len(found) < len(set(names)):
         raise UserError(f"{len(set(names)) - len(found)} of {len(set(names))} measurements are missing in '{root}'; "
                         "commsweep links PLAN --only measure takes them (Linux, root)")
-    fitted = measurements(store, calibration) if calibration else []
-    machine = calibrated(fitted)
-    fits = models(found, machine)
-    known = {one.row["id"] for one in fitted}
+    machine = machine_of(store, calibration or [])
+    fits, known = models(found, machine), set(calibration or [])
     compared = [one for one in found if one.series in fits and one.network != Network() and one.row["id"] not in known]
     errors = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
     made = Made(folder, [steps_table(found, fits, known), ranks_table(compared, fits)], errors)
@@ -135,7 +133,7 @@ def _constants(machine: Machine) -> str:
     cold = machine.cold.get("F")
     return (f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes {cold.slope:.2g} s longer a "
             f"second waited, at most {1e3 * cold.most:.1f} ms; handling a message at most "
-            f"{1e3 * machine.wake.most:.1f} ms; a link with a latency {1e3 * machine.crossing:.1f} ms beyond that")
+            f"{1 + machine.wake.most:.1f} times as long; a link with a latency {1e3 * machine.crossing:.1f} ms beyond that")
 
 
 def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
@@ -147,11 +145,22 @@ def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) ->
         groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
     for (schedule, stages, network), own in groups.items():
         if len(own) > 2:
-            ranks = [pd.Series([value(one) for one in own]).rank() for value in (
-                lambda one: one.seconds, lambda one: fits[one.series].step(one.network))]
+            times = [[value(one) for one in own] for value in (lambda one: one.seconds,
+                                                              lambda one: fits[one.series].step(one.network))]
             table.rows.append([schedule, str(stages), rate(network.bandwidth), f"{1e3 * network.latency:g} ms",
-                               str(len(own)), f"{ranks[0].corr(ranks[1]):.2f}"])
+                               str(len(own)), _ranked(*times)])
     return table
+
+
+def _ranked(measured: list[float], predicted: list[float]) -> str:
+    """Rank correlation; times within `ALIKE` of each other are none apart."""
+    if max(measured) < (1 + ALIKE) * min(measured):
+        return "all alike" if max(predicted) < (1 + ALIKE) * min(predicted) else "alike, predicted apart"
+    ranks = [pd.Series(times).rank() for times in (measured, predicted)]
+    return f"{ranks[0].corr(ranks[1]):.2f}"
+
+
+ALIKE = 0.02  # of a step: less is within what a measurement repeats to
 
 
 def rate(bits: float) -> str:
@@ -255,7 +264,7 @@ def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> 
     for turn, (schedule, latency) in enumerate(sorted({(one.schedule, one.network.latency) for one in compared})):
         own = [one for one in compared if (one.schedule, one.network.latency) == (schedule, latency)]
         axes.plot([1e3 * one.seconds for one in own], [1e3 * fits[one.series].step(one.network) for one in own],
-                  MARKS[turn], color=INK[turn], label=f"{schedule}, {1e3 * latency:g} ms latency")
+                  MARKS[turn % 9], color=INK[turn % 7], label=f"{schedule}, {1e3 * latency:g} ms latency")
     ends = [1e3 * limit(one.seconds for one in compared) for limit in (min, max)] if compared else [1.0, 1.0]
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="grey", alpha=0.2)

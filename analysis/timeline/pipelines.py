@@ -150,7 +150,7 @@ class Times:
     handling: float = 0.0  # seconds of a core at each end of a message
     cores: int = 0  # of the machine that all stages share; 0: each device has its own
     cold: dict[str, Cold] = field(default_factory=dict)  # of F, B and U after a wait
-    wake: Cold = WARM  # of handling a message after a wait
+    wake: Cold = WARM  # of handling a message after a wait, in multiples of `handling`
 
 
 @dataclass(frozen=True)
@@ -319,9 +319,11 @@ class _Planner:
         """A core works on one end of a message; where that is slower after a wait, in a thread of the device's own."""
         if not self.times.handling:
             return after[0]
-        wake = self.times.wake
-        uses = (f"loop {device}", *self.host) if wake.most else self.host
-        return self._add(HANDLE, self.times.handling, uses, after, idle=wake if wake.most else None, **way)
+        seconds, wake = self.times.handling, self.times.wake
+        if not wake.most:
+            return self._add(HANDLE, seconds, self.host, after, **way)
+        return self._add(HANDLE, seconds, (f"loop {device}", *self.host), after,
+                         idle=Cold(wake.after, seconds * wake.slope, seconds * wake.most), **way)
 
 
 def plan(orders: list[list[Action]], times: Times, network: Network, steps: int = 1, engine: Engine = IDEAL) -> Plan:
