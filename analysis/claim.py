@@ -101,7 +101,7 @@ class Effect:
         if self.verdict != UNDECIDED:
             return said
         more = self.seeds and self.seeds - len(self.values)
-        return said + (f"; about {more} more seeds would decide it" if more else
+        return said + (f"; about {more} more seed{'s' * (more > 1)} would decide it" if more else
                        f"; it lies so near the edge that more than {MOST} seeds would be needed")
 
 

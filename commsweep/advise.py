@@ -30,7 +30,6 @@ def _advise(args: argparse.Namespace) -> int:
     from commsweep.analysis import advise
     from commsweep.analysis.papers.links import rate
     from commsweep.analysis.timeline.pipelines import Network
-
     from commsweep.experiments.processes import pipeline
     from commsweep.sweeps.papers.links import CALIBRATION, plan
 

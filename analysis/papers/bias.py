@@ -251,7 +251,9 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             axis.axhline(0, color="0.5", lw=0.8)
             axis.set(title=name, xlabel="relative error of the gradient's message", ylabel=f"{unit} lost")
             logarithmic(axis.xaxis)
+            worst = sign * (own.groupby("method")[metric].agg("max" if sign > 0 else "min") - dense[metric].mean())
             axis.set_yscale("symlog", linthresh=1.0 if unit == "points" else 0.05)
+            axis.set_ylim(top=2 * max(worst.max(), 0.1))
         handles = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(),
                                                                             strict=True)}
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)

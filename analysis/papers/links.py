@@ -117,9 +117,9 @@ def write_learners(found: list[learners.Measured], folder: Path) -> Made:
                      describe(flatten(one.row["run"])), f"{one.row['gradients']['up']:,.0f}",
                      f"{1e3 * one.seconds:.0f}", f"{1e3 * guess:.0f}",
                      "fitted" if fitted else f"{100 * error:+.0f} %"])
-    made = Made(folder, [Table("learners", "Milliseconds a step of learners, measured over real links and predicted", [
-        "learners", "bandwidth", "latency", "method", "bytes up a step", "measured ms", "predicted ms", "error"], rows)],
-        errors)
+    table = Table("learners", "Milliseconds a step of learners, measured over real links and predicted", [
+        "learners", "bandwidth", "latency", "method", "bytes up a step", "measured ms", "predicted ms", "error"], rows)
+    made = Made(folder, [table], errors)
     folder.mkdir(parents=True, exist_ok=True)
     for suffix, text in (("md", made.tables[0].markdown()), ("csv", made.tables[0].csv())):
         (folder / f"learners.{suffix}").write_text(text)
@@ -131,9 +131,10 @@ def _constants(machine: Machine) -> str:
     if machine == Machine():
         return "the machine was not calibrated for slow links"
     cold = machine.cold.get("F")
-    return (f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes {cold.slope:.2g} s longer a "
-            f"second waited, at most {1e3 * cold.most:.1f} ms; handling a message at most "
-            f"{1 + machine.wake.most:.1f} times as long; a link with a latency {1e3 * machine.crossing:.1f} ms beyond that")
+    return (f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes {cold.slope:.2g} s "
+            f"longer a second waited, at most {1e3 * cold.most:.1f} ms; handling a message at most "
+            f"{1 + machine.wake.most:.1f} times as long; a link with a latency {1e3 * machine.crossing:.1f} ms beyond "
+            "that")
 
 
 def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:

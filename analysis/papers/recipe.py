@@ -236,7 +236,7 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     unit = "nats" if is_text(frame) else "points"
     present = [key for key in DIRECTIONS if (found.direction == key).any()]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(present), figsize=(1.3 * COLUMN * len(present), 3.2), squeeze=False)
+        figure, axes = plt.subplots(1, len(present), figsize=(1.3 * COLUMN * len(present), 4.2), squeeze=False)
         for axis, direction in zip(axes[0], present, strict=True):
             own = found[found.direction == direction]
             points = own.groupby("method", sort=False).agg(**{"mean": ("lost", "mean"), "sd": ("lost", "std"),
@@ -252,7 +252,7 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             axis.set(title=DIRECTIONS[direction], xlabel="bytes sent (% of dense)", ylabel=f"{unit} lost")
             axis.set_yscale("symlog", linthresh=2.0 if unit == "points" else 0.1)
             logarithmic(axis.xaxis)
-            axis.legend(fontsize=4.5, loc="upper right")
+            axis.legend(fontsize=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
     return figure
 
 

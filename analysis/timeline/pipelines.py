@@ -172,8 +172,9 @@ class Engine:
 
     rendezvous: a message leaves only when its receiver has said that it waits; it says so after its last action, behind
     what it sends to the same neighbour then, and that takes a latency of its own. blocking: between a forward and a
-    backward, and at the end of a step, a device waits until all its messages have left. pending: how many sends of
-    forwards (or of backwards) it may have under way when it begins the next one; None: all of them.
+    backward, and at the end of a step, a device waits until it is rid of all its messages: until their receivers have
+    said so, for what travels then lies in the kernel. pending: how many forwards (or backwards) it may not yet be rid
+    of when it begins the next one; None: any number.
     """
 
     rendezvous: bool = False
@@ -202,6 +203,7 @@ class _Planner:
         self.number, self.began = number, dict(self.last)
         self.here: dict[Action, int] = {}  # where an action was planned
         self.packed: dict[Action, int] = {}  # that its message is ready to leave
+        self.handed: dict[Action, list[int]] = {}  # that it may leave, and its receiver knows: the sender is rid of it
         self.sent: dict[Action, int] = {}  # that it has left
         queues = [list(order) for order in self.orders]
         while any(queues):
@@ -214,10 +216,10 @@ class _Planner:
                 raise ValueError("the order of the schedule waits for itself")
         for device, order in enumerate(self.orders):
             own = sum(self.times.update[device :: self.devices]) if self.times.update else 0.0
-            left = [self._left(action) for action in order] if self.engine.blocking else []
-            self.last[device] = self._add(
-                UPDATE, own, (f"device {device}", *self.host), [self.last[device], *(one for one in left if one)],
-                device=device, idle=self.times.cold.get("U"))
+            handed = [one for action in order if self.engine.blocking and self._left(action)
+                      for one in self.handed[action]]
+            self.last[device] = self._add(UPDATE, own, (f"device {device}", *self.host),
+                                          [self.last[device], *handed], device=device, idle=self.times.cold.get("U"))
         return list(self.last.values())
 
     def _add(self, kind: str, seconds: float, uses: tuple[str, ...], after: list[int], delay: float = 0.0,
@@ -260,11 +262,11 @@ class _Planner:
         sources, turn = self._sources(what, stage, i), self.place[what, stage, i][1]
         if not all(source in self.here for source in sources):
             return False
-        left = [self._left(action) for action in self._owed(device, turn)]
-        if None in left:
+        owed = [action for action in self._owed(device, turn) if self._left(action) != 0]
+        if any(self._left(action) is None for action in owed):
             return False
         needs = [self.last[device]] if device in self.last else []
-        needs += [one for one in left if one]
+        needs += [one for action in owed for one in self.handed[action]]
         for source in sources:
             needs.append(self.here[source] if source[1] == stage else self._arrival(source, device))
         seconds = {"F": self.times.forward[stage], "B": self.times.backward[stage],
@@ -301,6 +303,7 @@ class _Planner:
             asked = self._add(ASK, network.seconds(WORD), (f"cable {receiver}>{device}",), [waiting, *behind],
                               network.delay, spare=network.spare, rank=1.0, **way)
             after.append(asked)
+        self.handed[source] = list(after)
         self.sent[source] = self._add(
             SEND, network.seconds(sizes[boundary] if sizes else 0.0), (f"cable {device}>{receiver}",), after,
             spare=network.spare, **way)

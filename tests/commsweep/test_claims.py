@@ -59,7 +59,7 @@ def test_the_printed_command_runs_what_decides(demo, capsys):
     assert main(["claims", "demo", "--store", str(demo.root)]) == 0
     out = capsys.readouterr().out
     command = re.search(r"`commsweep (sweep launch demo --claim 'C2' --seeds (\d+))`", out)
-    assert "more seeds would decide it" in out and "Holm" in out
+    assert "more seed" in out and "Holm" in out
     seeds = int(command[2])
     assert seeds > 5
     words = shlex.split(command[1])

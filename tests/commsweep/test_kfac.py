@@ -97,5 +97,6 @@ def test_a_plan_is_trained_measured_and_reported(tmp_path):
     made = done("kfac", "smoke-kfac", "--out", str(out))
     assert made.returncode == 0, made.stderr
     assert "steps predicted: median error" in made.stdout and (out / "figures" / "steps.png").exists()
-    assert {one["claim"] for one in json.loads((out / "claims.json").read_text())["claims"]} == {f"K{n}" for n in range(1, 7)}
+    told = json.loads((out / "claims.json").read_text())["claims"]
+    assert {one["claim"] for one in told} == {f"K{n}" for n in range(1, 7)}
     assert "8 measurements, 0 missing" in done("kfac", "smoke-kfac", "--only", "measure").stderr

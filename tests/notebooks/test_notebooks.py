@@ -13,13 +13,23 @@ from nbclient import NotebookClient
 from commsweep.analysis.papers import PAPERS, spd_iterations
 from commsweep.experiments.store import Store
 from tests.analysis import test_learners
-from tests.analysis.papers import test_adacomp, test_kfac, test_links, test_mst, test_rudakov, test_rudakov_text
+from tests.analysis.papers import (
+    test_adacomp,
+    test_bias,
+    test_kfac,
+    test_links,
+    test_mst,
+    test_rudakov,
+    test_rudakov_text,
+)
 from tests.test_layout import ROOT
 
 FILLED = {
     "rudakov_images": lambda store: test_rudakov.fill(store, test_rudakov.flat_score),
     "rudakov_text": lambda store: test_rudakov_text.fill(store, test_rudakov_text.paper_world),
     "adacomp": lambda store: test_adacomp.fill(store, test_adacomp.good),
+    "bias": lambda store: test_bias.fill(store, "text_bias", test_bias.bias_matters, test_bias.seen),
+    "recipe": lambda store: test_bias.fill(store, "text_recipe", test_bias.bias_matters, test_bias.seen),
     "links": test_links.measure,
     "kfac": lambda store: (test_kfac.fill(store, test_kfac.best_at, lambda run: 3), test_learners.fill(store)),
     "sparse": lambda store: test_mst.fill(store, test_mst.as_claimed),

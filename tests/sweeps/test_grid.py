@@ -62,9 +62,9 @@ def test_every_preset_executes_at_toy_size(name, store):
     assert execute(toy(PRESETS[name]), store, Execution("cpu"))["status"] == "finished"
 
 
-@pytest.mark.parametrize("name", ["demo", "smoke", "resnet18_paper", "resnet18_corrected", "smoke-text", "gpt2_paper",
-                                  "gpt2_aqsgd", "finetune",
-                                  pytest.param("demo-gradients", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["demo", "smoke", "smoke-text", "gpt2_paper", "gpt2_aqsgd", "finetune", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("demo-gradients", "resnet18_paper", "resnet18_corrected",
+                                                           "smoke-bias", "smoke-recipe"))])
 def test_every_sweep_executes_at_toy_size(name, store):
     # The other sweeps are parts of these or differ in their base run only, as the tests below hold.
     for run in distinct(sweep(name)):
@@ -85,6 +85,19 @@ def test_text_sweeps_ask_the_same_of_every_model():
     kinds = {(r.fwd.compressor.kind, r.bwd.compressor.kind) for r in sweep("smoke-text")}
     for name in ("demo-text", "gpt2_matched"):
         assert {(r.fwd.compressor.kind, r.bwd.compressor.kind) for r in sweep(name)} <= kinds
+
+
+def test_sweeps_of_findings_ask_what_the_smoke_sweeps_ask():
+    """text_bias and cifar_bias vary bits and scales of smoke-bias's codes; the recipes' links are smoke-recipe's."""
+    def kinds(name):
+        return {(r.fwd.compressor.kind, r.fwd.feedback.kind, r.bwd.compressor.kind, r.bwd.feedback.kind,
+                 r.grad.compressor.kind) for r in sweep(name)}
+
+    for name in ("text_bias", "cifar_bias", "cifar_bias_jpeg"):
+        assert {one for one in kinds(name) if one[0] != "uniform"} <= kinds("smoke-bias")
+    for name in ("text_recipe", "cifar_recipe", "cifar_recipe_jpeg"):
+        assert kinds(name) <= kinds("smoke-recipe")
+    assert {run_id(run) for run in sweep("cifar_small_jpeg")}.isdisjoint(run_id(run) for run in sweep("cifar_small"))
 
 
 def test_gradient_sweeps_ask_the_same_of_every_model():

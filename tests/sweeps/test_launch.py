@@ -120,6 +120,7 @@ def test_whatever_is_killed_the_same_rows_come_out(victim, tmp_path, straight):
     assert len(straight) == 4
 
 
+@pytest.mark.slow
 def test_two_launchers_share_one_store_and_repeat_nothing(tmp_path, straight):
     store = Store(tmp_path / "store")
     both = [start(tmp_path / f"go{i}.py", store.root) for i in range(2)]

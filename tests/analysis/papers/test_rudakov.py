@@ -314,6 +314,7 @@ def test_what_diverged_on_both_sides_is_no_evidence(store):
     assert len(effect.values) == 4 and effect.lost == 1
 
 
+@pytest.mark.slow
 def test_seeds_added_to_some_cells_only_are_said(store, tmp_path):
     frame = fill(store, flat_score)
     said = results.uneven(frame)

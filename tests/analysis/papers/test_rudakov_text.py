@@ -112,6 +112,7 @@ def test_families_join_the_levels_of_a_method():
     assert rudakov_text.family("low rank 7") == "low rank"
 
 
+@pytest.mark.slow
 def test_the_page_shows_language_models(store, tmp_path):
     fill(store, paper_world)
     made = report.write(store.root, "demo-text", tmp_path / "out")

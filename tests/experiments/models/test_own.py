@@ -164,7 +164,7 @@ def test_grids_of_ones_own_that_are_none(files, capsys):
         assert main(["sweep", "plan", name, "--store", "st"]) == 2
         assert "must return a list of Runs" in capsys.readouterr().err
     for words, line in ((["--base", "digits", "--axis", "x"], "--axis x: write KEY=VALUE,VALUE"),
-                        (["--axis", "epochs=1"], "--axis and --seeds vary a preset: name it with --base"),
+                        (["--axis", "epochs=1"], "--axis varies a preset: name it with --base"),
                         (["demo", "--base", "digits"], "'demo' is a sweep already"),
                         ([], "name a sweep (demo")):
         assert main(["sweep", "plan", *words, "--store", "st"]) == 2
