@@ -99,6 +99,13 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     if steps is not None:
         drawn["time_to_target"] = time_to_target(found, metric, value, steps)
     (folder / "errors.md").write_text(f"{said(errors)}; {_constants(machine)}\n")
+    pd.DataFrame([{"id": one.row["id"], "run": one.row["run_id"], "schedule": one.schedule,
+                   "stages": len(one.row["transport"]), "bandwidth": one.network.bandwidth,
+                   "latency": one.network.latency, "method": one.method, "bytes": one.bytes_a_step,
+                   "seconds": one.seconds, "quartile_1": one.row["timing"]["spread"][0],
+                   "quartile_3": one.row["timing"]["spread"][1], "steps": one.row["timing"]["steps"],
+                   "predicted": fits[one.series].step(one.network) if one.series in fits else None}
+                  for one in sorted(found, key=_order)]).to_csv(folder / "measurements.csv", index=False)
     for name, one in drawn.items():
         figure.save(one, folder, name)
     return made

@@ -185,6 +185,7 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", place], capture_output=True)
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_cells_are_reported_and_executed_later(disk):
     store, ballast = Store(disk / "store"), disk / "ballast"
     runs = [tiny(seed=seed) for seed in range(3)]

@@ -192,6 +192,7 @@ CODED = {"kfac.compressor.kind": "uniform", "kfac.compressor.bits": 8, "kfac.com
          "kfac.feedback.kind": "ef"}
 
 
+@pytest.mark.slow
 def test_processes_equal_the_simulation_bit_for_bit(store):
     """Whatever is placed and fused how; both methods, coded factors, owners, sampled labels."""
     torch.set_num_threads(1)
