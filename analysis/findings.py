@@ -14,8 +14,9 @@ from commsweep.analysis.claim import CONTRADICTED, NOT_ENOUGH, NOT_EVALUABLE, SU
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import read_json
 
-ANSWERS = {SUPPORTED: "Yes", CONTRADICTED: "No", UNDECIDED: "Not decided", NOT_ENOUGH: "Not enough runs",
-           NOT_EVALUABLE: "Not evaluable"}
+# What a claim's verdict is called; a claim of several effects is contradicted by any of them.
+ANSWERS = {SUPPORTED: "Supported", CONTRADICTED: "Contradicted", UNDECIDED: "Undecided",
+           NOT_ENOUGH: "Not enough runs", NOT_EVALUABLE: "Not evaluable"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,33 @@ class Finding:
     limits: str  # what it does not say
     figure: str = ""  # below the results
     alt: str = ""
+
+
+FINDINGS = [
+    Finding("F1", "Do gradients need milder compression than activations, or unbiased compression?",
+            tuple(("text_bias", f"F1{letter}") for letter in "acdefg"),
+            "commsweep sweep launch text_bias --diagnose && commsweep report text_bias --papers bias",
+            "anything of images or of SGD (cifar_bias is planned, not run to the end), of longer trainings, or of "
+            "larger models; groups of 32 and 128 scatter much over seeds under nearest rounding.",
+            "text_bias/error_and_harm.png", "nats lost over the relative error of the gradient's message, by bias"),
+    Finding("C8", "Is the shared mask a thing of its own, or the same?", (("demo-text", "C8"), ("text_bias", "F1i")),
+            "commsweep sweep launch demo-text && commsweep report demo-text",
+            "whether an unbiased mask of the gradient's own would do."),
+    Finding("F3", "What to send forward, and what back, at equal bytes?",
+            tuple(("text_recipe", name) for name in ("F3a", "F3b", "F3c")),
+            "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
+            "that the same pairs are best on images (cifar_recipe is planned, not run to the end), or at other "
+            "lengths.",
+            "text_recipe/fronts.png", "nats lost against bytes, forward alone, backward alone and both ways"),
+    Finding("F5", "Do the losses of boundaries and of learners' gradients add?", (("text_recipe", "F5"),),
+            "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
+            "where losses are small: AdaComp alone loses 0.6 nats here, near what a gradient that says nothing loses."),
+    Finding("C1-C6", "What of arXiv 2401.07788 holds on images?",
+            tuple(("demo", name) for name in ("C1, 2 bit", "C1, 4 bit", "C2", "C3", "C4", "C5", "C6")),
+            "commsweep sweep launch demo && commsweep report demo",
+            "much: three to five seeds of 8x8 digits near their ceiling decide little once all effects are tested "
+            "together (cifar_small is planned, not run to the end)."),
+]
 
 
 def page(findings: list[Finding], results: Path, link: str = "results") -> str:

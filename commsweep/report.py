@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from commsweep.options import folder, words
@@ -20,6 +21,13 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     report.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
+    found = commands.add_parser("findings", help="write the page of findings from the recorded verdicts",
+                                description="Write the page of findings from the claims.json of folders that commsweep "
+                                            "report wrote: question, verdict, effects with interval and n, figure, the "
+                                            "command that repeats it, and what it does not say.")
+    found.add_argument("--results", type=folder, default=Path("docs/results"), help="(default: docs/results)")
+    found.add_argument("--out", type=folder, default=Path("docs/findings.md"), help="(default: docs/findings.md)")
+    found.set_defaults(command=_findings)
     claims = commands.add_parser("claims", parents=[shared], help="print the verdict on each claim of the paper")
     claims.add_argument("name", help="a sweep that was launched into this store")
     claims.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
@@ -44,6 +52,16 @@ def _report(args: argparse.Namespace) -> int:
     print(f"tables   {made.folder / 'tables'} (md, tex, csv)\nfigures  {made.folder / 'figures'} (png, pdf, svg)\n"
           f"claims   {made.folder / 'claims.md'}\nrows     {made.folder / 'rows.csv'}"
           + (f"\npage     {made.page}" if made.page else ""))
+    return 0
+
+
+def _findings(args: argparse.Namespace) -> int:
+    from commsweep.analysis.findings import FINDINGS, page
+
+    text = page(FINDINGS, args.results, os.path.relpath(args.results, args.out.parent))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(text)
+    print(f"written to {args.out}")
     return 0
 
 
