@@ -206,7 +206,7 @@ def test_a_plan_is_measured_trained_and_reported(tmp_path):
     command = [*COMMSWEEP, "links", "smoke-links", "--store", str(tmp_path / "s"), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert "median error of the predictions" in done.stdout and (tmp_path / "out" / "gantt.png").exists()
+    assert "2 predictions: error" in done.stdout and (tmp_path / "out" / "gantt.png").exists()
     again = subprocess.run([*command, "--only", "measure"], capture_output=True, text=True, timeout=60)
     assert "4 measurements, 0 missing" in again.stderr
 
