@@ -172,9 +172,10 @@ def combined(what: str, parts: list[tuple[float, dict[int, float]]], *, ids: lis
                   by=shared, digits=digits, **region)
 
 
-def by_seed(effect: Effect) -> dict[int, float]:
-    """An effect's values by seed, for `combined`."""
-    return dict(zip(effect.by, effect.values, strict=True))
+def contrast(what: str, one: Effect, other: Effect, **region: float) -> Effect:
+    """How much larger one effect is than another, by seed."""
+    own, less = (dict(zip(effect.by, effect.values, strict=True)) for effect in (one, other))
+    return combined(what, [(1.0, own), (-1.0, less)], ids=sorted({*one.ids, *other.ids}), **region)
 
 
 def paired(frame: pd.DataFrame, what: str, left: pd.DataFrame, right: pd.DataFrame, *,

@@ -19,6 +19,7 @@ import numpy as np
 from commsweep.analysis.labels import describe
 from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, WARM, Cold, Network, Times, step_seconds
 from commsweep.experiments.config import flatten
+from commsweep.experiments.config.execution import bucket
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import FINISHED, Row, Store, read_json, write_json
 
@@ -91,12 +92,7 @@ class Machine:
 
     def network(self, asked: Network) -> Network:
         """The links asked for, as this machine shapes them."""
-        return replace(asked, burst=burst(asked.bandwidth), crossing=self.crossing)
-
-
-def burst(bandwidth: float) -> float:
-    """Bytes that the bucket of a shaped link lets through at once (`processes.namespaces`)."""
-    return max(3028.0, bandwidth / 8 * 0.25e-3) if bandwidth else 0.0
+        return replace(asked, burst=bucket(asked.bandwidth) if asked.bandwidth else 0.0, crossing=self.crossing)
 
 
 def machine_of(store: Store, names: list[str]) -> Machine:

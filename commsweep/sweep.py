@@ -97,10 +97,8 @@ def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], lis
     if args.claim is None and (args.seeds is None or args.base is not None):
         return name, runs, runs
     chosen = runs if args.claim is None else _behind(args.claim, store, name, runs)
-    have: dict[str, Run] = {setting(run): run for run in chosen}
-    more = seeds(list(have.values()), args.seeds or 0)
-    known = {run_id(run) for run in chosen}
-    chosen = chosen + [run for run in more if run_id(run) not in known]
+    settings = {setting(run): run for run in chosen}
+    chosen = union(chosen, seeds(list(settings.values()), args.seeds or 0))
     return name, union(runs, chosen), chosen
 
 

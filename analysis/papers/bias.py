@@ -12,9 +12,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, by_seed, combined, difference
+from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic
-from commsweep.analysis.results import base, distinct, plain
+from commsweep.analysis.results import base, distinct, is_text, plain
 from commsweep.analysis.table import ON, PLAIN, SHARE, Cell, Table, cell
 
 NAME = "bias"
@@ -37,7 +37,7 @@ def tables(frame: pd.DataFrame) -> list[Table]:
         table = Table("messages" + (f"_{turn + 1}" if turn else ""), f"Messages and what they cost: {name}", [
             "Setting", "score", "seeds", "activation error", "activation bias", "gradient error", "gradient bias",
             "gradient energy kept", "fwd bytes (%)", "bwd bytes (%)"])
-        metric, unit = (PERPLEXITY, PLAIN) if _is_text(part) else (ON, "percent")
+        metric, unit = (PERPLEXITY, PLAIN) if is_text(part) else (ON, "percent")
         groups = sorted(part.groupby("method", sort=False), key=lambda one: _rank(cell(one[1], metric), unit))
         for method, own in groups:
             score = cell(own, metric, unit)
@@ -61,10 +61,6 @@ def _trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 def _called(part: pd.DataFrame) -> str:
     return f"{part['model.name'].iloc[0]}, {part['data.name'].iloc[0]}, {part['optim.kind'].iloc[0]}"
-
-
-def _is_text(part: pd.DataFrame) -> bool:
-    return "data.tokenizer" in part and bool(part["data.tokenizer"].notna().any())
 
 
 def _rank(score: Cell, unit: str) -> float:
@@ -174,9 +170,8 @@ def f1h(frame: pd.DataFrame) -> Claim:
                       ("2 bit nearest, groups of 128", _code("bwd", 2, 128, "nearest"))):
         lost = {kind: gained(part, name, DENSE, arm, "image") for kind, part in frame.groupby("optim.kind")}
         if {"sgd", "adamw"} <= lost.keys() and all(len(own) == 1 for own in lost.values()):
-            one, other = lost["adamw"][0], lost["sgd"][0]
-            effects.append(combined(f"points lost by {name}, with AdamW minus with SGD", [
-                (1.0, by_seed(one)), (-1.0, by_seed(other))], ids=sorted({*one.ids, *other.ids}), above=SLIGHT))
+            effects.append(contrast(f"points lost by {name}, with AdamW minus with SGD", lost["adamw"][0],
+                                    lost["sgd"][0], above=SLIGHT))
     return Claim("F1h", "A biased gradient harms a training with AdamW more than one with SGD, on the same images.",
                  effects)
 
@@ -238,7 +233,7 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(panels), figsize=(1.3 * COLUMN * len(panels), 2.9), squeeze=False)
         for axis, (name, dense, own) in zip(axes[0], panels, strict=True):
-            metric, sign, unit = (LOSS, 1.0, "nats") if _is_text(own) else (ON, -100.0, "points")
+            metric, sign, unit = (LOSS, 1.0, "nats") if is_text(own) else (ON, -100.0, "points")
             for kind, part in own.groupby("bwd.compressor.kind", sort=False):
                 place = list(dict.fromkeys(frame["bwd.compressor.kind"])).index(kind)
                 for _, runs in part.groupby("method", sort=False):

@@ -38,8 +38,8 @@ def _direction(frame: pd.DataFrame) -> pd.Series:
 
 
 def _losses(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one learner with direction, what they lost against the dense run of their seed, and bytes of what is
-    compressed (percent of that)."""
+    """Rows of one learner with direction, what they lost against the dense run of their seed, and the bytes of what is
+    compressed as a share of its dense ones."""
     own = plain(frame)
     own = own[own.status == "finished"].assign(direction=_direction)
     text = is_text(own)
@@ -48,8 +48,15 @@ def _losses(frame: pd.DataFrame) -> pd.DataFrame:
     out = own[own.direction != ""].copy()
     out["lost"] = sign * (out[metric] - out.seed.map(dense[~dense.index.duplicated()]))
     share = {"fwd": "bytes.fwd_ratio", "bwd": "bytes.bwd_ratio", "both": "bytes.ratio"}
-    out["share"] = [100 * row[share[row["direction"]]] for _, row in out.iterrows()]
+    out["share"] = [row[share[row["direction"]]] for _, row in out.iterrows()]
     return out[out.lost.notna()]
+
+
+def _front(own: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(means of `_losses` by method, those of them that nothing with as few bytes beats)."""
+    points = own.groupby("method", sort=False).agg(
+        lost=("lost", "mean"), sd=("lost", "std"), share=("share", "mean")).reset_index()
+    return points, pareto(points.assign(**{"mean": -points.lost, "bytes.ratio": points.share}), worst=-math.inf)
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
@@ -65,16 +72,12 @@ def ranking(frame: pd.DataFrame) -> Table:
     found, unit = _losses(frame), PLAIN if text else PERCENT
     for direction, name in DIRECTIONS.items():
         own = found[found.direction == direction]
-        means = own.groupby("method", sort=False).agg(lost=("lost", "mean"), share=("share", "mean"))
-        best = math.inf
-        for method, one in means.sort_values(["share", "lost"]).iterrows():
-            part, front = own[own.method == method], one["lost"] < best
-            best = min(best, one["lost"])
-            score = cell(part, "test_on_ppl" if text else ON, unit)
-            shown = cell(part.assign(lost=part.lost), "lost", PLAIN)
-            share = part["bytes.ratio" if direction == "both" else f"bytes.{direction}_ratio"]
-            table.rows.append([name, str(method), shown, score, str(len(part)),
-                               cell(part.assign(share=share), "share", SHARE), "yes" if front else ""])
+        points, front = _front(own)
+        for method in points.sort_values(["share", "lost"]).method:
+            part = own[own.method == method]
+            table.rows.append([name, str(method), cell(part, "lost", PLAIN),
+                               cell(part, "test_on_ppl" if text else ON, unit), str(len(part)),
+                               cell(part, "share", SHARE), "yes" if method in set(front.method) else ""])
     return table
 
 
@@ -239,15 +242,13 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         figure, axes = plt.subplots(1, len(present), figsize=(1.3 * COLUMN * len(present), 4.2), squeeze=False)
         for axis, direction in zip(axes[0], present, strict=True):
             own = found[found.direction == direction]
-            points = own.groupby("method", sort=False).agg(**{"mean": ("lost", "mean"), "sd": ("lost", "std"),
-                                                            "share": ("share", "mean")}).reset_index()
+            points, front = _front(own)
             for place, one in points.iterrows():
                 paper = one["method"] in PAPERS
-                axis.errorbar(one["share"], one["mean"], yerr=one["sd"] if one["sd"] == one["sd"] else None, ls="none",
-                              marker="x" if paper else MARKS[place % 9], color="0.3" if paper else INK[place % 7], ms=4,
+                axis.errorbar(100 * one["share"], one["lost"], yerr=one["sd"] if one["sd"] == one["sd"] else None,
+                              ls="none", marker="x" if paper else MARKS[place % 9], color="0.3" if paper else INK[place % 7], ms=4,
                               elinewidth=0.6, label=one["method"])
-            front = pareto(points.assign(**{"mean": -points["mean"], "bytes.ratio": points["share"]}))
-            axis.plot(front["bytes.ratio"], -front["mean"], color="0.5", lw=1, zorder=1)
+            axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
             axis.axhline(0, color="0.7", lw=0.7)
             axis.set(title=DIRECTIONS[direction], xlabel="bytes sent (% of dense)", ylabel=f"{unit} lost")
             axis.set_yscale("symlog", linthresh=2.0 if unit == "points" else 0.1)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, by_seed, combined, difference
+from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, Draw, level, logarithmic, pareto
 from commsweep.analysis.results import base, distinct, plain
 from commsweep.analysis.table import BYTES, OFF, ON, SHARE, Cell, Table, cell
@@ -232,9 +232,8 @@ def f2(frame: pd.DataFrame) -> Claim:
         own = {fixed: difference(part, "", (DENSE, OFF), (_topk(ratio, "aqsgd", "none"), OFF), above=0.0)
                for fixed, part in frame.groupby("data.fixed_augment")}
         if {True, False} <= own.keys() and all(len(one) == 1 and one[0].ids for one in own.values()):
-            new, fixed = own[False][0], own[True][0]
-            effects.append(combined(f"points lost by AQ-SGD + TopK {100 * ratio:g} %, new minus fixed augmentation", [
-                (1.0, by_seed(new)), (-1.0, by_seed(fixed))], ids=sorted({*new.ids, *fixed.ids}), above=SLIGHT))
+            effects.append(contrast(f"points lost by AQ-SGD + TopK {100 * ratio:g} %, new minus fixed augmentation",
+                                    own[False][0], own[True][0], above=SLIGHT))
     return Claim("F2", "AQ-SGD with TopK fails because augmentation changes a sample's activations: with each sample's "
                  "augmentation fixed it loses less (ours).", effects)
 

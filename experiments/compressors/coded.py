@@ -88,11 +88,6 @@ class CodedForwardMask(ForwardMask):
         super().__init__(spec)
         self.codec = codec
 
-    def given(self, mask: Tensor) -> CodedForwardMask:
-        bound = CodedForwardMask(self.spec, self.codec)
-        bound.mask, bound.forward = mask, self.forward
-        return bound
-
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         size = self._kept(x.shape)
         flat, kept = (one.reshape(size[0], -1) for one in (rows(x), self._rows(x)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -399,7 +401,7 @@ class ForwardMask(Compressor):
 
     def given(self, mask: Tensor) -> ForwardMask:
         """This compressor for messages whose forward twin kept `mask` (boolean, the message's shape)."""
-        bound = ForwardMask(self.spec)
+        bound = copy(self)
         bound.mask = mask
         return bound
 

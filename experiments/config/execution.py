@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
+MTU = 1500  # of shaped links
 SMALL = 1e9  # multiplications of a step's forward pass
 
 
@@ -79,6 +80,12 @@ class Execution:
             if torch.cuda.is_available():
                 return torch.cuda.device_count() * per_gpu
         return len(os.sched_getaffinity(0))
+
+
+def bucket(bandwidth: float) -> int:
+    """Bytes that a link shaped to so many bits a second (not 0) lets through at once: two frames, or what a fast link
+    sends in a quarter of a millisecond, for which timers are too coarse."""
+    return max(2 * (MTU + 14), round(bandwidth / 8 * 0.25e-3))
 
 
 class Wiring(Spec):

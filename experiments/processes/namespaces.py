@@ -24,14 +24,12 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+from commsweep.experiments.config.execution import MTU, bucket
 from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.processes.launch import die_with_parent
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a process the name of the chain or star it is in
 STAR = "COMMSWEEP_STAR"  # that it is a star
-MTU = 1500
-BURST = 2 * (MTU + 14)  # bytes that a bucket lets through at once: two frames, or
-BURST_SECONDS = 0.25e-3  # what a fast link sends in this time, for which timers are too coarse
 RELAY_RATE = 550e6  # bits a second that the relay was measured to carry
 _PACKET, _VNET_HEADER = 263, 15  # <linux/if_packet.h>: a frame with what the kernel left to the hardware
 
@@ -241,7 +239,7 @@ def _rate(space: str, name: str, bandwidth: float) -> None:
     """A token bucket at an interface, inside of netem where there is one; none if unlimited."""
     shown = _run("ip", "netns", "exec", space, "tc", "qdisc", "show", "dev", name)
     where = ["parent", "1:1"] if "netem" in shown else ["root"]
-    burst = max(BURST, round(bandwidth / 8 * BURST_SECONDS)) if bandwidth else 1 << 16
+    burst = bucket(bandwidth) if bandwidth else 1 << 16
     # What is longer than the bucket is cut up at every hop, which costs more of the processor than all else. The kernel
     # asks for the longest packet when it looks for a route.
     _run("ip", "-n", space, "link", "set", name, "gso_max_size", str(min(round(0.9 * burst), 1 << 16)))
