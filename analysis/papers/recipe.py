@@ -246,8 +246,8 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             for place, one in points.iterrows():
                 paper = one["method"] in PAPERS
                 axis.errorbar(100 * one["share"], one["lost"], yerr=one["sd"] if one["sd"] == one["sd"] else None,
-                              ls="none", marker="x" if paper else MARKS[place % 9], color="0.3" if paper else INK[place % 7], ms=4,
-                              elinewidth=0.6, label=one["method"])
+                              ls="none", marker="x" if paper else MARKS[place % 9], ms=4,
+                              color="0.3" if paper else INK[place % 7], elinewidth=0.6, label=one["method"])
             axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
             axis.axhline(0, color="0.7", lw=0.7)
             axis.set(title=DIRECTIONS[direction], xlabel="bytes sent (% of dense)", ylabel=f"{unit} lost")
