@@ -90,7 +90,31 @@ def _choice(exact: Measured | None, model: Model | None, network: Network, steps
                   (one.row["id"], one.row["run_id"]))
 
 
+def regrets(found: list[Measured], fits: dict[tuple[str, str], Model],
+            steps: dict[str, int | None]) -> list[tuple[Measured, Measured, float]]:
+    """(advised, best, time lost) for the settings of each training measured over the same links: what the shortest
+    predicted time to the target costs over the shortest measured one, as a share of it."""
+    groups: dict[Any, list[Measured]] = {}
+    for one in found:
+        if steps[one.row["run_id"]] is not None and one.series in fits:
+            groups.setdefault((_training(one.row["run"]), one.network), []).append(one)
+    made = []
+    for own in groups.values():
+        def needed(one: Measured, step: float) -> float:
+            return steps[one.row["run_id"]] * step
+
+        advised = min(own, key=lambda one: needed(one, fits[one.series].step(one.network)))
+        best = min(own, key=lambda one: needed(one, one.seconds))
+        if len(own) > 1:
+            made.append((advised, best, needed(advised, advised.seconds) / needed(best, best.seconds) - 1))
+    return made
+
+
 def _same(one: Measured, run: Run) -> bool:
-    wanted, has = flatten(record(run)), flatten(one.row["run"])
-    return all(wanted.get(key) == has.get(key) for key in wanted.keys() | has.keys()
-               if not key.startswith(FREE))
+    return _training(one.row["run"]) == _training(record(run))
+
+
+def _training(run: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    """The settings that all candidates must share."""
+    return frozenset((key, repr(value)) for key, value in flatten(run).items()
+                     if not key.startswith(FREE) and value is not None)

@@ -169,12 +169,11 @@ class Model:
 
 
 class Exchange:
-    """Predicted steps of plain S-SGD over links that nobody probed: computing, packing and what the collectives take on
-    this machine from the run's own measurement over unlimited links; of gloo's ring the rounds and bytes are known.
+    """Predicted steps of plain S-SGD over links that nobody probed: computing, packing and what the exchanges take on
+    this machine from the run's own measurement over unlimited links; the latencies and bytes of the others are known.
 
-    An all-gather among n learners has n - 1 rounds, in each of which everyone sends one message to its neighbour, who
-    says first that it waits: two latencies and the message's bytes over the link. Messages of unknown lengths need a
-    second all-gather, of their lengths.
+    Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
+    and n - 1 times the message's bytes. Messages of unknown lengths need a second exchange, of their lengths.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -186,10 +185,10 @@ class Exchange:
         base = self.bases.get(one.row["run_id"])
         if base is None:
             return None
-        rounds, gathers = one.network.learners - 1, 1 if one.row["run"]["grad"]["compressor"]["kind"] == "none" else 2
+        exchanges = 1 if one.row["run"]["grad"]["compressor"]["kind"] == "none" else 2
         sent = max(sum(own.values()) for own in base.row["transport"]) / base.row["steps"]
-        wire = Wire(one.network.bandwidth).seconds(sent)
-        return base.seconds + rounds * (gathers * 2 * one.network.latency + wire)
+        wire = Wire(one.network.bandwidth).seconds((one.network.learners - 1) * sent)
+        return base.seconds + exchanges * 2 * one.network.latency + wire
 
 
 def _shared(line: Line, one: Measured) -> Line:

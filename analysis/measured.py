@@ -18,12 +18,18 @@ import numpy as np
 
 from commsweep.analysis.labels import describe
 from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, WARM, Cold, Network, Times, step_seconds
-from commsweep.experiments.config import flatten
+from commsweep.experiments.config import Wiring, flatten
 from commsweep.experiments.config.execution import bucket
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import FINISHED, Row, Store, read_json, write_json
 
 TOLERANCE = {"acc": 0.99, "ppl": 1.02}  # of the dense run's final quality: reached is as good as that
+
+
+def network_of(wiring: Wiring) -> Network:
+    """The links of a wiring, as the timeline knows them."""
+    return Network(wiring.bandwidth, wiring.latency,
+                   links=tuple(Network(one.bandwidth, one.latency) for one in wiring.links))
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Measured:
     @property
     def network(self) -> Network:
         """The network it was measured over."""
-        return Network(self.row["wiring"]["bandwidth"], self.row["wiring"]["latency"])
+        return network_of(Wiring(**self.row["wiring"]))
 
     @property
     def schedule(self) -> str:
@@ -70,8 +76,8 @@ class Measured:
         return Times(*([stage[what]["cpu"] for stage in own] for what in "FBU"),
                      fwd_bytes=[one["sent"]["fwd"] / messages for one in sent[:-1]],
                      bwd_bytes=[one["sent"]["bwd"] / messages for one in sent[1:]],
-                     handling=handling, cores=row["cores"], **({} if machine is None else {
-                         "cold": machine.cold, "wake": machine.wake}))
+                     handling=handling, cores=row["cores"], tied=sent[0]["tied"] / row["steps"],
+                     **({} if machine is None else {"cold": machine.cold, "wake": machine.wake}))
 
 
 def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
@@ -92,7 +98,8 @@ class Machine:
 
     def network(self, asked: Network) -> Network:
         """The links asked for, as this machine shapes them."""
-        return replace(asked, burst=bucket(asked.bandwidth) if asked.bandwidth else 0.0, crossing=self.crossing)
+        return replace(asked, burst=bucket(asked.bandwidth) if asked.bandwidth else 0.0, crossing=self.crossing,
+                       links=tuple(self.network(one) for one in asked.links))
 
 
 def machine_of(store: Store, names: list[str]) -> Machine:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from commsweep.experiments.config import override
+from commsweep.experiments.config import Run, override, run_id
+from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import Store
-from commsweep.pipeline import bandwidth, seconds
+from commsweep.pipeline import bandwidth, cables, seconds
 from commsweep.runs import changes
+
+if TYPE_CHECKING:
+    from commsweep.analysis.timeline.pipelines import Network
+
+ROUGH = ("  note: this machine was not calibrated for slow links, so predictions over them are rough: commsweep links "
+         "calibrate-links")
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -21,34 +29,79 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "bandwidth and latency, the runner-up, and what both rest on.")
     parser.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of the training, for instance epochs=5")
-    parser.add_argument("--bandwidth", type=bandwidth, required=True, metavar="RATE", help="100Mbit, 1Gbit, unlimited")
+    links = parser.add_mutually_exclusive_group(required=True)
+    links.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="100Mbit, 1Gbit, unlimited")
+    links.add_argument("--links", type=cables, default=(), metavar="FILE",
+                       help="a link for each pair of neighbouring stages, as for commsweep pipeline")
     parser.add_argument("--latency", type=seconds, default=0.0, metavar="TIME", help="one way: 50ms (default: none)")
+    parser.add_argument("--ratios", action="store_true",
+                        help="instead: a ratio for each boundary of this preset, hardest on the slowest link, whose "
+                             "predicted step takes no longer than with the preset's own ratio everywhere")
+    parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe", help="of --ratios (default: gpipe)")
     parser.set_defaults(command=_advise)
 
 
 def _advise(args: argparse.Namespace) -> int:
     from commsweep.analysis import advise
-    from commsweep.analysis.papers.links import rate
-    from commsweep.analysis.timeline.pipelines import Network
+    from commsweep.analysis.measured import network_of
+    from commsweep.analysis.papers.links import latencies, rates
+    from commsweep.experiments.config import Wiring
     from commsweep.experiments.processes import pipeline
     from commsweep.sweeps.papers.links import CALIBRATION, plan
 
-    store = Store(args.store)
-    made = advise.advise(store, override(preset(args.preset), changes(args.settings)),
-                         Network(args.bandwidth, args.latency),
-                         [pipeline.folder_of(store, *one).path.name for one in plan(CALIBRATION)])
+    if args.links and args.latency:
+        raise UserError("--links says what each link is; leave out --latency")
+    network = network_of(Wiring(bandwidth=args.bandwidth or 0.0, latency=args.latency, links=args.links))
+    store, run = Store(args.store), override(preset(args.preset), changes(args.settings))
+    calibration = [pipeline.folder_of(store, *one).path.name for one in plan(CALIBRATION)]
+    if args.ratios:
+        return _ratios(args, store, run, network, calibration)
+    made = advise.advise(store, run, network, calibration)
     if args.json:
         print(json.dumps(made.record()))
         return 0
     shown = f"accuracy {100 * made.target:.1f} %" if made.metric.endswith("acc") else f"perplexity {made.target:.3f}"
-    print(f"to test {shown} over {rate(args.bandwidth)}, {1e3 * args.latency:g} ms one way:")
+    print(f"to test {shown} over {rates(network)}, {latencies(network)} one way:")
     for title, choice in zip(("best", "runner-up"), made.choices, strict=False):
         print(f"  {title:10} {choice.text()}")
     for choice in made.choices[2:]:
         print(f"  {'':10} {choice.text()}")
     if not made.calibrated and any(not choice.measured for choice in made.choices):
-        print("  note: this machine was not calibrated for slow links, so predictions over them are rough: commsweep "
-              "links calibrate-links")
+        print(ROUGH)
     if made.missed:
         print(f"  not reached by {', '.join(made.missed)}")
+    return 0
+
+
+
+def _ratios(args: argparse.Namespace, store: Store, run: Run, network: Network, calibration: list[str]) -> int:
+    import torch
+
+    from commsweep.analysis import ratios
+    from commsweep.analysis.measured import Machine, machine_of, measurements, models
+    from commsweep.analysis.papers.links import rates
+    from commsweep.experiments import data as datasets
+    from commsweep.experiments import models as networks
+    from commsweep.experiments.boundary.plan import message_bytes, message_shapes
+
+    if not args.links:
+        raise UserError("--ratios needs --links FILE: where all links are alike, one ratio everywhere is the choice")
+    machine = machine_of(store, calibration)
+    model = models(measurements(store), machine).get((run_id(run), args.schedule))
+    asked = " ".join([args.preset, *args.settings])
+    if model is None:
+        raise UserError("the store has no step time of this run over unlimited links, from which predictions begin: "
+                        f"commsweep pipeline {asked} --schedule {args.schedule} --steps 60")
+    data = datasets.build(run, None, None, torch.device("cpu"))
+    shapes, _ = message_shapes(*networks.build(run, data), data.example)
+    made = ratios.spread(run, lambda one: message_bytes(one, shapes), model, network)
+    if args.json:
+        print(json.dumps({"ratios": made.ratios, "settings": made.settings, "step_seconds": made.step,
+                          "one_ratio_step_seconds": made.one, "calibrated": machine != Machine()}))
+        return 0
+    print(f"over {rates(network)}, predicted: {1e3 * made.one:.0f} ms a step with one ratio everywhere, "
+          f"{1e3 * made.step:.0f} ms with\n  commsweep run {asked} "
+          + " ".join(f"{key}={value:g}" for key, value in made.settings.items()))
+    if machine == Machine():
+        print(ROUGH)
     return 0

@@ -24,7 +24,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "step time against bandwidth, time to target quality, what the timeline predicts beside what was "
                     "measured, and beyond it.")
     parser.add_argument("plan", help="calibrate-links (what slow links do to this machine), heldout-links (predictions "
-                                     "put to the test), heldout-learners, demo-links, links-text or smoke-links")
+                                     "put to the test), heldout-learners, heldout-advice, unequal-links, demo-links, "
+                                     "links-text or smoke-links")
     parser.add_argument("--out", type=folder, help="folder to write to (default: out/PLAN)")
     parser.add_argument("--only", choices=("measure", "train", "report"), help="do one of the three parts")
     parser.add_argument("--patience", type=number(0, 1e6), default=120.0, metavar="SECONDS",

@@ -6,9 +6,11 @@ import argparse
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
-from commsweep.experiments.config import Run, Wiring, override, run_id
+from commsweep.experiments.config import Cable, Run, Wiring, override, run_id
+from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import DIVERGED, FINISHED, RunFolder, Store
 from commsweep.options import count, number, port, whole
@@ -36,6 +38,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                         help="of every link, each way: 10Mbit, 1Gbit, ... (default: as it is)")
     parser.add_argument("--latency", type=seconds, default=0.0, metavar="TIME",
                         help="of every link, one way: 5ms, 0.1s (default: none)")
+    parser.add_argument("--links", type=cables, default=(), metavar="FILE",
+                        help='where links differ, one for each pair of neighbouring stages: [{"bandwidth": "5Mbit", '
+                             '"latency": "20ms"}, {"bandwidth": "1Gbit"}, ...]')
     parser.add_argument("--port", type=port, help="where the stages find each other (default: any that is free)")
     parser.set_defaults(command=_pipeline)
 
@@ -70,14 +75,38 @@ def seconds(text: str) -> float:
     return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
 
 
+def cables(path: str) -> tuple[Cable, ...]:
+    """The links of a JSON file, in the words of --bandwidth and --latency."""
+    read = {"bandwidth": bandwidth, "latency": seconds}
+    try:
+        told = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: no JSON file of links ({error})") from None
+    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told) or not told:
+        raise argparse.ArgumentTypeError(f'{path}: a list of links is needed, [{{"bandwidth": "5Mbit"}}, ...]')
+    made = []
+    for turn, one in enumerate(told):
+        for key, value in one.items():
+            if key not in read or not isinstance(value, str):
+                raise argparse.ArgumentTypeError(f'{path}, link {turn}: {json.dumps({key: value})} says nothing; write '
+                                                 '"bandwidth": "5Mbit" and "latency": "20ms"')
+        try:
+            made.append(Cable(**{key: read[key](value) for key, value in one.items()}))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{path}, link {turn}: {error}") from None
+    return tuple(made)
+
+
 def _pipeline(args: argparse.Namespace) -> int:
     run, store = override(preset(args.preset), changes(args.settings)), Store(args.store)
     from commsweep.experiments.processes import pipeline, stages
 
     if args.stages is not None:
         run = override(run, stages.with_stages(run, args.stages))
+    if args.links and (args.bandwidth or args.latency):
+        raise UserError("--links says what each link is; leave out --bandwidth and --latency")
     wiring = Wiring(schedule=args.schedule, bandwidth=args.bandwidth, latency=args.latency, steps=args.steps,
-                    threads=args.threads or 1)
+                    threads=args.threads or 1, links=args.links)
     folder = pipeline.folder_of(store, run, wiring)
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():  # torchrun, or the like, starts one process a stage
         return _stage(run, wiring, args, folder)

@@ -146,12 +146,26 @@ class Processes(Collectives):
     def gather(self, parts: Parts, what: str) -> Handle[Parts]:
         mine = _joined(parts[0])
         self.sent[what] += mine.numel()
-        every = [torch.empty_like(mine) for _ in range(self.learners)]
-        work = dist.all_gather(every, mine, async_op=True)
+        under_way = self._exchanged(mine)
+        return Handle(lambda: [_parted(one, parts[0]) for one in under_way.wait()])
 
-        def finish() -> Parts:
-            work.wait()
-            return [_parted(one, parts[0]) for one in every]
+    def _exchanged(self, mine: Tensor, sizes: list[int] | None = None) -> Handle[list[Tensor]]:
+        """The learners' bytes, each of as many as one's own or of these sizes; everyone sends straight to everyone.
+
+        As many bytes as a ring takes, in one round instead of learners - 1. Receives are posted before anything is
+        sent: the word that one waits for a message must not itself wait behind what one sends.
+        """
+        own, n = self.here[0], self.learners
+        every = [mine if k == own else mine.new_empty(mine.numel() if sizes is None else sizes[k]) for k in range(n)]
+        others = [(own + turn) % n for turn in range(1, n)]
+        posted = [dist.P2POp(dist.irecv, every[k], k) for k in reversed(others) if every[k].numel()]
+        posted += [dist.P2POp(dist.isend, mine, k) for k in others if mine.numel()]
+        works = dist.batch_isend_irecv(posted) if posted else []
+
+        def finish() -> list[Tensor]:
+            for work in works:
+                work.wait()
+            return every
 
         return Handle(finish)
 
@@ -180,25 +194,12 @@ class Processes(Collectives):
         payloads = [one.pack() for one in messages[0]]
         mine = message.pack(payloads, address)
         self.sent[what] += mine.numel()
-        if even:
-            alike = [torch.empty_like(mine) for _ in range(self.learners)]
-            work = dist.all_gather(alike, mine, async_op=True)
-
-            def arrive() -> Parts:
-                work.wait()
-                return [self._read(text, messages[0], payloads, address) for text in alike]
-
-            return Handle(arrive)
-        sizes = [torch.zeros(1, dtype=torch.int64, device=mine.device) for _ in range(self.learners)]
-        known = dist.all_gather(sizes, torch.tensor([mine.numel()], device=mine.device), async_op=True)
+        lengths = None if even else self._exchanged(torch.tensor([mine.numel()], device=mine.device))
+        under_way = self._exchanged(mine) if even else None
 
         def finish() -> Parts:
-            known.wait()
-            most = max(int(size) for size in sizes)  # gloo's all-gather takes equal lengths: the rest is padding
-            every = [torch.empty(most, dtype=torch.uint8, device=mine.device) for _ in range(self.learners)]
-            dist.all_gather(every, torch.nn.functional.pad(mine, (0, most - mine.numel())))
-            return [self._read(text[: int(size)], messages[0], payloads, address)
-                    for text, size in zip(every, sizes, strict=True)]
+            arrived = under_way or self._exchanged(mine, [int(one) for one in lengths.wait()])
+            return [self._read(text, messages[0], payloads, address) for text in arrived.wait()]
 
         return Handle(finish)
 

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from commsweep.analysis import figure, learners
+from commsweep.analysis import advise, figure, learners
 from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
 from commsweep.analysis.labels import describe
 from commsweep.analysis.measured import Machine, Measured, Model, is_dense, machine_of, measurements, models, quality
@@ -88,6 +88,7 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     try:
         metric, value, steps = quality(store, found)
         made.tables.insert(1, target_table(found, metric, value, steps))
+        made.tables.append(regret_table(compared, fits, steps))
     except UserError:  # no simulation of the dense run: step times say nothing of quality
         steps = None
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,9 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     (folder / "errors.md").write_text(f"{said(errors)}; {_constants(machine)}\n")
     pd.DataFrame([{"id": one.row["id"], "run": one.row["run_id"], "schedule": one.schedule,
                    "stages": len(one.row["transport"]), "bandwidth": one.network.bandwidth,
-                   "latency": one.network.latency, "method": one.method, "bytes": one.bytes_a_step,
+                   "latency": one.network.latency,
+                   "links": f"{rates(one.network)}, {latencies(one.network)}" if one.network.links else "",
+                   "method": one.method, "bytes": one.bytes_a_step,
                    "seconds": one.seconds, "quartile_1": one.row["timing"]["spread"][0],
                    "quartile_3": one.row["timing"]["spread"][1], "steps": one.row["timing"]["steps"],
                    "predicted": fits[one.series].step(one.network) if one.series in fits else None}
@@ -155,7 +158,7 @@ def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) ->
         if len(own) > 2:
             times = [[value(one) for one in own] for value in (lambda one: one.seconds,
                                                               lambda one: fits[one.series].step(one.network))]
-            table.rows.append([schedule, str(stages), rate(network.bandwidth), f"{1e3 * network.latency:g} ms",
+            table.rows.append([schedule, str(stages), rates(network), latencies(network),
                                str(len(own)), _ranked(*times)])
     return table
 
@@ -171,6 +174,16 @@ def _ranked(measured: list[float], predicted: list[float]) -> str:
 ALIKE = 0.02  # of a step: less is within what a measurement repeats to
 
 
+def rates(network: Network) -> str:
+    """The bandwidth of its links, for people."""
+    return " / ".join(rate(one.bandwidth) for one in network.links) or rate(network.bandwidth)
+
+
+def latencies(network: Network) -> str:
+    """The latency of its links, for people."""
+    return f"{' / '.join(f'{1e3 * one.latency:g}' for one in network.links or [network])} ms"
+
+
 def rate(bits: float) -> str:
     """A bandwidth for people."""
     if not bits:
@@ -179,7 +192,8 @@ def rate(bits: float) -> str:
 
 
 def _order(one: Measured) -> tuple[Any, ...]:
-    return one.schedule != "gpipe", one.network.latency, one.network.bandwidth or math.inf, one.seconds
+    return (one.schedule != "gpipe", one.network.latency, one.network.bandwidth or math.inf, repr(one.network.links),
+            one.seconds)
 
 
 def steps_table(found: list[Measured], fits: dict[tuple[str, str], Model], known: Collection[str] = ()) -> Table:
@@ -189,8 +203,8 @@ def steps_table(found: list[Measured], fits: dict[tuple[str, str], Model], known
         model = fits.get(one.series)
         guess = model.step(one.network) if model else None
         basis = model is not None and (model.base is one or one.row["id"] in known)
-        rows.append([one.schedule, str(len(one.row["transport"])), rate(one.network.bandwidth),
-                     f"{1e3 * one.network.latency:g} ms", one.method, f"{one.bytes_a_step:,.0f}",
+        rows.append([one.schedule, str(len(one.row["transport"])), rates(one.network),
+                     latencies(one.network), one.method, f"{one.bytes_a_step:,.0f}",
                      f"{1e3 * one.seconds:.0f}", "-" if guess is None else f"{1e3 * guess:.0f}",
                      "fitted" if basis else "-" if guess is None else f"{100 * (guess / one.seconds - 1):+.0f} %"])
     return Table("steps", "Milliseconds a step, measured over real links and predicted by the timeline",
@@ -204,11 +218,23 @@ def target_table(found: list[Measured], metric: str, value: float, steps: dict[s
     rows = []
     for one in sorted(found, key=_order):
         n = steps[one.row["run_id"]]
-        rows.append([one.schedule, rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms", one.method,
+        rows.append([one.schedule, rates(one.network), latencies(one.network), one.method,
                      "not reached" if n is None else str(n), "-" if n is None else f"{n * one.seconds:.1f}"])
     shown = f"{100 * value:.1f} % accuracy" if metric.endswith("acc") else f"perplexity {value:.3f}"
     return Table("target", f"Seconds to {shown} on the test set: steps of the simulation, times the measured step",
                  ["schedule", "bandwidth", "latency", "method", "steps", "seconds"], rows)
+
+
+def regret_table(compared: list[Measured], fits: dict[tuple[str, str], Model], steps: dict[str, int | None]) -> Table:
+    """What advice costs over links that it has not seen, against the best of what was measured there."""
+    made = advise.regrets(compared, fits, steps)
+    lost = sorted(share for _, _, share in made)
+    said = f"median {100 * median(lost):.1f} %, worst {100 * lost[-1]:.1f} %" if lost else "nothing to choose from"
+    rows = [[str(len(one.row["transport"])), rates(one.network), latencies(one.network),
+             *(f"{own.method}, {own.schedule}" for own in (one, best)), f"{100 * share:.1f} %"]
+            for one, best, share in sorted(made, key=lambda item: _order(item[0]))]
+    return Table("regret", f"Time to the target that the advised setting loses to the best measured one: {said}",
+                 ["stages", "bandwidth", "latency", "advised", "best", "lost"], rows)
 
 
 # Figures.
@@ -313,7 +339,7 @@ def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
                      height=0.12 if message else 0.6)
     titles = ("measured (lines: a message from send to use)", "predicted (thin: messages on a link)")
     for axis, title in zip(axes, titles, strict=True):
-        axis.set(ylabel="stage", title=f"{title}: {chosen.method}, {chosen.schedule}, {rate(chosen.network.bandwidth)}",
+        axis.set(ylabel="stage", title=f"{title}: {chosen.method}, {chosen.schedule}, {rates(chosen.network)}",
                  yticks=range(devices))
         axis.invert_yaxis()
         axis.grid(False)

@@ -95,7 +95,7 @@ SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "z
 
 @dataclass(frozen=True)
 class Network:
-    """The cables between neighbouring devices, all alike, each way on its own.
+    """The cables between neighbouring devices, each way on its own: all alike, or one for each boundary in `links`.
 
     burst: bytes that a token bucket lets through at once after a pause, as shaped links do; crossing: seconds that a
     message takes beyond the latency, in whatever holds it back for that long.
@@ -105,6 +105,11 @@ class Network:
     latency: float = 0.0  # seconds, one way
     burst: float = 0.0
     crossing: float = 0.0
+    links: tuple[Network, ...] = ()  # where they differ; all else then says nothing
+
+    def between(self, one: int, other: int) -> Network:
+        """The cables between two neighbouring devices."""
+        return self.links[min(one, other)] if self.links else self
 
     def seconds(self, nbytes: float) -> float:
         """How long a message occupies a cable, with what Ethernet, IP and TCP add to it."""
@@ -151,6 +156,7 @@ class Times:
     cores: int = 0  # of the machine that all stages share; 0: each device has its own
     cold: dict[str, Cold] = field(default_factory=dict)  # of F, B and U after a wait
     wake: Cold = WARM  # of handling a message after a wait, in multiples of `handling`
+    tied: float = 0.0  # bytes that the first and the last device hand to each other before their updates
 
 
 @dataclass(frozen=True)
@@ -214,13 +220,35 @@ class _Planner:
                     moved = True
             if not moved:
                 raise ValueError("the order of the schedule waits for itself")
+        tied = self._tied()
         for device, order in enumerate(self.orders):
             own = sum(self.times.update[device :: self.devices]) if self.times.update else 0.0
             handed = [one for action in order if self.engine.blocking and self._left(action)
                       for one in self.handed[action]]
             self.last[device] = self._add(UPDATE, own, (f"device {device}", *self.host),
-                                          [self.last[device], *handed], device=device, idle=self.times.cold.get("U"))
+                                          [self.last[device], *handed, *tied.get(device, [])], device=device,
+                                          idle=self.times.cold.get("U"))
         return list(self.last.values())
+
+    def _tied(self) -> dict[int, list[int]]:
+        """The activities after which the first and the last device have each other's gradients of what they share; by
+        device. A message crosses all cables at once, as fast as the slowest lets it."""
+        if not self.times.tied or self.devices < 2:
+            return {}
+        path = [self.network.between(k, k + 1) for k in range(self.devices - 1)]
+        delay, ends, made = sum(one.delay for one in path), (0, self.devices - 1), {}
+        for sender, receiver in (ends, ends[::-1]):
+            step = 1 if receiver > sender else -1
+            cables = tuple(f"cable {k}>{k + step}" for k in range(sender, receiver, step))
+            way = {"device": sender, "target": receiver}
+            after = [self._handle(sender, [self.last[sender]], way)]
+            if self.engine.rendezvous:
+                after.append(self._add(ASK, 0.0, (), [self.last[receiver]], delay, **way))
+            sent = self._add(SEND, max(one.seconds(self.times.tied) for one in path), cables, after,
+                             spare=max(one.spare for one in path), **way)
+            made[receiver] = [self._handle(receiver, [self._add(ARRIVE, 0.0, (), [sent], delay, **way)], way)]
+            made.setdefault(sender, []).append(sent)
+        return made
 
     def _add(self, kind: str, seconds: float, uses: tuple[str, ...], after: list[int], delay: float = 0.0,
              **where: Any) -> int:
@@ -293,8 +321,9 @@ class _Planner:
         waiting = self.began.get(receiver) if before is None else self.here.get(before)
         if self.engine.rendezvous and waiting is None and (turn or self.number):
             return None
-        times, network, (_, stage, i) = self.times, self.network, source
+        times, (_, stage, i) = self.times, source
         forward, device = target[1] > stage, stage % self.devices
+        network = self.network.between(device, receiver)
         sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target[1])
         way = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
         after = [self.packed[source]]
@@ -315,7 +344,7 @@ class _Planner:
         if not left:  # within the device
             return self.here[source]
         way = {"device": source[1] % self.devices, "target": device, "stage": source[1], "microbatch": source[2]}
-        there = self._add(ARRIVE, 0.0, (), [left], self.network.delay, **way)
+        there = self._add(ARRIVE, 0.0, (), [left], self.network.between(way["device"], device).delay, **way)
         return self._handle(device, [there], way)
 
     def _handle(self, device: int, after: list[int], way: dict[str, int]) -> int:

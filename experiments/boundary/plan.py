@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from commsweep.experiments.config import Links
+from commsweep.experiments import compressors
+from commsweep.experiments.compressors.sparse import ForwardMask
+from commsweep.experiments.config import Links, Run
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.feedback import boundaries as feedback
 
@@ -43,6 +45,21 @@ def message_shapes(model: nn.Module, modules: dict[str, nn.Module],
     for hook in hooks:
         hook.remove()
     return shapes, work
+
+
+def message_bytes(run: Run, shapes: dict[str, torch.Size]) -> dict[str, tuple[int, int]]:
+    """Bytes (forward, backward) of a microbatch's message at every cut. Raises NotImplementedError where they depend on
+    the data."""
+    made, rows = {}, run.data.batch_size // run.microbatches
+    for cut, shape in shapes.items():
+        links, message = run.links(cut), torch.Size([rows, *shape])
+        fwd, bwd = (compressors.build(link.compressor) for link in (links.fwd, links.bwd))
+        if isinstance(bwd, ForwardMask):  # the values that the forward message kept, without their places
+            back = fwd.layouts(message, torch.float32)[0]["values"].most_bytes
+        else:
+            back = bwd.formula_bytes(message, torch.float32)
+        made[cut] = fwd.formula_bytes(message, torch.float32), back
+    return made
 
 
 def memory_bytes(links: dict[str, Links], shapes: dict[str, torch.Size], batch_size: int,

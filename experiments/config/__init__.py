@@ -32,7 +32,7 @@ from commsweep.experiments.config.compressors import (
     TopKStrict,
     Uniform,
 )
-from commsweep.experiments.config.execution import Execution, LearnerWiring, Wiring, check_device
+from commsweep.experiments.config.execution import Cable, Execution, LearnerWiring, Wiring, check_device
 from commsweep.experiments.config.feedback import (
     AQSGD,
     EF,
@@ -87,6 +87,7 @@ __all__ = [
     "AdaCompResidue",
     "AdamW",
     "Bottleneck",
+    "Cable",
     "Cast",
     "Compression",
     "CompressorSpec",

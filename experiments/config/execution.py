@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from commsweep.experiments.config.base import Spec
 from commsweep.experiments.errors import UserError
@@ -88,11 +88,19 @@ def bucket(bandwidth: float) -> int:
     return max(2 * (MTU + 14), round(bandwidth / 8 * 0.25e-3))
 
 
+class Cable(Spec):
+    """A link between two processes, each way on its own."""
+
+    bandwidth: Annotated[float, Field(ge=0, description="bits a second; 0: unlimited")] = 0.0
+    latency: Annotated[float, Field(ge=0, description="seconds, one way")] = 0.0
+
+
 class Wiring(Spec):
     """How a Run's stages execute as processes; what of it changes only time is not part of the Run.
 
     bandwidth: bits a second of every link, each way (0: as the machine has it); latency: seconds one way; both are
-    imposed by real shaped links. steps: end after so many, without an evaluation (0: the whole training).
+    imposed by real shaped links. links: where they differ, that of each boundary from the first stage on. steps: end
+    after so many, without an evaluation (0: the whole training).
     """
 
     schedule: Literal["gpipe", "1f1b"] = "gpipe"
@@ -100,6 +108,20 @@ class Wiring(Spec):
     latency: Annotated[float, Field(ge=0, description="seconds, one way")] = 0.0
     steps: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1, description="of each stage")] = 1
+    links: Annotated[tuple[Cable, ...], Field(exclude_if=lambda links: not links)] = ()
+
+    @model_validator(mode="after")
+    def _alike_or_not(self) -> Wiring:
+        if self.links and (self.bandwidth or self.latency):
+            raise ValueError("links of their own leave no bandwidth or latency that all share: give one of both")
+        return self
+
+    def cables(self, stages: int) -> list[Cable]:
+        """The link of each boundary between so many stages. Raises UserError when there are other ones."""
+        if self.links and len(self.links) != stages - 1:
+            raise UserError(f"{len(self.links)} links for {stages - 1} boundaries: write one for each pair of "
+                            "neighbouring stages")
+        return list(self.links) or [Cable(bandwidth=self.bandwidth, latency=self.latency)] * (stages - 1)
 
 
 class LearnerWiring(Spec):

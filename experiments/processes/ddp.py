@@ -22,6 +22,7 @@ from typing import Any
 
 from commsweep.experiments.config import (
     SCHEMA,
+    Cable,
     Execution,
     LearnerWiring,
     Link,
@@ -103,7 +104,7 @@ def _launch(folder: RunFolder, learners: int, latency: float, shaped: bool, pati
         return
     from commsweep.experiments.processes import namespaces
 
-    with namespaces.star(learners, 0.0, latency) as nodes:
+    with namespaces.star(learners, Cable(latency=latency)) as nodes:
         launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience, "learner")
 
 

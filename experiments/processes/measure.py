@@ -1,4 +1,4 @@
-"""Step times of many runs over links of many kinds, with one set of processes for all of one latency.
+"""Step times of many runs over links of many kinds, with one set of processes for all of the same latencies.
 
 Links are reshaped in between. What is to be measured, and how, lies in <store>/pipelines/.links; every measurement is
 recorded as a pipeline's run of its own.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import count, groupby
 from pathlib import Path
 
-from commsweep.experiments.config import Execution, Run, Wiring, parse, record
+from commsweep.experiments.config import Cable, Execution, Run, Wiring, parse, record
 from commsweep.experiments.processes import launch, namespaces, pipeline, stages
 from commsweep.experiments.store import Row, RunFolder, Store, read_json, write_json
 
@@ -36,16 +36,16 @@ def missing(measurements: list[Measurement], store: Store) -> dict[str, Measurem
 def measure(todo: dict[str, Measurement], store: Store, execution: Execution, patience: float,
             done: Callable[[int], None] = lambda n: None) -> None:
     """Take these measurements; `done` hears how many of them there are so far. Needs Linux, root and iproute2."""
-    def kind(item: tuple[str, Measurement]) -> tuple[int, float]:
+    def kind(item: tuple[str, Measurement]) -> list[float]:
         run, wiring = item[1]
-        return stages.count(run), wiring.latency
+        return [one.latency for one in wiring.cables(stages.count(run))]
 
     before = 0
-    for (n, latency), group in groupby(sorted(todo.items(), key=kind), key=kind):
+    for latencies, group in groupby(sorted(todo.items(), key=kind), key=kind):
         own = dict(group)
         folder = RunFolder(store.root / "pipelines" / ".links", store.root)
         folder.make()
-        with folder.locked(), namespaces.chain(n, 0.0, latency) as nodes:
+        with folder.locked(), namespaces.chain([Cable(latency=one) for one in latencies]) as nodes:
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
             write_json(folder.path / "todo.json", {"todo": [
                 [name, record(run), wiring.model_dump(mode="json")] for name, (run, wiring) in own.items()]})
@@ -56,7 +56,7 @@ def measure(todo: dict[str, Measurement], store: Store, execution: Execution, pa
 
 
 def work(store: Store, folder: RunFolder) -> None:
-    """A stage's part in all measurements of one latency."""
+    """A stage's part in all measurements of the same latencies."""
     import torch.distributed as dist
 
     from commsweep.experiments.processes.trainer import Trainer, connect
@@ -72,7 +72,7 @@ def work(store: Store, folder: RunFolder) -> None:
         if first:
             recorded.make()
             pipeline.begin(recorded, run, wiring, environment(str(device)))
-            namespaces.shape(wiring.bandwidth)
+            namespaces.shape(*(one.bandwidth for one in wiring.cables(stages.count(run))))
         for turn in count():
             dist.barrier()
             row = Trainer(run, wiring, execution, recorded, device).train()

@@ -19,12 +19,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from commsweep.experiments.config.execution import MTU, bucket
+from commsweep.experiments.config.execution import MTU, Cable, bucket
 from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.processes.launch import die_with_parent
 
@@ -138,35 +138,36 @@ def sweep_up() -> list[str]:
 
 
 @contextmanager
-def chain(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[Chain]:
-    """Namespaces for `nodes` stages, links of `bandwidth` bits a second (0: unlimited) and `latency` seconds one way.
+def chain(cables: Sequence[Cable]) -> Iterator[Chain]:
+    """Namespaces for stages joined by these links.
 
     Raises UserError where this machine does not allow it. All is removed at the end.
     """
+    nodes = len(cables) + 1
     made = Chain(_owned(os.getpid()), nodes)
-    with _nodes(made, nodes, bandwidth, latency) as (netem, relays):
-        for k in range(nodes - 1):
+    with _nodes(made, nodes, cables) as (netem, relays):
+        for k, cable in enumerate(cables):
             ends = [(made.node(k), made.interface(k, True)), (made.node(k + 1), made.interface(k + 1, False))]
-            _link(made, k, ends, bandwidth, latency, netem, relays)
+            _link(made, k, ends, cable, netem, relays)
         for k in range(nodes):
             made._route(k)
         yield made
 
 
 @contextmanager
-def star(nodes: int, bandwidth: float = 0.0, latency: float = 0.0) -> Iterator[Star]:
-    """Namespaces for `nodes` learners, each with a link to a hub, of `bandwidth` bits a second each way (0: unlimited);
-    from node to node it takes `latency` seconds. As `chain` otherwise."""
-    made = Star(_owned(os.getpid()), nodes)
-    with _nodes(made, nodes + 1, bandwidth, latency) as (netem, relays):
+def star(nodes: int, cable: Cable) -> Iterator[Star]:
+    """Namespaces for `nodes` learners, each with a link of this bandwidth to a hub; the latency is from node to node.
+    As `chain` otherwise."""
+    made, own = Star(_owned(os.getpid()), nodes), cable.model_copy(update={"latency": cable.latency / 2})
+    with _nodes(made, nodes + 1, [own]) as (netem, relays):
         for k in range(nodes):
-            _link(made, k, made.ends(k), bandwidth, latency / 2, netem, relays)
+            _link(made, k, made.ends(k), own, netem, relays)
             _run("ip", "-n", made.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
         yield made
 
 
 @contextmanager
-def _nodes(made: Chain, nodes: int, bandwidth: float, latency: float) -> Iterator[tuple[bool, list[subprocess.Popen]]]:
+def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[tuple[bool, list[subprocess.Popen]]]:
     """Empty namespaces; (whether the kernel has netem, processes that are to be ended with them)."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         raise UserError("--bandwidth and --latency need Linux, root and iproute2 (ip, tc); run the processes on "
@@ -178,8 +179,9 @@ def _nodes(made: Chain, nodes: int, bandwidth: float, latency: float) -> Iterato
             _run("ip", "netns", "add", made.node(k))
             _run("ip", "-n", made.node(k), "link", "set", "lo", "up")
             _run("ip", "netns", "exec", made.node(k), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        netem = latency > 0 and _has_netem(made)
-        if latency and not netem and not 0 < bandwidth < RELAY_RATE:
+        late = [one for one in cables if one.latency]
+        netem = bool(late) and _has_netem(made)
+        if not netem and any(not 0 < one.bandwidth < RELAY_RATE for one in late):
             notice(f"this kernel has no netem: latency comes from a relay process, which carries at most about "
                    f"{RELAY_RATE / 1e6:.0f} Mbit/s each way, whatever --bandwidth says")
         yield netem, relays
@@ -191,11 +193,11 @@ def _nodes(made: Chain, nodes: int, bandwidth: float, latency: float) -> Iterato
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _link(made: Chain, k: int, ends: list[tuple[str, str]], bandwidth: float, latency: float, netem: bool,
+def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem: bool,
           relays: list[subprocess.Popen]) -> None:
     """Join two nodes by link k. The first end has address 10.213.k.1 in a chain, in a star the hub's end has it."""
     ends = ends[::-1] if isinstance(made, Star) else ends
-    if latency and not netem:
+    if cable.latency and not netem:
         wire, inner = f"{made.name}w{k}", [f"{made.name}x{k}", f"{made.name}y{k}"]
         _run("ip", "netns", "add", wire)
         for (space, outer), inside in zip(ends, inner, strict=True):
@@ -203,7 +205,7 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], bandwidth: float, la
             _run("ip", "-n", wire, "link", "set", inside, "mtu", str(MTU), "up")
         relays.append(subprocess.Popen(
             ["ip", "netns", "exec", wire, sys.executable, "-m", "commsweep.experiments.processes.namespaces", *inner,
-             str(latency)], stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(9)))
+             str(cable.latency)], stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(9)))
     else:
         (left, one), (right, other) = ends
         _run("ip", "link", "add", one, "netns", left, "type", "veth", "peer", "name", other, "netns", right)
@@ -213,26 +215,26 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], bandwidth: float, la
         # Of a link that both ends fill, some congestion controls let one direction starve until the other is done.
         _run("ip", "netns", "exec", space, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle;"
              "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
-        if netem:
+        if netem and cable.latency:
             _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "netem",
-                 "delay", f"{latency * 1e6:.0f}us", "limit", "100000")
-        _rate(space, name, bandwidth)
+                 "delay", f"{cable.latency * 1e6:.0f}us", "limit", "100000")
+        _rate(space, name, cable.bandwidth)
 
 
-def shape(bandwidth: float) -> None:
-    """Give all links of the chain or star this process is in another bandwidth."""
+def shape(*bandwidths: float) -> None:
+    """Give the links of the chain this process is in these bandwidths, or all links of its star the one."""
     name = os.environ[CHAIN]
     if STAR in os.environ:
         star = Star(name, int(os.environ["WORLD_SIZE"]))
         for k in range(star.nodes):
             for space, end in star.ends(k):
-                _rate(space, end, bandwidth)
+                _rate(space, end, *bandwidths)
         return
     made = Chain(name, int(os.environ["WORLD_SIZE"]))
     for k in range(made.nodes):
         for right in (False, True):
             if (k or right) and (k + 1 < made.nodes or not right):
-                _rate(made.node(k), made.interface(k, right), bandwidth)
+                _rate(made.node(k), made.interface(k, right), bandwidths[k if right else k - 1])
 
 
 def _rate(space: str, name: str, bandwidth: float) -> None:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from commsweep.experiments.config import SCHEMA, Execution, Run, Wiring, canonical, record, run_id
+from commsweep.experiments.config import SCHEMA, Cable, Execution, Run, Wiring, canonical, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import launch, stages
 from commsweep.experiments.store import Busy, Row, RunFolder, Store, read_json, write_json
@@ -50,13 +50,14 @@ def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *
                 return row
             execution.torch_device()  # one that is not there is said once
             n = stages.count(run)
+            cables = wiring.cables(n)
             begin(folder, run, wiring, {})
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
             command = [MODULE, str(folder.path.resolve())]
-            if wiring.bandwidth or wiring.latency:
+            if any(one != Cable() for one in cables):
                 from commsweep.experiments.processes import namespaces
 
-                with namespaces.chain(n, wiring.bandwidth, wiring.latency) as nodes:
+                with namespaces.chain(cables) as nodes:
                     launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience)
             else:
                 launch.supervise(folder, launch.torchrun(command, n, port), [{}], show, patience)

@@ -75,7 +75,7 @@ class Trainer:
                  device: torch.device, keep_weights: bool = False) -> None:
         """keep_weights: leave the trained network in the folder, as weights.pt."""
         quiet()
-        _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency'})}", "settings")
+        _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency', 'links'})}", "settings")
         rank, world = dist.get_rank(), dist.get_world_size()
         torch.set_num_threads(wiring.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
@@ -233,7 +233,8 @@ class Trainer:
             return
         other, mine = (self.world - 1 if self.first else 0), self.tied.grad
         theirs = torch.empty_like(mine)
-        both = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
+        # The word that this stage waits must not wait itself, behind what it sends.
+        both = [dist.P2POp(dist.irecv, theirs, other), dist.P2POp(dist.isend, mine, other)]
         for work in dist.batch_isend_irecv(both):
             work.wait()
         self.tied_bytes += mine.numel() * mine.element_size()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from commsweep.experiments.config import Run, own, parse
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
-from commsweep.sweeps.papers import adacomp, bias, kfac, mst, recipe, rudakov, rudakov_text
+from commsweep.sweeps.papers import adacomp, bias, kfac, mst, recipe, rudakov, rudakov_text, unequal
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -35,6 +35,7 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "cifar_recipe": recipe.cifar_recipe,
     "cifar_recipe_jpeg": recipe.cifar_recipe_jpeg,
     "smoke-recipe": recipe.smoke_recipe,
+    "unequal_ratios": unequal.unequal_ratios,
     "demo-gradients": adacomp.demo_gradients,
     "smoke-gradients": adacomp.smoke_gradients,
     "cifar_gradients": adacomp.cifar_gradients,

@@ -8,6 +8,7 @@ from typing import Any
 from commsweep.experiments.config import LearnerWiring, Run, Wiring, override, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
+from commsweep.sweeps.papers import unequal
 from commsweep.sweeps.papers.adacomp import METHODS as METHODS_OF_LEARNERS
 
 Measurement = tuple[Run, Wiring]
@@ -80,13 +81,33 @@ def heldout_links() -> list[Measurement]:
 
 
 def heldout_learners() -> list[LearnerMeasurement]:
-    """The same of learners: dense gradients and two ways of compressing them, two and four learners; each also over
+    """The same of learners: dense gradients and two ways of compressing them, two to eight learners; each also over
     unlimited links."""
     ways = [METHODS_OF_LEARNERS[name] for name in ("dense", "TopK 1 %", "TernGrad")]
-    links = {2: [(0.0, 0.0), (10e6, 0.0), (50e6, 0.005), (200e6, 0.02)], 4: [(0.0, 0.0), (20e6, 0.002), (100e6, 0.01)]}
+    links = {2: [(0.0, 0.0), (8e6, 0.001), (60e6, 0.0), (150e6, 0.03)], 4: [(0.0, 0.0), (15e6, 0.0), (80e6, 0.012)],
+             8: [(0.0, 0.0), (30e6, 0.003)]}
     return [(override(preset("digits"), {"grad.learners": n} | way),
              LearnerWiring(bandwidth=rate, latency=latency, steps=MANY_STEPS))
             for n, own in links.items() for rate, latency in own for way in ways]
+
+
+def heldout_advice() -> list[Measurement]:
+    """Advice put to the test: every method and both schedules over links of which the advice sees nothing, and over
+    unlimited ones, from which it predicts."""
+    base = override(preset("digits"), {"microbatches": 4})
+    links = [(0.0, 0.0), (8e6, 0.0), (20e6, 0.005), (35e6, 0.0), (60e6, 0.001), (120e6, 0.01), (250e6, 0.0)]
+    return [one for schedule in ("gpipe", "1f1b") for rate, latency in links
+            for one in _grid(base, list(METHODS), (rate,), latency, schedule, MANY_STEPS)]
+
+
+def unequal_links() -> list[Measurement]:
+    """Links that differ: one ratio everywhere, ratios by link (see `sweeps/papers/unequal.py`), and dense; each also
+    over unlimited links."""
+    runs = {name: unequal.by_link(name) for name in unequal.UNEQUAL}
+    every = [override(preset("sotu_nano"), {"microbatches": 4}), unequal.one_ratio()]
+    made = [(run, Wiring(steps=MANY_STEPS)) for run in (*every, *runs.values())]
+    return made + [(run, Wiring(links=unequal.cables(name), steps=MANY_STEPS))
+                   for name, own in runs.items() for run in (*every, own)]
 
 
 def smoke_links() -> list[Measurement]:
@@ -97,6 +118,7 @@ def smoke_links() -> list[Measurement]:
 CALIBRATION = "calibrate-links"
 PLANS: dict[str, Callable[[], list[Measurement] | list[LearnerMeasurement]]] = {
     CALIBRATION: calibrate_links, "heldout-links": heldout_links, "heldout-learners": heldout_learners,
+    "heldout-advice": heldout_advice, "unequal-links": unequal_links,
     "demo-links": demo_links, "links-text": links_text, "smoke-links": smoke_links}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from commsweep.experiments.config import Cable
 from commsweep.experiments.processes import launch, namespaces
 from commsweep.experiments.store import Store
 
@@ -24,7 +25,7 @@ rooted = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, rea
 def allowed() -> bool:
     """Whether namespaces can be made here at all."""
     try:
-        with namespaces.chain(2):
+        with namespaces.chain([Cable()]):
             return True
     except namespaces.UserError:
         return False
@@ -78,7 +79,7 @@ def test_the_kernel_counts_what_the_ledger_says(tmp_path):
     seen = {}
     for steps in (8, 40):
         (tmp_path / str(steps)).mkdir()
-        with namespaces.chain(2) as nodes:
+        with namespaces.chain([Cable()]) as nodes:
             store = tmp_path / str(steps)
             command = ["commsweep", "pipeline", "synthetic", *TWO, "epochs=20", "eval_every=20", "--steps", str(steps),
                        "--store", str(store)]
@@ -219,7 +220,7 @@ def test_a_link_that_drops_ends_the_run_or_is_waited_for(tmp_path, down, patienc
     if not allowed():
         pytest.skip("this machine allows no network namespaces")
     Store(tmp_path)
-    with namespaces.chain(2) as nodes:
+    with namespaces.chain([Cable()]) as nodes:
         command = ["commsweep", "pipeline", "synthetic", *TWO, "epochs=60", "eval_every=60", "--store", str(tmp_path),
                    "--patience", str(patience), "--checkpoint-every", "0"]
         processes = [subprocess.Popen(one, env=os.environ | extra, stderr=subprocess.PIPE, text=True)
