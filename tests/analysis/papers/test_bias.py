@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commsweep.analysis import contents, results
-from commsweep.analysis.claim import CONTRADICTED, SUPPORTED
-from commsweep.analysis.papers import bias, recipe, rudakov
+from commsweep.analysis.claim import CONTRADICTED, SUPPORTED, adjust
+from commsweep.analysis.papers import bias, recipe, rudakov, unequal
 from commsweep.experiments.config import run_id
 from commsweep.experiments.store import Store
 from commsweep.sweeps.launch import register
@@ -143,3 +143,13 @@ def test_augmentation_and_aqsgd(tmp_path):
     assert len(claim.effects) == 2 and all(len(one.values) == 5 for one in claim.effects)
     assert claim.verdict == SUPPORTED
     assert all(abs(sum(one.values) / 5 - 4.0) < 1e-6 for one in claim.effects)
+
+
+@pytest.mark.parametrize(("saved", "verdict"), [(0.1, SUPPORTED), (-0.1, CONTRADICTED)])
+def test_ratios_by_link(tmp_path, saved, verdict):
+    frame = unequal.rows(fill(tmp_path, "unequal_ratios", lambda run: 0.0 if run.fwd.compressor.kind == "none" else
+                              0.3 - saved * bool(run.at)))
+    claim, = adjust([unequal.u1(frame)])
+    assert claim.verdict == verdict and len(claim.effects) == 4
+    assert all(len(effect.values) == 7 for effect in claim.effects)
+    assert len(unequal.tables(frame)[0].rows) == 6

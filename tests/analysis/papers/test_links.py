@@ -91,9 +91,10 @@ def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_pa
     names = [row["id"] for row in store.pipelines()]
     made = links.write(store.root, names, tmp_path / "out")
     assert made.error < 0.01
-    steps, target, ranks = (table.texts() for table in made.tables)
+    steps, target, ranks, regret = (table.texts() for table in made.tables)
     assert len(steps) == len(target) == 12 and not ranks  # two methods are no ranking
     assert sum(row[-1] == "fitted" for row in steps) == 4 and steps[0][1:3] == ["4", "1 Mbit/s"]
+    assert regret and all(row[-1] == "0.0 %" for row in regret)  # what is predicted is what made the measurements
     # 99 % of 95 % is 94.05 %: the dense run is there after 30 steps, TopK after 40.
     assert {row[3]: row[4] for row in target} == {"dense": "30", "TopK 10 %": "40"}
     wanted = {"step_time", "time_to_target", "prediction", "gantt", "bubble", "far"}
@@ -102,6 +103,19 @@ def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_pa
         assert "predicted" in (tmp_path / "out" / f"{name}.svg").read_text()
     with pytest.raises(UserError, match="1 of 13 measurements are missing"):
         links.write(store.root, [*names, "other"], tmp_path / "out")
+
+
+def test_advice_that_is_wrong_costs_what_was_measured(store):
+    """At 1 Mbit/s TopK is far ahead; measured as if it were not, taking it costs that time."""
+    network, found = Network(1e6), measured.measurements(store)
+    fits, (_, _, steps) = measured.models(found), measured.quality(store, found)
+    own = [one for one in found if one.network == network and one.schedule == "gpipe"]
+    dense, topk = (next(one for one in own if (one.method == "dense") is is_dense) for is_dense in (True, False))
+    assert [share for *_, share in advising.regrets(own, fits, steps)] == [0.0]
+    slow = measured.Measured(topk.row | {"timing": topk.row["timing"] | {"step_seconds": 2 * dense.seconds}})
+    (advised, best, share), = advising.regrets([dense, slow], fits, steps)
+    assert advised is slow and best is dense
+    assert share == pytest.approx(40 * 2 / 30 - 1)  # 40 steps instead of 30, twice as long each
 
 
 def test_a_method_that_never_gets_there_is_called_that(store):
@@ -155,6 +169,36 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, says):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "says"), [
+    ("[]", "a list of links is needed"), ("{", "no JSON file of links"), ('[{"bandwidth": 5}]', "says nothing; write"),
+    ('[{"speed": "5Mbit"}]', 'link 0: {"speed": "5Mbit"} says nothing'),
+    ('[{}, {"latency": "5"}]', "link 1: '5' is no time"), ('[{"bandwidth": "0Mbit"}]', "nothing arrives"),
+])
+def test_a_file_of_links_is_read_or_its_fault_named(tmp_path, capsys, text, says):
+    path = tmp_path / "links.json"
+    path.write_text(text)
+    assert main(["advise", "digits", "--links", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def test_ratios_by_link_on_the_command_line(store, tmp_path, capsys):
+    path = tmp_path / "links.json"
+    path.write_text('[{"bandwidth": "1Mbit"}, {"bandwidth": "100Mbit"}, {"bandwidth": "100Mbit", "latency": "1ms"}]')
+    settings = ["microbatches=4", "fwd.compressor.kind=topk", "bwd.compressor.kind=topk"]
+    arguments = ["advise", "synthetic", *settings, "--links", str(path), "--ratios", "--store", str(store.root)]
+    assert main([*arguments[:5], "--bandwidth", "1Mbit", *arguments[7:]]) == 2
+    assert "--ratios needs --links FILE" in capsys.readouterr().err
+    assert main([*arguments, "fwd.compressor.ratio=0.3"]) == 2
+    assert "commsweep pipeline synthetic microbatches=4" in capsys.readouterr().err
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first, *others = told["ratios"].values()
+    assert first < 0.1 < min(others) and told["step_seconds"] <= told["one_ratio_step_seconds"]
+    assert main(arguments) == 0
+    assert "ms a step with one ratio everywhere" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", ["fast", "10Mbyte", "-1Mbit"])
 def test_a_bandwidth_has_a_unit(capsys, text):
     assert main(["advise", "digits", f"--bandwidth={text}"]) == 2
@@ -169,5 +213,7 @@ def test_every_plan_is_made_of_runs_that_can_be_cut():
         made = plan(name)
         assert len({(run_id(run), wiring.model_dump_json()) for run, wiring in made}) == len(made)
         assert any(wiring.bandwidth == 0 for _, wiring in made), "nothing to predict from"
+        if name == "unequal-links":
+            assert {len(wiring.links) for _, wiring in made} == {0, 3}
         if name != "heldout-learners":
             assert {stages.count(run) for run, _ in made} == ({2, 3, 4} if name == "heldout-links" else {4})

@@ -112,6 +112,26 @@ def test_a_slow_link_bounds_the_step():
         assert made == pytest.approx(4 * 10 + 4 * 5, rel=1e-2)
 
 
+def test_of_links_that_differ_each_message_takes_its_own():
+    """One microbatch, three stages: nearly nothing but messages, each of its own seconds and latency."""
+    times = Times([1e-6] * 3, [1e-6] * 3, fwd_bytes=[1e4, 1e4], bwd_bytes=[1e4, 1e4])
+    links = Network(links=(Network(8e4 * FRAMES), Network(8e3 * FRAMES, 0.5)))
+    made = plan(gpipe(3, 1), times, links)
+    assert max(span.stop for span in made.run()) == pytest.approx(2 * (1 + 10 + 0.5), rel=1e-4)
+    alike = Network(3e5, 0.1)
+    for engine in (IDEAL, TORCH["gpipe"]):
+        steps = [step_seconds(gpipe(3, 4), times, one, engine) for one in (alike, Network(links=(alike, alike)))]
+        assert steps[0] == steps[1]
+
+
+def test_tied_gradients_cross_all_links_both_ways_at_once():
+    """The first and the last device hand each other 10 s of bytes (over the slowest link) before their updates."""
+    times = Times([F] * 3, [B] * 3, tied=1e4)
+    links = Network(links=(Network(8e4 * FRAMES), Network(8e3 * FRAMES)))
+    alone = step_seconds(gpipe(3, 2), Times([F] * 3, [B] * 3), links)
+    assert step_seconds(gpipe(3, 2), times, links) == pytest.approx(alone + 10)
+
+
 def test_a_shared_machine_serves_as_many_stages_as_it_has_cores():
     """Four stages, many microbatches: on one core everything is in sequence."""
     times = Times([F] * 4, [B] * 4, cores=1)

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from commsweep.analysis.papers import links
 from commsweep.experiments.boundary.channel import Step
 from commsweep.experiments.compressors import build
-from commsweep.experiments.config import Execution, Link, TopK, Wiring
+from commsweep.experiments.config import Cable, Execution, Link, TopK, Wiring
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import launch, pipeline, stages
 from commsweep.experiments.processes.engine import Stage
@@ -155,6 +155,19 @@ def test_a_step_is_the_median_interval_and_its_tasks_are_the_medians():
     assert made["tasks"][0]["F"] == {"seconds": pytest.approx(0.1), "cpu": 0.05}
     assert [round(start, 6) for _, _, start, _ in made["gantt"][0]] == [0.1]
     assert summary([{"began": began[:3], "spans": spans, "passages": []}]) == {}
+
+
+def test_links_of_their_own_are_part_of_a_wiring_and_their_absence_is_not(tmp_path):
+    store, own = Store(tmp_path), Wiring(links=[{"bandwidth": 1e6}, {"latency": 0.1}, {}])
+    before = '{"schedule":"gpipe","bandwidth":1e6,"latency":0.0,"steps":0,"threads":1}'
+    assert json.loads(Wiring(bandwidth=1e6).model_dump_json()) == json.loads(before)
+    assert list(json.loads(Wiring().model_dump_json())) == list(json.loads(before))  # ids are of the text
+    assert pipeline.folder_of(store, tiny(), own).path != pipeline.folder_of(store, tiny(), Wiring()).path
+    assert own.cables(4) == list(own.links) and Wiring(latency=0.1).cables(3) == [Cable(latency=0.1)] * 2
+    with pytest.raises(UserError, match="3 links for 2 boundaries"):
+        own.cables(3)
+    with pytest.raises(ValueError, match="give one of both"):
+        Wiring(bandwidth=1e6, links=[{}])
 
 
 def test_a_measurement_has_a_folder_of_its_own(tmp_path):

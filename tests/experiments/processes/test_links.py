@@ -57,6 +57,26 @@ def leftovers() -> list[str]:
 
 @rooted
 @pytest.mark.slow
+def test_links_that_differ_are_shaped_each_for_itself(tmp_path):
+    """A batch of 32 images, dense: the slow link's share of a step is many times the fast one's, whichever it is."""
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    steps = []
+    for turn, rates in enumerate((("2Mbit", "1Gbit", "1Gbit"), ("1Gbit", "1Gbit", "1Gbit"), ("1Gbit", "1Gbit", "2Mbit"))):
+        path = tmp_path / f"{turn}.json"
+        path.write_text(json.dumps([{"bandwidth": one} for one in rates]))
+        done = subprocess.run([*COMMSWEEP, "pipeline", "synthetic", "--links", str(path), "--steps", "8", "--store",
+                               str(tmp_path / "store"), "--json"], capture_output=True, text=True, timeout=200)
+        row = json.loads(done.stdout)
+        nbytes = row["transport"][0]["sent"]["fwd"] / 8 if turn < 2 else row["transport"][2]["sent"]["fwd"] / 8
+        steps.append((row["timing"]["step_seconds"], 2 * 8 * nbytes / 2e6))
+    fast = steps[1][0]
+    for step, wire in (steps[0], steps[2]):
+        assert step - fast == pytest.approx(wire, rel=0.3), (steps, "both directions of the slow link, no more")
+
+
+@rooted
+@pytest.mark.slow
 def test_a_measurement_over_a_slow_link_takes_the_time_its_bytes_take(tmp_path):
     """Dense messages of 16 KiB each way, and 5 ms: one microbatch cannot hide them."""
     if not allowed():
