@@ -25,12 +25,16 @@ from commsweep.analysis.timeline.iterations import (
     iteration,
 )
 from commsweep.analysis.timeline.pipelines import Network as Wire
+from commsweep.experiments.config.execution import bucket
 from commsweep.experiments.second_order.placement import factors_of
 from commsweep.experiments.store import Row, Store
 
 ALGORITHM = {("after", "everywhere"): "D-KFAC", ("after", "spread"): "MPD-KFAC", ("pipelined", "balanced"): "SPD-KFAC"}
 FUSIONS = {"after": "after the backward", "layer": "layer by layer", "threshold": "by threshold",
            "pipelined": "pipelined"}
+
+
+ACKNOWLEDGED = 1 + 66 / (2 * 1448)  # a frame back for every two that come, over a link that is full both ways
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,8 @@ class Exchange:
     this machine from the run's own measurement over unlimited links; the latencies and bytes of the others are known.
 
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
-    and n - 1 times the message's bytes. Messages of unknown lengths need a second exchange, of their lengths.
+    and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. Messages of unknown
+    lengths need a second exchange, of their lengths; the first learner's running statistics are broadcast after that.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -186,8 +191,12 @@ class Exchange:
         if base is None:
             return None
         exchanges = 1 if one.row["run"]["grad"]["compressor"]["kind"] == "none" else 2
+        exchanges += any(own.get("statistics") for own in base.row["transport"])
         sent = max(sum(own.values()) for own in base.row["transport"]) / base.row["steps"]
-        wire = Wire(one.network.bandwidth).seconds((one.network.learners - 1) * sent)
+        rate = one.network.bandwidth
+        link = Wire(rate, burst=bucket(rate) if rate else 0.0)
+        others = one.network.learners - 1
+        wire = max(0.0, link.seconds(others * sent) * ACKNOWLEDGED - link.spare)
         return base.seconds + exchanges * 2 * one.network.latency + wire
 
 

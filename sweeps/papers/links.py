@@ -84,8 +84,8 @@ def heldout_learners() -> list[LearnerMeasurement]:
     """The same of learners: dense gradients and two ways of compressing them, two to eight learners; each also over
     unlimited links."""
     ways = [METHODS_OF_LEARNERS[name] for name in ("dense", "TopK 1 %", "TernGrad")]
-    links = {2: [(0.0, 0.0), (8e6, 0.001), (60e6, 0.0), (150e6, 0.03)], 4: [(0.0, 0.0), (15e6, 0.0), (80e6, 0.012)],
-             8: [(0.0, 0.0), (30e6, 0.003)]}
+    links = {2: [(0.0, 0.0), (12e6, 0.0), (100e6, 0.015)], 4: [(0.0, 0.0), (25e6, 0.006), (200e6, 0.02)],
+             8: [(0.0, 0.0), (50e6, 0.01)]}
     return [(override(preset("digits"), {"grad.learners": n} | way),
              LearnerWiring(bandwidth=rate, latency=latency, steps=MANY_STEPS))
             for n, own in links.items() for rate, latency in own for way in ways]
