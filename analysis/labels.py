@@ -41,18 +41,36 @@ def exchange(row: dict[str, Any]) -> str:
     """How a run's gradients travel in a few words; "" for plain training."""
     kind, learners = row.get("grad.compressor.kind", "none"), row.get("grad.learners", 1)
     local = f", {steps} local steps" if (steps := row.get("grad.local_steps", 1)) > 1 else ""
+    local += _outer(row)
     if kind == "none":
-        return f"{learners} learners{local}" if learners > 1 else ""
+        return f"{learners} learner{'s' * (learners > 1)}{local}" if learners > 1 or local else ""
     text = label(EXCHANGED, kind)
     if (ratio := row.get("grad.compressor.ratio")) is not None:
         text += f" {100 * ratio:g} %"
     for part, unit in (("bits", " bit"), ("rank", ""), ("levels", " levels")):
         if (value := row.get(f"grad.compressor.{part}")) is not None:
             text += f" {value:g}{unit}"
+    text += f" of {row['grad.transform'].upper()}" if not pd.isna(row.get("grad.transform", math.nan)) else ""
+    text += " in tiles" if row.get("grad.compressor.scope") == "tile" else ""
+    text += _values(row, "grad") + (", Rice" if row.get("grad.compressor.places") == "rice" else "")
     feedback = _remembered(REMEMBERED, row["grad.feedback.kind"])
     schedule = {"steady": "", "ramp": ", ramp",
                 "accordion": f", Accordion x{row.get('grad.schedule.mild', 0):g}"}[row["grad.schedule.kind"]]
     return f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, {learners} learners"
+
+
+def _outer(row: dict[str, Any]) -> str:
+    """How learners that train apart meet: ", outer step every 16"."""
+    own = {key.removeprefix("grad.outer."): value for key, value in row.items() if key.startswith("grad.outer.")
+           and not pd.isna(value)}
+    if not own:
+        return ""
+    text = f", outer step every {own['interval']:g}"
+    text += f", {own['fragments']:g} fragments" if own["fragments"] > 1 else ""
+    text += f", overlap {own['overlap']:g}" if own["overlap"] else ""
+    text += f", keeps {100 * own['keep']:g} %" if own["keep"] else ", adds" if own["merge"] == "add" else ""
+    return text + (", mean of senders" if own["aggregate"] == "senders" else "") + ", clipped" * bool(own["clip"]) + (
+        ", sign" * bool(own.get("sign")))
 
 
 def second_order(row: dict[str, Any]) -> str:

@@ -10,9 +10,10 @@ from commsweep.experiments.compressors.base import Compressor, Payload
 from commsweep.experiments.compressors.coded import Coded, CodedForwardMask
 from commsweep.experiments.compressors.coders import Bottleneck, Subspace
 from commsweep.experiments.compressors.dense import Cast, Dense
-from commsweep.experiments.compressors.levels import QSGD, Natural, OneBit, Sign, Tern
+from commsweep.experiments.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Statistical, Tern
 from commsweep.experiments.compressors.lowrank import LowRank
 from commsweep.experiments.compressors.quantize import FixedBatch, FixedPoint, Uniform
+from commsweep.experiments.compressors.rice import RiceTopK
 from commsweep.experiments.compressors.sparse import ForwardMask, RandomK, RandTopK, Sparsifier, TopK, TopKStrict
 from commsweep.experiments.compressors.tah import TAH
 from commsweep.experiments.compressors.thresholds import Dryden, SIDCo, Threshold
@@ -38,6 +39,8 @@ KINDS: dict[str, type[Compressor]] = {
     "tern": Tern,
     "qsgd": QSGD,
     "natural": Natural,
+    "statistical": Statistical,
+    "e3m0": E3M0,
     "threshold": Threshold,
     "dryden": Dryden,
     "sidco": SIDCo,
@@ -59,8 +62,9 @@ def build(spec: Spec | dict[str, Any]) -> Compressor:
             spec = TypeAdapter(CompressorSpec).validate_python(spec)
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
+    kind = RiceTopK if getattr(spec, "places", None) == "rice" else KINDS[spec.kind]
     if (values := getattr(spec, "values", None)) is None:
-        return KINDS[spec.kind](spec)
+        return kind(spec)
     if isinstance(spec, ForwardMaskSpec):
         return CodedForwardMask(spec, build(values))
-    return Coded(spec, KINDS[spec.kind](spec.model_copy(update={"values": None})), build(values))
+    return Coded(spec, kind(spec.model_copy(update={"values": None})), build(values))

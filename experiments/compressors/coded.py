@@ -22,6 +22,7 @@ from commsweep.experiments.compressors.base import (
     rows,
     unrows,
 )
+from commsweep.experiments.compressors.rice import RiceTopK
 from commsweep.experiments.compressors.sparse import FixedK, ForwardMask, Sparsifier, scatter
 from commsweep.experiments.config import Spec
 from commsweep.experiments.errors import UserError
@@ -31,6 +32,8 @@ PREFIX = "values."  # of the codec's parts
 
 class Coded(Sparsifier):
     """A sparsifier that keeps the same number of every row, and a codec of what it keeps."""
+
+    _places: Tensor | int = 0  # bytes of the last message's places, where they depend on the data
 
     def __init__(self, spec: Spec, inner: FixedK, codec: Compressor) -> None:
         """spec: of both; inner, codec: built from its parts."""
@@ -48,6 +51,8 @@ class Coded(Sparsifier):
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
         mask = self.inner.masked(x, seed)[1]
         flat, kept = self.inner.as_rows(x), self.inner.as_rows(laid_out(mask, x))
+        if isinstance(self.inner, RiceTopK):  # a value may arrive as zero: only now are the places known
+            self._places = self.inner.place_bytes(kept)
         sent = self.codec.apply(taken(flat, kept, self.inner.kept(x.shape)[1]), _codes(seed))
         y = self.inner.from_rows(put(sent * self.inner.gain(x.shape), kept), x)
         return y, mask if want_mask else None
@@ -56,6 +61,11 @@ class Coded(Sparsifier):
         n_rows, k = kept = self.inner.kept(shape)
         places = self.inner.formula_bytes(shape, dtype) - n_rows * k * dtype.itemsize
         return places + self.codec.formula_bytes(torch.Size(kept), dtype)
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        if not isinstance(self.inner, RiceTopK):
+            return super().bytes_sent(y)
+        return self._places + self.codec.formula_bytes(torch.Size(self.inner.kept(y.shape)), y.dtype)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         values = self.codec.layouts(torch.Size(self.inner.kept(shape)), dtype)

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from commsweep.experiments.compressors import kernels
-from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload, row_shape, rows, unrows
+from commsweep.experiments.compressors.base import (
+    Compressor,
+    Field,
+    Payload,
+    laid_out,
+    payload,
+    row_shape,
+    rows,
+    unrows,
+)
 from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack
 from commsweep.experiments.errors import UserError
 
@@ -106,6 +115,66 @@ class Tern(Levels):
 
     def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
         return torch.where(codes == 1, scales, torch.where(codes == 2, -scales, scales - scales))
+
+
+class E3M0(Levels):
+    """Sign and exponent: s 2^-j for j = 0 .. 6, or zero; s = max |x| of a sample.
+
+    The nearest in the logarithm (a mantissa below sqrt(1/2) rounds down); zero below s / 128, half of the least value.
+    nbytes = ceil(elements / 2) + 4 * samples. Source: the format of arXiv 2501.18512, whose scale is not published.
+    """
+
+    code_bits = 4
+
+    def _codes(self, flat: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        s = flat.abs().amax(1, keepdim=True)
+        mantissa, exponent = torch.frexp((flat.abs() / s).nan_to_num(0.0))  # mantissa 2^exponent, mantissa in [1/2, 1)
+        j = torch.where(mantissa >= 0.5**0.5, -exponent, 1 - exponent)
+        j = torch.where(flat.abs() * 128 < s, 7, j.clamp(0, 6))
+        return torch.where(flat < 0, 8, 0) + torch.where(s > 0, j, 7), s
+
+    def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
+        j = codes % 8
+        size = torch.where(j == 7, scales - scales, torch.ldexp(scales, -j.to(torch.int32)))
+        return torch.where(codes >= 8, -size, size)
+
+
+class Statistical(Compressor):
+    """2^bits levels over all values: code = round(c / scale + bins / 2) of c = x - mean(x), scale = range std / bins,
+    bins = 2^bits; a level stands for the mean of the values that it takes.
+
+    nbytes = ceil(elements * bits / 8) + 4 * bins: the mean is added to the levels before they travel. Source:
+    SparseLoCo, arXiv 2508.15706, whose code sends it apart.
+    """
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        codes, book = self._codes(x)
+        return book[codes].reshape(x.shape).to(x.dtype)
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return packed_bytes(shape.numel(), self.spec.bits) + 4 * 2**self.spec.bits
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [{"codes": Field(torch.uint8, (packed_bytes(shape.numel(), self.spec.bits),)),
+                 "book": Field(torch.float32, (2**self.spec.bits,))}]
+
+    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 codes [elements] in the order of the message's dimensions, and what they stand for [bins]."""
+        flat, bins = x.reshape(-1).float(), 2**self.spec.bits
+        shift = flat.mean()
+        c = flat - shift
+        scale = self.spec.range * c.std(correction=min(1, c.numel() - 1)) / bins
+        codes = (c / scale.clamp(min=1e-30) + bins / 2).round().clamp(0, bins - 1).nan_to_num(0.0).long()
+        taken = torch.stack([codes == j for j in range(bins)])
+        return codes, (c * taken).sum(1) / taken.sum(1).clamp(min=1) + shift
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        codes, book = self._codes(x)
+        return payload(x, codes=pack(codes, self.spec.bits), book=book)
+
+    def _decode(self, payload: Payload) -> Tensor:
+        codes = unpack(payload.parts["codes"], self.spec.bits, payload.shape.numel())
+        return laid_out(payload.parts["book"][codes].reshape(payload.shape).to(payload.dtype), payload)
 
 
 class Natural(Compressor):

@@ -12,6 +12,7 @@ from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
     Payload,
+    channels_last,
     laid_out,
     payload,
     row_shape,
@@ -160,15 +161,47 @@ class TopK(FixedK):
         return self.from_rows(scatter(values, mask), payload)
 
     def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
+        if self.spec.scope == "tile":
+            samples, down, a, across, b = tiles(shape, self.spec.tile or TILE)
+            return samples * down * across, a * b
         if self.spec.scope == "tensor" or not shape:
             return 1, shape.numel()
         return (shape[:-1].numel(), shape[-1]) if self.spec.scope == "last" else row_shape(shape)
 
     def as_rows(self, x: Tensor) -> Tensor:
+        if self.spec.scope == "tile":
+            return x.reshape(tiles(x.shape, self.spec.tile or TILE)).transpose(2, 3).reshape(self._row_shape(x.shape))
         return (x if self.spec.scope == "last" else rows(x)).reshape(self._row_shape(x.shape))
 
     def from_rows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
+        if self.spec.scope == "tile":
+            samples, down, a, across, b = tiles(like.shape, self.spec.tile or TILE)
+            plain = flat.reshape(samples, down, across, a, b).transpose(2, 3).reshape(like.shape)
+            last = like.channels_last if isinstance(like, Payload) else channels_last(like)
+            return plain.contiguous(memory_format=torch.channels_last) if last else plain
         return flat.reshape(like.shape) if self.spec.scope == "last" else unrows(flat, like)
+
+
+TILE = 64  # SparseLoCo's
+
+
+def tiles(shape: torch.Size, side: int) -> tuple[int, int, int, int, int]:
+    """(samples, tiles down, rows of one, tiles across, columns of one) of a message whose samples are matrices, their
+    first dimension by all others, or vectors. Sides are the largest divisors up to `side`, of a vector up to its
+    square."""
+    samples, *rest = shape if len(shape) > 1 else (1, *shape)
+    if len(rest) < 2:
+        n = shape.numel() // samples
+        b = divisor(n, side * side)
+        return samples, 1, 1, n // b, b
+    down, across = rest[0], torch.Size(rest[1:]).numel()
+    a, b = divisor(down, side), divisor(across, side)
+    return samples, down // a, a, across // b, b
+
+
+def divisor(n: int, most: int) -> int:
+    """The largest divisor of n up to `most`."""
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
 class Counted(Sparsifier):

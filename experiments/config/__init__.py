@@ -3,6 +3,7 @@
 from commsweep.experiments.config.base import Spec, by_kind
 from commsweep.experiments.config.compressors import (
     CLTK,
+    E3M0,
     QSGD,
     TAH,
     AdaComp,
@@ -25,6 +26,7 @@ from commsweep.experiments.config.compressors import (
     RandTopK,
     SIDCo,
     Sign,
+    Statistical,
     Subspace,
     Tern,
     Threshold,
@@ -49,9 +51,9 @@ from commsweep.experiments.config.feedback import (
     NoFeedback,
     Residue,
 )
-from commsweep.experiments.config.gradients import Accordion, Gradients, Ramp, Steady
+from commsweep.experiments.config.gradients import Accordion, Gradients, Outer, Ramp, Steady
 from commsweep.experiments.config.links import Link, Links
-from commsweep.experiments.config.override import explain, members, override, parse, tags
+from commsweep.experiments.config.override import explain, members, override, parse, parse_gradients, tags
 from commsweep.experiments.config.run import SCHEMA, Run, canonical, flatten, record, run_id
 from commsweep.experiments.config.second_order import KFAC
 from commsweep.experiments.config.sparsity import Phase, Sparsity
@@ -64,6 +66,7 @@ from commsweep.experiments.config.training import (
     ImageModel,
     ImageSet,
     Linear,
+    Muon,
     OwnModel,
     OwnSet,
     TextModel,
@@ -73,6 +76,7 @@ from commsweep.experiments.config.training import (
 __all__ = [
     "AQSGD",
     "CLTK",
+    "E3M0",
     "EF",
     "EF21",
     "EF21SGDM",
@@ -115,10 +119,12 @@ __all__ = [
     "LowPass",
     "LowRank",
     "MomentumCorrection",
+    "Muon",
     "Natural",
     "NoCompressor",
     "NoFeedback",
     "OneBit",
+    "Outer",
     "OwnModel",
     "OwnSet",
     "Phase",
@@ -132,6 +138,7 @@ __all__ = [
     "Sign",
     "Sparsity",
     "Spec",
+    "Statistical",
     "Steady",
     "Subspace",
     "Tern",
@@ -150,6 +157,7 @@ __all__ = [
     "members",
     "override",
     "parse",
+    "parse_gradients",
     "record",
     "run_id",
     "tags",

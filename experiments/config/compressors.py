@@ -182,6 +182,27 @@ class QSGD(Compression):
     coding: Literal["elias", "fixed"] = "elias"
 
 
+class Statistical(Compression):
+    """2^`bits` levels around the mean of all values, `range` deviations wide, each the mean of its values (SparseLoCo).
+    """
+
+    cost: ClassVar[str] = "packed codes + 4 a level"
+    kind: Literal["statistical"] = "statistical"
+    bits: Bits = 2
+    range: Annotated[float, Field(gt=0, description="width of all levels, in standard deviations")] = 6.0
+
+
+class E3M0(Compression):
+    """A sample's largest magnitude times 1, 1/2, ... 1/64, or zero: the nearest by its logarithm (Streaming DiLoCo).
+
+    What its codes are scaled by is not published, so this reading is ours.
+    """
+
+    label: ClassVar[str] = "E3M0"
+    cost: ClassVar[str] = "4 bits a value + 4 a sample"
+    kind: Literal["e3m0"] = "e3m0"
+
+
 class Natural(Compression):
     """Powers of two, drawn without bias: 9 bits a value (natural compression)."""
 
@@ -189,7 +210,7 @@ class Natural(Compression):
     kind: Literal["natural"] = "natural"
 
 
-ValueSpec = Cast | Uniform | FixedPoint | Sign | OneBit | Tern | Natural
+ValueSpec = Cast | Uniform | FixedPoint | Sign | OneBit | Tern | Natural | Statistical | E3M0
 
 
 class Selection(Compression):
@@ -200,7 +221,12 @@ class Selection(Compression):
 
 
 class TopK(Selection):
-    """Keep the `ratio` largest magnitudes of every sample, of the tensor, or of every last-dimension row."""
+    """Keep the `ratio` largest magnitudes of every sample, tile, last-dimension row, or of the tensor.
+
+    Tiles are `tile` x `tile` entries of a sample as a matrix (its first dimension by all others), of fewer where sides
+    do not divide; a vector is cut into runs of tile^2. places: Rice codes of the gaps between kept places, where they
+    are shorter than indices and a bitmask.
+    """
 
     label: ClassVar[str] = "TopK"
     cost: ClassVar[str] = "values + the smaller of packed indices and a bitmask"
@@ -208,7 +234,16 @@ class TopK(Selection):
     own_places: ClassVar[bool] = True
     kind: Literal["topk"] = "topk"
     ratio: Ratio = 0.1
-    scope: Literal["sample", "tensor", "last"] = "sample"
+    scope: Literal["sample", "tensor", "last", "tile"] = "sample"
+    tile: Annotated[int | None, Field(ge=2, le=256, description="side of a tile; absent: 64")] = None
+    places: Annotated[Literal["rice"] | None, Field(description="how places travel; absent: the shorter of indices "
+                                                    "and a bitmask")] = None
+
+    @model_validator(mode="after")
+    def _tiled(self) -> TopK:
+        if self.tile is not None and self.scope != "tile":
+            raise ValueError(f"tile={self.tile} has no effect unless scope=tile")
+        return self
 
 
 class TopKStrict(Compression):
@@ -326,10 +361,13 @@ class PowerSGD(Compression):
 
 CompressorSpec = Annotated[
     NoCompressor | Cast | TopK | TopKStrict | RandomK | RandTopK | ForwardMask | Uniform | FixedPoint | FixedBatch
-    | TAH | LowRank | Sign | OneBit | Tern | QSGD | Natural | Threshold | Dryden | SIDCo | Bottleneck | Subspace,
+    | TAH | LowRank | Sign | OneBit | Tern | QSGD | Natural | Statistical | E3M0 | Threshold | Dryden | SIDCo
+    | Bottleneck | Subspace,
     Field(discriminator="kind"),
 ]
 
 GradientCompressor = Annotated[
     NoCompressor | Live | Cast | TopK | TopKStrict | RandomK | Uniform | FixedPoint | Sign | OneBit | Tern | QSGD
-    | Natural | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD, Field(discriminator="kind")]
+    | Natural | Statistical | E3M0 | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD,
+    Field(discriminator="kind"),
+]

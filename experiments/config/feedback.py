@@ -64,10 +64,11 @@ FeedbackSpec = Annotated[NoFeedback | EF | EFMixed | EF21 | AQSGD, Field(discrim
 
 
 class Residue(Correction):
-    """Error feedback: send C(g + e), keep e = g + e - C(g + e)."""
+    """Error feedback: send C(g + e), keep e = g + e - C(g + e); e is multiplied by `decay` first."""
 
     label: ClassVar[str] = "EF"
     kind: Literal["ef"] = "ef"
+    decay: Annotated[float | None, Field(gt=0, lt=1, description="absent: 1")] = None
 
 
 class AdaCompResidue(Correction):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from commsweep.experiments.config.base import Spec
+from commsweep.experiments.config.base import Positive, Spec
 from commsweep.experiments.config.compressors import GradientCompressor, NoCompressor
 from commsweep.experiments.config.feedback import GradientFeedback, NoFeedback
 
@@ -36,6 +36,46 @@ class Accordion(Spec):
 GradientSchedule = Annotated[Steady | Ramp | Accordion, Field(discriminator="kind")]
 
 
+class Outer(Spec):
+    """Learners with weights and optimizers of their own that meet every `interval` steps: what each has moved by
+    travels as a gradient would, and an outer SGD (`rate`, `momentum`) acts on the mean (DiLoCo, arXiv 2311.08105).
+
+    `fragments` of the model's blocks are exchanged in turn (1: all at once) and used `overlap` steps after they were
+    sent (Streaming DiLoCo, arXiv 2501.18512); then a learner keeps a share `keep` of its own weights (merge "mix"), or
+    adds what it did meanwhile (merge "add": delayed averaging, arXiv 2006.00441). aggregate: the mean over all
+    learners, or at each place over those that sent it (the paper and the code of SparseLoCo, arXiv 2508.15706, differ).
+    clip: a learner's message for a layer is scaled to the median norm over learners, if it is longer. With sign,
+    interval 1, plain SGD inside, a decaying residue and `grad.transform` this is DeMo (arXiv 2411.19870).
+    """
+
+    interval: Annotated[int, Field(ge=1, description="steps between exchanges")] = 16
+    rate: Positive = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = True
+    fragments: Annotated[int, Field(ge=1, description="parts of the model that are exchanged in turn")] = 1
+    overlap: Annotated[int, Field(ge=0, description="steps between sending and using a fragment")] = 0
+    merge: Literal["mix", "add"] = "mix"
+    keep: Annotated[float, Field(ge=0, le=1, description="share of a learner's own weights when it mixes")] = 0.0
+    aggregate: Literal["all", "senders"] = "all"
+    clip: bool = False
+    sign: Annotated[bool, Field(description="the outer step is `rate` times the learning rate times the sign")] = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> Outer:
+        if self.overlap >= self.interval:
+            raise ValueError(f"outer.overlap={self.overlap}: a fragment must be used before it is sent again; choose "
+                             f"less than outer.interval={self.interval}")
+        if self.merge == "add" and (not self.overlap or self.keep):
+            raise ValueError("outer.merge=add adds what a learner did while a fragment was under way: set "
+                             "outer.overlap to at least 1 and leave out outer.keep")
+        if self.sign and self.momentum:
+            raise ValueError("outer.sign=true takes the sign of what arrives, which leaves nothing to a momentum: set "
+                             "outer.momentum=0 and outer.nesterov=false")
+        if self.nesterov and not self.momentum and "nesterov" in self.model_fields_set:
+            raise ValueError("outer.nesterov=true has no effect without outer.momentum")
+        return self
+
+
 class Gradients(Spec):
     """Data parallelism: how many learners share a batch, and how their weight gradients travel.
 
@@ -43,7 +83,8 @@ class Gradients(Spec):
     them to a parameter server and the mean back. `vote`: the mean's sign instead of the mean (majority vote).
     Parameters of one dimension travel dense unless `vectors`; every one does before `start_epoch`. With `local_steps`
     H a learner takes H plain SGD steps at the current rate, each on 1/H of its share, and sends the sum of their
-    gradients (Local SGD; the optimizer's momentum acts on the mean of the learners).
+    gradients (Local SGD; the optimizer's momentum acts on the mean of the learners). With `outer` learners train apart
+    for many steps, and what they have moved by is what travels.
     """
 
     learners: Annotated[int, Field(ge=1, le=2**16)] = 1
@@ -55,3 +96,6 @@ class Gradients(Spec):
     vectors: bool = False
     local_steps: Annotated[int, Field(ge=1, description="SGD steps of a learner between exchanges")] = 1
     start_epoch: Annotated[int, Field(ge=0, description="first compressed epoch")] = 0
+    transform: Annotated[Literal["dct", "hadamard"] | None, Field(
+        description="of tiles, before they are compressed; absent: none")] = None
+    outer: Annotated[Outer | None, Field(description="learners train apart; absent: gradients every step")] = None

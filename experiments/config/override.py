@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from commsweep.experiments.config.base import Spec
 from commsweep.experiments.config.gradients import Gradients
 from commsweep.experiments.config.links import Link
-from commsweep.experiments.config.run import Run, record
+from commsweep.experiments.config.run import Run, gradients_fit, record
 from commsweep.experiments.errors import UserError, nearest
 
 
@@ -24,6 +24,18 @@ def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
         return kind.model_validate(settings)
     except ValidationError as error:
         raise UserError(explain(error)) from None
+
+
+def parse_gradients(settings: dict[str, Any]) -> Gradients:
+    """An exchange of gradients outside of a Run. Raises UserError as `parse` does."""
+    try:
+        made = Gradients.model_validate(settings)
+        gradients_fit(made, made.learners * made.local_steps)
+    except ValidationError as error:
+        raise UserError(explain(error, "grad")) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return made
 
 
 def explain(error: ValidationError, root: str = "") -> str:

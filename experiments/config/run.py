@@ -80,7 +80,7 @@ class Run(Spec):
         if self.at and any(links.fwd.compressor.coder for links in (everywhere, *self.at.values())):
             raise ValueError(f"at: {kinds(CompressorSpec, 'coder')} are part of the model and stand at "
                              "every boundary; leave at out")
-        _gradients_fit(self.grad, self.data.batch_size)
+        gradients_fit(self.grad, self.data.batch_size)
         if self.data.batch_size % self.microbatches:
             raise ValueError(f"microbatches={self.microbatches} does not divide data.batch_size={self.data.batch_size}")
         if self.microbatches > 1 and self.grad != Gradients():
@@ -177,7 +177,7 @@ def _links_fit(where: str, links: Links) -> None:
                          f"{where}fwd.start_epoch")
 
 
-def _gradients_fit(grad: Gradients, batch_size: int) -> None:
+def gradients_fit(grad: Gradients, batch_size: int) -> None:
     """Refuse settings of the gradients' exchange that would have no effect or no meaning."""
     kind, feedback = grad.compressor.kind, grad.feedback.kind
     if batch_size % (grad.learners * grad.local_steps):
@@ -185,9 +185,21 @@ def _gradients_fit(grad: Gradients, batch_size: int) -> None:
         raise ValueError(f"grad.learners={grad.learners}{steps} does not divide data.batch_size={batch_size}; every "
                          "learner takes an equal share")
     if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange,
-                                            local_steps=grad.local_steps):
+                                            local_steps=grad.local_steps, outer=grad.outer):
         raise ValueError(f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors and "
                          "start_epoch have no effect; set grad.compressor.kind")
+    if grad.transform is not None and (kind == "none" or grad.compressor.joint or kind == "adacomp"):
+        raise ValueError(f"grad.transform={grad.transform} has no effect on grad.compressor.kind={kind}; use topk or "
+                         "another compressor of single messages")
+    if grad.transform is not None and feedback == "dgc":
+        raise ValueError(f"grad.feedback.kind=dgc forgets what was sent by its places, which grad.transform="
+                         f"{grad.transform} changes; use ef")
+    if grad.outer is not None and grad.local_steps > 1:
+        raise ValueError(f"grad.local_steps={grad.local_steps} does not go with grad.outer, in which learners take "
+                         "grad.outer.interval steps of their own; set grad.local_steps=1")
+    if grad.outer is not None and grad.outer.aggregate == "senders" and not grad.compressor.sparsifier:
+        raise ValueError(f"grad.outer.aggregate=senders: with grad.compressor.kind={kind} every learner sends every "
+                         "place, so it is the mean of all; set grad.outer.aggregate=all or a sparsifier")
     if grad.exchange == "allreduce" and not grad.compressor.summable:
         raise ValueError(f"grad.exchange=allreduce adds messages up on the way, so all learners must send the same "
                          f"places, uncoded: grad.compressor.kind={kind} does not (these do: "
@@ -198,9 +210,10 @@ def _gradients_fit(grad: Gradients, batch_size: int) -> None:
     if (kind == "adacomp") != (feedback == "adacomp") and feedback in ("adacomp", "dgc"):
         raise ValueError(f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
                          + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk"))
-    if getattr(grad.compressor, "values", None) is not None:
-        raise ValueError("grad.compressor.values: kept values of gradients travel as they are (boundaries may code "
-                         "theirs); leave it out")
+    _values_fit("grad", grad.compressor)
+    if grad.exchange == "allreduce" and getattr(grad.compressor, "values", None) is not None:
+        raise ValueError("grad.exchange=allreduce adds messages up on the way, which codes of kept values do not "
+                         "allow: use grad.exchange=allgather or server")
     if grad.vote and kind != "sign":
         raise ValueError(f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign")
     _group_fits("grad.compressor", grad.compressor)
@@ -214,6 +227,9 @@ def _gradients_fit(grad: Gradients, batch_size: int) -> None:
 
 def _second_order_fits(run: Run) -> None:
     """Refuse what K-FAC's factors would be wrong with."""
+    if run.grad.outer is not None:
+        raise ValueError("kfac does not go with grad.outer: factors and preconditioned gradients are exchanged every "
+                         "step; leave out one of both")
     if run.kfac.start_epoch >= run.epochs:
         raise ValueError(f"kfac.start_epoch={run.kfac.start_epoch}: the run has {run.epochs} epochs, so nothing would "
                          "be preconditioned")

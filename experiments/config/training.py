@@ -139,6 +139,22 @@ class AdamW(Spec):
     clip: Annotated[float, Field(ge=0)] = 1.0
 
 
+class Muon(Spec):
+    """Momentum made orthogonal for matrices (five Newton-Schulz steps), AdamW for vectors and embeddings; one rate.
+
+    A matrix's step is scaled by 0.2 sqrt(its longer side), so that it is as long as AdamW's (Liu et al., arXiv
+    2502.16982); `weight_decay` and `clip` are as AdamW's.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: Positive = 2e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 0.0
+
+
 class Constant(Spec):
     """The same learning rate throughout."""
 
@@ -161,5 +177,5 @@ class Linear(Spec):
 
 Model = Annotated[ImageModel | TextModel | OwnModel, Field(discriminator="name")]
 Data = Annotated[ImageSet | TextSet | OwnSet, Field(discriminator="name")]
-Optim = Annotated[SGD | AdamW, Field(discriminator="kind")]
+Optim = Annotated[SGD | AdamW | Muon, Field(discriminator="kind")]
 Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]

@@ -6,7 +6,7 @@ Whether the other learners are in this process or in processes of their own is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from commsweep.experiments import seeds
 from commsweep.experiments.collectives import Collectives, Decided, Message, Simulated, mean
 from commsweep.experiments.compressors import Compressor, message
 from commsweep.experiments.compressors.live import LiveEntries
+from commsweep.experiments.compressors.sparse import TILE
+from commsweep.experiments.compressors.transform import transformed
 from commsweep.experiments.config import AdaCompResidue, Gradients
 from commsweep.experiments.data_parallel.adacomp import AdaComp
 from commsweep.experiments.data_parallel.joint import JointCompressor, PowerIteration
@@ -99,6 +101,7 @@ class Exchange(nn.Module):
         A bucket is prepared while the one before it travels.
         """
         learners, self.collected = self.collected, []
+        self.ledger.steps += 1
         under_way: list[tuple[list[int], Arrival]] = []
         for bucket in self.buckets(epoch):
             under_way.append((bucket, self.start(bucket, [[own[index] for index in bucket] for own in learners],
@@ -107,7 +110,14 @@ class Exchange(nn.Module):
                 self._give(*under_way.pop(0))
         for bucket, arrival in under_way:
             self._give(bucket, arrival)
-        self.ledger.steps += 1
+
+    def begin(self, learners: list[list[Tensor | None]], step: int, epoch: int,
+              among: Collection[int]) -> Callable[[], dict[int, Tensor]]:
+        """Send what the learners here have to say [learner here][layer] of these layers; what arrives, by layer."""
+        under_way = [(bucket, self.start(bucket, [[own[index] for index in bucket] for own in learners], step, epoch))
+                     for bucket in self.buckets(epoch, among)]
+        return lambda: {index: merged for bucket, arrival in under_way
+                        for index, merged in zip(bucket, arrival(), strict=True)}
 
     def _give(self, bucket: list[int], arrival: Arrival) -> None:
         for index, merged in zip(bucket, arrival(), strict=True):
@@ -115,11 +125,14 @@ class Exchange(nn.Module):
             # A fused optimizer walks through memory: a gradient must lie there as its parameter does.
             p.grad = merged if merged.stride() == p.stride() else torch.empty_like(p).copy_(merged)
 
-    def buckets(self, epoch: int) -> Iterator[list[int]]:
-        """Layers that travel together: of one way (dense or not), in order, up to the collectives' size."""
+    def buckets(self, epoch: int, among: Collection[int] | None = None) -> Iterator[list[int]]:
+        """Layers that travel together: of one way (dense or not), in order, up to the collectives' size; of all layers,
+        or `among` these."""
         for dense in (True, False):
             bucket, size = [], 0
             for index, layer in enumerate(self.layers):
+                if among is not None and index not in among:
+                    continue
                 if (layer.dense or epoch < self.spec.start_epoch) is not dense:
                     continue
                 if bucket and size + layer.dense_bytes > self.collectives.bucket:
@@ -184,7 +197,7 @@ class Exchange(nn.Module):
                         for learner, own in zip(here, grads, strict=True)]
         else:
             offered = self._offered(bucket, grads)
-            messages = [[Message(compressor, m, self._draw(index, learner, step))
+            messages = [[Message(compressor, self._transformed(m), self._draw(index, learner, step))
                          for index, compressor, m in zip(bucket, compressors, own, strict=True)]
                         for learner, own in zip(here, offered, strict=True)]
         under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)
@@ -210,8 +223,17 @@ class Exchange(nn.Module):
     def _settled(self, index: int, offered: list[Tensor], arrived: list[Tensor]) -> Tensor:
         """The gradient for the optimizer; every memory has heard what arrived of its learner's message."""
         own = dict(zip(self.collectives.here, offered, strict=True))
-        return self.merge(index, [self.memories[learner][index].settle(own.get(learner), y)
-                                  for learner, y in enumerate(arrived)])
+        back = [self._transformed(y, back=True) for y in arrived]
+        used = [self.memories[learner][index].settle(own.get(learner), y) for learner, y in enumerate(back)]
+        if self.spec.transform is None or used[0] is not back[0]:  # a memory uses what it has become, not what came
+            return self.merge(index, used)
+        return self._transformed(self.merge(index, arrived), back=True)  # where places are those that were sent
+
+    def _transformed(self, x: Tensor, back: bool = False) -> Tensor:
+        """A layer's message as it is compressed, or from there back."""
+        if self.spec.transform is None:
+            return x
+        return transformed(x, self.spec.transform, getattr(self.spec.compressor, "tile", None) or TILE, back)
 
     def _numel(self, index: int) -> int:
         """Entries of a layer's messages: those that live."""
@@ -235,7 +257,12 @@ class Exchange(nn.Module):
 
     def merge(self, index: int, used: list[Tensor]) -> Tensor:
         """The gradient that the optimizer sees; and what a server would send back."""
+        outer = self.spec.outer
+        if outer is not None and outer.clip:
+            used = clipped(used)
         merged = mean(used)
+        if outer is not None and outer.aggregate == "senders":
+            merged = merged * len(used) / sum((y != 0).to(y.dtype) for y in used).clamp(min=1)
         if self.spec.vote:
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
@@ -266,3 +293,10 @@ class Exchange(nn.Module):
         self.ledger.load(state["ledger"])
         if self.accordion is not None:
             self.accordion.load(state["accordion"])
+
+
+def clipped(used: list[Tensor]) -> list[Tensor]:
+    """Messages for a layer, those longer than the median norm scaled to it."""
+    norms = torch.stack([torch.linalg.vector_norm(y) for y in used])
+    median = norms.sort().values[(len(used) - 1) // 2 : len(used) // 2 + 1].mean()
+    return [y * (median / norm.clamp(min=1e-30)).clamp(max=1.0) for y, norm in zip(used, norms, strict=True)]

@@ -76,6 +76,9 @@ class Learners(Component):
         """Running statistics as they are now: a module's buffers are other tensors once it has moved."""
         return [buffer for norm in self._norms for buffer in norm.buffers(recurse=False)]
 
+    def settle(self) -> None:
+        """Leave the model with the weights that all learners share."""
+
     def epoch_ended(self, epoch: int) -> None:
         if self.exchange is not None:
             self.exchange.epoch_ended(epoch)
@@ -92,18 +95,22 @@ class Learners(Component):
         return {} if self.exchange is None else {"rates": self.exchange.ledger.rates()}
 
 
-def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None) -> int:
+def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None, states: int = 0) -> int:
     """Bytes of the learners' gradients, of what they remember, and of what is remembered of others; 0 without them.
 
-    here: learners in this process (None: all).
+    here: learners in this process (None: all). states: tensors that an optimizer keeps of a weight; where learners
+    train apart each has an optimizer and weights of its own, beside the common weights and the outer momentum.
     """
     if _alone(spec):
         return 0
     here, kind = spec.learners if here is None else here, feedback.KINDS[spec.feedback.kind]
     tensors = here * (1 + kind.tensors) + (spec.learners - here) * issubclass(kind, feedback.EF21)
+    if spec.outer is not None:
+        tensors += here * (1 + states + (spec.outer.merge == "add")) + 1 + (spec.outer.momentum > 0)
     return tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _alone(spec: Gradients) -> bool:
     """Whether there is nothing to exchange."""
-    return spec.learners == spec.local_steps == 1 and isinstance(spec.compressor, NoCompressor)
+    return (spec.learners == spec.local_steps == 1 and isinstance(spec.compressor, NoCompressor)
+            and spec.outer is None)

@@ -24,7 +24,8 @@ class Ledger:
         self.down: list[Any] = [0] * len(layers)
         self.kept: list[Any] = [0] * len(layers)  # entries in sparse messages
         self.entries = [0] * len(layers)  # of compressed messages, kept or not
-        self.coded = [0] * len(layers)  # compressed messages; the other ones travelled dense
+        self.coded = [0] * len(layers)  # compressed messages
+        self.plain = [0] * len(layers)  # those that travelled dense
         self.places = 0  # bytes that say which weights live, each from one learner to all
         self._seen, self._seen_steps = [0] * len(layers), 0
 
@@ -39,6 +40,7 @@ class Ledger:
     def dense(self, index: int, messages: int) -> None:
         """A layer travelled as it is, from so many learners; a server sends the mean back so, too."""
         self.up[index] = self.up[index] + messages * self.layers[index].dense_bytes
+        self.plain[index] += messages
         if self.spec.exchange == "server":
             self.down[index] = self.down[index] + self.layers[index].dense_bytes
 
@@ -101,9 +103,10 @@ class Ledger:
         """Bytes a learner would send up a step at the entropy bound: v k + n H2(k / n) bits for k values of v bits."""
         bits = self.spec.compressor.value_bits
         total, messages = 0.0, max(1, self.steps) * self.here
-        for sent, kept, coded, every, layer in zip(up, self.kept, self.coded, self.entries, self.layers, strict=True):
+        for sent, kept, coded, plain, every, layer in zip(up, self.kept, self.coded, self.plain, self.entries,
+                                                          self.layers, strict=True):
             n = every / max(1, coded)  # entries of a message
-            dense = (messages - coded) / messages * layer.dense_bytes
+            dense = plain / messages * layer.dense_bytes
             k = int(kept) / max(1, coded)
             p = k / n if n else 0.0
             entropy = -p * math.log2(p) - (1 - p) * math.log2(1 - p) if 0 < p < 1 else 0.0
@@ -126,7 +129,7 @@ class Ledger:
         """What a checkpoint keeps."""
         return {"up": [int(one) for one in self.up], "down": [int(one) for one in self.down], "steps": self.steps,
                 "places": self.places, "entries": self.entries,
-                "kept": [int(one) for one in self.kept], "coded": self.coded, "seen": self._seen,
+                "kept": [int(one) for one in self.kept], "coded": self.coded, "plain": self.plain, "seen": self._seen,
                 "seen_steps": self._seen_steps}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -134,6 +137,7 @@ class Ledger:
         self.up, self.down, self.kept, self.coded, self.steps = (
             state[key] for key in ("up", "down", "kept", "coded", "steps"))
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
+        self.plain = state.get("plain", [self.steps * self.here - n for n in self.coded])
         self.places = state.get("places", 0)  # checkpoints of earlier versions have none
         self.entries = state.get("entries", [n * layer.shape.numel() for n, layer in zip(self.coded, self.layers,
                                                                                        strict=True)])

@@ -35,7 +35,7 @@ class Feedback(nn.Module):
 
 
 class Residue(Feedback):
-    """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time."""
+    """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time; or m = g + decay e, which forgets."""
 
     tensors = 1
 
@@ -44,6 +44,8 @@ class Residue(Feedback):
         self.register_buffer("e", torch.zeros(shape))
 
     def offer(self, g: Tensor) -> Tensor:
+        if getattr(self.spec, "decay", None) is not None:
+            self.e.mul_(self.spec.decay)
         return self.e.add_(g)
 
     def settle(self, m: Tensor, y: Tensor) -> Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from commsweep.experiments.config import Run
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.experiments.presets import cifar, digits, gradients, resnet18, sparse, text
+from commsweep.experiments.presets import cifar, digits, gradients, local, resnet18, sparse, text
 
 PRESETS: dict[str, Run] = (digits.PRESETS | cifar.PRESETS | gradients.PRESETS | resnet18.PRESETS | text.PRESETS
-                            | sparse.PRESETS)
+                            | local.PRESETS | sparse.PRESETS)
 
 
 def preset(name: str) -> Run:

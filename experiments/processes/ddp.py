@@ -175,6 +175,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, keep: RunFolde
     ran = installed(run, parts, made)
     if status == FINISHED:
         nothing_lost(run, ran.record())
+    parts.task.components["learners"].settle()
     state = {name: one.detach().cpu() for name, one in parts.task.model.state_dict().items()}
     every: list[Any] = [None] * run.grad.learners
     dist.all_gather_object(every, {"sent": dict(collectives.sent), "digest": digest(state), "steps": watch.steps})

@@ -88,7 +88,7 @@ class Trainer:
         _agree(self.data.digest(), "data (--data-root, --model-root)")
         self._build(run, execution)
         steps = len(self.data.train) * run.epochs
-        self.optimizer = optim.optimizer(run, self.parameters)
+        self.optimizer = optim.optimizer(run, self.parameters, optim.embedded(self.model))
         self.scheduler, self.interval = optim.rates(run, self.optimizer, steps)
         self.losses: list[Tensor] = []
         self.began: list[float] = []

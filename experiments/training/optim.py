@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
-from commsweep.experiments.config import Run
+from commsweep.experiments.config import Muon, Run
+from commsweep.experiments.errors import UserError
 
 
 class LinearRamp:
@@ -22,13 +24,61 @@ class LinearRamp:
         return max(0.0, (self.total - step) / max(1, self.total - self.warmup))
 
 
-def optimizer(run: Run, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of a run, for these of its parameters."""
+class MuonAdamW(torch.optim.Optimizer):
+    """torch's Muon for matrices and AdamW for the rest, as one optimizer with a group for each."""
+
+    def __init__(self, optim: Muon, matrices: list[nn.Parameter], rest: list[nn.Parameter]) -> None:
+        super().__init__([{"params": [*matrices, *rest]}], {"lr": optim.lr})
+        made = [torch.optim.Muon(matrices, optim.lr, optim.weight_decay, optim.momentum,
+                                 adjust_lr_fn="match_rms_adamw")]
+        if rest:
+            made.append(torch.optim.AdamW(rest, optim.lr, (optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
+                                          fused=True))
+        self.parts = made
+        self._grouped()
+
+    def _grouped(self) -> None:
+        """Schedules set the rate in the parts' own groups."""
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._grouped()
+
+
+def embedded(model: nn.Module) -> set[int]:
+    """The identities of embeddings, and of heads that are tied to one."""
+    return {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+
+
+def optimizer(run: Run, parameters: list[nn.Parameter], embeddings: Collection[int] = ()) -> torch.optim.Optimizer:
+    """The optimizer of a run, for these of its parameters. Raises UserError when Muon has no matrix."""
     optim = run.optim
+    if optim.kind == "muon":
+        matrices = [p for p in parameters if p.dim() == 2 and id(p) not in embeddings]
+        if not matrices:
+            raise UserError("optim.kind=muon: the model has no matrix beside embeddings; set optim.kind=adamw")
+        chosen = {id(p) for p in matrices}
+        return MuonAdamW(optim, matrices, [p for p in parameters if id(p) not in chosen])
     if optim.kind == "adamw":
         return torch.optim.AdamW(parameters, optim.lr, (optim.beta1, optim.beta2), optim.eps, optim.weight_decay,
                                  fused=True)
     return torch.optim.SGD(parameters, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=True)
+
+
+def states(run: Run) -> int:
+    """Tensors that the optimizer keeps of each weight."""
+    return 2 if run.optim.kind == "adamw" else 1 if run.optim.kind == "muon" else int(run.optim.momentum > 0)
 
 
 def rates(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> tuple[Any, str]:

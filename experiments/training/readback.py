@@ -17,6 +17,7 @@ from commsweep.experiments.config import (
     Cosine,
     ImageModel,
     Linear,
+    Muon,
     OwnModel,
     Run,
     Spec,
@@ -25,6 +26,7 @@ from commsweep.experiments.config import (
     record,
 )
 from commsweep.experiments.models import causal_lm
+from commsweep.experiments.training.optim import MuonAdamW
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ def _optim(optimizer: torch.optim.Optimizer, clip: float) -> Spec:
     if isinstance(optimizer, torch.optim.AdamW):
         return AdamW(lr=group["initial_lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
                      weight_decay=group["weight_decay"], clip=clip)
+    if isinstance(optimizer, MuonAdamW):
+        betas = optimizer.param_groups[-1].get("betas", (0.9, 0.95))
+        return Muon(lr=group["initial_lr"], momentum=group["momentum"], beta1=betas[0], beta2=betas[1],
+                    weight_decay=group["weight_decay"], clip=clip)
     return SGD(lr=group["initial_lr"], momentum=group["momentum"], weight_decay=group["weight_decay"])
 
 

@@ -28,12 +28,14 @@ from commsweep.experiments.component import Component
 from commsweep.experiments.config import Execution, LearnerWiring, Run, run_id
 from commsweep.experiments.data import Blocks, ImageData
 from commsweep.experiments.data_parallel import learners
+from commsweep.experiments.data_parallel.outer import Apart
 from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
 from commsweep.experiments.feedback.memory import MappedMemory
 from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.sparsity import training as sparsity
 from commsweep.experiments.store import CONTINUABLE, DIAGNOSIS, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
+from commsweep.experiments.training import optim
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import environment, row
 from commsweep.experiments.training.step import CHECK_EVERY, Task, check_microbatches, microbatches
@@ -99,7 +101,7 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     n, links = len(data.train.y), {cut: run.links(cut) for cut in modules}
     check_microbatches(run, n, data.train.drop_last)
     need = memory_bytes(links, shapes, run.data.batch_size, n) | {"learners": learners.memory_bytes(
-        run.grad, model, collectives and len(collectives.here))}
+        run.grad, model, collectives and len(collectives.here), optim.states(run))}
     if run.kfac is not None:
         here = run.grad.learners if collectives is None else len(collectives.here)
         need["kfac"] = second_order.memory_bytes(run.kfac, model, here)
@@ -114,7 +116,12 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     if execution.diagnose:
         boundaries.watch()
     trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
-    shared = learners.Learners(run.grad, trained, run.seed, run.data.batch_size, collectives)
+    if run.grad.outer is None:
+        shared = learners.Learners(run.grad, trained, run.seed, run.data.batch_size, collectives)
+    else:
+        inner = partial(optim.optimizer, run, embeddings=optim.embedded(trained))
+        shared = Apart(run.grad, trained, run.seed, run.data.batch_size, inner, getattr(run.optim, "clip", 0.0),
+                       len(data.train) * run.epochs, collectives)
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
     if run.fwd.compressor.kind == "subspace" and boundaries:
         components["subspace"] = Subspace(run, model, boundaries)

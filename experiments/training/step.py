@@ -74,7 +74,7 @@ class Task(pl.LightningModule):
         raise NotImplementedError
 
     def configure_optimizers(self) -> dict[str, Any]:
-        made = optim.optimizer(self.run, list(self.parameters()))
+        made = optim.optimizer(self.run, list(self.parameters()), optim.embedded(self))
         for component in self.components.values():
             component.configured(made)
         scheduler, interval = optim.rates(self.run, made, int(self.trainer.estimated_stepping_batches))

@@ -1,4 +1,4 @@
-"""Ratios by link: hardest on the slowest, never slower than one ratio everywhere, and that one where links are alike."""
+"""Ratios by link: hardest on the slowest, never slower than one everywhere, that one where all are alike."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def test_a_run_without_it_keeps_its_text_and_id():
     ({"fwd__compressor__kind": "topk", "fwd__feedback__kind": "aqsgd", "bwd__compressor__kind": "forward_mask",
       "bwd__compressor__values__kind": "cast"}, "needs as many values of every sample"),
     ({"grad__learners": 2, "grad__exchange": "allgather", "grad__compressor__kind": "topk",
-      "grad__compressor__values__kind": "cast"}, "kept values of gradients travel as they are"),
+      "grad__compressor__values__kind": "uniform", "grad__compressor__values__scale": "channel"},
+     "grad.compressor.values.scale=channel: kept values have no channels"),
 ])
 def test_what_means_nothing_is_refused(changes, line):
     with pytest.raises(UserError) as refused:

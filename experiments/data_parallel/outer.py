@@ -1,0 +1,229 @@
+"""Learners that train apart and exchange rarely: each has weights and an inner optimizer of its own, every `interval`
+steps what it has moved by travels as a gradient would, and an outer SGD acts on what arrives.
+
+    D_m = ref - theta_m;  D = mean_m of what arrives;  buf <- mu buf + D;  ref <- ref - eta (D + mu buf)
+
+With one fragment that is DiLoCo (arXiv 2311.08105). Fragments are exchanged in turn, each at a time of its own, and may
+be used `overlap` steps after they were sent (Streaming DiLoCo, arXiv 2501.18512): a learner then keeps a share `keep`
+of its own weights, theta <- keep theta + (1 - keep) ref, or adds what it did meanwhile, theta <- ref + (theta - sent)
+(delayed averaging, arXiv 2006.00441). What is scored are the common weights, ref.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commsweep.experiments.collectives import Collectives
+from commsweep.experiments.component import Moment, Pass
+from commsweep.experiments.config import Gradients, Outer
+from commsweep.experiments.data_parallel.learners import Learners
+from commsweep.experiments.errors import UserError
+
+Inner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Apart(Learners):
+    """Learners with weights of their own, which meet at the common ones."""
+
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int, inner: Inner, clip: float, steps: int,
+                 collectives: Collectives | None = None) -> None:
+        """inner: makes a learner's optimizer. clip: largest norm of a learner's gradient (0: any). steps: of the whole
+        training; all fragments are exchanged after the last one."""
+        super().__init__(spec, model, seed, batch, collectives)
+        self.outer, self.inner, self.clip, self.steps = spec.outer, inner, clip, steps
+        self.trained = self.exchange.trained
+        self.fragments = fragments([layer.name for layer in self.exchange.layers], self.outer)
+        self._pending: dict[int, tuple[int, Any]] = {}  # by fragment: when it is used, and what has arrived
+        self._turn = [learner - self.here[0] for learner in self.here]
+        self._loaded: int | None = None  # the learner whose weights the model holds; None: the common ones
+        self._told: dict[str, Any] | None = None  # of a checkpoint, until training goes on
+
+    # Whose weights the model holds: parameters point at them, so that nothing is copied.
+
+    def configured(self, optimizer: torch.optim.Optimizer) -> None:
+        here = range(len(self.here))
+        self._rates = optimizer
+        self._own = [[p.detach().clone() for p in self.trained] for _ in here]
+        self._kept = [[one.clone() for one in self._statistics()] for _ in here]
+        self._common = [one.clone() for one in self._statistics()]
+        self.reference = [nn.Parameter(p.detach().clone()) for p in self.trained]
+        self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]  # what a learner that adds sent last
+        self._inner = []
+        for turn in here:
+            self._take(turn)
+            self._inner.append(self.inner(self.trained))
+        self.sgd = torch.optim.SGD(self.reference, self.outer.rate, self.outer.momentum, nesterov=self.outer.nesterov
+                                   and self.outer.momentum > 0)
+        if self._told is not None:
+            self._restore(self._told)
+            self._told = None
+        self._loaded = None
+        self._show()
+
+    def _take(self, turn: int) -> None:
+        """Give the model the weights and running statistics of a learner here."""
+        if self._loaded == turn:
+            return
+        for p, own in zip(self.trained, self._own[turn], strict=True):
+            p.data = own
+        for buffer, kept in zip(self._statistics(), self._kept[turn], strict=True):
+            buffer.copy_(kept)
+        self._loaded = turn
+
+    def _show(self) -> None:
+        """Give the model the common weights."""
+        for p, own in zip(self.trained, self.reference, strict=True):
+            p.data = own.data
+        for buffer, kept in zip(self._statistics(), self._common, strict=True):
+            buffer.copy_(kept)
+        self._loaded = None
+
+    def settle(self) -> None:
+        self._show()
+
+    def before_scoring(self, epoch: int, number: int, compress: bool) -> None:
+        if self._loaded is not None:
+            self._show()
+
+    # A step.
+
+    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+        self._take(one.learner - self.here[0])
+
+    @torch.no_grad()
+    def after_pass(self, moment: Moment, one: Pass) -> None:
+        """The learner's own step."""
+        turn = one.learner - self.here[0]
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.trained, self.clip)
+        for group, told in zip(self._inner[turn].param_groups, self._rates.param_groups, strict=True):
+            group["lr"] = told["lr"]
+        self._inner[turn].step()
+        for p in self.trained:
+            p.grad = None
+        for kept, buffer in zip(self._kept[turn], self._statistics(), strict=True):
+            kept.copy_(buffer)
+
+    @torch.no_grad()
+    def after_backward(self, moment: Moment) -> None:
+        """All learners have stepped: use what has arrived, and send what is due."""
+        done, last = moment.step + 1, moment.step + 1 == self.steps
+        self.exchange.ledger.steps += 1
+        for number, (due, _) in list(self._pending.items()):
+            if due == done or last:
+                self._use(number, moment.rate)
+        for number, (offset, among) in enumerate(self.fragments):
+            if last or (done > offset and (done - offset) % self.outer.interval == 0):
+                self._send(number, among, moment)
+                if last or not self.outer.overlap:
+                    self._use(number, moment.rate)
+                else:
+                    self._pending[number] = done + self.outer.overlap, self._pending[number][1]
+
+    def _send(self, number: int, among: Sequence[int], moment: Moment) -> None:
+        moved: list[list[Tensor | None]] = []
+        for turn in range(len(self.here)):
+            every: list[Tensor | None] = [None] * len(self.trained)
+            for index in among:
+                every[index] = self.reference[index].data - self._own[turn][index]
+                if self.outer.merge == "add" and self.outer.overlap:
+                    self._sent[turn][index] = self._own[turn][index].clone()
+            moved.append(every)
+        self._pending[number] = moment.step + 1, self.exchange.begin(moved, moment.step, moment.epoch, among)
+
+    def _use(self, number: int, rate: float) -> None:
+        """The outer step of a fragment, and what it does to the learners' weights; rate: the learning rate."""
+        _, arrived = self._pending.pop(number)
+        merged = arrived() if callable(arrived) else arrived
+        for index, one in merged.items():
+            self.reference[index].grad = one.sign_() if self.outer.sign else one
+        if self.outer.sign:
+            self.sgd.param_groups[0]["lr"] = self.outer.rate * rate
+        self.sgd.step()
+        self.sgd.zero_grad()
+        for own, sent in zip(self._own, self._sent, strict=True):
+            for index in merged:
+                common = self.reference[index].data
+                if self.outer.merge == "add" and sent[index].numel():
+                    own[index].add_(common - sent[index])
+                elif self.outer.keep:
+                    own[index].lerp_(common, 1 - self.outer.keep)
+                else:
+                    own[index].copy_(common)
+        if self._norms:
+            self._share_statistics()
+
+    def _share_statistics(self) -> None:
+        """Of the running statistics the first learner's are the common ones; with a share of one's own nobody takes
+        them over."""
+        first = self.exchange.collectives.broadcast(lambda _: self._kept[0], 0, "statistics").wait()
+        for place, one in enumerate(first):
+            self._common[place].copy_(one)
+            for kept in self._kept:
+                if not self.outer.keep:
+                    kept[place].copy_(one)
+        self._loaded = None if self._loaded is None else -1  # the buffers are others than the learner's now
+
+    def installed(self) -> dict[str, Gradients]:
+        group = self.sgd.param_groups[0]
+        rate = self.outer.rate if self.outer.sign else group["lr"]  # of signs it follows the learning rate
+        outer = self.outer.model_copy(update={"rate": rate, "momentum": group["momentum"]})
+        return {"grad": self.exchange.installed.model_copy(update={"outer": outer})}
+
+    # Checkpoints.
+
+    def get_extra_state(self) -> dict[str, Any]:
+        if self._told is not None:
+            return self._told
+        for number, (due, arrived) in self._pending.items():  # what is under way has been decided when it was sent
+            self._pending[number] = due, arrived() if callable(arrived) else arrived
+        return {"own": self._own, "kept": self._kept, "common": self._common, "sent": self._sent,
+                "reference": [one.data for one in self.reference], "inner": [one.state_dict() for one in self._inner],
+                "outer": self.sgd.state_dict(), "pending": self._pending}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self._told = state
+
+    def _restore(self, told: dict[str, Any]) -> None:
+        for name, own in (("own", self._own), ("kept", self._kept)):
+            for mine, theirs in zip(own, told[name], strict=True):
+                for one, other in zip(mine, theirs, strict=True):
+                    one.copy_(other)
+        for one, other in zip(self._common, told["common"], strict=True):
+            one.copy_(other)
+        for one, other in zip(self.reference, told["reference"], strict=True):
+            one.data.copy_(other)
+        device = self.reference[0].device
+        self._sent = [[one.to(device) for one in every] for every in told["sent"]]
+        self._pending = {number: (due, {index: one.to(device) for index, one in arrived.items()})
+                         for number, (due, arrived) in told["pending"].items()}
+        for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
+            self._take(turn)
+            optimizer.load_state_dict(state)
+        self.sgd.load_state_dict(told["outer"])
+
+
+def fragments(names: Sequence[str], outer: Outer) -> list[tuple[int, list[int]]]:
+    """(offset in steps, places of its parameters) of each fragment: block i belongs to fragment i mod `fragments`, what
+    is in no block (embeddings, heads) is one of its own. One fragment holds everything.
+
+    A parameter's block is the part of its name up to the first number. Raises UserError where there are fewer blocks.
+    """
+    if outer.fragments == 1:
+        return [(0, list(range(len(names))))]
+    blocks: dict[str, list[int]] = {}
+    rest: list[int] = []
+    for place, name in enumerate(names):
+        found = re.match(r"(.*?(?:^|\.)\d+)\.", name)
+        (blocks.setdefault(found[1], []) if found else rest).append(place)
+    if len(blocks) < outer.fragments:
+        raise UserError(f"grad.outer.fragments={outer.fragments}: the model has {len(blocks)} blocks, so some "
+                        "fragments would be empty; choose no more")
+    every = [[place for own in list(blocks.values())[turn :: outer.fragments] for place in own]
+             for turn in range(outer.fragments)] + ([rest] if rest else [])
+    return [(turn * outer.interval // len(every), own) for turn, own in enumerate(every)]

@@ -1,0 +1,334 @@
+"""Learners that train apart: equal to plain loops of DiLoCo, Streaming DiLoCo and delayed averaging, and to the laws of
+facts: data-parallel SGD, plain training, independent training, equal weights, bytes, resumes, real processes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import scipy.fft
+import torch
+from torch import nn
+
+from commsweep.experiments.config import Execution, LearnerWiring, Outer, override, record
+from commsweep.experiments.data_parallel.outer import fragments
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.processes import ddp
+from commsweep.experiments.store import Store
+from commsweep.experiments.training.run import build, execute, trainer
+from commsweep.main import main
+from tests.helpers import same_bits, tiny, tiny_text
+
+HOW = Execution("cpu")
+PLAIN = {"optim.kind": "sgd", "optim.momentum": 0.0, "optim.weight_decay": 0.0, "optim.lr": 0.1,
+         "schedule.kind": "constant"}
+SLOW = pytest.mark.slow
+
+
+def apart(base=None, learners=2, **outer):
+    """A perceptron of two epochs of four steps, whose learners train apart."""
+    made = base or tiny(model__name="mlp", **{key.replace(".", "__"): value for key, value in PLAIN.items()})
+    return override(made, {"grad.learners": learners} | {f"grad.outer.{key}": value for key, value in outer.items()})
+
+
+def trained(run):
+    torch.set_num_threads(1)
+    parts = build(run, HOW)
+    made = trainer(run, parts, [], False)
+    made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
+    return parts.task
+
+
+def weights(task):
+    return {name: p.detach().clone() for name, p in task.model.named_parameters()}
+
+
+def far(a, b):
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def by_hand(run, optimizer):
+    """Streaming DiLoCo as arXiv 2501.18512, algorithm 2, has it, on whole copies of a model; (common weights, those of
+    the learners). optimizer: makes an inner one."""
+    torch.set_num_threads(1)
+    outer, n = run.grad.outer, run.grad.learners
+    parts = build(run, HOW)
+    reference = parts.task.model
+    models = [copy.deepcopy(reference) for _ in range(n)]
+    inner = [optimizer(model.parameters()) for model in models]
+    sgd = torch.optim.SGD(reference.parameters(), outer.rate, outer.momentum, nesterov=outer.momentum > 0)
+    names = [name for name, _ in reference.named_parameters()]
+    parts_of, waiting, steps, total = fragments(names, outer), {}, 0, len(parts.data.train) * run.epochs
+    for epoch in range(run.epochs):
+        parts.data.train.set_epoch(epoch)
+        for x, y, _ in parts.data.train:
+            for model, opt, rows in zip(models, inner, torch.arange(len(y)).chunk(n), strict=True):
+                opt.zero_grad()
+                out = model(x[rows])
+                logits = getattr(out, "logits", out)
+                loss = nn.functional.cross_entropy(logits, y[rows])
+                loss.backward()
+                opt.step()
+            steps += 1
+            for number, (offset, among) in enumerate(parts_of):
+                def use(number=number, among=among):
+                    moved, sent = waiting.pop(number)[1:]
+                    own = [list(model.parameters()) for model in models]
+                    for place, p in enumerate(reference.parameters()):
+                        p.grad = None if place not in among else sum(one[place] for one in moved) / n
+                    sgd.step()
+                    with torch.no_grad():
+                        for place in among:
+                            common = list(reference.parameters())[place]
+                            for m in range(n):
+                                theta = own[m][place]
+                                theta.copy_(common + theta - sent[m][place] if outer.merge == "add" else
+                                            outer.keep * theta + (1 - outer.keep) * common)
+
+                if number in waiting and (waiting[number][0] == steps or steps == total):
+                    use()
+                if steps == total or (steps > offset and (steps - offset) % outer.interval == 0):
+                    sent = [{place: p.detach().clone() for place, p in enumerate(model.parameters())}
+                            for model in models]
+                    moved = [{place: p.detach() - one[place] for place, p in enumerate(reference.parameters())}
+                             for one in sent]
+                    waiting[number] = steps + outer.overlap, moved, sent
+                    if steps == total or not outer.overlap:
+                        use()
+    return dict(reference.named_parameters()), [dict(model.named_parameters()) for model in models]
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, 0.01, (0.9, 0.99), weight_decay=0.1)
+
+
+ADAMW = {"optim.kind": "adamw", "optim.lr": 0.01, "optim.beta2": 0.99, "optim.weight_decay": 0.1, "optim.clip": 0.0,
+         "schedule.kind": "constant"}
+
+
+@pytest.mark.parametrize("outer", [
+    {"interval": 3}, {"interval": 2, "rate": 1.0, "momentum": 0.0}, {"interval": 3, "nesterov": True, "momentum": 0.5},
+    {"interval": 3, "fragments": 2}, {"interval": 4, "fragments": 2, "overlap": 1, "keep": 0.5},
+    {"interval": 3, "overlap": 2, "keep": 0.25}, {"interval": 3, "overlap": 2, "merge": "add", "rate": 1.0,
+                                                  "momentum": 0.0}])
+@pytest.mark.parametrize(("changes", "optimizer"), [(PLAIN, sgd), (ADAMW, adamw)], ids=["sgd", "adamw"])
+def test_it_is_the_published_rule(outer, changes, optimizer):
+    run = apart(override(tiny(model__name="mlp"), changes), learners=4, **outer)
+    common, _ = by_hand(run, optimizer)
+    assert far({name: p.detach() for name, p in common.items()}, weights(trained(run))) < 1e-5
+
+
+def test_one_step_between_exchanges_is_data_parallel_sgd():
+    """Law 1: eta 1, mu 0, H 1, plain SGD inside; what is left is the rounding of ref - (ref - lr g)."""
+    together = trained(override(apart(interval=1), {"grad.outer": None}))
+    assert far(weights(together), weights(trained(apart(interval=1, rate=1.0, momentum=0.0)))) < 1e-6
+
+
+def test_one_learner_is_plain_training():
+    """Law 2."""
+    plain = trained(override(apart(), {"grad.outer": None, "grad.learners": 1}))
+    for interval in (1, 3, 8):
+        one = trained(apart(learners=1, interval=interval, rate=1.0, momentum=0.0))
+        assert far(weights(plain), weights(one)) < 1e-6
+    assert far(weights(plain), weights(trained(apart(learners=1, interval=3)))) > 1e-4  # and with momentum it is not
+
+
+def test_who_keeps_everything_trains_alone():
+    """Law 4: every learner's weights are those of a training on its own rows."""
+    task = trained(apart(interval=3, keep=1.0, overlap=1, fragments=2))
+    _, alone = by_hand(apart(interval=3, keep=1.0, overlap=1, fragments=2), sgd)
+    learners = task.components["learners"]
+    for own, wanted in zip(learners._own, alone, strict=True):
+        assert far(dict(zip(wanted, own, strict=True)), {name: p.detach() for name, p in wanted.items()}) < 1e-6
+
+
+def test_after_an_exchange_all_weights_are_equal_and_before_it_they_are_not():
+    """Law 5, at every step of a training; the common weights are what is scored."""
+    run = apart(interval=3)
+    parts, seen = build(run, HOW), []
+    learners = parts.task.components["learners"]
+    after = learners.after_step
+
+    def look(moment):
+        after(moment)
+        equal = [all(same_bits(a, b) for a, b in zip(*learners._own, strict=True)),
+                 all(same_bits(a, b.data) for a, b in zip(learners._own[0], learners.reference, strict=True))]
+        seen.append(equal)
+
+    learners.after_step = look
+    trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
+    steps = len(seen)
+    assert seen == [[(n + 1) % 3 == 0 or n + 1 == steps] * 2 for n in range(steps)]
+    assert all(same_bits(p.data, one.data) for p, one in zip(learners.trained, learners.reference, strict=True))
+
+
+def test_bytes_are_those_of_the_fragments_sent():
+    """Law 6: a learner sends every fragment once an interval, and once more at the end."""
+    run = apart(interval=4, fragments=2)
+    task = trained(run)
+    learners = task.components["learners"]
+    steps, dense = task.global_step, [layer.dense_bytes for layer in learners.exchange.layers]
+    sent = sum((sum(1 for n in range(1, steps) if n > offset and (n - offset) % 4 == 0) + 1)
+               * sum(dense[place] for place in among) for offset, among in learners.fragments)
+    totals = task.totals()["gradients"]
+    assert totals["up"] == pytest.approx(sent / steps) and totals["rate"] == pytest.approx(sum(dense) * steps / sent)
+    assert sorted(place for _, among in learners.fragments for place in among) == list(range(len(dense)))
+
+
+def test_fragments_are_strided_blocks_and_the_rest():
+    names = ["wte.weight", *(f"h.{n}.{part}" for n in range(5) for part in ("attn.1.weight", "mlp.bias")), "ln.weight"]
+    made = fragments(names, Outer(interval=30, fragments=2))
+    assert [[names[place] for place in own] for _, own in made] == [
+        [f"h.{n}.{part}" for n in own for part in ("attn.1.weight", "mlp.bias")] for own in ((0, 2, 4), (1, 3))] + [
+            ["wte.weight", "ln.weight"]]
+    assert [offset for offset, _ in made] == [0, 10, 20]
+    with pytest.raises(UserError, match="the model has 5 blocks"):
+        fragments(names, Outer(fragments=6))
+
+
+COMPRESSED = {"grad.exchange": "allgather", "grad.compressor.kind": "topk", "grad.compressor.ratio": 0.1,
+              "grad.feedback.kind": "ef"}
+
+
+@pytest.mark.parametrize("base", [
+    apart(tiny(), interval=3), apart(override(tiny(), COMPRESSED), interval=3, overlap=2, keep=0.5),
+    apart(override(tiny_text(epochs=2, grad__learners=2), COMPRESSED), interval=5, fragments=2, overlap=3,
+          merge="add")], ids=["resnet", "overlap", "text"])
+def test_a_resumed_run_is_the_same(base, tmp_path):
+    """Law 7: stopped after an epoch, in the middle of a round and of an overlap, and continued."""
+    torch.set_num_threads(1)
+    whole = execute(base, Store(tmp_path / "whole"), HOW)
+    store = Store(tmp_path / "parts")
+    seen = []
+
+    def once():
+        seen.append(True)
+        return len(seen) == 1
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(base, store, Execution("cpu", checkpoint_every=0), stopping=once)
+    resumed = execute(base, store, HOW)
+    assert resumed["metrics"] == whole["metrics"] and resumed["gradients"] == whole["gradients"]
+
+
+@pytest.mark.parametrize("name", ["streaming", pytest.param("dense", marks=SLOW), pytest.param("text", marks=SLOW)])
+def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
+    run = {"streaming": apart(override(tiny(epochs=1, eval_every=1), COMPRESSED), interval=2, fragments=2, overlap=1,
+                              keep=0.5),
+           "dense": apart(tiny(epochs=1, eval_every=1), interval=3),
+           "text": apart(override(tiny_text(grad__learners=2), COMPRESSED), interval=4)}[name]
+    (row,), simulated = ddp.execute([(run, LearnerWiring())], Store(tmp_path), HOW), trained(run)
+    assert row["weights"] == ddp.digest(simulated.model.state_dict())
+    assert {key: row["metrics"][key] for key in simulated.scores} == simulated.scores
+    assert row["run"] == record(run)
+
+
+def test_senders_share_a_place_among_themselves():
+    """Of disjoint places the mean of senders is the sum, learners times the mean of all; of equal ones both agree."""
+    from commsweep.experiments.config import Gradients, TopK
+    from commsweep.experiments.data_parallel.exchange import Exchange
+
+    def exchanged(aggregate, messages, **more):
+        spec = Gradients(learners=2, exchange="allgather", compressor=TopK(ratio=0.5), vectors=True,
+                         outer=Outer(aggregate=aggregate, **more))
+        made = Exchange(spec, nn.Linear(4, 1, bias=False), 0)
+        return made.begin([[one] for one in messages], 0, 0, [0])()[0]
+
+    apart_, same = [torch.tensor([[4.0, 2.0, 0, 0]]), torch.tensor([[0, 0, 8.0, 6.0]])], [torch.tensor(
+        [[4.0, 2.0, 0, 0]]), torch.tensor([[2.0, 8.0, 0, 0]])]
+    assert exchanged("all", apart_).tolist() == [[2.0, 1.0, 4.0, 3.0]]
+    assert exchanged("senders", apart_).tolist() == [[4.0, 2.0, 8.0, 6.0]]
+    assert exchanged("senders", same).tolist() == exchanged("all", same).tolist() == [[3.0, 5.0, 0.0, 0.0]]
+    long = [torch.tensor([[3.0, 4.0, 0, 0]]), torch.tensor([[30.0, 40.0, 0, 0]])]
+    assert exchanged("all", long, clip=True)[0].tolist() == pytest.approx([(3 + 16.5) / 2, (4 + 22) / 2, 0, 0])
+
+
+def demo(net, batches, rate, decay, keep, n=2):
+    """DeMo as its released code has it (arXiv 2411.19870), for matrices of one tile and vectors; in float64."""
+    def coefficients(x, back=False):
+        turn = scipy.fft.idctn if back else scipy.fft.dctn
+        return torch.from_numpy(turn(x.numpy(), type=2, norm="ortho"))
+
+    residues = [[torch.zeros_like(p) for p in net.parameters()] for _ in range(n)]
+    for x, y in batches:
+        sent = []
+        for own, rows in zip(residues, torch.arange(len(y)).chunk(n), strict=True):
+            net.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            messages = []
+            for d, p in zip(own, net.parameters(), strict=True):
+                d.mul_(decay).add_(p.grad, alpha=rate)
+                there = coefficients(d)
+                k = max(1, round(keep * there.numel()))
+                chosen = there.abs() >= there.abs().flatten().topk(k).values[-1]
+                d.sub_(coefficients(there * chosen, back=True))
+                messages.append((there * chosen, chosen))
+            sent.append(messages)
+        with torch.no_grad():
+            for place, p in enumerate(net.parameters()):
+                total = sum(own[place][0] for own in sent) / sum(own[place][1] for own in sent).clamp(min=1)
+                p.sub_(rate * coefficients(total, back=True).sign())
+    return net
+
+
+def test_demo_is_the_published_rule():
+    """A perceptron of 8 and 10 units: every matrix is narrow enough to be one tile."""
+    run = override(tiny(model__name="mlp", model__width=8), PLAIN | {"optim.lr": 0.01} | {
+        "grad.learners": 2, "grad.exchange": "allgather", "grad.vectors": True, "grad.transform": "dct",
+        "grad.compressor.kind": "topk", "grad.compressor.scope": "tile", "grad.compressor.tile": 256,
+        "grad.compressor.ratio": 0.1, "grad.feedback.kind": "ef", "grad.feedback.decay": 0.9,
+        "grad.outer.interval": 1, "grad.outer.rate": 1.0, "grad.outer.momentum": 0.0, "grad.outer.nesterov": False,
+        "grad.outer.aggregate": "senders", "grad.outer.sign": True, "epochs": 1, "eval_every": 1})
+    torch.set_num_threads(1)
+    parts = build(run, HOW)
+    parts.data.train.set_epoch(0)
+    net = copy.deepcopy(parts.task.model).double()
+    wanted = demo(net, [(x.double(), y) for x, y, _ in parts.data.train], 0.01, 0.9, 0.1)
+    ours, theirs = weights(trained(run)), {name: p.detach().float() for name, p in wanted.named_parameters()}
+    # Signs of sums near zero may differ between float32 and float64: by twice a rate, seldom.
+    apart_ = torch.cat([(ours[name] - theirs[name]).abs().flatten() for name in ours])
+    assert float((apart_ > 1e-5).float().mean()) < 0.01, float(apart_.max())
+    assert far(ours, weights(build(run, HOW).task)) > 0.01
+
+
+def test_sign_of_everything_is_sign_sgd():
+    run = apart(interval=1, rate=0.5, momentum=0.0, nesterov=False, sign=True)
+    parts = build(run, HOW)
+    parts.data.train.set_epoch(0)
+    net = copy.deepcopy(parts.task.model)
+    for epoch in range(2):
+        parts.data.train.set_epoch(epoch)
+        for x, y, _ in parts.data.train:
+            net.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.sub_(0.5 * 0.1 * p.grad.sign())
+    ours = weights(trained(run))
+    close = torch.cat([(ours[name] - p.detach()).abs().flatten() < 1e-5 for name, p in net.named_parameters()])
+    assert float(close.float().mean()) > 0.99
+
+
+@pytest.mark.parametrize(("changes", "line"), [
+    ({"grad.outer.interval": 4, "grad.outer.overlap": 4}, "grad.outer.overlap=4: a fragment must be used before"),
+    ({"grad.outer.merge": "add"}, "set outer.overlap to at least 1"),
+    ({"grad.outer.rate": 1.0, "grad.local_steps": 2}, "grad.local_steps=2 does not go with grad.outer"),
+    ({"grad.outer.aggregate": "senders"}, "every learner sends every place"),
+    ({"grad.outer.rate": 1.0, "kfac.damping": 0.1}, "kfac does not go with grad.outer"),
+    ({"grad.outer.keep": 1.5}, "grad.outer.keep=1.5"),
+    ({"grad.outer.sign": True}, "outer.sign=true takes the sign"),
+    ({"grad.transform": "dct"}, "grad.transform=dct has no effect"),
+])
+def test_what_does_not_go_together_is_one_line(changes, line):
+    with pytest.raises(UserError, match=line):
+        override(tiny(grad__learners=2), changes)
+
+
+def test_too_many_fragments_are_one_line(tmp_path, capsys):
+    assert main(["run", "synthetic", "grad.learners=2", "grad.outer.fragments=9", "--store", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "grad.outer.fragments=9: the model has" in err and "Traceback" not in err
