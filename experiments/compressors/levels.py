@@ -134,9 +134,8 @@ class E3M0(Levels):
         return torch.where(flat < 0, 8, 0) + torch.where(s > 0, j, 7), s
 
     def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
-        j = codes % 8
-        size = torch.where(j == 7, scales - scales, torch.ldexp(scales, -j.to(torch.int32)))
-        return torch.where(codes >= 8, -size, size)
+        sizes = torch.tensor([2.0**-j for j in range(7)] + [0.0], device=scales.device)[codes % 8] * scales
+        return torch.where(codes >= 8, -sizes, sizes)
 
 
 class Statistical(Compressor):
@@ -149,7 +148,7 @@ class Statistical(Compressor):
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         codes, book = self._codes(x)
-        return book[codes].reshape(x.shape).to(x.dtype)
+        return laid_out(book[codes].reshape(x.shape).to(x.dtype), x)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return packed_bytes(shape.numel(), self.spec.bits) + 4 * 2**self.spec.bits

@@ -12,7 +12,6 @@ from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
     Payload,
-    channels_last,
     laid_out,
     payload,
     row_shape,
@@ -176,10 +175,8 @@ class TopK(FixedK):
     def from_rows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
         if self.spec.scope == "tile":
             samples, down, a, across, b = tiles(like.shape, self.spec.tile or TILE)
-            plain = flat.reshape(samples, down, across, a, b).transpose(2, 3).reshape(like.shape)
-            last = like.channels_last if isinstance(like, Payload) else channels_last(like)
-            return plain.contiguous(memory_format=torch.channels_last) if last else plain
-        return flat.reshape(like.shape) if self.spec.scope == "last" else unrows(flat, like)
+            return laid_out(flat.reshape(samples, down, across, a, b).transpose(2, 3).reshape(like.shape), like)
+        return laid_out(flat.reshape(like.shape), like) if self.spec.scope == "last" else unrows(flat, like)
 
 
 TILE = 64  # SparseLoCo's

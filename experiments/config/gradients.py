@@ -63,16 +63,16 @@ class Outer(Spec):
     @model_validator(mode="after")
     def _fits(self) -> Outer:
         if self.overlap >= self.interval:
-            raise ValueError(f"outer.overlap={self.overlap}: a fragment must be used before it is sent again; choose "
-                             f"less than outer.interval={self.interval}")
+            raise ValueError(f"grad.outer.overlap={self.overlap}: a fragment must be used before it is sent again; "
+                             f"choose less than grad.outer.interval={self.interval}")
         if self.merge == "add" and (not self.overlap or self.keep):
-            raise ValueError("outer.merge=add adds what a learner did while a fragment was under way: set "
-                             "outer.overlap to at least 1 and leave out outer.keep")
+            raise ValueError("grad.outer.merge=add adds what a learner did while a fragment was under way: set "
+                             "grad.outer.overlap to at least 1 and leave out grad.outer.keep")
         if self.sign and self.momentum:
-            raise ValueError("outer.sign=true takes the sign of what arrives, which leaves nothing to a momentum: set "
-                             "outer.momentum=0 and outer.nesterov=false")
+            raise ValueError("grad.outer.sign=true takes the sign of what arrives, which leaves nothing to a momentum: "
+                             "set grad.outer.momentum=0 and grad.outer.nesterov=false")
         if self.nesterov and not self.momentum and "nesterov" in self.model_fields_set:
-            raise ValueError("outer.nesterov=true has no effect without outer.momentum")
+            raise ValueError("grad.outer.nesterov=true has no effect without grad.outer.momentum")
         return self
 
 

@@ -185,7 +185,8 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
         raise ValueError(f"grad.learners={grad.learners}{steps} does not divide data.batch_size={batch_size}; every "
                          "learner takes an equal share")
     if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange,
-                                            local_steps=grad.local_steps, outer=grad.outer):
+                                            local_steps=grad.local_steps, outer=grad.outer,
+                                            transform=grad.transform):
         raise ValueError(f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors and "
                          "start_epoch have no effect; set grad.compressor.kind")
     if grad.transform is not None and (kind == "none" or grad.compressor.joint or kind == "adacomp"):

@@ -58,8 +58,8 @@ class CompressionHook(nn.Module):
 
 
 @torch.no_grad()
-def _exchanged(hook: CompressionHook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """The mean of what arrives, in the bucket's place."""
+def _exchanged(hook: CompressionHook, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations as types
+    """A future of a dist.GradBucket's buffer, with the mean of what arrives in the gradients' place."""
     own: list[Tensor | None] = [None] * len(hook.exchange.trained)
     views = {hook.places[id(p)]: grad for p, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)}
     for index, grad in views.items():
