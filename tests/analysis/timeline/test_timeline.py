@@ -125,13 +125,10 @@ def test_of_links_that_differ_each_message_takes_its_own():
 
 
 def test_tied_gradients_cross_all_links_both_ways_at_once():
-    """By hand: the last device begins again when what the first sends after its backward, F + B + B after the last began,
-    has crossed in 10 s (over the slowest link); what the last sends after F + B crosses meanwhile."""
+    """By hand: the last device begins again when what the first sends after its backward, F + B + B after the last
+    began, has crossed in 10 s; what the last sends after F + B crosses meanwhile."""
     links = Network(links=(Network(8e3 * FRAMES),))
     assert step_seconds(gpipe(2, 1), Times([F] * 2, [B] * 2, tied=1e4), links) == pytest.approx(F + B + B + 10)
-    two = Network(links=(Network(8e4 * FRAMES), Network(8e3 * FRAMES)))
-    made = [step_seconds(gpipe(3, 1), Times([F] * 3, [B] * 3, tied=nbytes), two) for nbytes in (0, 1e4)]
-    assert made[1] == pytest.approx(F + B + 2 * B + 10) and made[0] == pytest.approx(3 * (F + B))
 
 
 def test_a_shared_machine_serves_as_many_stages_as_it_has_cores():
