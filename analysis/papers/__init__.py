@@ -4,6 +4,6 @@ A module has NAME, rows(frame), tables(rows), CLAIMS and FIGURES; a figure's doc
 of real processes is no row of a sweep: `links` and `spd_iterations` are reported by commands of their own.
 """
 
-from commsweep.analysis.papers import adacomp, bias, kfac, mst, recipe, rudakov, rudakov_text, unequal
+from commsweep.analysis.papers import adacomp, bias, kfac, local, mst, recipe, rudakov, rudakov_text, unequal
 
-PAPERS = (rudakov, rudakov_text, bias, recipe, unequal, adacomp, kfac, mst)
+PAPERS = (rudakov, rudakov_text, bias, recipe, unequal, local, adacomp, kfac, mst)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from commsweep.experiments.config import Run, own, parse
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
-from commsweep.sweeps.papers import adacomp, bias, kfac, mst, recipe, rudakov, rudakov_text, unequal
+from commsweep.sweeps.papers import adacomp, bias, kfac, local, mst, recipe, rudakov, rudakov_text, unequal
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
@@ -39,6 +39,9 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo-gradients": adacomp.demo_gradients,
     "smoke-gradients": adacomp.smoke_gradients,
     "cifar_gradients": adacomp.cifar_gradients,
+    "demo-local": local.demo_local,
+    "local_tuning": local.local_tuning,
+    "smoke-local": local.smoke_local,
     "demo-kfac": kfac.demo_kfac,
     "smoke-kfac": kfac.smoke_kfac,
     "demo-sparse": mst.demo_sparse,

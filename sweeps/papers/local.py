@@ -1,0 +1,89 @@
+"""Learners that train apart and exchange rarely: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512), SparseLoCo
+(2508.15706), DeMo (2411.19870), MuLoCo (2505.23725), at equal tokens and counted bytes (claims L1 to L5, L7).
+
+`METHODS` is the list that every table shows. Inner and outer rates are the best of the grid in `local_tuning` on a seed
+that no claim sees; variants of a method keep its rates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commsweep.experiments.config import Run, override
+from commsweep.experiments.presets import preset
+from commsweep.sweeps.grid import product, seeds, union
+
+Changes = dict[str, Any]
+APART: Changes = {"grad.learners": 4, "grad.outer.interval": 10}
+GATHER: Changes = {"grad.exchange": "allgather", "grad.vectors": True}
+EF: Changes = {"grad.feedback.kind": "ef"}
+TUNING_SEED = 100
+
+
+def _codes(kind: str, **more: Any) -> Changes:
+    return GATHER | {"grad.compressor.kind": kind} | {f"grad.compressor.{key}": value for key, value in more.items()}
+
+
+DILOCO = APART | {"optim.lr": 5e-3, "grad.outer.rate": 0.7}
+SPARSE = APART | _codes("topk", ratio=1 / 64, scope="tile") | {
+    "grad.compressor.values.kind": "statistical", "grad.outer.momentum": 0.0, "grad.outer.nesterov": False,
+    "grad.outer.rate": 1.0, "grad.feedback.kind": "ef", "grad.feedback.decay": 0.95}
+OFTEN = SPARSE | {"grad.outer.interval": 1}
+MULOCO = APART | _codes("statistical") | EF | {"optim.kind": "muon", "optim.lr": 5e-3}
+DEMO: Changes = {"grad.learners": 4, "optim.kind": "sgd", "optim.lr": 1e-3, "optim.momentum": 0.0,
+                 "optim.weight_decay": 0.0, "grad.outer.interval": 1, "grad.outer.rate": 1.0,
+                 "grad.outer.momentum": 0.0, "grad.outer.nesterov": False, "grad.outer.aggregate": "senders",
+                 "grad.outer.sign": True, "grad.feedback.kind": "ef", "grad.feedback.decay": 0.999,
+                 } | _codes("topk", ratio=32 / 4096, scope="tile")
+
+METHODS: dict[str, Changes] = {
+    "plain": {},
+    "DiLoCo": DILOCO,
+    "DiLoCo, every 100": DILOCO | {"grad.outer.interval": 100},
+    "E3M0": DILOCO | _codes("e3m0"),
+    "4 bits": DILOCO | _codes("uniform", bits=4),
+    "2 bits": DILOCO | _codes("uniform", bits=2),
+    "2 bits, statistical": DILOCO | _codes("statistical"),
+    "2 bits, EF": DILOCO | _codes("uniform", bits=2) | EF,
+    "2 bits, statistical, EF": DILOCO | _codes("statistical") | EF,
+    "overlap": DILOCO | {"grad.outer.overlap": 1, "grad.outer.keep": 0.5},
+    "fragments": DILOCO | _codes("e3m0") | {"grad.outer.overlap": 1, "grad.outer.keep": 0.5,
+                                            "grad.outer.fragments": 2},
+    "SparseLoCo": SPARSE,
+    "SparseLoCo, senders": SPARSE | {"grad.outer.aggregate": "senders"},
+    "SparseLoCo, Rice": SPARSE | {"grad.compressor.places": "rice"},
+    "SparseLoCo, every step": OFTEN,
+    "MuLoCo": MULOCO,
+    "DeMo": DEMO | {"grad.transform": "dct"},
+    "DeMo, Hadamard": DEMO | {"grad.transform": "hadamard"},
+    "DeMo, no transform": DEMO,
+}
+LEARNERS = (1, 2, 8)  # of DiLoCo, beside 4
+RATES = {"optim.lr": (2.5e-3, 5e-3, 1e-2), "grad.outer.rate": (0.4, 0.7, 1.0)}
+TUNED: dict[str, Changes] = {"plain": {"optim.lr": RATES["optim.lr"]}, "DiLoCo": RATES, "SparseLoCo": RATES,
+                             "SparseLoCo, every step": RATES, "MuLoCo": RATES,
+                             "DeMo": {"optim.lr": (3e-4, 1e-3, 3e-3)}}
+
+
+def base() -> Run:
+    """A nano GPT-2 for 200 steps of 16 blocks, shared by the learners."""
+    return override(preset("sotu_nano"), {"epochs": 2})
+
+
+def local_tuning() -> list[Run]:
+    """Inner and outer rates of each method, on one seed; five minutes on two cores."""
+    return [run for name, axes in TUNED.items()
+            for run in product(override(base(), METHODS[name] | {"seed": TUNING_SEED}), axes)]
+
+
+def demo_local() -> list[Run]:
+    """Every method three times, and DiLoCo by the number of learners; six minutes on two cores."""
+    run = base()
+    return seeds(union([override(run, one) for one in METHODS.values()],
+                       [override(run, DILOCO | {"grad.learners": n}) for n in LEARNERS]), 3)
+
+
+def smoke_local() -> list[Run]:
+    """Every method on the tests' twin: seconds."""
+    run = override(preset("synthetic_text"), {"epochs": 2})
+    return union([override(run, one) for one in METHODS.values()])
