@@ -7,7 +7,7 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-text demo-gradients demo-links demo-kfac demo-sparse demo-finetune test test-slow docs notebooks lock clean
+.PHONY: demo demo-text demo-gradients demo-links demo-kfac demo-local demo-sparse demo-finetune test test-slow docs notebooks lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
@@ -30,6 +30,10 @@ demo-links: $(VENV)/ready
 demo-kfac: $(VENV)/ready
 	$(SWEEP) sweep launch demo-kfac
 	$(SWEEP) kfac demo-kfac --out out/demo-kfac
+
+demo-local: $(VENV)/ready
+	$(SWEEP) sweep launch demo-local
+	$(SWEEP) report demo-local --out out/demo-local
 
 demo-sparse: $(VENV)/ready
 	$(SWEEP) sweep launch demo-sparse

@@ -33,8 +33,10 @@ MANY = 20.0  # a rate that "about 40" and "about 200" are surely above on small 
 
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The runs that it speaks of: all, where ways of exchanging gradients are compared."""
+    """The runs that it speaks of: all, where ways of exchanging gradients every step are compared."""
     frame = frame[~masked(frame)]
+    if "grad.outer.interval" in frame:
+        frame = frame[frame["grad.outer.interval"].isna()]
     compared = "grad.learners" in frame and bool((frame["grad.compressor.kind"] != "none").any())
     return frame if compared else frame.iloc[:0]
 

@@ -1,4 +1,5 @@
-"""`commsweep bench gradients`: what compressing weight gradients costs, beside exact TopK and beside plain passes."""
+"""`commsweep bench gradients`: what compressing weight gradients costs, beside exact TopK and beside plain passes, and
+what training apart does."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from commsweep.experiments.component import Moment
 from commsweep.experiments.config import ImageModel
 from commsweep.experiments.data_parallel.exchange import Exchange
 from commsweep.experiments.data_parallel.learners import Learners
+from commsweep.experiments.data_parallel.outer import Apart
 from commsweep.experiments.models import resnet
 
 LEARNERS, BATCH = 8, 256  # as AdaComp and PowerSGD train: 32 rows a learner
@@ -25,12 +27,15 @@ def bench() -> Iterator[Result]:
     net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
     yield from _compression(net)
     yield _learners(net)
+    yield _apart(net)
 
 
 def _compression(net: torch.nn.Module) -> Iterator[Result]:
     grads = [torch.randn_like(p) * 1e-3 for p in net.parameters()]
     kinds = {"adacomp": (config.AdaComp(), config.AdaCompResidue()),
-             "topk": (config.TopK(ratio=0.01), config.Residue())}
+             "topk": (config.TopK(ratio=0.01), config.Residue()),
+             "sparseloco": (config.TopK(ratio=1 / 64, scope="tile", values=config.Statistical()),
+                            config.Residue(decay=0.95))}
     sides = {}
     for name, (compressor, feedback) in kinds.items():
         exchange = Exchange(config.Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0)
@@ -47,6 +52,8 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
                  medians["adacomp ms"] / MILLISECONDS, 1.0, medians=medians)
     yield Result("AdaComp / exact TopK 1 %, both with residue", paired(seconds, "adacomp", "topk"), 0.5,
                  medians=medians)
+    yield Result("SparseLoCo's message (tiles, 2-bit levels) / exact TopK 1 %, both with residue, 11.2 M",
+                 paired(seconds, "sparseloco", "topk"), 1.0, medians=medians)
 
 
 def _learners(net: torch.nn.Module) -> Result:
@@ -72,3 +79,36 @@ def _learners(net: torch.nn.Module) -> Result:
     medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
     return Result(f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, minibatch {BATCH}",
                   paired(seconds, "learners", "passes"), 1.15, medians=medians)
+
+
+def _apart(net: torch.nn.Module) -> Result:
+    """A step of 4 learners that train apart, and a twentieth of an exchange, against the passes and SGD steps in it."""
+    interval, batch = 20, BATCH // 2  # 32 rows a learner
+
+    def inner(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 1e-3, fused=True)
+
+    plain = inner(list(net.parameters()))
+    apart = Apart(config.Gradients(learners=4, outer=config.Outer(interval=interval)), net, 0, batch, inner, 0.0, 10**9)
+    apart.configured(plain)
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+    between, due = (Moment(number, 0, 1e-3, 0, 0) for number in (0, interval - 1))
+
+    def step() -> None:
+        for one in apart.passes(batch):
+            apart.before_pass(between, one, y, x.device)
+            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
+            apart.after_pass(between, one)
+        apart.after_backward(between)
+
+    def passes() -> None:
+        for one in apart.passes(batch):
+            plain.zero_grad()
+            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
+            plain.step()
+
+    seconds = alternate({"step": step, "passes": passes, "exchange": lambda: apart.after_backward(due)}, rounds=5)
+    medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
+    return Result(f"step of 4 learners that meet every {interval} / its plain passes, ResNet-18, minibatch {batch}",
+                  paired(seconds, "step", "passes") + paired(seconds, "exchange", "passes") / interval, 1.05,
+                  medians=medians)

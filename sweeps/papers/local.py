@@ -59,10 +59,10 @@ METHODS: dict[str, Changes] = {
     "DeMo, no transform": DEMO,
 }
 LEARNERS = (1, 2, 8)  # of DiLoCo, beside 4
-RATES = {"optim.lr": (2.5e-3, 5e-3, 1e-2), "grad.outer.rate": (0.4, 0.7, 1.0)}
-TUNED: dict[str, Changes] = {"plain": {"optim.lr": RATES["optim.lr"]}, "DiLoCo": RATES, "SparseLoCo": RATES,
+RATES = {"optim.lr": (5e-3, 1e-2, 2e-2), "grad.outer.rate": (0.2, 0.4, 0.7, 1.0)}
+TUNED: dict[str, Changes] = {"plain": {"optim.lr": (2.5e-3, *RATES["optim.lr"])}, "DiLoCo": RATES, "SparseLoCo": RATES,
                              "SparseLoCo, every step": RATES, "MuLoCo": RATES,
-                             "DeMo": {"optim.lr": (3e-4, 1e-3, 3e-3)}}
+                             "DeMo": {"optim.lr": (1e-3, 3e-3, 1e-2)}}
 
 
 def base() -> Run:

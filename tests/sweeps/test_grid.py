@@ -40,7 +40,7 @@ def test_an_unknown_axis_or_sweep_is_named():
 def test_a_sweep_names_each_run_once_with_several_seeds(name):
     runs = sweep(name)
     assert len({run_id(run) for run in runs}) == len(runs)
-    assert name.startswith("smoke") or name == "finetune" or len({run.seed for run in runs}) >= 3
+    assert name.startswith("smoke") or name in ("finetune", "local_tuning") or len({run.seed for run in runs}) >= 3
 
 
 def test_the_papers_grid_is_complete():
@@ -64,7 +64,7 @@ def test_every_preset_executes_at_toy_size(name, store):
 
 @pytest.mark.parametrize("name", ["demo", "smoke", "smoke-text", "gpt2_paper", "gpt2_aqsgd", "finetune", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("demo-gradients", "resnet18_paper", "resnet18_corrected",
-                                                           "smoke-bias", "smoke-recipe"))])
+                                                           "smoke-bias", "smoke-recipe", "smoke-local"))])
 def test_every_sweep_executes_at_toy_size(name, store):
     # The other sweeps are parts of these or differ in their base run only, as the tests below hold.
     for run in distinct(sweep(name)):
@@ -98,6 +98,16 @@ def test_sweeps_of_findings_ask_what_the_smoke_sweeps_ask():
     for name in ("text_recipe", "cifar_recipe", "cifar_recipe_jpeg"):
         assert kinds(name) <= kinds("smoke-recipe")
     assert {run_id(run) for run in sweep("cifar_small_jpeg")}.isdisjoint(run_id(run) for run in sweep("cifar_small"))
+
+
+def test_methods_that_train_apart_are_those_of_the_smoke_sweep():
+    """demo-local and local_tuning vary seeds, rates and learners of smoke-local's methods."""
+    def asked(name):
+        return {run.grad.model_copy(update={"learners": 4, "outer": run.grad.outer and run.grad.outer.model_copy(
+            update={"rate": 1.0})}) for run in sweep(name) if run.grad.outer}
+
+    for name in ("demo-local", "local_tuning"):
+        assert asked(name) <= asked("smoke-local")
 
 
 def test_gradient_sweeps_ask_the_same_of_every_model():
