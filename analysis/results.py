@@ -150,8 +150,10 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         out |= {f"diagnosis.{side}.{key}": sum(one[key] for one in seen) / len(seen)
                 for key in (seen[0] if seen else ()) if key not in ("boundary", "direction", "messages")}
     for cut, sent in row.get("boundaries", {}).items():
-        steps = max(1, sent["calls"])
-        out |= {f"boundary.{cut}.{side}": sent[side] / steps for side in ("fwd", "bwd")}
+        out |= {f"boundary.{cut}.{side}": sent[side] / max(1, row.get("steps") or 0) for side in ("fwd", "bwd")}
+    if row.get("boundaries") and row.get("steps"):  # earlier versions recorded bytes a message as bytes a step
+        out |= {f"bytes.{side}_per_step": sum(sent[side] for sent in row["boundaries"].values()) / row["steps"]
+                for side in ("fwd", "bwd")}
     return out | {"method": describe(out)}
 
 

@@ -211,7 +211,7 @@ def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
             lines.append(f"  {title:21} test perplexity {metrics[f'test_{mode}_ppl']:.3f}, "
                          f"loss {metrics[f'test_{mode}_loss']:.4f} a token")
     for boundary, sent in row.get("boundaries", {}).items():
-        steps = max(1, sent["calls"])
+        steps = max(1, row["steps"])
         lines.append(f"  boundary {boundary:10} {sent['fwd'] / steps:,.0f} bytes forward, {sent['bwd'] / steps:,.0f} "
                      f"backward a step (dense: {sent['fwd_dense'] / steps:,.0f})")
     if row.get("boundaries"):

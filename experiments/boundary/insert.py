@@ -125,8 +125,7 @@ class Boundaries(nn.ModuleDict, Component):
         return {"bytes": sum(b["fwd"] + b["bwd"] for b in self.ledger().values())}
 
     def totals(self) -> dict[str, Any]:
-        ledger = self.ledger()
-        return {"boundaries": ledger, "bytes": traffic(ledger)}
+        return {"boundaries": self.ledger()}
 
 
 def sections(links: dict[str, Links], own: Collection[str]) -> dict[str, Any]:
@@ -137,13 +136,13 @@ def sections(links: dict[str, Links], own: Collection[str]) -> dict[str, Any]:
     return {"fwd": common.fwd, "bwd": common.bwd, "at": {cut: one for cut, one in links.items() if one != common}}
 
 
-def traffic(ledger: dict[str, dict[str, int]]) -> dict[str, float]:
-    """Bytes per step over all boundaries, each way, and what share of the dense bytes that is."""
+def traffic(ledger: dict[str, dict[str, int]], steps: int) -> dict[str, float]:
+    """Bytes per optimizer step over all boundaries, each way, and what share of the dense bytes that is. Messages of
+    microbatches and of learners that are simulated here add up to a step's."""
     out: dict[str, float] = {}
     for side in ("fwd", "bwd"):
         sent = sum(boundary[side] for boundary in ledger.values())
         dense = sum(boundary[f"{side}_dense"] for boundary in ledger.values())
-        steps = max([boundary["calls"] for boundary in ledger.values()], default=0)
         out |= {f"{side}_per_step": sent / steps if steps else 0.0, f"{side}_ratio": sent / dense if dense else 1.0}
     dense = sum(b["fwd_dense"] + b["bwd_dense"] for b in ledger.values())
     out["total"] = sum(b["fwd"] + b["bwd"] for b in ledger.values())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from commsweep.experiments import checkpoint, models
 from commsweep.experiments import data as datasets
-from commsweep.experiments.boundary.insert import Boundaries, sections, traffic
+from commsweep.experiments.boundary.insert import Boundaries, sections
 from commsweep.experiments.boundary.plan import check_room, memory_bytes, message_shapes
 from commsweep.experiments.component import Pass
 from commsweep.experiments.compressors import message
@@ -385,7 +385,7 @@ class Trainer:
             torch.save({name: one for part in state for name, one in part.items()}, self.folder.path / "weights.pt")
         return row(
             self.run, status, error, ran=ran if status == FINISHED else None, evaluations=evaluations, steps=self.step,
-            totals={"boundaries": ledger, "bytes": traffic(ledger), "gradients": {}},
+            totals={"boundaries": ledger, "gradients": {}},
             seconds=self.seconds | {"wall": wall}, device=self.device, tokens=tokens(self.data),
             run_id=run_id(self.run), wiring=self.wiring.model_dump(mode="json"), transport=transport,
             timing=summary(timing), cores=len(os.sched_getaffinity(0))) | {"id": self.folder.path.name}

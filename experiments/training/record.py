@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from commsweep.experiments.boundary.insert import traffic
 from commsweep.experiments.config import SCHEMA, Run, record, run_id
 from commsweep.experiments.store import CONTINUABLE, FINISHED, Row
 from commsweep.experiments.training.readback import Installed
@@ -26,7 +27,8 @@ def row(run: Run, status: str, error: str | None, *, ran: Installed | None, eval
         "schema": SCHEMA, "id": run_id(run), "status": status, "error": error,
         "run": record(run) if ran is None or status in CONTINUABLE else ran.record(),
         "metrics": summarise(evaluations) if status == FINISHED else {},
-        "steps": steps, **totals, "speed": speed(totals["boundaries"], seconds["train"], tokens),
+        "steps": steps, **totals, "bytes": traffic(totals["boundaries"], steps),
+        "speed": speed(totals["boundaries"], seconds["train"], tokens),
         "device": str(device), "seconds": {key: round(value, 4) for key, value in seconds.items()},
         "when": datetime.now(UTC).isoformat(timespec="seconds"), **more,
     }

@@ -92,6 +92,15 @@ def test_learners_share_a_batch_and_a_short_one_too():
         assert [(share.turn, share.of) for share in shares] == [(turn, len(shares)) for turn in range(len(shares))]
 
 
+def test_bytes_a_step_are_of_all_messages_of_the_step(store):
+    """Microbatches and learners cut a batch into more messages; of dense ones the bytes of a step stay the same."""
+    rows = [execute(override(tiny(epochs=1, eval_every=1), changes), store, HOW) for changes in (
+        {}, {"microbatches": 4}, {"grad.learners": 4}, {"grad.learners": 2, "grad.outer.interval": 2})]
+    sent = [(row["bytes"]["fwd_per_step"], row["bytes"]["bwd_per_step"]) for row in rows]
+    total = sum(boundary["fwd"] for boundary in rows[0]["boundaries"].values())
+    assert len(set(sent)) == 1 and sent[0][0] * rows[0]["steps"] == total
+
+
 @pytest.mark.parametrize("learners", [1, 2])
 def test_local_steps_are_sgd_steps_on_weights_of_ones_own(learners):
     """Against a plain loop: every learner's copy takes its steps, then the copies are averaged."""
