@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -182,6 +183,7 @@ class TopK(FixedK):
 TILE = 64  # SparseLoCo's
 
 
+@lru_cache(maxsize=1024)
 def tiles(shape: torch.Size, side: int) -> tuple[int, int, int, int, int]:
     """(samples, tiles down, rows of one, tiles across, columns of one) of a message whose samples are matrices, their
     first dimension by all others, or vectors. Sides are the largest divisors up to `side`, of a vector up to its

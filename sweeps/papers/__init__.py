@@ -40,6 +40,7 @@ SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "smoke-gradients": adacomp.smoke_gradients,
     "cifar_gradients": adacomp.cifar_gradients,
     "demo-local": local.demo_local,
+    "local_methods": local.local_methods,
     "local_tuning": local.local_tuning,
     "smoke-local": local.smoke_local,
     "demo-kfac": kfac.demo_kfac,

@@ -72,6 +72,7 @@ BOTH: dict[str, Changes] = {
         f"{side}.compressor.{key}": value for side, bits, rounding in (("fwd", 4, "nearest"), ("bwd", 2, "stochastic"))
         for key, value in (("kind", "uniform"), ("bits", bits), ("scale", "group"), ("rounding", rounding))},
 }
+MORE = ("Muon", "2 bits, EF", "2 bits, statistical, EF", "SparseLoCo, Rice", "MuLoCo", "DeMo, Hadamard")
 LEARNERS = (1, 2, 8)  # of DiLoCo, beside 4
 RATES = {"optim.lr": (5e-3, 1e-2, 2e-2), "grad.outer.rate": (0.2, 0.4, 0.7, 1.0)}
 TUNED: dict[str, Changes] = {"plain": {"optim.lr": (2.5e-3, *RATES["optim.lr"])}, "DiLoCo": RATES, "SparseLoCo": RATES,
@@ -92,11 +93,18 @@ def local_tuning() -> list[Run]:
 
 
 def demo_local() -> list[Run]:
-    """Every method three times, and DiLoCo by the number of learners; six minutes on two cores."""
+    """The methods of most claims three times, and DiLoCo by the number of learners; six minutes on two cores."""
     run = base()
-    every = {name: one for name, one in METHODS.items() if name != "SparseLoCo, Rice"}  # the same but for its bytes
-    return seeds(union([override(run, one) for one in (*every.values(), *BOTH.values())],
+    return seeds(union([override(run, one) for name, one in METHODS.items() if name not in MORE],
                        [override(run, DILOCO | {"grad.learners": n}) for n in LEARNERS]), 3)
+
+
+def local_methods() -> list[Run]:
+    """The same and the other methods, and both parallelisms at once; eight minutes on two cores."""
+    run = base()
+    # Rice codes change nothing but the bytes.
+    more = [METHODS[name] for name in MORE if name != "SparseLoCo, Rice"]
+    return union(demo_local(), seeds([override(run, one) for one in (*more, *BOTH.values())], 3))
 
 
 def smoke_local() -> list[Run]:

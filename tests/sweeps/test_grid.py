@@ -101,12 +101,12 @@ def test_sweeps_of_findings_ask_what_the_smoke_sweeps_ask():
 
 
 def test_methods_that_train_apart_are_those_of_the_smoke_sweep():
-    """demo-local and local_tuning vary seeds, rates and learners of smoke-local's methods."""
+    """demo-local, local_methods and local_tuning vary seeds, rates and learners of smoke-local's methods."""
     def asked(name):
         return {run.grad.model_copy(update={"learners": 4, "outer": run.grad.outer and run.grad.outer.model_copy(
             update={"rate": 1.0})}) for run in sweep(name) if run.grad.outer}
 
-    for name in ("demo-local", "local_tuning"):
+    for name in ("demo-local", "local_methods", "local_tuning"):
         assert asked(name) <= asked("smoke-local")
 
 

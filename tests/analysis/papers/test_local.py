@@ -15,9 +15,9 @@ from tests.helpers import outcome
 
 
 def fill(folder, loss):
-    """A store of demo-local's runs with made-up losses."""
-    store, runs = Store(folder), sweep("demo-local")
-    register("demo-local", runs, store)
+    """A store of local_methods' runs with made-up losses."""
+    store, runs = Store(folder), sweep("local_methods")
+    register("local_methods", runs, store)
     for run in runs:
         value = loss(run) + (run.seed - 1) / 4000
         scores = {f"test_{mode}_{what}": one for mode in ("on", "off") for what, one in (("loss", value),
@@ -27,7 +27,7 @@ def fill(folder, loss):
         made.append({"epoch": 1, "step": 10, "bytes": 99, "seconds": 1, "train_loss": 2.0, **scores})
         made.finish(outcome(run, metrics=scores, bytes={"fwd_per_step": 1.0, "bwd_per_step": 1.0, "ratio": 1.0},
                             gradients={"up": 1000.0 / (run.grad.outer.interval if run.grad.outer else 1), "rate": 10}))
-    return results.load(store.root, "demo-local")
+    return results.load(store.root, "local_methods")
 
 
 def good(run):
