@@ -48,6 +48,16 @@ FINDINGS = [
             "that the same pairs are best on images (cifar_recipe is planned, not run to the end), or at other "
             "lengths.",
             "text_recipe/fronts.png", "nats lost against bytes, forward alone, backward alone and both ways"),
+    Finding("U1", "Links differ: is a ratio for each link better than one everywhere?", (("unequal_ratios", "U1"),),
+            "commsweep sweep launch unequal_ratios && commsweep report unequal_ratios --papers unequal",
+            "that there is no gain where links are more, or differ by latency; steps of the same seconds were "
+            "predicted and then measured (docs/guide/pipelines.md)."),
+    Finding("L", "How rarely, and in how few bits, may learners meet?",
+            tuple(("local_methods", f"L{number}") for number in range(1, 8)),
+            "commsweep sweep launch local_methods && commsweep report local_methods --papers local",
+            "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed. With Muon inside, "
+            "plain training ends far lower than with AdamW, and learners that meet rarely lose more of that.",
+            "local_methods/bytes_up.png", "test perplexity against bytes a learner sends up a step, by method"),
     Finding("F5", "Do the losses of boundaries and of learners' gradients add?", (("text_recipe", "F5"),),
             "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
             "where losses are small: AdaComp alone loses 0.6 nats here, near what a gradient that says nothing loses."),

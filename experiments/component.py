@@ -23,6 +23,8 @@ class Pass:
     weight: float  # its share of the batch, times how many share it
     learner: int = 0
     settles: bool = True  # whether it is the learner's last one before gradients are exchanged
+    share: float = 1.0  # of the rows that the learner's gradient is the mean of; less where they are cut up
+    whole: bool = True  # whether that gradient is there after it
     turn: int = 0  # place among all passes of the step, those in other processes included
     of: int = 1  # how many these are
     slot: int = 0  # of its first row, in memories that have one a batch slot: a learner keeps its own

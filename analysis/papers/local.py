@@ -175,26 +175,37 @@ def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     Means over seeds; bars: ± one sample standard deviation. Dashed: plain training, whose gradients would travel every
     step.
     """
-    done = frame[(frame.status == "finished") & frame[APART].notna()] if APART in frame else frame.iloc[:0]
+    done = frame[(frame.status == "finished") & frame[APART].notna() & (frame["fwd.compressor.kind"] == "none")]
     if done.empty or UP not in done:
         return None
     points = done.groupby("method", sort=False).agg(score=(PERPLEXITY, "mean"), sd=(PERPLEXITY, "std"),
                                                     up=(UP, "mean")).reset_index()
     front = pareto(points.assign(**{"mean": -points.score, "bytes.ratio": points.up}), worst=float("-inf"))
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(2 * COLUMN, 5.2))
+        figure, axes = plt.subplots(figsize=(2 * COLUMN, 3.6))
         for place, one in points.iterrows():
             axes.errorbar(one["up"], one["score"], yerr=one["sd"] if one["sd"] == one["sd"] else None, ls="none",
-                          marker=MARKS[place % 9], ms=5, color=INK[place % 7], elinewidth=0.7, label=one["method"])
+                          marker=MARKS[place % 9], ms=5, color=INK[place % 7], elinewidth=0.7,
+                          label=_short(one["method"]))
         axes.plot(front.up, front.score, color="0.5", lw=1, zorder=1)
         plain = _arm(frame, PLAIN_RUN)
         if len(plain):
             axes.axhline(plain[PERPLEXITY].mean(), color="0.4", ls="--", lw=0.8)
         axes.set(xlabel="bytes a learner sends up a step", ylabel="test perplexity")
-        logarithmic(axes.xaxis, axes.yaxis)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.legend(fontsize=5.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+        logarithmic(axes.xaxis)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g} k")
+        figure.legend(fontsize=5.5, loc="outside right center", frameon=False)
     return figure
+
+
+def _short(method: str) -> str:
+    """A method for a legend: what all share is left out."""
+    for long, short in ((", 4 learners", ""), ("4 learners, ", "DiLoCo, "), ("outer step every ", "every "),
+                        ("mean of senders", "senders"),
+                        (" in tiles", ""), ("TopK 1.5625 %, 2 bit values", "SparseLoCo"),
+                        ("TopK 0.78125 %", "DeMo"), (", sign", "")):
+        method = method.replace(long, short)
+    return method
 
 
 FIGURES: dict[str, Draw] = {"bytes_up": bytes_up}

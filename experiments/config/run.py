@@ -83,9 +83,9 @@ class Run(Spec):
         gradients_fit(self.grad, self.data.batch_size)
         if self.data.batch_size % self.microbatches:
             raise ValueError(f"microbatches={self.microbatches} does not divide data.batch_size={self.data.batch_size}")
-        if self.microbatches > 1 and self.grad != Gradients():
-            raise ValueError(f"microbatches={self.microbatches} does not go with learners: set grad.learners=1 and "
-                             "grad.compressor.kind=none")
+        if (share := self.data.batch_size // (self.grad.learners * self.grad.local_steps)) % self.microbatches:
+            raise ValueError(f"microbatches={self.microbatches} does not divide the {share} rows of a learner; choose "
+                             "another data.batch_size")
         if self.kfac is not None:
             _second_order_fits(self)
         _sparsity_fits(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,10 +23,11 @@ class Learners(Component):
     """
 
     def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int,
-                 collectives: Collectives | None = None) -> None:
-        """batch: rows of a full batch. collectives: between processes; None: all learners are here."""
+                 collectives: Collectives | None = None, microbatches: int = 1) -> None:
+        """batch: rows of a full batch. collectives: between processes; None: all learners are here. microbatches: parts
+        of a learner's rows that cross the boundaries one by one."""
         super().__init__()
-        self.spec, self.batch = spec, batch
+        self.spec, self.batch, self.microbatches = spec, batch, microbatches
         self.exchange = None if _alone(spec) else Exchange(spec, model, seed, collectives)
         self.here = (0,) if self.exchange is None else self.exchange.collectives.here
         self._norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
@@ -42,16 +44,21 @@ class Learners(Component):
             edges = [start + sizes[learner] * step // steps for step in range(steps + 1)]
             parts = [slice(a, b) for a, b in pairwise(edges) if b > a]
             first = learner * (self.batch // n) - start
-            every += [(learner, rows, rows is parts[-1], first + rows.start) for rows in parts]
-        made = [Pass(rows, rows.stop - rows.start, sizes[learner] * n / batch, learner, settles, turn, len(every), slot)
-                for turn, (learner, rows, settles, slot) in enumerate(every) if learner in self.here]
+            for part in parts:
+                cuts = [part.start + (part.stop - part.start) * cut // self.microbatches
+                        for cut in range(self.microbatches + 1)]
+                every += [Pass(slice(a, b), b - a, sizes[learner] * n / batch, learner,
+                               part is parts[-1] and b == part.stop, slot=first + a,
+                               share=(b - a) / (part.stop - part.start), whole=b == part.stop)
+                          for a, b in pairwise(cuts) if b > a]
+        made = [replace(one, turn=turn, of=len(every)) for turn, one in enumerate(every) if one.learner in self.here]
         if not made:
             raise UserError(f"a batch of {batch} has no row for learner {self.here[0]} of {n}: set data.drop_last=true "
                             "or another data.batch_size")
         return made
 
     def after_pass(self, moment: Moment, one: Pass) -> None:
-        if self.exchange is None:
+        if self.exchange is None or not one.whole:
             return
         if not one.settles:
             self.exchange.step_locally(moment.rate)

@@ -31,10 +31,10 @@ class Apart(Learners):
     """Learners with weights of their own, which meet at the common ones."""
 
     def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int, inner: Inner, clip: float, steps: int,
-                 collectives: Collectives | None = None) -> None:
+                 collectives: Collectives | None = None, microbatches: int = 1) -> None:
         """inner: makes a learner's optimizer. clip: largest norm of a learner's gradient (0: any). steps: of the whole
         training; all fragments are exchanged after the last one."""
-        super().__init__(spec, model, seed, batch, collectives)
+        super().__init__(spec, model, seed, batch, collectives, microbatches)
         self.outer, self.inner, self.clip, self.steps = spec.outer, inner, clip, steps
         self.trained = self.exchange.trained
         self.fragments = fragments([layer.name for layer in self.exchange.layers], self.outer)
@@ -98,6 +98,8 @@ class Apart(Learners):
     @torch.no_grad()
     def after_pass(self, moment: Moment, one: Pass) -> None:
         """The learner's own step."""
+        if not one.whole:
+            return
         turn = one.learner - self.here[0]
         if self.clip:
             nn.utils.clip_grad_norm_(self.trained, self.clip)

@@ -117,11 +117,11 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
         boundaries.watch()
     trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
     if run.grad.outer is None:
-        shared = learners.Learners(run.grad, trained, run.seed, run.data.batch_size, collectives)
+        shared = learners.Learners(run.grad, trained, run.seed, run.data.batch_size, collectives, run.microbatches)
     else:
         inner = partial(optim.optimizer, run, embeddings=optim.embedded(trained))
         shared = Apart(run.grad, trained, run.seed, run.data.batch_size, inner, getattr(run.optim, "clip", 0.0),
-                       len(data.train) * run.epochs, collectives)
+                       len(data.train) * run.epochs, collectives, run.microbatches)
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
     if run.fwd.compressor.kind == "subspace" and boundaries:
         components["subspace"] = Subspace(run, model, boundaries)
@@ -133,7 +133,8 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     if run.sparsity is not None:
         components["sparsity"] = sparsity.SparseTraining(
             run.sparsity, model, trained, data.example, len(data.train) * run.epochs, run.seed, shared.exchange)
-    divide = shared.passes if run.microbatches == 1 else partial(microbatches, count=run.microbatches)
+    alone = shared.exchange is None and run.microbatches > 1
+    divide = partial(microbatches, count=run.microbatches) if alone else shared.passes
     return Parts(kind(run)(run, model, components, divide), data, device, need)
 
 

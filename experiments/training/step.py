@@ -39,6 +39,8 @@ class Task(pl.LightningModule):
         self.run, self.model, self.divide = run, model, divide
         self.components = nn.ModuleDict(components)
         self.clip = getattr(run.optim, "clip", 0.0)
+        # As an engine of pipelines adds up microbatches: sums first. Learners weigh theirs.
+        self.engine = run.microbatches > 1 and components["learners"].exchange is None
         self.passed = self.crossed = 0  # passes so far: of all learners, and in this process
         self.seconds = {"train": 0.0, "eval": 0.0}
         self.spent: dict[str, float] = {}  # seconds of this process after backwards, by component
@@ -98,8 +100,9 @@ class Task(pl.LightningModule):
             loss = self.loss(logits, y[one.rows])
             self._loss_sum += loss.detach() * one.size
             self._samples += one.size
-            if self.run.microbatches > 1 and one.weight != 1:  # of a batch that is not cut evenly
-                loss = loss * one.weight
+            weight = one.weight if self.engine else one.share  # not 1 of a batch cut unevenly, or of a part of a share
+            if weight != 1 and self.run.microbatches > 1:
+                loss = loss * weight
             for component in self.components.values():
                 component.after_forward(moment, one, logits, partial(self.drawn, logits, y[one.rows]))
             with torch.autocast(x.device.type, enabled=False):  # a backward computes in the types of its forward
@@ -132,7 +135,7 @@ class Task(pl.LightningModule):
 
     def end_passes(self) -> None:
         """After the last pass: each microbatch's loss is a mean, and so is that of all."""
-        if self.run.microbatches > 1:
+        if self.engine:
             for parameter in self.parameters():
                 if parameter.grad is not None:
                     parameter.grad.div_(self.run.microbatches)

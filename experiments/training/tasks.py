@@ -44,7 +44,7 @@ class LanguageModelling(Task):
         super().__init__(run, model, components, divide)
         head, self._tied, self._head = model.get_output_embeddings(), model.get_input_embeddings().weight, None
         self._head_name = next((f"{name}.weight" for name, one in model.named_modules() if one is head), "")
-        if run.microbatches == 1 or run.model.stages == 1 or getattr(head, "weight", None) is not self._tied:
+        if not self.engine or run.model.stages == 1 or getattr(head, "weight", None) is not self._tied:
             self._tied = None
 
     def logits(self, x: Tensor) -> Tensor:

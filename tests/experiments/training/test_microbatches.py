@@ -30,6 +30,19 @@ def test_parts_cover_the_batch_in_order_and_weigh_what_they_hold():
         assert [(share.turn, share.of) for share in shares] == [(turn, count) for turn in range(count)]
 
 
+@pytest.mark.parametrize("more", [{"grad__learners": 2}, {"grad__learners": 2, "grad__outer__interval": 3}],
+                         ids=["every step", "apart"])
+def test_learners_cut_their_rows_into_microbatches(more):
+    """Of a network without batch statistics a learner's gradient is the same; every message is counted."""
+    whole, parts = (trained(tiny_text(optim__kind="sgd", optim__lr=0.1, epochs=1, eval_every=1, microbatches=m,
+                                      data__train_blocks=30, data__batch_size=8, **more)) for m in (1, 2))
+    for (name, a), (_, b) in zip(whole.model.named_parameters(), parts.model.named_parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5 * float(a.abs().max())), name
+    calls = [task.totals()["boundaries"]["block0"]["calls"] for task in (whole, parts)]
+    assert calls == [8, 16] and [one.whole for one in parts.divide(8)] == [False, True] * 2
+    assert sum(one.share for one in parts.divide(6) if one.learner == 0) == pytest.approx(1.0)
+
+
 def test_the_gradient_is_the_batchs_for_a_network_without_batch_statistics():
     """float64 sums of another order: 1e-5 of the largest weight."""
     whole, parts = (trained(tiny_text(optim__kind="sgd", optim__lr=0.1, epochs=1, eval_every=1, microbatches=m,
@@ -57,7 +70,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 @pytest.mark.parametrize(("changes", "says"), [
     ({"microbatches": 3}, "microbatches=3 does not divide data.batch_size=32"),
-    ({"microbatches": 2, "grad.learners": 2}, "set grad.learners=1"),
+    ({"microbatches": 32, "grad.learners": 2}, "microbatches=32 does not divide the 16 rows of a learner"),
 ])
 def test_what_does_not_fit_is_named(changes, says):
     with pytest.raises(UserError, match=says):
