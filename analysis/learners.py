@@ -177,8 +177,9 @@ class Exchange:
     this machine from the run's own measurement over unlimited links; the latencies and bytes of the others are known.
 
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
-    and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. Messages of unknown
-    lengths need a second exchange, of their lengths; the first learner's running statistics are broadcast after that.
+    and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. Messages whose length
+    depends on the data need another exchange, of their lengths; the first learner's running statistics are broadcast
+    after that.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -190,8 +191,7 @@ class Exchange:
         base = self.bases.get(one.row["run_id"])
         if base is None:
             return None
-        exchanges = 1 if one.row["run"]["grad"]["compressor"]["kind"] == "none" else 2
-        exchanges += any(own.get("statistics") for own in base.row["transport"])
+        exchanges = 1 + sum(any(own.get(what) for own in base.row["transport"]) for what in ("lengths", "statistics"))
         sent = max(sum(own.values()) for own in base.row["transport"]) / base.row["steps"]
         rate = one.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)

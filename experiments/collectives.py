@@ -196,6 +196,8 @@ class Processes(Collectives):
         self.sent[what] += mine.numel()
         lengths = None if even else self._exchanged(torch.tensor([mine.numel()], device=mine.device))
         under_way = self._exchanged(mine) if even else None
+        if not even:
+            self.sent["lengths"] += 8
 
         def finish() -> Parts:
             arrived = under_way or self._exchanged(mine, [int(one) for one in lengths.wait()])
