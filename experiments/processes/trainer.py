@@ -88,7 +88,7 @@ class Trainer:
         _agree(self.data.digest(), "data (--data-root, --model-root)")
         self._build(run, execution)
         steps = len(self.data.train) * run.epochs
-        self.optimizer = optim.optimizer(run, self.parameters, optim.embedded(self.model))
+        self.optimizer = optim.optimizer(run, self.parameters, self.embedded)
         self.scheduler, self.interval = optim.rates(run, self.optimizer, steps)
         self.losses: list[Tensor] = []
         self.began: list[float] = []
@@ -106,7 +106,7 @@ class Trainer:
             model = model.to(memory_format=torch.channels_last)
         (shapes, _), cuts = message_shapes(model, modules, self.data.example), list(modules)
         run.check_cuts(modules)
-        self.model = model_of(run, model, tuple(cuts))
+        self.model, self.embedded = model_of(run, model, tuple(cuts)), optim.embedded(model)
         links = {cut: run.links(cut) for cut in cuts}
         beside = cuts[max(0, self.rank - 1) : self.rank + 1]
         model = model.to(self.device)

@@ -64,8 +64,9 @@ def test_the_slower_a_link_the_harder_and_no_step_is_longer(rates, ratio, schedu
     chosen = list(made.ratios.values())
     assert made.step <= made.one == model.step(network(*rates))
     assert all((chosen[a] <= chosen[b]) for a in range(3) for b in range(3) if rates[a] <= rates[b])
-    if len(set(rates)) == 1:
-        assert all(one == pytest.approx(ratio, rel=0.06) for one in chosen)
+    if len(set(rates)) == 1:  # one ratio for all: the given one, or a milder one where links hold nothing up
+        assert len(set(chosen)) == 1 and chosen[0] > 0.94 * ratio
+        assert max(rates) > 1e8 or chosen[0] < 1.06 * ratio
     else:
         assert chosen[rates.index(max(rates))] > ratio
 

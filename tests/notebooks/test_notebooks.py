@@ -18,6 +18,7 @@ from tests.analysis.papers import (
     test_bias,
     test_kfac,
     test_links,
+    test_local,
     test_mst,
     test_rudakov,
     test_rudakov_text,
@@ -31,6 +32,8 @@ FILLED = {
     "bias": lambda store: test_bias.fill(store, "text_bias", test_bias.bias_matters, test_bias.seen),
     "recipe": lambda store: test_bias.fill(store, "text_recipe", test_bias.bias_matters, test_bias.seen),
     "links": test_links.measure,
+    "local": lambda store: test_local.fill(store.root, test_local.good),
+    "unequal": lambda store: test_bias.fill(store, "unequal_ratios", lambda run: 0.1),
     "kfac": lambda store: (test_kfac.fill(store, test_kfac.best_at, lambda run: 3), test_learners.fill(store)),
     "sparse": lambda store: test_mst.fill(store, test_mst.as_claimed),
 }
