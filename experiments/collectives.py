@@ -133,8 +133,11 @@ class Processes(Collectives):
 
     bucket = BUCKET
 
-    def __init__(self) -> None:
+    def __init__(self, ring: bool = False) -> None:
+        """ring: sums go round one; slower over links with a latency, but many large ones beside computing flow evenly,
+        and take what their sizes say."""
         super().__init__(dist.get_world_size(), (dist.get_rank(),))
+        self.ring = ring
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def among(self, groups: list[tuple[int, ...]]) -> None:
@@ -146,8 +149,17 @@ class Processes(Collectives):
     def gather(self, parts: Parts, what: str) -> Handle[Parts]:
         mine = _joined(parts[0])
         self.sent[what] += mine.numel()
-        under_way = self._exchanged(mine)
-        return Handle(lambda: [_parted(one, parts[0]) for one in under_way.wait()])
+        if not self.ring:
+            under_way = self._exchanged(mine)
+            return Handle(lambda: [_parted(one, parts[0]) for one in under_way.wait()])
+        every = [torch.empty_like(mine) for _ in range(self.learners)]
+        work = dist.all_gather(every, mine, async_op=True)
+
+        def finish() -> Parts:
+            work.wait()
+            return [_parted(one, parts[0]) for one in every]
+
+        return Handle(finish)
 
     def _exchanged(self, mine: Tensor, sizes: list[int] | None = None) -> Handle[list[Tensor]]:
         """The learners' bytes, each of as many as one's own or of these sizes; everyone sends straight to everyone.

@@ -49,13 +49,12 @@ class Coded(Sparsifier):
         return self if inner is self.inner else Coded(self.spec, inner, self.codec)
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
-        mask = self.inner.masked(x, seed)[1]
-        flat, kept = self.inner.as_rows(x), self.inner.as_rows(laid_out(mask, x))
+        flat, kept = self.inner.kept_rows(x, seed)
         if isinstance(self.inner, RiceTopK):  # a value may arrive as zero: only now are the places known
             self._places = self.inner.place_bytes(kept)
         sent = self.codec.apply(taken(flat, kept, self.inner.kept(x.shape)[1]), _codes(seed))
         y = self.inner.from_rows(put(sent * self.inner.gain(x.shape), kept), x)
-        return y, mask if want_mask else None
+        return y, self.inner.from_rows(kept, x) if want_mask else None
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, k = kept = self.inner.kept(shape)

@@ -89,6 +89,10 @@ class FixedK(Sparsifier):
         n_rows, row = self._row_shape(shape)
         return n_rows, budget(self.spec.ratio, row)
 
+    def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """A message as the rows [rows, n], and what is kept of them."""
+        return self.as_rows(x), self.as_rows(laid_out(self.masked(x, seed)[1], x))
+
     def as_rows(self, x: Tensor) -> Tensor:
         """A message (or its mask) as the rows [rows, n]."""
         return rows(x)
@@ -119,6 +123,11 @@ class TopK(FixedK):
             return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
         y, mask = keep_largest(flat, k, want_mask=want_mask)
         return self.from_rows(y, x), self.from_rows(mask, x) if want_mask else None
+
+    def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        flat = self.as_rows(x)
+        k = budget(self.spec.ratio, flat.shape[1])
+        return flat, torch.ones_like(flat, dtype=torch.bool) if k == flat.shape[1] else keep_largest(flat, k)[1]
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = self._row_shape(shape)

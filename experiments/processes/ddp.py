@@ -151,7 +151,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, keep: RunFolde
     from commsweep.experiments.training.record import row
     from commsweep.experiments.training.run import build, installed, tokens, trainer
 
-    collectives = Processes()
+    collectives = Processes(ring=run.kfac is not None)
     parts = build(run, execution, collectives=collectives, wiring=wiring)
     evaluations: list[dict[str, Any]] = []
     watch = Steps()
