@@ -40,6 +40,7 @@ class Apart(Learners):
         self.fragments = fragments([layer.name for layer in self.exchange.layers], self.outer)
         self._pending: dict[int, tuple[int, Any]] = {}  # by fragment: when it is used, and what has arrived
         self._turn = [learner - self.here[0] for learner in self.here]
+        self.met = False  # whether a fragment was sent or used in the last step
         self._loaded: int | None = None  # the learner whose weights the model holds; None: the common ones
         self._told: dict[str, Any] | None = None  # of a checkpoint, until training goes on
 
@@ -114,7 +115,7 @@ class Apart(Learners):
     @torch.no_grad()
     def after_backward(self, moment: Moment) -> None:
         """All learners have stepped: use what has arrived, and send what is due."""
-        done, last = moment.step + 1, moment.step + 1 == self.steps
+        done, last, self.met = moment.step + 1, moment.step + 1 == self.steps, False
         self.exchange.ledger.steps += 1
         for number, (due, _) in list(self._pending.items()):
             if due == done or last:
@@ -128,6 +129,7 @@ class Apart(Learners):
                     self._pending[number] = done + self.outer.overlap, self._pending[number][1]
 
     def _send(self, number: int, among: Sequence[int], moment: Moment) -> None:
+        self.met = True
         moved: list[list[Tensor | None]] = []
         for turn in range(len(self.here)):
             every: list[Tensor | None] = [None] * len(self.trained)
@@ -141,6 +143,7 @@ class Apart(Learners):
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the learning rate."""
         _, arrived = self._pending.pop(number)
+        self.met = True
         merged = arrived() if callable(arrived) else arrived
         for index, one in merged.items():
             self.reference[index].grad = one.sign_() if self.outer.sign else one

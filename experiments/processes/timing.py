@@ -63,7 +63,8 @@ class Steps:
         """It is over."""
         seconds, now = time.perf_counter() - self._began, self._parts(task)
         kfac = dict(task.components).get("kfac")
-        kind = [kfac.collected, kfac.inverted] if kfac is not None else [False, False]
+        met = getattr(task.components["learners"], "met", False)  # a step with an exchange is another kind of step
+        kind = [kfac.collected, kfac.inverted] if kfac is not None else [False, met]
         self.steps.append({"kind": kind, "seconds": seconds,
                            "parts": {name: value - self._before.get(name, 0.0) for name, value in now.items()}})
 
