@@ -61,11 +61,16 @@ FINDINGS = [
     Finding("F5", "Do the losses of boundaries and of learners' gradients add?", (("text_recipe", "F5"),),
             "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
             "where losses are small: AdaComp alone loses 0.6 nats here, near what a gradient that says nothing loses."),
+    Finding("C1-C6, F2, middle scale", "What of it holds on 10,000 CIFAR-10 images (a JPEG copy)?",
+            tuple(("cifar_small_jpeg", name) for name in (
+                "C1, 2 bit", "C1, 4 bit", "C1-group, 2 bit", "C1-group, 4 bit", "C2", "C3", "C4", "C5", "C6", "F2")),
+            "commsweep sweep launch cifar_small_jpeg --diagnose && commsweep report cifar_small_jpeg --papers images",
+            "the last word: the sweep has run for about three of its five seeds, and the verdicts are of those."),
     Finding("C1-C6", "What of arXiv 2401.07788 holds on images?",
             tuple(("demo", name) for name in ("C1, 2 bit", "C1, 4 bit", "C2", "C3", "C4", "C5", "C6")),
             "commsweep sweep launch demo && commsweep report demo",
             "much: three to five seeds of 8x8 digits near their ceiling decide little once all effects are tested "
-            "together (cifar_small is planned, not run to the end)."),
+            "together."),
 ]
 
 
