@@ -149,15 +149,17 @@ class Processes(Collectives):
     def gather(self, parts: Parts, what: str) -> Handle[Parts]:
         mine = _joined(parts[0])
         self.sent[what] += mine.numel()
-        if not self.ring:
-            under_way = self._exchanged(mine)
-            return Handle(lambda: [_parted(one, parts[0]) for one in under_way.wait()])
+        under_way = self._round(mine) if self.ring else self._exchanged(mine)
+        return Handle(lambda: [_parted(one, parts[0]) for one in under_way.wait()])
+
+    def _round(self, mine: Tensor) -> Handle[list[Tensor]]:
+        """The learners' bytes, all of as many as one's own, round a ring."""
         every = [torch.empty_like(mine) for _ in range(self.learners)]
         work = dist.all_gather(every, mine, async_op=True)
 
-        def finish() -> Parts:
+        def finish() -> list[Tensor]:
             work.wait()
-            return [_parted(one, parts[0]) for one in every]
+            return every
 
         return Handle(finish)
 
@@ -203,6 +205,7 @@ class Processes(Collectives):
 
     def share(self, messages: list[list[Message]], address: message.Address, what: str,
               even: bool = False) -> Handle[Parts]:
+        even = even or all(_even(one) for one in messages[0])
         payloads = [one.pack() for one in messages[0]]
         mine = message.pack(payloads, address)
         self.sent[what] += mine.numel()
@@ -224,6 +227,14 @@ class Processes(Collectives):
                    for one, payload in zip(messages, own, strict=True)]
         reader.finish()
         return arrived
+
+
+def _even(one: Message) -> bool:
+    """Whether messages of its shape are all of one length, which then needs not be told."""
+    try:
+        return one.compressor.formula_bytes(torch.Size([1, *one.x.shape]), one.x.dtype) >= 0
+    except NotImplementedError:
+        return False
 
 
 def mean(parts: list[Tensor]) -> Tensor:

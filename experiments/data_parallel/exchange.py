@@ -188,9 +188,7 @@ class Exchange(nn.Module):
 
     def _start_own(self, bucket: list[int], compressors: list[Compressor], grads: list[list[Tensor]],
                    step: int) -> Arrival:
-        here, even = self.collectives.here, not self.looks_ahead and all(
-            self._even(compressor, self.layers[index].shape) for index, compressor in zip(bucket, compressors,
-                                                                                          strict=True))
+        here = self.collectives.here
         if self.looks_ahead:
             offered = None
             messages = [[Decided(compressor, *compressor.step(self.memories[learner][index].e, grad,
@@ -202,7 +200,7 @@ class Exchange(nn.Module):
             messages = [[Message(compressor, self._transformed(m), self._draw(index, learner, step))
                          for index, compressor, m in zip(bucket, compressors, own, strict=True)]
                         for learner, own in zip(here, offered, strict=True)]
-        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT, even)
+        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)
 
         def arrival() -> list[Tensor]:
             every, merged = under_way.wait(), []
@@ -216,14 +214,6 @@ class Exchange(nn.Module):
             return merged
 
         return arrival
-
-    @staticmethod
-    def _even(compressor: Compressor, shape: torch.Size) -> bool:
-        """Whether messages of this shape are all of one length, which then needs not be told."""
-        try:
-            return compressor.formula_bytes(torch.Size([1, *shape]), torch.float32) >= 0
-        except NotImplementedError:
-            return False
 
     def _offered(self, bucket: list[int], grads: list[list[Tensor]]) -> list[list[Tensor]]:
         """What the learners here have to say of their gradients, [learner here][layer]."""

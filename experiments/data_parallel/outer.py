@@ -39,7 +39,6 @@ class Apart(Learners):
         self.trained = self.exchange.trained
         self.fragments = fragments([layer.name for layer in self.exchange.layers], self.outer)
         self._pending: dict[int, tuple[int, Any]] = {}  # by fragment: when it is used, and what has arrived
-        self._turn = [learner - self.here[0] for learner in self.here]
         self.met = False  # whether a fragment was sent or used in the last step
         self._loaded: int | None = None  # the learner whose weights the model holds; None: the common ones
         self._told: dict[str, Any] | None = None  # of a checkpoint, until training goes on
@@ -122,13 +121,12 @@ class Apart(Learners):
                 self._use(number, moment.rate)
         for number, (offset, among) in enumerate(self.fragments):
             if last or (done > offset and (done - offset) % self.outer.interval == 0):
-                self._send(number, among, moment)
+                self._pending[number] = done + self.outer.overlap, self._send(among, moment)
                 if last or not self.outer.overlap:
                     self._use(number, moment.rate)
-                else:
-                    self._pending[number] = done + self.outer.overlap, self._pending[number][1]
 
-    def _send(self, number: int, among: Sequence[int], moment: Moment) -> None:
+    def _send(self, among: Sequence[int], moment: Moment) -> Callable[[], dict[int, Tensor]]:
+        """Send what the learners have moved by in a fragment; what arrives."""
         self.met = True
         moved: list[list[Tensor | None]] = []
         for turn in range(len(self.here)):
@@ -138,7 +136,7 @@ class Apart(Learners):
                 if self.outer.merge == "add" and self.outer.overlap:
                     self._sent[turn][index] = self._own[turn][index].clone()
             moved.append(every)
-        self._pending[number] = moment.step + 1, self.exchange.begin(moved, moment.step, moment.epoch, among)
+        return self.exchange.begin(moved, moment.step, moment.epoch, among)
 
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the learning rate."""
