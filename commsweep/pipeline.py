@@ -48,6 +48,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 def add_wiring(parser: argparse.ArgumentParser) -> None:
     """Options of how a run executes as processes."""
     parser.add_argument("--stages", type=count, help="processes (default: the preset's stages)")
+    parser.add_argument("--learners", type=count,
+                        help="pipelines beside each other, each with its share of every batch, that exchange gradients "
+                             "or what they have moved by (default: the preset's grad.learners)")
     parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe")
     parser.add_argument("--steps", type=whole(0), default=0,
                         help="measure so many steps and end (default: train to the end and evaluate)")
@@ -103,6 +106,8 @@ def _pipeline(args: argparse.Namespace) -> int:
 
     if args.stages is not None:
         run = override(run, stages.with_stages(run, args.stages))
+    if args.learners is not None:
+        run = override(run, {"grad.learners": args.learners})
     if args.links and (args.bandwidth or args.latency):
         raise UserError("--links says what each link is; leave out --bandwidth and --latency")
     wiring = Wiring(schedule=args.schedule, bandwidth=args.bandwidth, latency=args.latency, steps=args.steps,
@@ -159,9 +164,17 @@ def describe(row: dict[str, Any], folder: RunFolder, compared: str) -> str:
     if row["timing"]:
         lines.append(f"  step                  {1e3 * row['timing']['step_seconds']:.1f} ms (median of "
                      f"{row['timing']['steps']})")
-    for stage, sent in enumerate(row["transport"]):
+    stages = len(row["transport"]) // row["run"]["grad"]["learners"]
+    for place, sent in enumerate(row["transport"]):
+        learner, stage = divmod(place, stages)
+        if learner:
+            continue  # as the first one's
         total, framing = sum(sent["sent"].values()), sum(sent["framing"].values())
         steps = max(1, row["steps"])
+        exchanged = sum(sent.get("exchanged", {}).values())
+        if exchanged:
+            lines.append(f"  stage {stage} exchanged     {exchanged / steps:,.0f} bytes a step with the same stage of "
+                         f"{row['run']['grad']['learners'] - 1} other learners")
         if total:
             lines.append(f"  stage {stage} sent          {total / steps:,.0f} bytes a step, {framing / steps:,.0f} of "
                          "them framing" + (f"; {sent['tied'] / steps:,.0f} more for the tied embeddings"

@@ -133,18 +133,22 @@ class Processes(Collectives):
 
     bucket = BUCKET
 
-    def __init__(self, ring: bool = False) -> None:
+    def __init__(self, ring: bool = False, group: dist.ProcessGroup | None = None) -> None:
         """ring: sums go round one; slower over links with a latency, but many large ones beside computing flow evenly,
-        and take what their sizes say."""
-        super().__init__(dist.get_world_size(), (dist.get_rank(),))
-        self.ring = ring
+        and take what their sizes say. group: of processes that are learners to each other; None: all."""
+        super().__init__(dist.get_world_size(group), (dist.get_rank(group),))
+        self.ring, self.group = ring, group
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def among(self, groups: list[tuple[int, ...]]) -> None:
         """Make it possible to broadcast among some learners only; all processes must name the same groups."""
         for group in groups:
             if 1 < len(group) < self.learners and group not in self._groups:
-                self._groups[group] = dist.new_group(list(group))
+                self._groups[group] = dist.new_group([self._rank(learner) for learner in group])
+
+    def _rank(self, learner: int) -> int:
+        """Of a learner's process among all there are."""
+        return learner if self.group is None else dist.get_global_rank(self.group, learner)
 
     def gather(self, parts: Parts, what: str) -> Handle[Parts]:
         mine = _joined(parts[0])
@@ -155,7 +159,7 @@ class Processes(Collectives):
     def _round(self, mine: Tensor) -> Handle[list[Tensor]]:
         """The learners' bytes, all of as many as one's own, round a ring."""
         every = [torch.empty_like(mine) for _ in range(self.learners)]
-        work = dist.all_gather(every, mine, async_op=True)
+        work = dist.all_gather(every, mine, self.group, async_op=True)
 
         def finish() -> list[Tensor]:
             work.wait()
@@ -172,8 +176,9 @@ class Processes(Collectives):
         own, n = self.here[0], self.learners
         every = [mine if k == own else mine.new_empty(mine.numel() if sizes is None else sizes[k]) for k in range(n)]
         others = [(own + turn) % n for turn in range(1, n)]
-        posted = [dist.P2POp(dist.irecv, every[k], k) for k in reversed(others) if every[k].numel()]
-        posted += [dist.P2POp(dist.isend, mine, k) for k in others if mine.numel()]
+        posted = [dist.P2POp(dist.irecv, every[k], self._rank(k), self.group) for k in reversed(others)
+                  if every[k].numel()]
+        posted += [dist.P2POp(dist.isend, mine, self._rank(k), self.group) for k in others if mine.numel()]
         works = dist.batch_isend_irecv(posted) if posted else []
 
         def finish() -> list[Tensor]:
@@ -190,7 +195,7 @@ class Processes(Collectives):
             return Handle(lambda: own)
         mine = _joined(own)
         self.sent[what] += mine.numel() * (leader in self.here)
-        work = dist.broadcast(mine, leader, self._groups.get(among), async_op=True)
+        work = dist.broadcast(mine, self._rank(leader), self._groups.get(among, self.group), async_op=True)
 
         def finish() -> list[Tensor]:
             work.wait()
@@ -200,7 +205,7 @@ class Processes(Collectives):
 
     def agree(self, value: T) -> T:
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, self._rank(0), self.group)
         return box[0]
 
     def share(self, messages: list[list[Message]], address: message.Address, what: str,

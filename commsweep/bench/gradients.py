@@ -89,7 +89,8 @@ def _apart(net: torch.nn.Module) -> Result:
         return torch.optim.SGD(parameters, 1e-3, fused=True)
 
     plain = inner(list(net.parameters()))
-    apart = Apart(config.Gradients(learners=4, outer=config.Outer(interval=interval)), net, 0, batch, inner, 0.0, 10**9)
+    spec = config.Gradients(learners=4, outer=config.Outer(interval=interval))
+    apart = Apart(spec, net, 0, batch, inner, None, 10**9)
     apart.configured(plain)
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
     between, due = (Moment(number, 0, 1e-3, 0, 0) for number in (0, interval - 1))

@@ -83,7 +83,7 @@ def check_room(need: dict[str, int], device: torch.device, folder: Path | None, 
     if in_memory > free:
         raise UserError(f"the feedback memories need {gib(in_memory)} and {gib(free)} are free: "
                         "use --buffers mmap, a 16-bit feedback.buffer, fewer samples, or fewer grad.learners")
-    on_disk = need["sample"] * (1 + copies)
+    on_disk = need.get("sample", 0) * (1 + copies)
     if folder and on_disk > (disk := shutil.disk_usage(folder).free):
         raise UserError(f"the memory-mapped feedback buffers need {gib(on_disk)} ({copies} copies for checkpoints "
                         f"included; --checkpoint-every inf makes none) and {gib(disk)} are free in '{folder}': "

@@ -21,7 +21,7 @@ from commsweep.experiments.compressors.transform import transformed
 from commsweep.experiments.config import AdaCompResidue, Gradients
 from commsweep.experiments.data_parallel.adacomp import AdaComp
 from commsweep.experiments.data_parallel.joint import JointCompressor, PowerIteration
-from commsweep.experiments.data_parallel.layers import layers
+from commsweep.experiments.data_parallel.layers import Layer, layers
 from commsweep.experiments.data_parallel.ledger import Ledger
 from commsweep.experiments.data_parallel.schedules import Accordion, build, milder, scheduled
 from commsweep.experiments.feedback import gradients as feedback
@@ -33,19 +33,21 @@ WHAT = "gradients"
 class Exchange(nn.Module):
     """The exchange of one model's gradients: residues of the learners here, what is sent, and its ledger."""
 
-    def __init__(self, spec: Gradients, model: nn.Module, seed: int, collectives: Collectives | None = None) -> None:
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int, collectives: Collectives | None = None,
+                 known: dict[int, Layer] | None = None) -> None:
+        """known: the layers of the network that the model is one stage of, by the identity of their parameters."""
         super().__init__()
         self.spec, self.seed = spec, seed
         self.collectives = collectives or Simulated(spec.learners)
         self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.layers = layers(model, spec)
+        self.layers = layers(model, spec, known)
         self.memories = nn.ModuleList(self._memories(learner) for learner in range(self.collectives.learners))
         self.base = build(spec.compressor)
         for index, layer in enumerate(self.layers):
             if isinstance(self.base, PowerIteration) and not layer.dense:
                 largest = milder(spec) if spec.schedule.kind == "accordion" else self.base
                 self.register_buffer(f"warm{index}", largest.begin(
-                    layer.shape, seeds.draw(seeds.GRADIENT_FACTOR, seed, index)))
+                    layer.shape, seeds.draw(seeds.GRADIENT_FACTOR, seed, layer.place)))
         self.accordion = Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
         self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
         self.digest = message.digest(str(spec))
@@ -279,7 +281,8 @@ class Exchange(nn.Module):
 
     def _draw(self, index: int, learner: int, step: int) -> int:
         """Seed of a message; learners that must choose the same places share theirs."""
-        return seeds.draw(seeds.EXCHANGE, self.seed, index, 0 if self.spec.compressor.shared_draw else learner, step)
+        return seeds.draw(seeds.EXCHANGE, self.seed, self.layers[index].place,
+                          0 if self.spec.compressor.shared_draw else learner, step)
 
     def epoch_ended(self, epoch: int) -> None:
         """Let Accordion decide."""

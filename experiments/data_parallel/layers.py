@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ class Layer:
     kind: str  # conv, fc, embedding or vector
     shape: torch.Size
     dense: bool  # travels as it is
+    place: int = 0  # among all of the network
 
     @property
     def dense_bytes(self) -> int:
@@ -25,8 +26,11 @@ class Layer:
         return 4 * self.shape.numel()
 
 
-def layers(model: nn.Module, spec: Gradients) -> list[Layer]:
-    """The trainable parameters of a model, in order, with their class."""
+def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = None) -> list[Layer]:
+    """The trainable parameters of a model, in order, with their class; known: those of the network that the model is a
+    part of, by their identity."""
+    if known is not None:
+        return [known[id(p)] for p in model.parameters() if p.requires_grad]
     found = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):
@@ -34,5 +38,11 @@ def layers(model: nn.Module, spec: Gradients) -> list[Layer]:
                 "embedding" if isinstance(module, nn.Embedding) else "fc")
             found.setdefault(id(p), kind)
     every = spec.compressor.kind == "none"
-    return [Layer(name, found[id(p)], p.shape, every or (p.dim() < 2 and not spec.vectors))
+    made = [Layer(name, found[id(p)], p.shape, every or (p.dim() < 2 and not spec.vectors))
             for name, p in model.named_parameters() if p.requires_grad]
+    return [replace(one, place=place) for place, one in enumerate(made)]
+
+
+def identified(model: nn.Module, spec: Gradients) -> dict[int, Layer]:
+    """The layers of a whole network by the identity of their parameters, in order."""
+    return dict(zip((id(p) for p in model.parameters() if p.requires_grad), layers(model, spec), strict=True))

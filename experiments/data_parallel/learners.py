@@ -12,6 +12,7 @@ from commsweep.experiments.collectives import Collectives
 from commsweep.experiments.component import Component, Moment, Pass
 from commsweep.experiments.config import Gradients, NoCompressor
 from commsweep.experiments.data_parallel.exchange import Exchange
+from commsweep.experiments.data_parallel.layers import Layer
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.feedback import gradients as feedback
 
@@ -23,12 +24,14 @@ class Learners(Component):
     """
 
     def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int,
-                 collectives: Collectives | None = None, microbatches: int = 1) -> None:
+                 collectives: Collectives | None = None, microbatches: int = 1,
+                 known: dict[int, Layer] | None = None) -> None:
         """batch: rows of a full batch. collectives: between processes; None: all learners are here. microbatches: parts
-        of a learner's rows that cross the boundaries one by one."""
+        of a learner's rows that cross the boundaries one by one. known: the layers of the network that the model is one
+        stage of, by the identity of their parameters."""
         super().__init__()
         self.spec, self.batch, self.microbatches = spec, batch, microbatches
-        self.exchange = None if _alone(spec) else Exchange(spec, model, seed, collectives)
+        self.exchange = None if _alone(spec) else Exchange(spec, model, seed, collectives, known)
         self.here = (0,) if self.exchange is None else self.exchange.collectives.here
         self._norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
         self._first: list[Tensor] = []  # running statistics as the first learner here left them

@@ -132,6 +132,21 @@ class Ledger:
                 "kept": [int(one) for one in self.kept], "coded": self.coded, "plain": self.plain, "seen": self._seen,
                 "seen_steps": self._seen_steps}
 
+    def take(self, told: list[tuple[list[int], dict[str, Any]]], stages: int) -> None:
+        """Of learners with so many stages each, one after the other, what the ledger of a stage says of its layers,
+        which have these places in the network. Tied embeddings, which two stages have, count once."""
+        for number, (places, state) in enumerate(told):
+            self.steps = state["steps"]
+            if number % stages == 0:
+                seen: set[int] = set()
+            for here, place in enumerate(places):
+                if place in seen:
+                    continue
+                seen.add(place)
+                for name in ("up", "kept", "entries", "coded", "plain"):
+                    getattr(self, name)[place] += state[name][here]
+                self.down[place] = state["down"][here]
+
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.up, self.down, self.kept, self.coded, self.steps = (

@@ -21,23 +21,29 @@ from torch import Tensor, nn
 from commsweep.experiments.collectives import Collectives
 from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.config import Gradients, Outer
+from commsweep.experiments.data_parallel.layers import Layer
 from commsweep.experiments.data_parallel.learners import Learners
 from commsweep.experiments.errors import UserError
 
 Inner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Clip = Callable[[list[nn.Parameter]], object]
 
 
 class Apart(Learners):
     """Learners with weights of their own, which meet at the common ones."""
 
-    def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int, inner: Inner, clip: float, steps: int,
-                 collectives: Collectives | None = None, microbatches: int = 1) -> None:
-        """inner: makes a learner's optimizer. clip: largest norm of a learner's gradient (0: any). steps: of the whole
+    def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int, inner: Inner, clip: Clip | None,
+                 steps: int, collectives: Collectives | None = None, microbatches: int = 1,
+                 known: dict[int, Layer] | None = None) -> None:
+        """inner: makes a learner's optimizer. clip: shortens its gradient where that is too long. steps: of the whole
         training; all fragments are exchanged after the last one."""
-        super().__init__(spec, model, seed, batch, collectives, microbatches)
+        super().__init__(spec, model, seed, batch, collectives, microbatches, known)
         self.outer, self.inner, self.clip, self.steps = spec.outer, inner, clip, steps
         self.trained = self.exchange.trained
-        self.fragments = fragments([layer.name for layer in self.exchange.layers], self.outer)
+        here = {layer.place: index for index, layer in enumerate(self.exchange.layers)}
+        whole = self.exchange.layers if known is None else known.values()
+        self.fragments = [(offset, [here[place] for place in among if place in here])
+                          for offset, among in fragments([layer.name for layer in whole], self.outer)]
         self._pending: dict[int, tuple[int, Any]] = {}  # by fragment: when it is used, and what has arrived
         self.met = False  # whether a fragment was sent or used in the last step
         self._loaded: int | None = None  # the learner whose weights the model holds; None: the common ones
@@ -101,8 +107,8 @@ class Apart(Learners):
         if not one.whole:
             return
         turn = one.learner - self.here[0]
-        if self.clip:
-            nn.utils.clip_grad_norm_(self.trained, self.clip)
+        if self.clip is not None:
+            self.clip(self.trained)
         for group, told in zip(self._inner[turn].param_groups, self._rates.param_groups, strict=True):
             group["lr"] = told["lr"]
         self._inner[turn].step()

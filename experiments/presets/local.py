@@ -8,6 +8,9 @@
                         step (SparseLoCo, arXiv 2508.15706); the published message is 146 times smaller than dense
 `sotu_nano_demo`        32 of 4096 places of every tile's DCT, exchanged every step, the sign of what arrives (DeMo,
                         arXiv 2411.19870; each learner's residue is its momentum)
+`sotu_nano_mesh`        2 learners of 2 stages and 2 microbatches each, both kinds of messages compressed: TopK 20 % in
+                        4 bits forward, its mask back in 2 unbiased bits, and SparseLoCo between the learners; made for
+                        `commsweep pipeline sotu_nano_mesh`, four processes
 `gpt2_diloco`           GPT-2 small from scratch, 8 learners, 30 steps apart; a GPU
 
 The published settings are of models a thousand times larger; intervals here are shorter, because trainings are.
@@ -15,7 +18,19 @@ The published settings are of models a thousand times larger; intervals here are
 
 from __future__ import annotations
 
-from commsweep.experiments.config import E3M0, SGD, Gradients, Outer, Residue, Run, Statistical, TopK
+from commsweep.experiments.config import (
+    E3M0,
+    SGD,
+    ForwardMask,
+    Gradients,
+    Link,
+    Outer,
+    Residue,
+    Run,
+    Statistical,
+    TopK,
+    Uniform,
+)
 from commsweep.experiments.presets.text import NANO
 from commsweep.experiments.presets.text import PRESETS as TEXT
 
@@ -30,12 +45,18 @@ DEMO = Gradients(
     learners=4, exchange="allgather", vectors=True, feedback=Residue(decay=0.999), transform="dct",
     compressor=TopK(ratio=32 / 4096, scope="tile"),
     outer=Outer(interval=1, rate=1.0, momentum=0.0, nesterov=False, aggregate="senders", sign=True))
+MESH = NANO.model_copy(update={
+    "model": NANO.model.model_copy(update={"stages": 2}), "microbatches": 2,
+    "fwd": Link(compressor=TopK(ratio=0.2, values=Uniform(bits=4, scale="sample"))),
+    "bwd": Link(compressor=ForwardMask(values=Uniform(bits=2, scale="group", rounding="stochastic"))),
+    "grad": SPARSELOCO.model_copy(update={"learners": 2})})
 
 PRESETS: dict[str, Run] = {
     "sotu_nano_diloco": NANO.model_copy(update={"grad": DILOCO}),
     "sotu_nano_streaming": NANO.model_copy(update={"grad": STREAMING}),
     "sotu_nano_sparseloco": NANO.model_copy(update={"grad": SPARSELOCO}),
     "sotu_nano_demo": NANO.model_copy(update={"grad": DEMO, "optim": SGD(lr=1e-3, momentum=0.0, weight_decay=0.0)}),
+    "sotu_nano_mesh": MESH,
     "gpt2_diloco": TEXT["gpt2_scratch"].model_copy(update={
         "grad": DILOCO.model_copy(update={"learners": 8, "outer": Outer(interval=30)})}),
 }

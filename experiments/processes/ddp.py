@@ -212,6 +212,18 @@ def check(run: Run, wiring: LearnerWiring | None = None) -> None:
     """Raise UserError for runs that processes would train otherwise than the simulation does, or not at all."""
     if run.grad.learners < 2:
         raise UserError("one learner has nobody to exchange gradients with: set grad.learners=2 or more")
+    check_memories(run)
+    if wiring is not None and wiring.placement == "shared":
+        from commsweep.experiments.second_order.placement import shared
+
+        try:
+            shared(1, run.grad.learners, wiring.fraction)
+        except ValueError as error:
+            raise UserError(f"--fraction: {error}") from None
+
+
+def check_memories(run: Run) -> None:
+    """Raise UserError for what boundaries would remember of rows that other learners had before."""
     places = {"": Links(fwd=run.fwd, bwd=run.bwd)} | {f"at.{cut}.": links for cut, links in run.at.items()}
     for place, links in places.items():
         for side in ("fwd", "bwd"):
@@ -223,13 +235,6 @@ def check(run: Run, wiring: LearnerWiring | None = None) -> None:
             if getattr(link.compressor, "warm", False):
                 raise UserError(f"{place}{side}.compressor.warm=true begins from the last message of all learners, "
                                 "which processes do not share: simulate it with commsweep run, or set warm=false")
-    if wiring is not None and wiring.placement == "shared":
-        from commsweep.experiments.second_order.placement import shared
-
-        try:
-            shared(1, run.grad.learners, wiring.fraction)
-        except ValueError as error:
-            raise UserError(f"--fraction: {error}") from None
 
 
 def main(root: str) -> int:

@@ -51,9 +51,12 @@ class Stage(PipelineStage):
     """One stage of the engine; between its neighbours travel packed messages."""
 
     def __init__(self, body: nn.Module, index: int, stages: int, device: torch.device, step: Step,
-                 left: Side | None, right: Side | None, precision: Callable[[], AbstractContextManager]) -> None:
+                 left: Side | None, right: Side | None, precision: Callable[[], AbstractContextManager],
+                 group: dist.ProcessGroup | None = None) -> None:
+        """group: of this pipeline's processes, where there are more."""
         ticket = torch.zeros(1, device=device, requires_grad=True)
-        super().__init__(_Ends(self, body, precision), index, stages, device, input_args=ticket, output_args=ticket)
+        super().__init__(_Ends(self, body, precision), index, stages, device, input_args=ticket, output_args=ticket,
+                         group=group)
         self.step, self.left, self.right = step, left, right
         self.turns: list[Turn] = []
         self.inbox: dict[tuple[str, int], Tensor] = {}
@@ -203,7 +206,8 @@ class Stage(PipelineStage):
         return dist.P2POp(dist.isend, packed, self._rank(target), self.group)
 
     def _rank(self, stage: int) -> int:
-        return self.stage_index_to_group_rank[stage]
+        rank = self.stage_index_to_group_rank[stage]
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def _timed(self, what: str, chunk: int) -> _Span:
         return _Span(self.spans, what, chunk)

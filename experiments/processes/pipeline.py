@@ -1,4 +1,4 @@
-"""A run as real processes, one a stage: started, watched, recorded in <store>/pipelines.
+"""A run as real processes, one a stage (and learner): started, watched, recorded in <store>/pipelines.
 
     run.json     the Run and its wiring        execution.json   where and how long; a stage reads both
     done.json    the row                       stage*.ckpt      to continue from
@@ -49,18 +49,22 @@ def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *
             if (row := folder.row()) is not None:
                 return row
             execution.torch_device()  # one that is not there is said once
-            n = stages.count(run)
-            cables = wiring.cables(n)
+            n, learners = stages.processes(run), run.grad.learners
+            who = "stage" if learners == 1 else "process"
+            if learners > 1 and wiring.links:
+                raise UserError(f"--links: with {learners} learners each process has a link of its own to a common "
+                                "switch; use --bandwidth and --latency")
+            cables = wiring.cables(stages.count(run))
             begin(folder, run, wiring, {})
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
             command = [MODULE, str(folder.path.resolve())]
             if any(one != Cable() for one in cables):
                 from commsweep.experiments.processes import namespaces
 
-                with namespaces.chain(cables) as nodes:
-                    launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience)
+                with namespaces.chain(cables) if learners == 1 else namespaces.star(n, cables[0]) as nodes:
+                    launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience, who)
             else:
-                launch.supervise(folder, launch.torchrun(command, n, port), [{}], show, patience)
+                launch.supervise(folder, launch.torchrun(command, n, port), [{}], show, patience, who)
     except Busy:
         raise UserError(f"pipeline {folder.path.name} is being executed by another process") from None
     return folder.row()
@@ -97,7 +101,8 @@ def main(path: str) -> int:
     asked, how = read_json(folder.path / "run.json"), read_json(folder.path / "execution.json")
     patience = how.pop("patience")
     return launch.worker(folder, lambda: work(folder.run(), Wiring(**asked["wiring"]),
-                                             replace(Execution.read(how), progress=False), folder, patience))
+                                             replace(Execution.read(how), progress=False), folder, patience),
+                         "stage" if asked["run"]["grad"]["learners"] == 1 else "process")
 
 
 if __name__ == "__main__":

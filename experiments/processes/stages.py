@@ -7,11 +7,17 @@ from torch import Tensor, nn
 
 from commsweep.experiments.config import Execution, ImageModel, OwnModel, Run, TextModel
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.processes.ddp import check_memories
 
 
 def count(run: Run) -> int:
     """Stages of a run."""
     return run.model.stages if isinstance(run.model, TextModel) else len(run.model.cuts) + 1
+
+
+def processes(run: Run) -> int:
+    """Of a run: each learner has a pipeline of its own."""
+    return run.grad.learners * count(run)
 
 
 def with_stages(run: Run, stages: int) -> dict[str, int]:
@@ -29,8 +35,14 @@ def check(run: Run, execution: Execution) -> None:
     if run.fwd.compressor.kind == "subspace":
         raise UserError("fwd.compressor.kind=subspace measures from the tokens' embeddings, which only the first "
                         "stage has; it can be simulated (commsweep run), not executed as processes")
-    if run.grad.learners > 1 or run.grad.compressor.kind != "none":
-        raise UserError("grad.learners: a real pipeline has one learner; simulate more with commsweep run")
+    if run.grad.local_steps > 1:
+        raise UserError(f"grad.local_steps={run.grad.local_steps}: learners of a real pipeline take steps of their own "
+                        "with grad.outer; set grad.local_steps=1")
+    if run.grad.learners > 1:
+        check_memories(run)
+        if run.fwd.compressor.coder:
+            raise UserError(f"fwd.compressor.kind={run.fwd.compressor.kind} has weights of its own at the boundaries, "
+                            "which learners of a real pipeline do not exchange: simulate it with commsweep run")
     if run.kfac is not None:
         raise UserError("kfac: a stage of a real pipeline has a part of the layers only; simulate it with "
                         "commsweep run, or execute learners as processes with commsweep ddp")

@@ -1,4 +1,8 @@
-"""One stage of a real pipeline: the loop around the engine, evaluation, checkpoints, and the row of it all."""
+"""One stage of a real pipeline: the loop around the engine, evaluation, checkpoints, and the row of it all.
+
+With several learners each has a pipeline of its own over its rows of a batch, and processes with the same stage
+exchange its gradients, or what they have moved by: a mesh of learners and stages.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,21 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from commsweep.experiments import checkpoint, models
 from commsweep.experiments import data as datasets
 from commsweep.experiments.boundary.insert import Boundaries, sections
 from commsweep.experiments.boundary.plan import check_room, memory_bytes, message_shapes
-from commsweep.experiments.component import Pass
+from commsweep.experiments.collectives import Processes
+from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.compressors import message
-from commsweep.experiments.config import Execution, Gradients, Run, Wiring, canonical, run_id
+from commsweep.experiments.config import Execution, Run, Wiring, canonical, run_id
 from commsweep.experiments.data.module import Batch
+from commsweep.experiments.data_parallel import learners
+from commsweep.experiments.data_parallel.layers import identified
+from commsweep.experiments.data_parallel.ledger import Ledger
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.processes import stages
@@ -34,8 +43,8 @@ from commsweep.experiments.store import DIVERGED, FINISHED, Row, RunFolder
 from commsweep.experiments.training import optim
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import row
-from commsweep.experiments.training.run import quiet, tokens
-from commsweep.experiments.training.step import check_microbatches, microbatches
+from commsweep.experiments.training.run import divided, quiet, sharing, tokens
+from commsweep.experiments.training.step import check_microbatches
 from commsweep.experiments.training.tasks import kind, laid_out
 
 MEASURED = "measured"  # status of a run that was ended after `Wiring.steps`
@@ -43,9 +52,11 @@ MEASURED = "measured"  # status of a run that was ended after `Wiring.steps`
 
 def connect(run: Run, execution: Execution, patience: float) -> torch.device:
     """Join the other stages; returns this stage's device."""
-    world = int(os.environ["WORLD_SIZE"])
-    if world != stages.count(run):
-        raise UserError(f"{world} processes were started for {stages.count(run)} stages; start one a stage")
+    world, wanted, n = int(os.environ["WORLD_SIZE"]), stages.processes(run), run.grad.learners
+    if world != wanted:
+        of = f"{n} learners with {stages.count(run)} stages each" if n > 1 else f"{wanted} stages"
+        raise UserError(f"{world} processes were started for {of}; start one a stage"
+                        + (f", {wanted} in all" if n > 1 else ""))
     device = execution.torch_device()
     if device.type == "cuda":
         torch.cuda.set_device(device := torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
@@ -55,12 +66,18 @@ def connect(run: Run, execution: Execution, patience: float) -> torch.device:
 
 
 def _agree(text: str, what: str) -> None:
-    """Raise UserError unless all stages have the same text."""
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, message.digest(text))
+    """Raise UserError unless all processes have the same text."""
+    digests = _gathered(message.digest(text))
     if len(set(digests)) > 1:
         other = next(i for i, one in enumerate(digests) if one != digests[0])
         raise UserError(f"stages 0 and {other} were started with different {what}; start all with the same")
+
+
+def _gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What every process of a group (None: of all) says."""
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, mine, group)
+    return every
 
 
 def turns(passes: list[Pass], samples: Tensor, first: int, device: torch.device) -> list[Turn]:
@@ -76,7 +93,13 @@ class Trainer:
         """keep_weights: leave the trained network in the folder, as weights.pt."""
         quiet()
         _agree(f"{canonical(run)} {wiring.model_dump_json(exclude={'bandwidth', 'latency', 'links'})}", "settings")
-        rank, world = dist.get_rank(), dist.get_world_size()
+        self.place, world = dist.get_rank(), stages.count(run)
+        self.learner, rank = divmod(self.place, world)  # rank: of the stage, in its pipeline
+        mesh: DeviceMesh | None = None
+        if run.grad.learners > 1:
+            mesh = init_device_mesh(device.type, (run.grad.learners, world), mesh_dim_names=("learners", "stages"))
+        self.group = mesh and mesh.get_group("stages")
+        self.collectives = mesh and Processes(group=mesh.get_group("learners"))
         torch.set_num_threads(wiring.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
         torch.utils.deterministic.fill_uninitialized_memory = False
@@ -84,22 +107,28 @@ class Trainer:
         self.device, self.rank, self.world, self.kind = device, rank, world, kind(run)
         self.keep_weights, self.clip = keep_weights, getattr(run.optim, "clip", 0.0)
         self.first, self.last = rank == 0, rank == world - 1
+        self.speaks = self.place == 0  # for all: it records
         self.data = datasets.build(run, execution.data_root, execution.model_root, device)
         _agree(self.data.digest(), "data (--data-root, --model-root)")
-        self._build(run, execution)
         steps = len(self.data.train) * run.epochs
+        self._build(run, execution, steps)
         self.optimizer = optim.optimizer(run, self.parameters, self.embedded)
         self.scheduler, self.interval = optim.rates(run, self.optimizer, steps)
         self.losses: list[Tensor] = []
         self.began: list[float] = []
         self._loss_sum, self._samples = torch.zeros((), device=device), 0
-        self.step = self.passes = self.epoch = 0
+        self.step = self.passes = self.crossed = self.epoch = 0
         self.seconds = {"train": 0.0, "eval": 0.0}
         self.tied_bytes = 0
         self._saved = time.monotonic()
 
-    def _build(self, run: Run, execution: Execution) -> None:
+    def _build(self, run: Run, execution: Execution, steps: int) -> None:
         check_microbatches(run, len(self.data.train.y), self.data.train.drop_last)
+        n = run.grad.learners
+        short = len(self.data.train.y) % run.data.batch_size
+        if n > 1 and short and not self.data.train.drop_last and short // n < run.microbatches:
+            raise UserError(f"the last batch of an epoch has {short} rows for {n} learners with {run.microbatches} "
+                            "microbatches each: set data.drop_last=true or another data.batch_size")
         pl.seed_everything(run.seed, verbose=False)
         model, modules = models.build(run, self.data, execution.model_root)
         if run.channels_last:
@@ -122,6 +151,8 @@ class Trainer:
         ends = (model.get_input_embeddings().weight, model.get_output_embeddings().weight) if hasattr(
             model, "get_input_embeddings") else (None, False)
         self.tied = ends[0] if ends[0] is ends[1] and (self.first or self.last) and self.world > 1 else None
+        known = identified(nn.ModuleDict({"model": model, "boundaries": self.boundaries}), run.grad)
+        self.layers = list(known.values())
         body = stages.body(run, model, cuts, self.rank).train()
         parts = {name: dict(getattr(body, name)()) for name in ("named_parameters", "named_buffers")}
         self.named = {names[id(one)]: one for one in parts["named_parameters"].values()}
@@ -130,6 +161,11 @@ class Trainer:
         self.coders = list(coded.values())
         self.parameters = [*self.named.values(), *self.coders]
         self.named |= coded
+        part = nn.ModuleDict({"model": body, "boundaries": self.boundaries})
+        check_room({"learners": learners.memory_bytes(run.grad, part, 1, optim.states(run))}, self.device, None)
+        self.shared = sharing(run, part, self.embedded, steps, self.collectives, known, lambda _: self._clip())
+        self.shared.to(self.device)
+        self.divide, self.engine = divided(run, self.shared), self.shared.exchange is None
 
         sides: list[Side | None] = [None, None]
         for turn, at in enumerate((self.rank - 1, self.rank)):
@@ -138,11 +174,13 @@ class Trainer:
                 agreed = message.digest(f"{canonical(run)} {cut} {tuple(shapes[cut])}")
                 sides[turn] = Side(self.boundaries[cut.replace(".", "_")], shapes[cut], agreed)
         self.sides = {"bwd": sides[0], "fwd": sides[1]}  # the channel that this stage sends through
-        make = partial(Stage, body, self.rank, self.world, self.device, self.boundaries.step, *sides, self._precision)
+        make = partial(Stage, body, self.rank, self.world, self.device, self.boundaries.step, *sides, self._precision,
+                       self.group)
         self.stage, self.scorer, self.body = make(), make(), body
         self.stage.channels_last = self.scorer.channels_last = run.channels_last
         try:
-            self.schedule = SCHEDULES[self.wiring.schedule](self.stage, run.microbatches, loss_fn=self._loss)
+            self.schedule = SCHEDULES[self.wiring.schedule](self.stage, run.microbatches, loss_fn=self._loss,
+                                                            scale_grads=self.engine)
         except ValueError:
             raise UserError(f"--schedule {self.wiring.schedule} needs at least as many microbatches as stages: set "
                             f"microbatches={self.world} (now {run.microbatches}), or use --schedule gpipe") from None
@@ -163,7 +201,8 @@ class Trainer:
             loss = self.kind.loss(logits, y)
         self._loss_sum += loss.detach() * one.size
         self._samples += one.size
-        return loss * one.weight if self.run.microbatches > 1 and one.weight != 1 else loss
+        weight = one.weight if self.engine else one.share
+        return loss * weight if self.run.microbatches > 1 and weight != 1 else loss
 
     # Training.
 
@@ -172,6 +211,7 @@ class Trainer:
         begun = time.perf_counter()
         status, error = FINISHED, None
         self._resume()
+        self.shared.configured(self.optimizer)
         while self.epoch < self.run.epochs and status == FINISHED:
             stopped = self._train_epoch()
             error = self._epoch_ended(evaluate=not stopped)
@@ -202,12 +242,14 @@ class Trainer:
 
     def _step(self, batch: Batch) -> None:
         x, y, samples = batch
-        passes = microbatches(len(y), self.run.microbatches)
-        step = self.boundaries.step
+        passes, step = self.divide(len(y)), self.boundaries.step
+        moment = Moment(self.step, self.epoch, self.optimizer.param_groups[0]["lr"], self.passes,
+                        self.crossed + len(passes))
         step.training, step.compress, step.epoch = True, True, self.epoch
         self.began.append(time.monotonic())
         self.stage.begin(turns(passes, samples, self.passes, self.device))
         self.optimizer.zero_grad()
+        self.shared.before_pass(moment, passes[0], samples, self.device)
         losses: list[Tensor] = []
         x = laid_out(self.run, x) if self.first else x
         self.schedule.step(arg_mbs=[(x[one.rows],) for one in passes] if self.first else [()] * len(passes),
@@ -215,26 +257,30 @@ class Trainer:
                            losses=losses, return_outputs=False)
         with self.stage._timed("U", 0):
             for coder in self.coders:  # the engine divides the gradients of the stage's own modules only
-                if coder.grad is not None and self.run.microbatches > 1:
+                if coder.grad is not None and self.run.microbatches > 1 and self.engine:
                     coder.grad.div_(self.run.microbatches)
             self._share_tied()
-            self._clip()
+            self.shared.after_pass(moment, passes[-1])
+            self.shared.after_backward(moment)
+            if self.run.grad.outer is None:
+                self._clip()
             self.optimizer.step()
             if self.interval == "step":
                 self.scheduler.step()
         if self.last:
             self.losses.append(torch.stack([one.detach() for one in losses]).sum() / len(losses))
         self.step += 1
-        self.passes += len(passes)
+        self.passes += passes[0].of
+        self.crossed += len(passes)
 
     def _share_tied(self) -> None:
         """First and last stage hold the token embeddings; each takes the sum of both gradients, head's first."""
         if self.tied is None:
             return
-        other, mine = (self.world - 1 if self.first else 0), self.tied.grad
+        other, mine = self.learner * self.world + (self.world - 1 if self.first else 0), self.tied.grad
         theirs = torch.empty_like(mine)
         # The word that this stage waits must not wait itself, behind what it sends.
-        both = [dist.P2POp(dist.irecv, theirs, other), dist.P2POp(dist.isend, mine, other)]
+        both = [dist.P2POp(dist.irecv, theirs, other, self.group), dist.P2POp(dist.isend, mine, other, self.group)]
         for work in dist.batch_isend_irecv(both):
             work.wait()
         self.tied_bytes += mine.numel() * mine.element_size()
@@ -249,7 +295,7 @@ class Trainer:
             own = self.named.get(name)
             if own is not None and own.grad is not None and not (own is self.tied and self.last):
                 norms[place] = torch.linalg.vector_norm(own.grad)
-        dist.all_reduce(norms)  # each place has one owner, so nothing is rounded
+        dist.all_reduce(norms, group=self.group)  # each place has one owner, so nothing is rounded
         factor = (self.clip / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
         for parameter in self.parameters:
             if parameter.grad is not None:
@@ -261,6 +307,7 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         """Scores of validation and test set with compression on and off, at the last stage."""
         clock, totals = time.perf_counter(), {}
+        self.shared.before_scoring(self.epoch, 0, compress=True)
         self.body.eval()
         step = self.boundaries.step
         step.training = False
@@ -286,36 +333,33 @@ class Trainer:
         """Evaluate and record; returns where the training diverged, if it did."""
         if self.interval == "epoch" and evaluate:
             self.scheduler.step()
+        self.shared.epoch_ended(self.epoch)
         due = evaluate and (self.epoch + 1) % self.run.eval_every == 0
         scores = self._evaluate() if due else {}
-        loss = float(self._loss_sum) / max(1, self._samples)
-        mine = {"scores": scores, "loss": loss, "losses": [float(one) for one in self.losses],
+        mine = {"scores": scores, "loss": float(self._loss_sum), "samples": self._samples,
+                "losses": [float(one) for one in self.losses],
                 "bytes": sum(side.boundary.get_submodule(way).counts.total()
                              for way, side in self.sides.items() if side is not None)}
-        every = self._gather(mine)
-        last = every[-1]
-        error = None
-        if not math.isfinite(last["loss"]):
-            bad = [where for where in self._gather(self.boundaries.non_finite()) if where]
+        every = _gathered(mine)
+        ends, error = every[self.world - 1 :: self.world], None  # the learners' last stages
+        loss = sum(one["loss"] for one in ends) / max(1, sum(one["samples"] for one in ends))
+        if not math.isfinite(loss):
+            bad = [where for where in _gathered(self.boundaries.non_finite()) if where]
             error = f"{min(bad)[1] if bad else 'non-finite loss'}, epoch {self.epoch + 1}, by step {self.step}"
-        record = {"epoch": self.epoch + 1, "step": self.step, "train_loss": last["loss"], **last["scores"],
+        record = {"epoch": self.epoch + 1, "step": self.step, "train_loss": loss, **ends[0]["scores"],
                   "bytes": sum(one["bytes"] for one in every), "seconds": round(self.seconds["train"], 4)}
-        if self.first:
+        if self.speaks:
+            losses = [sum(step) / len(step) for step in zip(*(one["losses"] for one in ends), strict=True)]
             with open(self.folder.path / "steps.jsonl", "a") as handle:
-                handle.write(json.dumps({"epoch": self.epoch + 1, "losses": last["losses"],
+                handle.write(json.dumps({"epoch": self.epoch + 1, "losses": losses,
                                          "began": self.epoch_began}) + "\n")
             if due and error is None:
                 self.folder.append(record)
         return error
 
-    def _gather(self, mine: Any) -> list[Any]:
-        every: list[Any] = [None] * self.world
-        dist.all_gather_object(every, mine)
-        return every
-
     def _progress(self) -> None:
-        """Stage 0 says how far it is, for whoever shows it."""
-        if self.first and time.monotonic() - self._shown > 0.5:
+        """The first process says how far it is, for whoever shows it."""
+        if self.speaks and time.monotonic() - self._shown > 0.5:
             self._shown = time.monotonic()
             part = self.folder.path / ".progress"
             part.write_text(json.dumps({"step": self.step, "of": self.wiring.steps or self.run.epochs * len(
@@ -324,25 +368,27 @@ class Trainer:
 
     _shown = 0.0
 
-    # Checkpoints: every stage has its own file for an epoch, and two epochs are kept, so one is always whole.
+    # Checkpoints: every process has its own file for an epoch, and two epochs are kept, so one is always whole.
 
     def _checkpoint(self) -> None:
-        due = self._gather(time.monotonic() - self._saved >= self.execution.checkpoint_every)[0]
+        due = _gathered(time.monotonic() - self._saved >= self.execution.checkpoint_every)[0]
         if not due:
             return
-        state = {"epoch": self.epoch, "step": self.step, "passes": self.passes, "seconds": self.seconds,
+        state = {"epoch": self.epoch, "step": self.step, "passes": self.passes, "crossed": self.crossed,
+                 "seconds": self.seconds, "learners": self.shared.state_dict(),
+                 "exchanged": dict(self.collectives.sent) if self.collectives else {},
                  "body": self.body.state_dict(), "boundaries": self.boundaries.state_dict(),
                  "optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict(),
                  "random": torch.get_rng_state(), "sent": self.stage.sent, "framing": self.stage.framing,
                  "tied": self.tied_bytes}
-        checkpoint.save(state, self.folder.path, f"stage{self.rank}", self.epoch)
-        self._gather(None)  # all stages have theirs
+        checkpoint.save(state, self.folder.path, f"stage{self.place}", self.epoch)
+        _gathered(None)  # all have theirs
         self._saved = time.monotonic()
 
     def _resume(self) -> None:
-        files = {epoch: path for epoch, path in checkpoint.saved(self.folder.path, f"stage{self.rank}")
+        files = {epoch: path for epoch, path in checkpoint.saved(self.folder.path, f"stage{self.place}")
                  if checkpoint.whole(path)}
-        both = set.intersection(*(set(epochs) for epochs in self._gather(list(files))))
+        both = set.intersection(*(set(epochs) for epochs in _gathered(list(files))))
         if not both:
             return
         state = torch.load(files[max(both)], map_location=self.device, weights_only=True)
@@ -351,6 +397,10 @@ class Trainer:
         self.stage.sent, self.stage.framing = state["sent"], state["framing"]
         self.body.load_state_dict(state["body"])
         self.boundaries.load_state_dict(state["boundaries"])
+        self.crossed = state["crossed"]
+        self.shared.load_state_dict(state["learners"])
+        if self.collectives:
+            self.collectives.sent.update(state["exchanged"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         torch.set_rng_state(state["random"].cpu())
@@ -358,34 +408,47 @@ class Trainer:
     # The row.
 
     def _row(self, status: str, error: str | None, wall: float) -> Row | None:
-        ledgers = self._gather(self.boundaries.ledger())
-        state = self._gather({name: one.detach().cpu() for name, one in
-                              self._owned().items()}) if self.keep_weights else []
-        timing = self._gather({"spans": self.stage.spans, "began": self.began, "passages": self.stage.passages})
-        links = [link for one in self._gather(list(self.boundaries.links().items())) for link in one]
+        ledgers = _gathered(self.boundaries.ledger())
+        self.shared.settle()
+        state = _gathered({name: one.detach().cpu() for name, one in
+                           self._owned().items()}, self.group) if self.keep_weights else []
+        timing = _gathered({"spans": self.stage.spans, "began": self.began, "passages": self.stage.passages},
+                           self.group)
+        links = [link for one in _gathered(list(self.boundaries.links().items()), self.group) for link in one]
         evaluations = self.folder.metrics()
         ran = Installed(
             self.run, self.model, self.body, self.data, self.optimizer, self.clip, self.scheduler,
-            {**sections(dict(links), self.run.at), "grad": Gradients(exchange=self.run.grad.exchange)},
+            {**sections(dict(links), self.run.at), **self.shared.installed()},
             self.schedule._n_microbatches, self.epoch, evaluations[0]["epoch"] if evaluations else self.epoch,
             self.stage.precision)
-        every = self._gather(ran.record())
-        transport = self._gather({"sent": self.stage.sent, "framing": self.stage.framing, "tied": self.tied_bytes})
-        if not self.first:
+        every = _gathered(ran.record())
+        transport = _gathered({"sent": self.stage.sent, "framing": self.stage.framing, "tied": self.tied_bytes}
+                              | ({"exchanged": dict(self.collectives.sent)} if self.collectives else {}))
+        exchange = self.shared.exchange
+        told = _gathered(exchange and ([layer.place for layer in exchange.layers], exchange.ledger.state()))
+        if not self.speaks:
             return None
         for cut, one in links:  # both ends of a boundary say the same
             if one != dict(links)[cut]:
                 raise RuntimeError(f"the two ends of boundary {cut} have different links")
         nothing_lost(self.run, *every, only=lambda key: status == FINISHED or key not in ("epochs", "eval_every"))
-        ledger = {}
-        for left, right in pairwise(ledgers):  # a boundary's activations are sent before it, its gradients behind it
-            cut = next(cut for cut in left if cut in right)
-            ledger[cut] = {key: (right if key.startswith("bwd") else left)[cut][key] for key in left[cut]}
+        ledger: dict[str, dict[str, int]] = {}
+        for place, (left, right) in enumerate(pairwise(ledgers)):
+            if (place + 1) % self.world:  # a boundary's activations are sent before it, its gradients behind it
+                cut = next(cut for cut in left if cut in right)
+                own = ledger.setdefault(cut, {})
+                for key in left[cut]:
+                    own[key] = own.get(key, 0) + (right if key.startswith("bwd") else left)[cut][key]
+        exchanged = {}
+        if exchange is not None:
+            whole = Ledger(self.layers, self.run.grad, self.run.grad.learners)
+            whole.take(told, self.world)
+            exchanged = whole.totals()
         if state:
             torch.save({name: one for part in state for name, one in part.items()}, self.folder.path / "weights.pt")
         return row(
             self.run, status, error, ran=ran if status == FINISHED else None, evaluations=evaluations, steps=self.step,
-            totals={"boundaries": ledger, "gradients": {}},
+            totals={"boundaries": ledger, "gradients": exchanged},
             seconds=self.seconds | {"wall": wall}, device=self.device, tokens=tokens(self.data),
             run_id=run_id(self.run), wiring=self.wiring.model_dump(mode="json"), transport=transport,
             timing=summary(timing), cores=len(os.sched_getaffinity(0))) | {"id": self.folder.path.name}

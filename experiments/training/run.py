@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -24,11 +24,13 @@ from commsweep.experiments import data as datasets
 from commsweep.experiments.boundary.insert import Boundaries
 from commsweep.experiments.boundary.plan import check_room, gib, memory_bytes, message_shapes
 from commsweep.experiments.collectives import Collectives
-from commsweep.experiments.component import Component
+from commsweep.experiments.component import Component, Pass
 from commsweep.experiments.config import Execution, LearnerWiring, Run, run_id
 from commsweep.experiments.data import Blocks, ImageData
 from commsweep.experiments.data_parallel import learners
-from commsweep.experiments.data_parallel.outer import Apart
+from commsweep.experiments.data_parallel.layers import Layer
+from commsweep.experiments.data_parallel.learners import Learners
+from commsweep.experiments.data_parallel.outer import Apart, Clip
 from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
 from commsweep.experiments.feedback.memory import MappedMemory
 from commsweep.experiments.second_order import preconditioner as second_order
@@ -116,12 +118,7 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     if execution.diagnose:
         boundaries.watch()
     trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
-    if run.grad.outer is None:
-        shared = learners.Learners(run.grad, trained, run.seed, run.data.batch_size, collectives, run.microbatches)
-    else:
-        inner = partial(optim.optimizer, run, embeddings=optim.embedded(trained))
-        shared = Apart(run.grad, trained, run.seed, run.data.batch_size, inner, getattr(run.optim, "clip", 0.0),
-                       len(data.train) * run.epochs, collectives, run.microbatches)
+    shared = sharing(run, trained, optim.embedded(trained), len(data.train) * run.epochs, collectives)
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
     if run.fwd.compressor.kind == "subspace" and boundaries:
         components["subspace"] = Subspace(run, model, boundaries)
@@ -133,9 +130,27 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     if run.sparsity is not None:
         components["sparsity"] = sparsity.SparseTraining(
             run.sparsity, model, trained, data.example, len(data.train) * run.epochs, run.seed, shared.exchange)
+    return Parts(kind(run)(run, model, components, divided(run, shared)), data, device, need)
+
+
+def sharing(run: Run, model: nn.Module, embeddings: Collection[int], steps: int, collectives: Collectives | None = None,
+            known: dict[int, Layer] | None = None, clip: Clip | None = None) -> Learners:
+    """How the learners of a run train together. embeddings: identities of these among the model's parameters. steps: of
+    the whole training. known, clip: where the model is one stage of a network, that network's layers by the identity of
+    their parameters, and what shortens a gradient of which one stage has a part only."""
+    common = run.grad, model, run.seed, run.data.batch_size
+    if run.grad.outer is None:
+        return Learners(*common, collectives, run.microbatches, known)
+    if most := getattr(run.optim, "clip", 0.0):
+        clip = clip or partial(nn.utils.clip_grad_norm_, max_norm=most)
+    return Apart(*common, partial(optim.optimizer, run, embeddings=embeddings), clip if most else None, steps,
+                 collectives, run.microbatches, known)
+
+
+def divided(run: Run, shared: Learners) -> Callable[[int], list[Pass]]:
+    """The passes that a batch of so many rows is worked on in."""
     alone = shared.exchange is None and run.microbatches > 1
-    divide = partial(microbatches, count=run.microbatches) if alone else shared.passes
-    return Parts(kind(run)(run, model, components, divide), data, device, need)
+    return partial(microbatches, count=run.microbatches) if alone else shared.passes
 
 
 def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool,

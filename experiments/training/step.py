@@ -92,10 +92,12 @@ class Task(pl.LightningModule):
         moment = Moment(self.global_step, self.current_epoch, optimizer.param_groups[0]["lr"], self.passed,
                         self.crossed + len(passes))
         optimizer.zero_grad()
-        self.begin_passes()
+        whole = True
         for one in passes:
             for component in self.components.values():
                 component.before_pass(moment, one, samples[one.rows], x.device)
+            if whole:
+                self.begin_gradient()
             logits = self.logits(x[one.rows])
             loss = self.loss(logits, y[one.rows])
             self._loss_sum += loss.detach() * one.size
@@ -107,9 +109,10 @@ class Task(pl.LightningModule):
                 component.after_forward(moment, one, logits, partial(self.drawn, logits, y[one.rows]))
             with torch.autocast(x.device.type, enabled=False):  # a backward computes in the types of its forward
                 loss.backward()
+            if whole := one.whole:
+                self.end_gradient()
             for component in self.components.values():
                 component.after_pass(moment, one)
-        self.end_passes()
         for component in self.components.values():
             component.before_exchange(moment)
         for name, component in self.components.items():
@@ -130,11 +133,11 @@ class Task(pl.LightningModule):
         self.seconds["train"] += time.perf_counter() - began
         return {"loss": loss.detach()}
 
-    def begin_passes(self) -> None:
-        """Before the first pass of a step."""
+    def begin_gradient(self) -> None:
+        """Before the first pass that a learner's gradient is summed over."""
 
-    def end_passes(self) -> None:
-        """After the last pass: each microbatch's loss is a mean, and so is that of all."""
+    def end_gradient(self) -> None:
+        """After the last one: each microbatch's loss is a mean, and so is that of all."""
         if self.engine:
             for parameter in self.parameters():
                 if parameter.grad is not None:
@@ -230,7 +233,8 @@ def microbatches(batch: int, count: int) -> list[Pass]:
     """`count` contiguous parts of a batch, of a short one the first ones a row longer. Weight: part * count / batch."""
     sizes = [batch // count + (part < batch % count) for part in range(count)]
     starts = [sum(sizes[:part]) for part in range(count)]
-    return [Pass(slice(start, start + size), size, size * count / batch, turn=part, of=count, slot=start)
+    return [Pass(slice(start, start + size), size, size * count / batch, whole=part == count - 1, turn=part, of=count,
+                 slot=start)
             for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
 
 

@@ -44,7 +44,7 @@ class LanguageModelling(Task):
         super().__init__(run, model, components, divide)
         head, self._tied, self._head = model.get_output_embeddings(), model.get_input_embeddings().weight, None
         self._head_name = next((f"{name}.weight" for name, one in model.named_modules() if one is head), "")
-        if not self.engine or run.model.stages == 1 or getattr(head, "weight", None) is not self._tied:
+        if run.microbatches == 1 or run.model.stages == 1 or getattr(head, "weight", None) is not self._tied:
             self._tied = None
 
     def logits(self, x: Tensor) -> Tensor:
@@ -57,14 +57,15 @@ class LanguageModelling(Task):
     # microbatches. Sums of floats depend on their order, and AdamW divides small ones by their size, so it is the same
     # order here: the head's use has a gradient of its own until the last microbatch.
 
-    def begin_passes(self) -> None:
+    def begin_gradient(self) -> None:
         if self._tied is not None:
             self._head = self._tied.detach().requires_grad_()
 
-    def end_passes(self) -> None:
-        super().end_passes()
+    def end_gradient(self) -> None:
+        super().end_gradient()
         if self._head is not None:
-            self._tied.grad = self._head.grad.div_(self.run.microbatches) + self._tied.grad
+            head = self._head.grad.div_(self.run.microbatches) if self.engine else self._head.grad
+            self._tied.grad = head + self._tied.grad
             self._head = None
 
     @staticmethod

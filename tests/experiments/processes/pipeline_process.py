@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,13 +16,18 @@ from commsweep.experiments.store import RunFolder
 
 
 def main(root: Path) -> None:
-    """Every run of root/runs.json; rows, weights and losses go to root/0, root/1, ..."""
+    """Every run of root/runs.json; rows, weights and losses go to root/0, root/1, ... Some go on from what another one
+    has left there."""
     how = Execution(device="cpu", checkpoint_every=0.0)
     device = None
-    for place, (run, wiring) in enumerate(json.loads((root / "runs.json").read_text())):
+    for place, (run, wiring, after) in enumerate(json.loads((root / "runs.json").read_text())):
         run, folder = parse(run), RunFolder(root / str(place))
         folder.path.mkdir(exist_ok=True)
         device = device or connect(run, how, 60)
+        if after is not None and dist.get_rank() == 0:
+            for name in (*(root / str(after)).glob("*.ckpt"), *(root / str(after)).glob("metrics.jsonl")):
+                shutil.copy(name, folder.path)
+        dist.barrier()
         try:
             row = Trainer(run, Wiring(**wiring), how, folder, device, keep_weights=True).train()
         except UserError as error:

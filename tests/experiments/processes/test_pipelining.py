@@ -47,8 +47,9 @@ def cases() -> dict[str, tuple]:
 
 
 def start(root, runs: list[tuple]) -> None:
-    """Train all runs with one process a stage."""
-    (root / "runs.json").write_text(json.dumps([(run.model_dump(mode="json"), wiring) for run, wiring in runs]))
+    """Train all runs (with a wiring, and the place of another one to go on from) with one process a stage."""
+    (root / "runs.json").write_text(json.dumps([(run.model_dump(mode="json"), wiring, *(after or (None,)))
+                                                for run, wiring, *after in runs]))
     env = os.environ | {"WORLD_SIZE": str(STAGES), "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": str(launch.free_port()), "OMP_NUM_THREADS": "1"}
     processes = [subprocess.Popen([sys.executable, "-m", "tests.experiments.processes.pipeline_process", str(root)],
