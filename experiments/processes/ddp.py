@@ -3,14 +3,15 @@
 A process trains as the simulation does, through the same step and exchange; only its collectives are others. What it
 hands to them are the serialised payloads of a bucket's layers; what it gets are all learners', averaged in their order,
 so losses, scores and weights are the simulation's bit for bit. Recorded in <store>/learners; many runs of as many
-learners go through one set of processes, whose links are reshaped in between.
+learners go through one set of processes, whose links are reshaped in between. Each process keeps checkpoints of its own
+beside the row; a training that ended early goes on from the newest that all have.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -118,7 +119,7 @@ def work(store: Store, folder: RunFolder) -> None:
     told = read_json(folder.path / "execution.json")
     patience, keep = told.pop("patience"), told.pop("keep_weights")
     execution, rank, world = Execution.read(told), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    execution = replace(execution, device="cpu", checkpoint_every=math.inf, progress=execution.progress and rank == 0)
+    execution = replace(execution, device="cpu", progress=execution.progress and rank == 0)
     dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
     for n, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
         run, wiring, recorded = parse(settings), LearnerWiring(**wires), store.learners(name)
@@ -133,17 +134,20 @@ def work(store: Store, folder: RunFolder) -> None:
             if namespaces.CHAIN in os.environ:
                 namespaces.shape(wiring.bandwidth)
         dist.barrier()
-        row = _train(run, wiring, replace(execution, threads=wiring.threads), recorded if keep else None)
+        row = _train(run, wiring, replace(execution, threads=wiring.threads), recorded, keep)
         if rank == 0:
             recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})
+            for left in (*recorded.path.glob("learner*.ckpt"), *recorded.path.glob(".learner*.part")):
+                left.unlink()
             write_json(folder.path / "progress.json", {"done": n + 1})
     dist.destroy_process_group()
 
 
-def _train(run: Run, wiring: LearnerWiring, execution: Execution, keep: RunFolder | None) -> Row:
+def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunFolder, keep: bool) -> Row:
     import pytorch_lightning as pl
     import torch
     import torch.distributed as dist
+    from pytorch_lightning.callbacks import Checkpoint
 
     from commsweep.experiments.collectives import Processes
     from commsweep.experiments.processes.timing import Steps
@@ -153,10 +157,13 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, keep: RunFolde
 
     collectives = Processes(ring=run.kfac is not None)
     parts = build(run, execution, collectives=collectives, wiring=wiring)
-    evaluations: list[dict[str, Any]] = []
-    watch = Steps()
+    watch, name, rank = Steps(), f"learner{dist.get_rank()}", dist.get_rank()
 
-    class Noting(pl.Callback):
+    class Noting(Checkpoint):
+        """Times, evaluations and checkpoints, which Lightning takes after the task's own end of an epoch."""
+
+        last = time.monotonic()
+
         def on_train_batch_start(self, trainer: pl.Trainer, task: Any, batch: Any, number: int) -> None:
             watch.begin(task)
 
@@ -164,12 +171,30 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, keep: RunFolde
             watch.end(task)
 
         def on_validation_end(self, trainer: pl.Trainer, task: Any) -> None:
-            evaluations.append(task.evaluation())
+            record = task.evaluation()
+            if rank == 0:
+                recorded.append(record)
+
+        def on_train_epoch_end(self, trainer: pl.Trainer, task: Any) -> None:
+            over = trainer.current_epoch + 1 >= trainer.max_epochs or wiring.steps
+            if over or not collectives.agree(time.monotonic() - self.last >= execution.checkpoint_every):
+                return
+            trainer.save_checkpoint(recorded.path / f"{name}.{trainer.global_step}")
+            dist.barrier()  # all have theirs
+            self.last = time.monotonic()
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"sent": dict(collectives.sent)}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            collectives.sent.update(state_dict["sent"])
 
     made = trainer(run, parts, [Noting()], execution.progress, steps=wiring.steps)
     status, error = MEASURED if wiring.steps else FINISHED, None
+    begun = None if wiring.steps else _begun(recorded.path, name)
     try:
-        made.fit(parts.task, parts.data.train, [] if wiring.steps else parts.data.val_dataloader())
+        made.fit(parts.task, parts.data.train, [] if wiring.steps else parts.data.val_dataloader(),
+                 ckpt_path=begun and str(begun), weights_only=True)
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
     ran = installed(run, parts, made)
@@ -181,12 +206,25 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, keep: RunFolde
     dist.all_gather_object(every, {"sent": dict(collectives.sent), "digest": digest(state), "steps": watch.steps})
     if len({one["digest"] for one in every}) > 1:
         raise RuntimeError("the learners ended with different weights")
-    if keep is not None and dist.get_rank() == 0:
-        torch.save(state, keep.path / "weights.pt")
-    return row(run, status, error, ran=ran if status == FINISHED else None, evaluations=evaluations,
+    if keep and rank == 0:
+        torch.save(state, recorded.path / "weights.pt")
+    return row(run, status, error, ran=ran if status == FINISHED else None, evaluations=recorded.metrics(),
                steps=made.global_step, totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device,
                tokens=tokens(parts.data), transport=[one["sent"] for one in every], weights=every[0]["digest"],
                timing=Steps.summary([one["steps"] for one in every], parts.task), cores=len(os.sched_getaffinity(0)))
+
+
+def _begun(folder: Path, name: str) -> Path | None:
+    """The checkpoint of this process to go on from: the newest that is whole at all learners."""
+    import torch.distributed as dist
+
+    from commsweep.experiments import checkpoint
+
+    files = {step: path for step, path in checkpoint.saved(folder, name) if checkpoint.whole(path)}
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, list(files))
+    all_have = set.intersection(*map(set, every))
+    return files[max(all_have)] if all_have else None
 
 
 def digest(state: dict[str, Any]) -> str:

@@ -187,17 +187,20 @@ def end(launch: str, running: list[subprocess.Popen]) -> None:
 
 def blame(folder: RunFolder, codes: list[int], log: str, who: str = "stage") -> str:
     """One line about the process that failed first: one that a signal ended, else the first one that said something."""
-    root = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", log, re.S)
-    died = [(int(root[1]), int(root[2]))] if root else list(enumerate(codes))
-    for stage, code in died:
-        if code < 0 and not (folder.path / f"stage{stage}.error").exists() and -code != signal.SIGTERM:
-            return (f"{who} {stage} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
-                    f"continue from the last checkpoint ({folder.path})")
+    failed = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
+    others, _, root = log.partition("Root Cause")
+    died = [(int(stage), int(code)) for stage, code in failed.findall(root)[:1]] or list(enumerate(codes))
     said = []
     for path in folder.path.glob("stage*.error"):
         with suppress(OSError, ValueError):
             told = json.loads(path.read_text())
             said.append(("neighbour" in told["line"], told["time"], int(path.stem[5:]), told["line"]))
+    if said and min(said)[0]:  # its neighbours may have been seen to end first
+        died += [(int(stage), int(code)) for stage, code in failed.findall(others.rpartition("Failures:")[2])]
+    for stage, code in died:
+        if code < 0 and not (folder.path / f"stage{stage}.error").exists() and -code != signal.SIGTERM:
+            return (f"{who} {stage} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
+                    f"continue from the last checkpoint ({folder.path})")
     if said:
         _, _, stage, line = min(said)
         return f"{who} {stage}: {line}"

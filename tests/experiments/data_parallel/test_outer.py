@@ -332,3 +332,31 @@ def test_too_many_fragments_are_one_line(tmp_path, capsys):
     assert main(["run", "synthetic", "grad.learners=2", "grad.outer.fragments=9", "--store", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert "grad.outer.fragments=9: the model has" in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["outer", "kfac"])
+def test_learners_that_die_go_on_from_their_checkpoints(section, store, monkeypatch):
+    """One is killed after its third epoch: one line; the same call ends with the weights of the simulation."""
+    run = apart(tiny(epochs=5, eval_every=1), interval=3, overlap=1, keep=0.5) if section == "outer" else tiny(
+        epochs=5, eval_every=1, grad__learners=2, kfac__damping=0.1)
+    monkeypatch.setenv("KILLED", "3")
+    wanted, how = [(run, LearnerWiring())], Execution("cpu", checkpoint_every=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ddp, "MODULE", "tests.experiments.data_parallel.dying_learner")
+        with pytest.raises(UserError, match="learner 1 was ended by SIGKILL; .* continue from the last checkpoint"):
+            ddp.execute(wanted, store, how)
+    folder = ddp.folder_of(store, *wanted[0])
+    assert folder.row() is None and sorted(path.name.split(".")[0] for path in folder.path.glob("*.ckpt")) == [
+        *["learner0"] * 2, *["learner1"] * 2]
+    before = len((folder.path / "metrics.jsonl").read_text().splitlines())
+    (row,), simulated = ddp.execute(wanted, store, how), trained(run)
+    assert len((folder.path / "metrics.jsonl").read_text().splitlines()) - before == 5 - 3  # and did not begin anew
+    simulated.components["learners"].settle()
+    assert row["weights"] == ddp.digest(simulated.model.state_dict())
+    assert {key: row["metrics"][key] for key in simulated.scores} == simulated.scores
+    straight, = ddp.execute(wanted, Store(store.root.parent / "straight"), how)
+    sent, wanted_sent = ([{what: n for what, n in one.items() if what != "probe"} for one in made["transport"]]
+                         for made in (row, straight))  # costs are probed at each start
+    assert sent == wanted_sent and row["gradients"] == straight["gradients"]
+    assert not list(folder.path.glob("*.ckpt"))

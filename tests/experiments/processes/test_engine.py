@@ -122,6 +122,16 @@ def test_torchruns_root_cause_is_read(tmp_path):
     assert "stage 2 was ended by SIGKILL" in blamed(tmp_path, [1], log, s1="the link to a neighbour broke")
 
 
+def test_a_killed_stage_that_torchrun_saw_later_is_to_blame(tmp_path):
+    """Its neighbour ended within the same look, with an error of its own."""
+    log = ("failed (exitcode: 1) local_rank: 0 (pid: 1) of binary\nFailures:\n[1]:\n  rank      : 1 (local_rank: 1)\n"
+           "  exitcode  : -9 (pid: 2)\n----\nRoot Cause (first observed failure):\n[0]:\n"
+           "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 1)")
+    line = blamed(tmp_path, [1], log, s0="the link to a neighbour broke")
+    assert line.startswith("stage 1 was ended by SIGKILL")
+    assert blamed(tmp_path / "b", [1], log, s0="no such data") == "stage 0: no such data"
+
+
 def test_a_reason_goes_before_a_lost_neighbour_and_the_earlier_before_the_later(tmp_path):
     assert blamed(tmp_path, [1, 1], s0="the link to a neighbour broke", s1="no such data") == "stage 1: no such data"
     assert blamed(tmp_path / "b", [1, 1], s1="first", s0="second") == "stage 1: first"
