@@ -69,6 +69,8 @@ def _outer(row: dict[str, Any]) -> str:
     text += f", {own['fragments']:g} fragments" if own["fragments"] > 1 else ""
     text += f", overlap {own['overlap']:g}" if own["overlap"] else ""
     text += f", keeps {100 * own['keep']:g} %" if own["keep"] else ", adds" if own["merge"] == "add" else ""
+    text += ", averages what is sent" if own["merge"] == "sent" else ""
+    text += ", in pairs" if own.get("meet") == "pairs" else ""
     return text + (", mean of senders" if own["aggregate"] == "senders" else "") + ", clipped" * bool(own["clip"]) + (
         ", sign" * bool(own.get("sign")))
 

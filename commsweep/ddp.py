@@ -92,7 +92,7 @@ def describe(row: Row, compared: str, folder: RunFolder) -> str:
     lines = [f"{learners} processes, {steps} steps in {row['seconds']['train']:.1f} s: {score}{loss}",
              f"  bytes a step          {row['gradients']['up']:,.0f} of gradients up by rank 0's ledger; "
              "handed to gloo by each:"]
-    for what in sorted({what for one in row["transport"] for what in one} - {"probe", "statistics"}):
+    for what in sorted({what for one in row["transport"] for what in one} - {"probe", "statistics", "evaluation"}):
         lines.append(f"    {what:19} " + ", ".join(f"{one.get(what, 0) / steps:,.0f}" for one in row["transport"]))
     timing = row["timing"]
     if timing:

@@ -98,6 +98,11 @@ class Collectives:
         """
         raise NotImplementedError
 
+    def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
+        """Of each learner here its partner's tensors; partners: of every learner, each other's. All have the same
+        shapes."""
+        raise NotImplementedError
+
     def agree(self, value: T) -> T:
         """The first learner's value, small and picklable."""
         return value
@@ -126,6 +131,9 @@ class Simulated(Collectives):
               even: bool = False) -> Handle[Parts]:
         arrived = [[one.arrive() for one in own] for own in messages]
         return Handle(lambda: arrived)
+
+    def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
+        return Handle(lambda: [parts[partner] for partner in partners])
 
 
 class Processes(Collectives):
@@ -167,15 +175,23 @@ class Processes(Collectives):
 
         return Handle(finish)
 
-    def _exchanged(self, mine: Tensor, sizes: list[int] | None = None) -> Handle[list[Tensor]]:
-        """The learners' bytes, each of as many as one's own or of these sizes; everyone sends straight to everyone.
+    def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
+        mine, other = _joined(parts[0]), partners[self.here[0]]
+        self.sent[what] += mine.numel()
+        under_way = self._exchanged(mine, others=[other])
+        return Handle(lambda: [_parted(under_way.wait()[other], parts[0])])
+
+    def _exchanged(self, mine: Tensor, sizes: list[int] | None = None,
+                   others: list[int] | None = None) -> Handle[list[Tensor]]:
+        """The learners' bytes, each of as many as one's own or of these sizes; everyone sends straight to everyone, or
+        to these others.
 
         As many bytes as a ring takes, in one round instead of learners - 1. Receives are posted before anything is
         sent: the word that one waits for a message must not itself wait behind what one sends.
         """
         own, n = self.here[0], self.learners
         every = [mine if k == own else mine.new_empty(mine.numel() if sizes is None else sizes[k]) for k in range(n)]
-        others = [(own + turn) % n for turn in range(1, n)]
+        others = [(own + turn) % n for turn in range(1, n)] if others is None else others
         posted = [dist.P2POp(dist.irecv, every[k], self._rank(k), self.group) for k in reversed(others)
                   if every[k].numel()]
         posted += [dist.P2POp(dist.isend, mine, self._rank(k), self.group) for k in others if mine.numel()]

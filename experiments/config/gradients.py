@@ -42,7 +42,11 @@ class Outer(Spec):
 
     `fragments` of the model's blocks are exchanged in turn (1: all at once) and used `overlap` steps after they were
     sent (Streaming DiLoCo, arXiv 2501.18512); then a learner keeps a share `keep` of its own weights (merge "mix"), or
-    adds what it did meanwhile (merge "add": delayed averaging, arXiv 2006.00441). aggregate: the mean over all
+    adds what it did meanwhile (merge "add": delayed averaging, arXiv 2006.00441), or takes the common weights only at
+    places that were sent (merge "sent": SPARTA, with rate 1, no momentum and `randomk`). meet "pairs": nobody meets all
+    others; drawn pairs exchange their slow weights and what they have moved by, and each learner keeps slow weights and
+    an outer momentum of its own (NoLoCo, arXiv 2506.10911, without Nesterov). Where learners never all meet, the mean
+    of their weights is scored. aggregate: the mean over all
     learners, or at each place over those that sent it (the paper and the code of SparseLoCo, arXiv 2508.15706, differ).
     clip: a learner's message for a layer is scaled to the median norm over learners, if it is longer. With sign,
     interval 1, plain SGD inside, a decaying residue and `grad.transform` this is DeMo (arXiv 2411.19870).
@@ -54,11 +58,12 @@ class Outer(Spec):
     nesterov: bool = True
     fragments: Annotated[int, Field(ge=1, description="parts of the model that are exchanged in turn")] = 1
     overlap: Annotated[int, Field(ge=0, description="steps between sending and using a fragment")] = 0
-    merge: Literal["mix", "add"] = "mix"
+    merge: Literal["mix", "add", "sent"] = "mix"
     keep: Annotated[float, Field(ge=0, le=1, description="share of a learner's own weights when it mixes")] = 0.0
     aggregate: Literal["all", "senders"] = "all"
     clip: bool = False
     sign: Annotated[bool, Field(description="the outer step is `rate` times the learning rate times the sign")] = False
+    meet: Annotated[Literal["pairs"] | None, Field(description="absent: all learners at once")] = None
 
     @model_validator(mode="after")
     def _fits(self) -> Outer:
@@ -68,11 +73,21 @@ class Outer(Spec):
         if self.merge == "add" and (not self.overlap or self.keep):
             raise ValueError("grad.outer.merge=add adds what a learner did while a fragment was under way: set "
                              "grad.outer.overlap to at least 1 and leave out grad.outer.keep")
+        if self.merge == "sent" and (self.overlap or self.keep or self.momentum):
+            raise ValueError("grad.outer.merge=sent leaves everything but what has just been sent as it is: set "
+                             "grad.outer.momentum=0 and grad.outer.nesterov=false, and leave out grad.outer.overlap "
+                             "and grad.outer.keep")
+        if self.meet == "pairs" and (self.clip or self.sign):
+            raise ValueError("grad.outer.meet=pairs exchanges weights as they are: leave out grad.outer.clip and "
+                             "grad.outer.sign")
         if self.sign and self.momentum:
             raise ValueError("grad.outer.sign=true takes the sign of what arrives, which leaves nothing to a momentum: "
                              "set grad.outer.momentum=0 and grad.outer.nesterov=false")
-        if self.nesterov and not self.momentum and "nesterov" in self.model_fields_set:
-            raise ValueError("grad.outer.nesterov=true has no effect without grad.outer.momentum")
+        if self.nesterov and not self.momentum:
+            if "nesterov" in self.model_fields_set:
+                raise ValueError("grad.outer.nesterov=true has no effect without grad.outer.momentum: set "
+                                 "grad.outer.nesterov=false")
+            self.__dict__["nesterov"] = False  # what is recorded must be read again
         return self
 
 

@@ -201,6 +201,16 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
     if grad.outer is not None and grad.outer.aggregate == "senders" and not grad.compressor.sparsifier:
         raise ValueError(f"grad.outer.aggregate=senders: with grad.compressor.kind={kind} every learner sends every "
                          "place, so it is the mean of all; set grad.outer.aggregate=all or a sparsifier")
+    if grad.outer is not None and grad.outer.merge == "sent" and not grad.compressor.sparsifier:
+        raise ValueError(f"grad.outer.merge=sent: with grad.compressor.kind={kind} every place is sent; set "
+                         "grad.compressor.kind=randomk or another sparsifier, or leave merge out")
+    if grad.outer is not None and grad.outer.meet == "pairs":
+        if grad.learners % 2:
+            raise ValueError(f"grad.outer.meet=pairs: grad.learners={grad.learners} is odd, so one would be left over")
+        if kind != "none" or grad.exchange == "server":
+            raise ValueError("grad.outer.meet=pairs sends weights from one learner to another, uncompressed: set "
+                             "grad.compressor.kind=none, and grad.exchange=allreduce or allgather, which makes no "
+                             "difference then")
     if grad.exchange == "allreduce" and not grad.compressor.summable:
         raise ValueError(f"grad.exchange=allreduce adds messages up on the way, so all learners must send the same "
                          f"places, uncoded: grad.compressor.kind={kind} does not (these do: "

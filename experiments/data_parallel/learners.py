@@ -116,7 +116,8 @@ def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None, sta
     here, kind = spec.learners if here is None else here, feedback.KINDS[spec.feedback.kind]
     tensors = here * (1 + kind.tensors) + (spec.learners - here) * issubclass(kind, feedback.EF21)
     if spec.outer is not None:
-        tensors += here * (1 + states + (spec.outer.merge == "add")) + 1 + (spec.outer.momentum > 0)
+        tensors += here * (1 + states + (spec.outer.merge == "add"))
+        tensors += (here if spec.outer.meet == "pairs" else 1) * (1 + (spec.outer.momentum > 0))
     return tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
 
 

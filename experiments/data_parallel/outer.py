@@ -6,7 +6,12 @@ steps what it has moved by travels as a gradient would, and an outer SGD acts on
 With one fragment that is DiLoCo (arXiv 2311.08105). Fragments are exchanged in turn, each at a time of its own, and may
 be used `overlap` steps after they were sent (Streaming DiLoCo, arXiv 2501.18512): a learner then keeps a share `keep`
 of its own weights, theta <- keep theta + (1 - keep) ref, or adds what it did meanwhile, theta <- ref + (theta - sent)
-(delayed averaging, arXiv 2006.00441). What is scored are the common weights, ref.
+(delayed averaging, arXiv 2006.00441), or takes ref at the places that were sent (SPARTA). What is scored are the common
+weights, ref.
+
+In pairs (NoLoCo, arXiv 2506.10911) a learner has a ref and a buf of its own, and meets one other at a time:
+D = mean of both D_m, plus ref - mean of both refs. Scored is the mean of all learners' weights then, as where learners
+take ref only in part.
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from commsweep.experiments.collectives import Collectives
+from commsweep.experiments import seeds
+from commsweep.experiments.collectives import Collectives, mean
 from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.config import Gradients, Outer
+from commsweep.experiments.data_parallel.exchange import WHAT
 from commsweep.experiments.data_parallel.layers import Layer
 from commsweep.experiments.data_parallel.learners import Learners
 from commsweep.experiments.errors import UserError
@@ -57,14 +64,17 @@ class Apart(Learners):
         self._own = [[p.detach().clone() for p in self.trained] for _ in here]
         self._kept = [[one.clone() for one in self._statistics()] for _ in here]
         self._common = [one.clone() for one in self._statistics()]
-        self.reference = [nn.Parameter(p.detach().clone()) for p in self.trained]
+        # The common weights and their optimizer; in pairs, those of each learner here.
+        self.references = [[nn.Parameter(p.detach().clone()) for p in self.trained]
+                           for _ in (here if self.outer.meet == "pairs" else (0,))]
         self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]  # what a learner that adds sent last
         self._inner = []
         for turn in here:
             self._take(turn)
             self._inner.append(self.inner(self.trained))
-        self.sgd = torch.optim.SGD(self.reference, self.outer.rate, self.outer.momentum, nesterov=self.outer.nesterov
-                                   and self.outer.momentum > 0)
+        nesterov = self.outer.nesterov and self.outer.momentum > 0
+        self.outers = [torch.optim.SGD(own, self.outer.rate, self.outer.momentum, nesterov=nesterov)
+                       for own in self.references]
         if self._told is not None:
             self._restore(self._told)
             self._told = None
@@ -82,9 +92,12 @@ class Apart(Learners):
         self._loaded = turn
 
     def _show(self) -> None:
-        """Give the model the common weights."""
-        for p, own in zip(self.trained, self.reference, strict=True):
-            p.data = own.data
+        """Give the model the common weights, or the mean of the learners' where these never all meet."""
+        common = [one.data for one in self.references[0]]
+        if self.outer.meet == "pairs" or self.outer.merge == "sent":
+            common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
+        for p, one in zip(self.trained, common, strict=True):
+            p.data = one
         for buffer, kept in zip(self._statistics(), self._common, strict=True):
             buffer.copy_(kept)
         self._loaded = None
@@ -131,35 +144,66 @@ class Apart(Learners):
                 if last or not self.outer.overlap:
                     self._use(number, moment.rate)
 
-    def _send(self, among: Sequence[int], moment: Moment) -> Callable[[], dict[int, Tensor]]:
-        """Send what the learners have moved by in a fragment; what arrives."""
+    def _send(self, among: Sequence[int], moment: Moment) -> Callable[[], list[dict[int, Tensor]]]:
+        """Send what the learners have moved by in a fragment; what arrives, for each of `references`."""
         self.met = True
         moved: list[list[Tensor | None]] = []
         for turn in range(len(self.here)):
             every: list[Tensor | None] = [None] * len(self.trained)
             for index in among:
-                every[index] = self.reference[index].data - self._own[turn][index]
+                every[index] = self._reference(turn)[index].data - self._own[turn][index]
                 if self.outer.merge == "add" and self.outer.overlap:
                     self._sent[turn][index] = self._own[turn][index].clone()
             moved.append(every)
-        return self.exchange.begin(moved, moment.step, moment.epoch, among)
+        if self.outer.meet == "pairs":
+            return self._meet(among, moved, moment.step)
+        arrival = self.exchange.begin(moved, moment.step, moment.epoch, among)
+        return lambda: [arrival()]
+
+    def _reference(self, turn: int) -> list[nn.Parameter]:
+        """What a learner here has moved from since it was last given weights."""
+        return self.references[turn if self.outer.meet == "pairs" else 0]
+
+    def _meet(self, among: Sequence[int], moved: list[list[Tensor | None]],
+              step: int) -> Callable[[], list[dict[int, Tensor]]]:
+        """Exchange slow weights, and what was moved by, with the partner of this step."""
+        partners = pairs(self.spec.learners, seeds.draw(seeds.PAIRS, self.exchange.seed, step))
+        told = [[self._reference(turn)[index].data.clone() for index in among] + [own[index] for index in among]
+                for turn, own in enumerate(moved)]
+        under_way = self.exchange.collectives.swap(told, partners, WHAT)
+        for index in among:
+            self.exchange.ledger.dense(index, 2 * len(self.here))
+
+        def arrived() -> list[dict[int, Tensor]]:
+            made = []
+            for learner, mine, theirs in zip(self.here, told, under_way.wait(), strict=True):
+                both = (mine, theirs) if learner < partners[learner] else (theirs, mine)  # sums depend on their order
+                common = [mean(list(one)) for one in zip(*both, strict=True)]
+                made.append({index: common[len(among) + place] + (mine[place] - common[place])
+                             for place, index in enumerate(among)})
+            return made
+
+        return arrived
 
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the learning rate."""
         _, arrived = self._pending.pop(number)
         self.met = True
-        merged = arrived() if callable(arrived) else arrived
-        for index, one in merged.items():
-            self.reference[index].grad = one.sign_() if self.outer.sign else one
-        if self.outer.sign:
-            self.sgd.param_groups[0]["lr"] = self.outer.rate * rate
-        self.sgd.step()
-        self.sgd.zero_grad()
-        for own, sent in zip(self._own, self._sent, strict=True):
-            for index in merged:
-                common = self.reference[index].data
+        every = arrived() if callable(arrived) else arrived
+        for reference, sgd, merged in zip(self.references, self.outers, every, strict=True):
+            for index, one in merged.items():
+                reference[index].grad = one.sign_() if self.outer.sign else one
+            if self.outer.sign:
+                sgd.param_groups[0]["lr"] = self.outer.rate * rate
+            sgd.step()
+            sgd.zero_grad()
+        for turn, (own, sent) in enumerate(zip(self._own, self._sent, strict=True)):
+            for index, merged in every[0 if len(every) == 1 else turn].items():
+                common = self._reference(turn)[index].data
                 if self.outer.merge == "add" and sent[index].numel():
                     own[index].add_(common - sent[index])
+                elif self.outer.merge == "sent":
+                    own[index].copy_(torch.where(merged != 0, common, own[index]))
                 elif self.outer.keep:
                     own[index].lerp_(common, 1 - self.outer.keep)
                 else:
@@ -174,12 +218,12 @@ class Apart(Learners):
         for place, one in enumerate(first):
             self._common[place].copy_(one)
             for kept in self._kept:
-                if not self.outer.keep:
+                if not self.outer.keep and self.outer.meet is None:
                     kept[place].copy_(one)
         self._loaded = None if self._loaded is None else -1  # the buffers are others than the learner's now
 
     def installed(self) -> dict[str, Gradients]:
-        group = self.sgd.param_groups[0]
+        group = self.outers[0].param_groups[0]
         rate = self.outer.rate if self.outer.sign else group["lr"]  # of signs it follows the learning rate
         outer = self.outer.model_copy(update={"rate": rate, "momentum": group["momentum"]})
         return {"grad": self.exchange.installed.model_copy(update={"outer": outer})}
@@ -192,29 +236,38 @@ class Apart(Learners):
         for number, (due, arrived) in self._pending.items():  # what is under way has been decided when it was sent
             self._pending[number] = due, arrived() if callable(arrived) else arrived
         return {"own": self._own, "kept": self._kept, "common": self._common, "sent": self._sent,
-                "reference": [one.data for one in self.reference], "inner": [one.state_dict() for one in self._inner],
-                "outer": self.sgd.state_dict(), "pending": self._pending}
+                "references": [[one.data for one in own] for own in self.references],
+                "inner": [one.state_dict() for one in self._inner],
+                "outers": [one.state_dict() for one in self.outers], "pending": self._pending}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self._told = state
 
     def _restore(self, told: dict[str, Any]) -> None:
-        for name, own in (("own", self._own), ("kept", self._kept)):
+        references = [[one.data for one in own] for own in self.references]
+        for name, own in (("own", self._own), ("kept", self._kept), ("references", references)):
             for mine, theirs in zip(own, told[name], strict=True):
                 for one, other in zip(mine, theirs, strict=True):
                     one.copy_(other)
         for one, other in zip(self._common, told["common"], strict=True):
             one.copy_(other)
-        for one, other in zip(self.reference, told["reference"], strict=True):
-            one.data.copy_(other)
-        device = self.reference[0].device
+        device = references[0][0].device
         self._sent = [[one.to(device) for one in every] for every in told["sent"]]
-        self._pending = {number: (due, {index: one.to(device) for index, one in arrived.items()})
+        self._pending = {number: (due, [{index: one.to(device) for index, one in own.items()} for own in arrived])
                          for number, (due, arrived) in told["pending"].items()}
         for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
             self._take(turn)
             optimizer.load_state_dict(state)
-        self.sgd.load_state_dict(told["outer"])
+        for sgd, state in zip(self.outers, told["outers"], strict=True):
+            sgd.load_state_dict(state)
+
+
+def pairs(learners: int, seed: int) -> list[int]:
+    """Every learner's partner, drawn; an even number of them."""
+    order = torch.randperm(learners, generator=torch.Generator().manual_seed(seed)).tolist()
+    partner = dict(zip(order[::2], order[1::2], strict=True))
+    partner |= {b: a for a, b in partner.items()}
+    return [partner[learner] for learner in range(learners)]
 
 
 def fragments(names: Sequence[str], outer: Outer) -> list[tuple[int, list[int]]]:

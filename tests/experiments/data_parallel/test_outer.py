@@ -10,8 +10,9 @@ import scipy.fft
 import torch
 from torch import nn
 
-from commsweep.experiments.config import Execution, LearnerWiring, Outer, override, record
-from commsweep.experiments.data_parallel.outer import fragments
+from commsweep.experiments import seeds
+from commsweep.experiments.config import Execution, LearnerWiring, Outer, override, parse, record
+from commsweep.experiments.data_parallel.outer import fragments, pairs
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import ddp
 from commsweep.experiments.store import Store
@@ -156,14 +157,14 @@ def test_after_an_exchange_all_weights_are_equal_and_before_it_they_are_not():
     def look(moment):
         after(moment)
         equal = [all(same_bits(a, b) for a, b in zip(*learners._own, strict=True)),
-                 all(same_bits(a, b.data) for a, b in zip(learners._own[0], learners.reference, strict=True))]
+                 all(same_bits(a, b.data) for a, b in zip(learners._own[0], learners.references[0], strict=True))]
         seen.append(equal)
 
     learners.after_step = look
     trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
     steps = len(seen)
     assert seen == [[(n + 1) % 3 == 0 or n + 1 == steps] * 2 for n in range(steps)]
-    assert all(same_bits(p.data, one.data) for p, one in zip(learners.trained, learners.reference, strict=True))
+    assert all(same_bits(p.data, one.data) for p, one in zip(learners.trained, learners.references[0], strict=True))
 
 
 def test_bytes_are_those_of_the_fragments_sent():
@@ -197,7 +198,8 @@ COMPRESSED = {"grad.exchange": "allgather", "grad.compressor.kind": "topk", "gra
 @pytest.mark.parametrize("base", [
     apart(tiny(), interval=3), apart(override(tiny(), COMPRESSED), interval=3, overlap=2, keep=0.5),
     apart(override(tiny_text(epochs=2, grad__learners=2), COMPRESSED), interval=5, fragments=2, overlap=3,
-          merge="add")], ids=["resnet", "overlap", "text"])
+          merge="add"),
+    apart(learners=4, interval=3, meet="pairs", overlap=2)], ids=["resnet", "overlap", "text", "pairs"])
 def test_a_resumed_run_is_the_same(base, tmp_path):
     """Law 7: stopped after an epoch, in the middle of a round and of an overlap, and continued."""
     torch.set_num_threads(1)
@@ -215,16 +217,123 @@ def test_a_resumed_run_is_the_same(base, tmp_path):
     assert resumed["metrics"] == whole["metrics"] and resumed["gradients"] == whole["gradients"]
 
 
-@pytest.mark.parametrize("name", ["streaming", pytest.param("dense", marks=SLOW), pytest.param("text", marks=SLOW)])
+@pytest.mark.parametrize("name", ["streaming", *(pytest.param(name, marks=SLOW)
+                                                 for name in ("dense", "text", "pairs", "sent"))])
 def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
     run = {"streaming": apart(override(tiny(epochs=1, eval_every=1), COMPRESSED), interval=2, fragments=2, overlap=1,
                               keep=0.5),
            "dense": apart(tiny(epochs=1, eval_every=1), interval=3),
+           "pairs": apart(tiny(epochs=1, eval_every=1), learners=4, interval=3, meet="pairs"),
+           "sent": apart(override(tiny(epochs=1, eval_every=1), RANDOM), interval=1, rate=1.0, momentum=0.0,
+                         merge="sent"),
            "text": apart(override(tiny_text(grad__learners=2), COMPRESSED), interval=4)}[name]
     (row,), simulated = ddp.execute([(run, LearnerWiring())], Store(tmp_path), HOW), trained(run)
     assert row["weights"] == ddp.digest(simulated.model.state_dict())
     assert {key: row["metrics"][key] for key in simulated.scores} == simulated.scores
     assert row["run"] == record(run)
+
+
+def rows_of(run, use, exchange):
+    """A plain loop over the learners' models, with SGD inside; `use(models, step)` after every exchange's step."""
+    torch.set_num_threads(1)
+    parts, n, steps = build(run, HOW), run.grad.learners, 0
+    models = [copy.deepcopy(parts.task.model) for _ in range(n)]
+    total = len(parts.data.train) * run.epochs
+    for epoch in range(run.epochs):
+        parts.data.train.set_epoch(epoch)
+        for x, y, _ in parts.data.train:
+            for model, rows in zip(models, torch.arange(len(y)).chunk(n), strict=True):
+                model.zero_grad()
+                nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.sub_(0.1 * p.grad)
+            steps += 1
+            if steps % exchange == 0 or steps == total:
+                with torch.no_grad():
+                    use(models, steps - 1)
+    return {name: sum(dict(model.named_parameters())[name].detach() for model in models) / n
+            for name, _ in models[0].named_parameters()}
+
+
+def test_what_is_recorded_is_read_again():
+    run = apart(momentum=0.0)
+    assert run.grad.outer.nesterov is False and parse(record(run)) == run
+    with pytest.raises(UserError, match=r"set grad\.outer\.nesterov=false"):
+        apart(momentum=0.0, nesterov=True)
+
+
+def test_pairs_are_the_published_rule():
+    """NoLoCo as its code has it: m <- mu m + eta mean(delta) + eta (mean(s) - s); s <- s + m; theta <- s."""
+    run = apart(learners=4, interval=3, rate=0.7, momentum=0.5, nesterov=False, meet="pairs")
+    slow = [{name: p.detach().clone() for name, p in build(run, HOW).task.model.named_parameters()} for _ in range(4)]
+    momentum = [{name: torch.zeros_like(p) for name, p in own.items()} for own in slow]
+    met = []
+
+    def use(models, step):
+        partners = pairs(4, seeds.draw(seeds.PAIRS, run.seed, step))
+        met.append(partners)
+        before = [{name: p.clone() for name, p in own.items()} for own in slow]
+        for m in range(4):
+            for name in slow[m]:
+                both = (m, partners[m])
+                delta = sum(dict(models[k].named_parameters())[name] - before[k][name] for k in both) / 2
+                level = sum(before[k][name] for k in both) / 2
+                momentum[m][name] = 0.5 * momentum[m][name] + 0.7 * delta + 0.7 * (level - before[m][name])
+        for own, moved in zip(slow, momentum, strict=True):
+            for name in own:
+                own[name] += moved[name]
+        for model, own in zip(models, slow, strict=True):
+            for name, p in model.named_parameters():
+                p.copy_(own[name])
+
+    wanted, task = rows_of(run, use, 3), trained(run)
+    assert far(wanted, weights(task)) < 1e-5 and len({tuple(one) for one in met}) > 1
+    own = task.components["learners"]._own
+    assert not all(same_bits(a, b) for a, b in zip(own[0], own[1], strict=True))  # they stay apart
+    gradients, steps = task.totals()["gradients"], task.global_step
+    assert gradients["up"] == gradients["learner_sends"] == len(met) * 2 * gradients["dense"] / steps
+
+
+def test_two_learners_in_pairs_are_diloco_without_nesterov():
+    settings = {"interval": 3, "rate": 0.7, "momentum": 0.5, "nesterov": False}
+    together, paired = trained(apart(**settings)), trained(apart(**settings, meet="pairs"))
+    assert far(weights(together), weights(paired)) < 1e-6
+    assert all(one[partner] == place for one in (pairs(8, seed) for seed in range(9))
+               for place, partner in enumerate(one))
+
+
+RANDOM = {"grad.compressor.kind": "randomk", "grad.compressor.ratio": 0.25, "grad.vectors": True}
+
+
+def test_what_is_sent_is_averaged_and_the_rest_stays():
+    """SPARTA: after every step a drawn share of the weights, the same places at all learners, becomes their mean."""
+    run = apart(override(tiny(model__name="mlp"), PLAIN | RANDOM), learners=4, interval=1, rate=1.0, momentum=0.0,
+                merge="sent")
+    task = trained(run)
+    exchange = task.components["learners"].exchange
+
+    def use(models, step):
+        parameters = [list(model.parameters()) for model in models]
+        for index, own in enumerate(zip(*parameters, strict=True)):
+            ones = torch.ones_like(own[0])
+            places = exchange.compressor(index, 0).apply(ones[None], exchange._draw(index, 0, step))[0] != 0
+            assert 0 < float(places.float().mean()) <= 0.3 + 1 / ones.numel()
+            middle = sum(own) / len(own)
+            for p in own:
+                p[places] = middle[places]
+
+    assert far(rows_of(run, use, 1), weights(task)) < 1e-5
+    whole = override(run, {"grad.compressor.ratio": 1.0})
+    assert far(weights(trained(whole)), weights(trained(apart(learners=4, interval=1, rate=1.0, momentum=0.0)))) < 1e-6
+
+
+def test_scoring_changes_nothing_where_learners_never_all_meet():
+    for changes in ({"grad.outer.meet": "pairs", "grad.outer.interval": 3, "grad.outer.nesterov": False},
+                    RANDOM | {"grad.outer.merge": "sent", "grad.outer.interval": 1, "grad.outer.momentum": 0.0,
+                              "grad.outer.nesterov": False}):
+        often = override(apart(tiny(epochs=2, eval_every=1)), changes)
+        assert far(weights(trained(often)), weights(trained(override(often, {"eval_every": 2})))) == 0
 
 
 def test_senders_share_a_place_among_themselves():
@@ -321,6 +430,10 @@ def test_sign_of_everything_is_sign_sgd():
     ({"grad.outer.rate": 1.0, "kfac.damping": 0.1}, "kfac does not go with grad.outer"),
     ({"grad.outer.keep": 1.5}, "grad.outer.keep=1.5"),
     ({"grad.outer.sign": True}, "grad.outer.sign=true takes the sign"),
+    ({"grad.outer.merge": "sent"}, "leaves everything but what has just been sent"),
+    ({"grad.outer.merge": "sent", "grad.outer.momentum": 0.0}, "every place is sent"),
+    ({"grad.outer.meet": "pairs", "grad.learners": 1}, "grad.learners=1 is odd"),
+    ({"grad.outer.meet": "pairs", "grad.compressor.kind": "randomk"}, "one learner to another, uncompressed"),
     ({"grad.transform": "dct"}, "grad.transform=dct has no effect"),
 ])
 def test_what_does_not_go_together_is_one_line(changes, line):
