@@ -359,6 +359,17 @@ class PowerSGD(Compression):
     rank: Rank = 2
 
 
+class DionFactors(Compression):
+    """Both factors of the mean momentum's orthonormal step, of rank `fraction` of its shorter side (Dion)."""
+
+    label: ClassVar[str] = "Dion"
+    cost: ClassVar[str] = "4 x rank x (rows + columns)"
+    summable: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
+    kind: Literal["dion"] = "dion"
+    fraction: Annotated[float, Field(gt=0, le=1, description="of a matrix's shorter side: the rank")] = 0.25
+
+
 CompressorSpec = Annotated[
     NoCompressor | Cast | TopK | TopKStrict | RandomK | RandTopK | ForwardMask | Uniform | FixedPoint | FixedBatch
     | TAH | LowRank | Sign | OneBit | Tern | QSGD | Natural | Statistical | E3M0 | Threshold | Dryden | SIDCo
@@ -368,6 +379,7 @@ CompressorSpec = Annotated[
 
 GradientCompressor = Annotated[
     NoCompressor | Live | Cast | TopK | TopKStrict | RandomK | Uniform | FixedPoint | Sign | OneBit | Tern | QSGD
-    | Natural | Statistical | E3M0 | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD,
+    | Natural | Statistical | E3M0 | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD
+    | DionFactors,
     Field(discriminator="kind"),
 ]

@@ -119,5 +119,12 @@ class EF21SGDM(Correction):
     eta: Annotated[float, Field(gt=0, le=1)] = 0.1
 
 
+class Decoupled(Correction):
+    """Dion's: M <- M + g, of which learners never speak; what arrives leaves it by a share 1 - momentum."""
+
+    kind: Literal["decoupled"] = "decoupled"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+
+
 GradientFeedback = Annotated[NoFeedback | Residue | AdaCompResidue | MomentumCorrection | LowPass | LoCo | EF21Gradient
-                             | EF21SGDM, Field(discriminator="kind")]
+                             | EF21SGDM | Decoupled, Field(discriminator="kind")]

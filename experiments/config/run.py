@@ -86,6 +86,10 @@ class Run(Spec):
         if (share := self.data.batch_size // (self.grad.learners * self.grad.local_steps)) % self.microbatches:
             raise ValueError(f"microbatches={self.microbatches} does not divide the {share} rows of a learner; choose "
                              "another data.batch_size")
+        if (self.optim.kind == "dion") != (self.grad.compressor.kind == "dion"):
+            raise ValueError(f"optim.kind={self.optim.kind} with grad.compressor.kind={self.grad.compressor.kind}: "
+                             "optim.kind=dion and grad.compressor.kind=dion are halves of one method; set both, and "
+                             "grad.feedback.kind=decoupled")
         if self.kfac is not None:
             _second_order_fits(self)
         _sparsity_fits(self)
@@ -192,6 +196,12 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
     if grad.transform is not None and (kind == "none" or grad.compressor.joint or kind == "adacomp"):
         raise ValueError(f"grad.transform={grad.transform} has no effect on grad.compressor.kind={kind}; use topk or "
                          "another compressor of single messages")
+    if (kind == "dion") != (feedback == "decoupled"):
+        raise ValueError(f"grad.compressor.kind={kind} with grad.feedback.kind={feedback}: Dion's factors are of the "
+                         "learners' own momenta; set grad.compressor.kind=dion and grad.feedback.kind=decoupled")
+    if kind == "dion" and (grad.exchange != "allreduce" or grad.vectors or grad.start_epoch or grad.outer is not None):
+        raise ValueError("grad.compressor.kind=dion is two all-reduces of matrices, from the first step on: set "
+                         "grad.exchange=allreduce, and leave out grad.vectors, grad.start_epoch and grad.outer")
     if grad.transform is not None and feedback == "dgc":
         raise ValueError(f"grad.feedback.kind=dgc forgets what was sent by its places, which grad.transform="
                          f"{grad.transform} changes; use ef")
@@ -247,6 +257,8 @@ def _second_order_fits(run: Run) -> None:
     if run.grad.local_steps > 1:
         raise ValueError(f"kfac does not go with grad.local_steps={run.grad.local_steps}: factors are exchanged every "
                          "step; set grad.local_steps=1")
+    if run.optim.kind == "dion":
+        raise ValueError("kfac does not go with optim.kind=dion, whose steps are no gradients; leave one out")
     if run.microbatches > 1:
         raise ValueError(f"kfac does not go with microbatches={run.microbatches}: set microbatches=1")
     owner, coded = run.kfac.statistics == "owner", run.kfac.compressor.kind != "none"
@@ -280,7 +292,8 @@ def _sparsity_fits(run: Run) -> None:
                          "would leave the mask; set grad.local_steps=1")
     if run.grad.compressor.joint or kind == "adacomp":
         raise ValueError(f"sparsity: grad.compressor.kind={kind} works on whole layers, not on the live weights alone; "
-                         "use live, topk, uniform or another one but adacomp, cltk and powersgd, and a feedback for it")
+                         "use live, topk, uniform or another one but adacomp, cltk, dion and powersgd, and a feedback "
+                         "for it")
     if any(coded.coder for links in (Links(fwd=run.fwd, bwd=run.bwd), *run.at.values())
            for coded in (links.fwd.compressor,)):
         raise ValueError(f"sparsity does not go with fwd.compressor.kind={run.fwd.compressor.kind}, whose own products "

@@ -155,6 +155,23 @@ class Muon(Spec):
     clip: Annotated[float, Field(ge=0)] = 0.0
 
 
+class Dion(Spec):
+    """Low-rank orthonormal steps (arXiv 2504.05295) for matrices but embeddings, which grad.compressor.kind=dion makes
+    of the learners' momenta (grad.feedback.kind=decoupled); AdamW at a rate of its own for the rest, which travels
+    dense.
+
+    A matrix [m, n], as it lies in memory, moves by lr sqrt(m / n) times an orthonormal product; `weight_decay` is
+    AdamW's, of both.
+    """
+
+    kind: Literal["dion"] = "dion"
+    lr: Positive = 1e-2
+    rest_lr: Annotated[float, Field(gt=0, description="of vectors and embeddings")] = 5e-3
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
 class Constant(Spec):
     """The same learning rate throughout."""
 
@@ -177,5 +194,5 @@ class Linear(Spec):
 
 Model = Annotated[ImageModel | TextModel | OwnModel, Field(discriminator="name")]
 Data = Annotated[ImageSet | TextSet | OwnSet, Field(discriminator="name")]
-Optim = Annotated[SGD | AdamW | Muon, Field(discriminator="kind")]
+Optim = Annotated[SGD | AdamW | Muon | Dion, Field(discriminator="kind")]
 Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]

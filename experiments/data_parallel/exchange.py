@@ -179,14 +179,19 @@ class Exchange(nn.Module):
     def _start_joint(self, bucket: list[int], compressors: list[JointCompressor], grads: list[list[Tensor]],
                      step: int) -> Arrival:
         offered = self._offered(bucket, grads)
-        arrived, warm = type(compressors[0]).combine(
+        arrived, warm, seen = type(compressors[0]).combine(
             compressors, offered, [getattr(self, f"warm{index}", None) for index in bucket], step, self.collectives)
         n, here = self.collectives.learners, len(self.collectives.here)
         for index, compressor, factor in zip(bucket, compressors, warm, strict=True):
             self._keep_warm(index, factor)
             self.ledger.sent(index, round(compressor.nbytes(self.layers[index].shape, n) * here), messages=here)
-        return lambda: [self._settled(index, [own[turn] for own in offered], [every[turn] for every in arrived])
-                        for turn, index in enumerate(bucket)]
+
+        def arrival() -> list[Tensor]:
+            merged = [self._settled(index, [own[turn] for own in offered], [every[turn] for every in arrived])
+                      for turn, index in enumerate(bucket)]
+            return merged if seen is None else seen
+
+        return arrival
 
     def _start_own(self, bucket: list[int], compressors: list[Compressor], grads: list[list[Tensor]],
                    step: int) -> Arrival:

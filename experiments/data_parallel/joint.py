@@ -1,6 +1,8 @@
-"""Joint compressors, which need all learners at once: CLT-k's shared places, PowerSGD's factors of the mean."""
+"""Joint compressors, which need all learners at once: CLT-k's shared places, factors of the mean (PowerSGD, Dion)."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -8,22 +10,24 @@ from torch import Tensor
 from commsweep.experiments.collectives import Collectives, Parts
 from commsweep.experiments.compressors.bits import mask_bytes, pack_mask, unpack_mask
 from commsweep.experiments.compressors.sparse import budget, keep_largest
-from commsweep.experiments.config import CLTK, PowerSGD
+from commsweep.experiments.config import CLTK, DionFactors, PowerSGD
 
 WHAT = "gradients"
+Combined = tuple[Parts, list[Tensor | None], list[Tensor] | None]
 
 
 class JointCompressor:
     """Base: what the learners' messages for the layers of a bucket become, and what one learner sends for it."""
 
-    def __init__(self, spec: CLTK | PowerSGD) -> None:
+    def __init__(self, spec: CLTK | DionFactors | PowerSGD) -> None:
         self.spec = spec
 
     @staticmethod
     def combine(compressors: list[JointCompressor], messages: Parts, warm: list[Tensor | None], step: int,
-                collectives: Collectives) -> tuple[Parts, list[Tensor | None]]:
-        """(what every learner's messages arrive as, [learner][layer]; each layer's state for the next step), given the
-        messages [learner here][layer] and each layer's compressor and state."""
+                collectives: Collectives) -> Combined:
+        """Given the messages [learner here][layer] and each layer's compressor and state: what every learner's messages
+        arrive as, [learner][layer]; each layer's state for the next step; what the optimizer sees of each, where that
+        is not the mean."""
         raise NotImplementedError
 
     def nbytes(self, shape: torch.Size, learners: int) -> float:
@@ -39,7 +43,7 @@ class Leader(JointCompressor):
 
     @staticmethod
     def combine(compressors: list[JointCompressor], messages: Parts, warm: list[Tensor | None], step: int,
-                collectives: Collectives) -> tuple[Parts, list[Tensor | None]]:
+                collectives: Collectives) -> Combined:
         sizes = [m.numel() for m in messages[0]]
         kept = [budget(one.spec.ratio, n) for one, n in zip(compressors, sizes, strict=True)]
         packed = collectives.broadcast(
@@ -50,7 +54,7 @@ class Leader(JointCompressor):
         values = collectives.gather([[m.reshape(-1)[mask] for m, mask in zip(own, masks, strict=True)]
                                      for own in messages], WHAT).wait()
         return [[one.new_zeros(mask.numel()).masked_scatter_(mask, one).reshape(m.shape)
-                 for one, mask, m in zip(every, masks, messages[0], strict=True)] for every in values], warm
+                 for one, mask, m in zip(every, masks, messages[0], strict=True)] for every in values], warm, None
 
     def nbytes(self, shape: torch.Size, learners: int) -> float:
         n = shape.numel()
@@ -66,24 +70,54 @@ class PowerIteration(JointCompressor):
 
     @staticmethod
     def combine(compressors: list[JointCompressor], messages: Parts, warm: list[Tensor | None], step: int,
-                collectives: Collectives) -> tuple[Parts, list[Tensor | None]]:
+                collectives: Collectives) -> Combined:
+        p, q = PowerIteration.factors(compressors, messages, warm, collectives)
+        y = [(a @ b.mT).reshape(m.shape) for a, b, m in zip(p, q, messages[0], strict=True)]
+        return [y] * collectives.learners, q, None
+
+    @staticmethod
+    def factors(compressors: list[PowerIteration], messages: Parts, warm: list[Tensor | None],
+                collectives: Collectives) -> tuple[list[Tensor], list[Tensor]]:
+        """P and Q of every layer."""
         matrices = [[m.reshape(len(m), -1) for m in own] for own in messages]
         # A factor may be kept for a higher rank than this step's.
-        starts = [q[:, : min(one.spec.rank, *m.shape)]
+        starts = [q[:, : one.rank(m.shape)]
                   for one, q, m in zip(compressors, warm, matrices[0], strict=True)]
         left = collectives.all_reduce([[m @ q for m, q in zip(own, starts, strict=True)] for own in matrices], WHAT)
         p = [torch.linalg.qr(one).Q for one in left.wait()]
-        q = collectives.all_reduce([[m.mT @ one for m, one in zip(own, p, strict=True)] for own in matrices],
-                                   WHAT).wait()
-        y = [(a @ b.mT).reshape(m.shape) for a, b, m in zip(p, q, messages[0], strict=True)]
-        return [y] * collectives.learners, q
+        return p, collectives.all_reduce([[m.mT @ one for m, one in zip(own, p, strict=True)] for own in matrices],
+                                         WHAT).wait()
+
+    def rank(self, shape: torch.Size) -> int:
+        """Of the factors of a layer [out, ...]."""
+        return min(self.spec.rank, shape[0], shape.numel() // shape[0])
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor:
         """The first Q [rest, rank]."""
-        rest = shape.numel() // shape[0]
-        rank = min(self.spec.rank, shape[0], rest)
-        return torch.randn(rest, rank, generator=torch.Generator().manual_seed(seed))
+        return torch.randn(shape.numel() // shape[0], self.rank(shape), generator=torch.Generator().manual_seed(seed))
 
     def nbytes(self, shape: torch.Size, learners: int) -> float:
-        rest = shape.numel() // shape[0]
-        return 4 * min(self.spec.rank, shape[0], rest) * (shape[0] + rest)
+        return 4 * self.rank(shape) * (shape[0] + shape.numel() // shape[0])
+
+
+class Orthonormal(PowerIteration):
+    """Dion: P = orth(mean of M_l Q), R = mean of M_l^T P, Q = R with columns of length one (arXiv 2504.05295).
+
+    M_l [m, n] is a learner's own momentum. All receive P R^T, of which their momenta lose a share; the optimizer sees
+    sqrt(m / n) P Q^T. All that travels is linear in M, so it is what Dion makes of the mean momentum.
+    nbytes = 4 r (m + n), r = ceil(fraction min(m, n)).
+    """
+
+    @staticmethod
+    def combine(compressors: list[JointCompressor], messages: Parts, warm: list[Tensor | None], step: int,
+                collectives: Collectives) -> Combined:
+        p, r = PowerIteration.factors(compressors, messages, warm, collectives)
+        lengths = [torch.linalg.vector_norm(one, dim=0) for one in r]
+        q = [torch.where(length > 0, one / length.clamp(min=1e-30), before)
+             for one, length, before in zip(r, lengths, warm, strict=True)]
+        arrived = [a @ b.mT for a, b in zip(p, r, strict=True)]
+        seen = [(a @ b.mT).mul_((len(a) / len(b)) ** 0.5) for a, b in zip(p, q, strict=True)]
+        return [arrived] * collectives.learners, q, seen
+
+    def rank(self, shape: torch.Size) -> int:
+        return math.ceil(self.spec.fraction * min(shape[0], shape.numel() // shape[0]))

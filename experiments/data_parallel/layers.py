@@ -37,8 +37,14 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
             kind = "vector" if p.dim() < 2 else "conv" if p.dim() > 2 else (
                 "embedding" if isinstance(module, nn.Embedding) else "fc")
             found.setdefault(id(p), kind)
-    every = spec.compressor.kind == "none"
-    made = [Layer(name, found[id(p)], p.shape, every or (p.dim() < 2 and not spec.vectors))
+    every, matrices = spec.compressor.kind == "none", spec.compressor.kind == "dion"
+
+    def dense(p: nn.Parameter) -> bool:
+        if matrices:  # the rest has an optimizer of its own
+            return p.dim() != 2 or found[id(p)] == "embedding"
+        return every or (p.dim() < 2 and not spec.vectors)
+
+    made = [Layer(name, found[id(p)], p.shape, dense(p))
             for name, p in model.named_parameters() if p.requires_grad]
     return [replace(one, place=place) for place, one in enumerate(made)]
 

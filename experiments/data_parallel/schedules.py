@@ -13,10 +13,10 @@ from commsweep.experiments.compressors import Compressor
 from commsweep.experiments.compressors.dense import Dense
 from commsweep.experiments.config import Gradients, Spec
 from commsweep.experiments.data_parallel.adacomp import AdaComp
-from commsweep.experiments.data_parallel.joint import JointCompressor, Leader, PowerIteration
+from commsweep.experiments.data_parallel.joint import JointCompressor, Leader, Orthonormal, PowerIteration
 from commsweep.experiments.data_parallel.layers import Layer
 
-OWN = {"live": Dense, "adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration}
+OWN = {"live": Dense, "adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration, "dion": Orthonormal}
 
 
 def build(spec: Spec) -> Compressor | JointCompressor:

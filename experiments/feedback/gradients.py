@@ -54,6 +54,14 @@ class Residue(Feedback):
         return y
 
 
+class Decoupled(Residue):
+    """m = e + g, a learner's own momentum; e <- m - (1 - momentum) y (Dion)."""
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        self.e.sub_(y, alpha=1 - self.spec.momentum)
+        return y
+
+
 class LowPass(Residue):
     """m = g + e; e <- (1 - beta) e + beta (m - y) (ScaleCom; beta 1 is error feedback)."""
 
@@ -192,7 +200,7 @@ class EF21SGDM(EF21):
 
 KINDS: dict[str, type[Feedback]] = {
     "none": Feedback, "ef": Residue, "adacomp": Residue, "dgc": MomentumCorrection, "lowpass": LowPass, "loco": LoCo,
-    "ef21": EF21, "ef21_sgdm": EF21SGDM,
+    "ef21": EF21, "ef21_sgdm": EF21SGDM, "decoupled": Decoupled,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from commsweep.experiments.config import Muon, Run
+from commsweep.experiments.config import Dion, Muon, Run
 from commsweep.experiments.errors import UserError
 
 
@@ -24,15 +24,18 @@ class LinearRamp:
         return max(0.0, (self.total - step) / max(1, self.total - self.warmup))
 
 
-class MuonAdamW(torch.optim.Optimizer):
-    """torch's Muon for matrices and AdamW for the rest, as one optimizer with a group for each."""
+class MatricesAndRest(torch.optim.Optimizer):
+    """torch's Muon for matrices, or plain steps along what Dion has made of them, and AdamW for the rest, as one
+    optimizer with a group for each."""
 
-    def __init__(self, optim: Muon, matrices: list[nn.Parameter], rest: list[nn.Parameter]) -> None:
+    def __init__(self, optim: Muon | Dion, matrices: list[nn.Parameter], rest: list[nn.Parameter]) -> None:
         super().__init__([{"params": [*matrices, *rest]}], {"lr": optim.lr})
         made = [torch.optim.Muon(matrices, optim.lr, optim.weight_decay, optim.momentum,
-                                 adjust_lr_fn="match_rms_adamw")]
+                                 adjust_lr_fn="match_rms_adamw") if optim.kind == "muon" else
+                torch.optim.SGD(matrices, optim.lr, weight_decay=optim.weight_decay, fused=True)]
         if rest:
-            made.append(torch.optim.AdamW(rest, optim.lr, (optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
+            rate = optim.lr if optim.kind == "muon" else optim.rest_lr
+            made.append(torch.optim.AdamW(rest, rate, (optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
                                           fused=True))
         self.parts = made
         self._grouped()
@@ -62,14 +65,15 @@ def embedded(model: nn.Module) -> set[int]:
 
 
 def optimizer(run: Run, parameters: list[nn.Parameter], embeddings: Collection[int] = ()) -> torch.optim.Optimizer:
-    """The optimizer of a run, for these of its parameters. Raises UserError when Muon has no matrix."""
+    """The optimizer of a run, for these of its parameters. Raises UserError when Muon or Dion has no matrix."""
     optim = run.optim
-    if optim.kind == "muon":
+    if optim.kind in ("muon", "dion"):
         matrices = [p for p in parameters if p.dim() == 2 and id(p) not in embeddings]
         if not matrices:
-            raise UserError("optim.kind=muon: the model has no matrix beside embeddings; set optim.kind=adamw")
+            raise UserError(f"optim.kind={optim.kind}: the model has no matrix beside embeddings; set "
+                            "optim.kind=adamw")
         chosen = {id(p) for p in matrices}
-        return MuonAdamW(optim, matrices, [p for p in parameters if id(p) not in chosen])
+        return MatricesAndRest(optim, matrices, [p for p in parameters if id(p) not in chosen])
     if optim.kind == "adamw":
         return torch.optim.AdamW(parameters, optim.lr, (optim.beta1, optim.beta2), optim.eps, optim.weight_decay,
                                  fused=True)
@@ -78,7 +82,8 @@ def optimizer(run: Run, parameters: list[nn.Parameter], embeddings: Collection[i
 
 def states(run: Run) -> int:
     """Tensors that the optimizer keeps of each weight."""
-    return 2 if run.optim.kind == "adamw" else 1 if run.optim.kind == "muon" else int(run.optim.momentum > 0)
+    known = {"adamw": 2, "muon": 1, "dion": 0}  # matrices'
+    return known[run.optim.kind] if run.optim.kind in known else int(run.optim.momentum > 0)
 
 
 def rates(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> tuple[Any, str]:

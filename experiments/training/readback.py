@@ -15,6 +15,7 @@ from commsweep.experiments.config import (
     AdamW,
     Constant,
     Cosine,
+    Dion,
     ImageModel,
     Linear,
     Muon,
@@ -26,7 +27,7 @@ from commsweep.experiments.config import (
     record,
 )
 from commsweep.experiments.models import causal_lm
-from commsweep.experiments.training.optim import MuonAdamW
+from commsweep.experiments.training.optim import MatricesAndRest
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,12 @@ def _optim(optimizer: torch.optim.Optimizer, clip: float) -> Spec:
     if isinstance(optimizer, torch.optim.AdamW):
         return AdamW(lr=group["initial_lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
                      weight_decay=group["weight_decay"], clip=clip)
-    if isinstance(optimizer, MuonAdamW):
-        betas = optimizer.param_groups[-1].get("betas", (0.9, 0.95))
+    if isinstance(optimizer, MatricesAndRest):
+        rest = optimizer.param_groups[-1]
+        betas = rest.get("betas", (0.9, 0.95))
+        if isinstance(optimizer.parts[0], torch.optim.SGD):
+            return Dion(lr=group["initial_lr"], rest_lr=rest["initial_lr"], beta1=betas[0], beta2=betas[1],
+                        weight_decay=group["weight_decay"])
         return Muon(lr=group["initial_lr"], momentum=group["momentum"], beta1=betas[0], beta2=betas[1],
                     weight_decay=group["weight_decay"], clip=clip)
     return SGD(lr=group["initial_lr"], momentum=group["momentum"], weight_decay=group["weight_decay"])

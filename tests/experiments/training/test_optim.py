@@ -1,4 +1,4 @@
-"""Optimizers: Muon beside torch's own, as a run installs it."""
+"""Optimizers: Muon beside torch's own, Dion beside its rule on the mean gradient, as a run installs them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 
-from commsweep.experiments.config import Execution, override, record
+from commsweep.experiments.config import Execution, LearnerWiring, override, record
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.processes import ddp
 from commsweep.experiments.training import optim
-from commsweep.experiments.training.run import build, execute
+from commsweep.experiments.training.run import build, execute, trainer
 from tests.helpers import same_bits, tiny_text
 
 MUON = {"optim.kind": "muon", "optim.lr": 0.01, "optim.weight_decay": 0.1, "schedule.kind": "constant"}
@@ -50,3 +51,96 @@ def test_a_run_with_muon_is_what_it_says_and_muon_without_a_matrix_is_one_line(s
     assert row["status"] == "finished" and row["run"] == record(run)
     with pytest.raises(UserError, match="no matrix beside embeddings"):
         optim.optimizer(run, [torch.nn.Parameter(torch.ones(3))])
+
+
+DION = {"optim.kind": "dion", "optim.lr": 0.02, "optim.rest_lr": 0.005, "optim.weight_decay": 0.1,
+        "schedule.kind": "constant", "grad.compressor.kind": "dion", "grad.feedback.kind": "decoupled",
+        "grad.feedback.momentum": 0.9}
+
+
+def dion(run, n):
+    """Dion as its simplest code has it (arXiv 2504.05295), on the mean of n learners' gradients: one momentum, which
+    nobody shares out; the weights after the run, and the momenta."""
+    torch.set_num_threads(1)
+    parts = build(run, Execution("cpu"))
+    model, embeddings = parts.task.model, optim.embedded(parts.task)
+    exchange = parts.task.components["learners"].exchange
+    named = dict(model.named_parameters())
+    q = {layer.name.removeprefix("model."): getattr(exchange, f"warm{index}").clone()
+         for index, layer in enumerate(exchange.layers) if not layer.dense}
+    assert q.keys() == {name for name, p in named.items() if p.dim() == 2 and id(p) not in embeddings}
+    momenta = {name: torch.zeros_like(named[name]) for name in q}
+    adamw = torch.optim.AdamW([p for name, p in named.items() if name not in q], 0.005, (0.9, 0.95), weight_decay=0.1)
+    parts.data.train.set_epoch(0)
+    for x, y, _ in parts.data.train:
+        model.zero_grad()
+        for rows in torch.arange(len(y)).chunk(n):
+            (parts.task.loss(model(x[rows]).logits, y[rows]) / n).backward()
+        with torch.no_grad():
+            for name in q:
+                p, m = named[name], momenta[name]
+                m += p.grad
+                left = torch.linalg.qr(m @ q[name]).Q
+                right = m.T @ left
+                m -= 0.1 * left @ right.T
+                q[name] = right / right.norm(dim=0)
+                p.mul_(1 - 0.02 * 0.1).sub_(left @ q[name].T, alpha=0.02 * (len(p) / p.shape[1]) ** 0.5)
+        adamw.step()
+    return named, momenta
+
+
+def test_dion_of_decoupled_momenta_is_dion_on_the_mean_gradient(store):
+    """With equal factors at the start, the mean of momenta that learners never exchange is the momentum of the mean."""
+    run = override(tiny_text(epochs=1), DION | {"grad.learners": 4})
+    torch.set_num_threads(1)
+    parts = build(run, Execution("cpu"))
+    before = {name: p.clone() for name, p in parts.task.model.named_parameters()}
+    trainer(run, parts, [], False).fit(parts.task, parts.data.train, [])
+    wanted, momenta = dion(run, 4)
+    exchange = parts.task.components["learners"].exchange
+    for index, layer in enumerate(exchange.layers):
+        name = layer.name.removeprefix("model.")
+        ours = dict(parts.task.model.named_parameters())[name]
+        far = float((ours - wanted[name]).detach().abs().max())
+        assert far < (2e-3 if layer.dense else 1e-4), name  # AdamW divides gradients that are rounding by their size
+        assert float((ours - before[name]).detach().abs().max()) > 1e-2
+        if not layer.dense:
+            own = [learner[index].e for learner in exchange.memories]
+            assert float((sum(own) / 4 - momenta[name]).abs().max()) < 1e-5
+            assert not torch.allclose(own[0], own[1], atol=1e-5)  # and they differ
+    sent = sum(4 * (-(-min(layer.shape) // 4)) * sum(layer.shape) if not layer.dense else layer.dense_bytes
+               for layer in exchange.layers)
+    assert exchange.ledger.totals()["up"] == sent
+
+
+def test_a_run_with_dion_is_what_it_says_and_processes_are_it(store):
+    run = override(tiny_text(epochs=1), DION | {"grad.learners": 2})
+    torch.set_num_threads(1)
+    row = execute(run, store, Execution("cpu"))
+    assert row["status"] == "finished" and row["run"] == record(run)
+    (real,) = ddp.execute([(run, LearnerWiring())], store, Execution("cpu"))
+    assert {key: one for key, one in real["metrics"].items() if key.startswith("test")} == {
+        key: one for key, one in row["metrics"].items() if key.startswith("test")}
+
+
+def test_a_factor_without_a_gradient_stays():
+    from commsweep.experiments.collectives import Simulated
+    from commsweep.experiments.config import DionFactors
+    from commsweep.experiments.data_parallel.joint import Orthonormal
+
+    one = Orthonormal(DionFactors(fraction=0.5))
+    q = one.begin(torch.Size([6, 4]), 0)
+    arrived, kept, seen = Orthonormal.combine([one], [[torch.zeros(6, 4)]], [q], 0, Simulated(1))
+    assert torch.equal(kept[0], q) and torch.equal(arrived[0][0], torch.zeros(6, 4)) and bool(seen[0].isfinite().all())
+
+
+@pytest.mark.parametrize(("changes", "line"), [
+    ({"optim.kind": "dion"}, "halves of one method"),
+    ({"grad.compressor.kind": "dion"}, "learners' own momenta"),
+    ({"grad.compressor.kind": "dion", "grad.feedback.kind": "decoupled"}, "halves of one method"),
+    (DION | {"grad.exchange": "server"}, "two all-reduces of matrices"),
+    (DION | {"kfac.damping": 0.1}, "kfac does not go with optim.kind=dion"),
+])
+def test_half_of_dion_is_one_line(changes, line):
+    with pytest.raises(UserError, match=line):
+        override(tiny_text(), changes)
