@@ -20,19 +20,20 @@ class LiveEntries(Compressor):
         self.inner, self.places, self.shape = inner, places, shape
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        return self._spread(self.inner.apply(self._gathered(x), seed))
+        return self._spread(self.inner.apply(self.gathered(x), seed))
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return self.inner.formula_bytes(torch.Size((1, len(self.places))), dtype)
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
-        return self.inner.bytes_sent(self._gathered(y))
+        return self.inner.bytes_sent(self.gathered(y))
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         """Of a payload, whose shape is [1, live]."""
         return self.inner.layouts(shape, dtype)
 
-    def _gathered(self, x: Tensor) -> Tensor:
+    def gathered(self, x: Tensor) -> Tensor:
+        """The live entries [1, live] of a message."""
         return x.reshape(-1).index_select(0, self.places)[None]
 
     def _spread(self, live: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ class LiveEntries(Compressor):
         return out.index_copy_(0, self.places, live[0]).view(1, *self.shape)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        return self.inner._encode(self._gathered(x), seed)
+        return self.inner._encode(self.gathered(x), seed)
 
     def _decode(self, payload: Payload) -> Tensor:
         return self._spread(self.inner._decode(payload))

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from commsweep.experiments.compressors.base import Field, Payload, payload, row_shape, rows, unrows
 from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack_flags
-from commsweep.experiments.compressors.sparse import Counted, scatter
+from commsweep.experiments.compressors.sparse import Counted, budget, keep_largest, scatter
+from commsweep.experiments.config import Spec
 
 
 class Threshold(Counted):
@@ -17,6 +18,26 @@ class Threshold(Counted):
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
         return _above(x, torch.full((row_shape(x.shape)[0], 1), self.spec.value, device=x.device), want_mask)
+
+
+class Periodic(Counted):
+    """Entries with |x| > edge, where the edge is of an earlier message, or without one of this: it leaves the `ratio`
+    of the largest entries (fewer where some tie with the next). nbytes as `Counted`. Source: DCT, arXiv 2010.08899.
+    """
+
+    def __init__(self, spec: Spec, edge: Tensor | None = None) -> None:
+        """edge: [rows, 1]."""
+        super().__init__(spec)
+        self.edge = edge
+
+    def edge_of(self, x: Tensor) -> Tensor:
+        """The largest size that is not to be sent, of every row, [rows, 1]."""
+        flat = rows(x).float()
+        _, kept = keep_largest(flat, budget(self.spec.ratio, flat.shape[1]))
+        return flat.abs().masked_fill(kept, 0.0).amax(1, keepdim=True)
+
+    def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        return _above(x, self.edge_of(x) if self.edge is None else self.edge, want_mask)
 
 
 class SIDCo(Counted):

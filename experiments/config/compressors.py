@@ -299,6 +299,20 @@ class Threshold(Compression):
     value: Annotated[float, Field(ge=0)] = 0.01
 
 
+class Periodic(Compression):
+    """The entries above a threshold that leaves the top `ratio`, looked for anew every `every` messages (DCT).
+
+    Each learner has its own for each layer; how many entries stay in between depends on the data.
+    """
+
+    label: ClassVar[str] = "periodic threshold"
+    cost: ClassVar[str] = "as `topk`, by what is left"
+    own_places: ClassVar[bool] = True
+    kind: Literal["periodic"] = "periodic"
+    ratio: Ratio = 0.01
+    every: Annotated[int, Field(ge=1, description="messages of a layer between two looks for the threshold")] = 1000
+
+
 class Dryden(Compression):
     """Keep the top `ratio` of the positive and of the negative entries, each as its group's mean."""
 
@@ -379,7 +393,7 @@ CompressorSpec = Annotated[
 
 GradientCompressor = Annotated[
     NoCompressor | Live | Cast | TopK | TopKStrict | RandomK | Uniform | FixedPoint | Sign | OneBit | Tern | QSGD
-    | Natural | Statistical | E3M0 | Threshold | Dryden | SIDCo | AdaComp | CLTK | PowerSGD
-    | DionFactors,
+    | Natural | Statistical | E3M0 | Threshold | Dryden | Periodic | SIDCo | AdaComp | CLTK
+    | PowerSGD | DionFactors,
     Field(discriminator="kind"),
 ]

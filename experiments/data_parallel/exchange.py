@@ -17,6 +17,7 @@ from commsweep.experiments.collectives import Collectives, Decided, Message, Sim
 from commsweep.experiments.compressors import Compressor, message
 from commsweep.experiments.compressors.live import LiveEntries
 from commsweep.experiments.compressors.sparse import TILE
+from commsweep.experiments.compressors.thresholds import Periodic
 from commsweep.experiments.compressors.transform import transformed
 from commsweep.experiments.config import AdaCompResidue, Gradients
 from commsweep.experiments.data_parallel.adacomp import AdaComp
@@ -48,6 +49,9 @@ class Exchange(nn.Module):
                 largest = milder(spec) if spec.schedule.kind == "accordion" else self.base
                 self.register_buffer(f"warm{index}", largest.begin(
                     layer.shape, seeds.draw(seeds.GRADIENT_FACTOR, seed, layer.place)))
+            if isinstance(self.base, Periodic) and not layer.dense:
+                self.register_buffer(f"edge{index}", torch.zeros(len(self.collectives.here), 1, 1))
+        self.messages = [0] * len(self.layers)  # compressed ones of a learner, of each layer
         self.accordion = Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
         self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
         self.digest = message.digest(str(spec))
@@ -204,9 +208,11 @@ class Exchange(nn.Module):
                         for learner, own in zip(here, grads, strict=True)]
         else:
             offered = self._offered(bucket, grads)
-            messages = [[Message(compressor, self._transformed(m), self._draw(index, learner, step))
+            messages = [[self._message(index, turn, compressor, self._transformed(m), step)
                          for index, compressor, m in zip(bucket, compressors, own, strict=True)]
-                        for learner, own in zip(here, offered, strict=True)]
+                        for turn, own in enumerate(offered)]
+            for index in bucket:
+                self.messages[index] += 1
         under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)
 
         def arrival() -> list[Tensor]:
@@ -221,6 +227,17 @@ class Exchange(nn.Module):
             return merged
 
         return arrival
+
+    def _message(self, index: int, turn: int, compressor: Compressor, m: Tensor, step: int) -> Message:
+        """What the learner here of this turn has to say of a layer."""
+        if isinstance(self.base, Periodic):
+            live = isinstance(compressor, LiveEntries)
+            edge, inner = getattr(self, f"edge{index}")[turn], compressor.inner if live else compressor
+            if self.messages[index] % inner.spec.every == 0:
+                edge.copy_(inner.edge_of(compressor.gathered(m) if live else m[None]))
+            inner = Periodic(inner.spec, edge)
+            compressor = LiveEntries(inner, compressor.places, compressor.shape) if live else inner
+        return Message(compressor, m, self._draw(index, self.collectives.here[turn], step))
 
     def _offered(self, bucket: list[int], grads: list[list[Tensor]]) -> list[list[Tensor]]:
         """What the learners here have to say of their gradients, [learner here][layer]."""
@@ -295,10 +312,12 @@ class Exchange(nn.Module):
             self.accordion.decide(epoch)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state(), "accordion": self.accordion.state() if self.accordion else {}}
+        return {"ledger": self.ledger.state(), "messages": self.messages,
+                "accordion": self.accordion.state() if self.accordion else {}}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.ledger.load(state["ledger"])
+        self.messages = state.get("messages", self.messages)  # checkpoints of earlier versions have none
         if self.accordion is not None:
             self.accordion.load(state["accordion"])
 

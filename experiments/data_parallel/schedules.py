@@ -11,12 +11,14 @@ from torch import Tensor
 from commsweep.experiments import compressors
 from commsweep.experiments.compressors import Compressor
 from commsweep.experiments.compressors.dense import Dense
+from commsweep.experiments.compressors.thresholds import Periodic
 from commsweep.experiments.config import Gradients, Spec
 from commsweep.experiments.data_parallel.adacomp import AdaComp
 from commsweep.experiments.data_parallel.joint import JointCompressor, Leader, Orthonormal, PowerIteration
 from commsweep.experiments.data_parallel.layers import Layer
 
-OWN = {"live": Dense, "adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration, "dion": Orthonormal}
+OWN = {"live": Dense, "adacomp": AdaComp, "cltk": Leader, "powersgd": PowerIteration, "dion": Orthonormal,
+       "periodic": Periodic}
 
 
 def build(spec: Spec) -> Compressor | JointCompressor:

@@ -498,9 +498,10 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", ["AdaComp", *(pytest.param(name, marks=SLOW) for name in (
-    "PowerSGD 2", "dense", "CLT-k 1 %", "EF21 TopK 1 %", "QSGD 4", "1-bit", "Local SGD, 4 steps"))])
+    "PowerSGD 2", "dense", "CLT-k 1 %", "EF21 TopK 1 %", "QSGD 4", "1-bit", "Local SGD, 4 steps", "periodic"))])
 def test_processes_equal_the_simulation_bit_for_bit(name, store):
-    run = override(tiny(epochs=1, eval_every=1, channels_last=True), {"grad.learners": 2} | METHODS[name])
+    run = override(tiny(epochs=1, eval_every=1, channels_last=True), {"grad.learners": 2} | (
+        PERIODIC if name == "periodic" else METHODS[name]))
     (row,), simulated = ddp.execute([(run, LearnerWiring())], store, HOW), trained(run)
     assert row["weights"] == ddp.digest(simulated.model.state_dict())
     assert {key: row["metrics"][key] for key in simulated.scores} == simulated.scores
@@ -659,6 +660,45 @@ def test_what_travels_dense_has_the_methods_momentum(kind, spec):
         want = (0.5 * want + g) if kind == "dgc" else (torch.lerp(want, g, 0.25) if step else g)
         assert torch.allclose(made.send(0, [g], step, 0), want)
         assert torch.allclose(made.send(1, [g[:, 0]], step, 9), want[:, 0])
+
+
+PERIODIC = {"grad.exchange": "allgather", "grad.feedback.kind": "ef", "grad.compressor.kind": "periodic",
+            "grad.compressor.ratio": 0.1, "grad.compressor.every": 3}
+
+
+def test_a_periodic_threshold_is_looked_for_every_n_messages():
+    """By hand: |g + e| above the (k+1)-th largest of the message at the last look; what stays is remembered."""
+    made = exchange(config.Periodic(ratio=0.1, every=3), config.Residue(), learners=2)
+    draws = torch.Generator().manual_seed(0)
+    residues, edges, kept = [torch.zeros(40, 30)] * 2, [0.0, 0.0], []
+    for step in range(7):
+        grads, merged = [torch.randn(40, 30, generator=draws) for _ in range(2)], []
+        for learner, g in enumerate(grads):
+            m = residues[learner] + g
+            if step % 3 == 0:
+                edges[learner] = m.abs().flatten().sort(descending=True).values[120]
+            sent = torch.where(m.abs() > edges[learner], m, 0.0)
+            residues[learner] = m - sent
+            merged.append(sent)
+            kept.append(int((sent != 0).sum()))
+        assert torch.equal(made.send(0, grads, step, 0), (merged[0] + merged[1]) / 2)
+    assert kept[:2] == kept[6:8] == [120, 120] and kept[2] != 120
+    assert made.ledger.totals()["kept"] == pytest.approx(sum(kept) / 14 / 1200)
+
+
+def test_a_periodic_threshold_outlives_a_checkpoint(store, tmp_path):
+    run = override(tiny(epochs=2, eval_every=1), {"grad.learners": 2} | PERIODIC)
+    straight, seen = execute(run, store, HOW), []
+
+    def once():
+        seen.append(True)
+        return len(seen) == 1
+
+    parts = type(store)(tmp_path / "parts")
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, parts, Execution("cpu", checkpoint_every=0), stopping=once)
+    resumed = execute(run, parts, HOW)
+    assert resumed["metrics"] == straight["metrics"] and resumed["gradients"] == straight["gradients"]
 
 
 @pytest.mark.parametrize("args, line", [

@@ -138,6 +138,17 @@ def test_one_learner_is_plain_training():
     assert far(weights(plain), weights(trained(apart(learners=1, interval=3)))) > 1e-4  # and with momentum it is not
 
 
+def test_local_steps_are_a_case_of_it():
+    """H plain steps on H parts of a batch, whose sum the optimizer's momentum acts on, are H batches, plain SGD inside
+    and that momentum outside."""
+    steps = tiny(model__name="mlp", **{key.replace(".", "__"): value for key, value in PLAIN.items()})
+    local = override(steps, {"grad.local_steps": 4, "optim.momentum": 0.9})
+    outer = override(apart(steps, learners=1, interval=4, rate=1.0, momentum=0.9, nesterov=False),
+                     {"data.batch_size": local.data.batch_size // 4})
+    assert far(weights(trained(local)), weights(trained(outer))) < 1e-5
+    assert far(weights(trained(local)), weights(trained(steps))) > 1e-3
+
+
 def test_who_keeps_everything_trains_alone():
     """Law 4: every learner's weights are those of a training on its own rows."""
     task = trained(apart(interval=3, keep=1.0, overlap=1, fragments=2))
