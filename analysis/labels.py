@@ -41,7 +41,7 @@ def exchange(row: dict[str, Any]) -> str:
     """How a run's gradients travel in a few words; "" for plain training."""
     kind, learners = row.get("grad.compressor.kind", "none"), row.get("grad.learners", 1)
     local = f", {steps} local steps" if (steps := row.get("grad.local_steps", 1)) > 1 else ""
-    local += _outer(row)
+    local += _outer(row) + _shards(row)
     if kind == "none":
         return f"{learners} learner{'s' * (learners > 1)}{local}" if learners > 1 or local else ""
     text = label(EXCHANGED, kind)
@@ -73,6 +73,20 @@ def _outer(row: dict[str, Any]) -> str:
     text += ", in pairs" if own.get("meet") == "pairs" else ""
     return text + (", mean of senders" if own["aggregate"] == "senders" else "") + ", clipped" * bool(own["clip"]) + (
         ", sign" * bool(own.get("sign")))
+
+
+def _shards(row: dict[str, Any]) -> str:
+    """What learners that own shards send beside codes of gradients: ", shards, 4 bit across 2 nodes, 4 bit weights"."""
+    nodes = row.get("grad.sharded.nodes", math.nan)
+    if pd.isna(nodes):
+        return ""
+    said = {}
+    for part in ("across", "weights"):
+        kind, bits = (row.get(f"grad.sharded.{part}.{name}") for name in ("kind", "bits"))
+        said[part] = "dense" if kind == "none" else label(CROSSING, kind) if bits is None or pd.isna(bits) else (
+            f"{bits:g} bit")
+    hops = f"{said['across']} across {nodes:g} nodes, " if nodes > 1 else ""
+    return f", shards, {hops}{said['weights']} weights"
 
 
 def second_order(row: dict[str, Any]) -> str:

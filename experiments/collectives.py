@@ -98,6 +98,12 @@ class Collectives:
         """
         raise NotImplementedError
 
+    def scatter(self, messages: list[dict[int, list[Message]]], address: message.Address,
+                what: str) -> Handle[list[Parts]]:
+        """An all-to-all: messages [learner here]{to whom: [layer]}, each of a length that its shape says, to as many
+        others, or none, as one has messages from. [learner here][from whom, in order][layer] of what arrives."""
+        raise NotImplementedError
+
     def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
         """Of each learner here its partner's tensors; partners: of every learner, each other's. All have the same
         shapes."""
@@ -130,6 +136,11 @@ class Simulated(Collectives):
     def share(self, messages: list[list[Message]], address: message.Address, what: str,
               even: bool = False) -> Handle[Parts]:
         arrived = [[one.arrive() for one in own] for own in messages]
+        return Handle(lambda: arrived)
+
+    def scatter(self, messages: list[dict[int, list[Message]]], address: message.Address,
+                what: str) -> Handle[list[Parts]]:
+        arrived = [[[one.arrive() for one in own[to]] for own in messages if to in own] for to in self.here]
         return Handle(lambda: arrived)
 
     def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
@@ -172,6 +183,25 @@ class Processes(Collectives):
         def finish() -> list[Tensor]:
             work.wait()
             return every
+
+        return Handle(finish)
+
+    def scatter(self, messages: list[dict[int, list[Message]]], address: message.Address,
+                what: str) -> Handle[list[Parts]]:
+        own, mine = self.here[0], messages[0]
+        payloads = {to: [one.pack() for one in every] for to, every in mine.items()}
+        packed = {to: message.pack(every, address) for to, every in payloads.items()}
+        came = {other: torch.empty_like(one) for other, one in packed.items()} | {own: packed[own]}
+        others = sorted((to for to in packed if to != own), key=lambda to: (to - own) % self.learners)
+        self.sent[what] += sum(packed[to].numel() for to in others)
+        posted = [dist.P2POp(dist.irecv, came[k], self._rank(k), self.group) for k in reversed(others)]
+        posted += [dist.P2POp(dist.isend, packed[k], self._rank(k), self.group) for k in others]
+        works = dist.batch_isend_irecv(posted) if posted else []
+
+        def finish() -> list[Parts]:
+            for work in works:
+                work.wait()
+            return [[self._read(came[k], mine[own], payloads[own], address) for k in sorted(came)]]
 
         return Handle(finish)
 

@@ -63,6 +63,10 @@ class Component(nn.Module):
     def after_backward(self, moment: Moment) -> None:
         """Gradients are exchanged and used: the optimizer comes next."""
 
+    def clips(self, most: float) -> bool:
+        """Shorten gradients, of which this process has a part only, to the norm `most`; whether that was done."""
+        return False
+
     def after_step(self, moment: Moment) -> None:
         """The weights have moved."""
 

@@ -13,7 +13,7 @@ that come from torch's global stream, seeded with the run's seed and kept in che
 from __future__ import annotations
 
 FIXED = 0
-BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES, PAIRS = range(9)  # purposes
+BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES, PAIRS, SHARDS = range(10)  # purposes
 _WORD = 2**64 - 1
 
 

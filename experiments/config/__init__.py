@@ -54,7 +54,7 @@ from commsweep.experiments.config.feedback import (
     NoFeedback,
     Residue,
 )
-from commsweep.experiments.config.gradients import Accordion, Gradients, Outer, Ramp, Steady
+from commsweep.experiments.config.gradients import Accordion, Gradients, Outer, Ramp, ShardCode, Sharded, Steady
 from commsweep.experiments.config.links import Link, Links
 from commsweep.experiments.config.override import explain, members, override, parse, parse_gradients, tags
 from commsweep.experiments.config.run import SCHEMA, Run, canonical, flatten, record, run_id
@@ -143,6 +143,8 @@ __all__ = [
     "Residue",
     "Run",
     "SIDCo",
+    "ShardCode",
+    "Sharded",
     "Sign",
     "Sparsity",
     "Spec",

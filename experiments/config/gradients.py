@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from commsweep.experiments.config.base import Positive, Spec
-from commsweep.experiments.config.compressors import GradientCompressor, NoCompressor
+from commsweep.experiments.config.compressors import (
+    E3M0,
+    Cast,
+    FixedPoint,
+    GradientCompressor,
+    NoCompressor,
+    Statistical,
+    Uniform,
+)
 from commsweep.experiments.config.feedback import GradientFeedback, NoFeedback
 
 
@@ -91,6 +99,20 @@ class Outer(Spec):
         return self
 
 
+ShardCode = Annotated[NoCompressor | Cast | Uniform | FixedPoint | Statistical | E3M0, Field(discriminator="kind")]
+
+
+class Sharded(Spec):
+    """Every learner owns a shard of each layer: gradients reach the owners through grad.compressor within a node, and
+    as sums through `across` between nodes (ZeRO++'s qgZ, two hops; one node: one hop), and `weights` codes the
+    difference of the new weights to those that all hold (SDP4Bit, arXiv 2410.15526; none: they travel as they are).
+    """
+
+    nodes: Annotated[int, Field(ge=1, description="groups of learners")] = 1
+    across: ShardCode = NoCompressor()
+    weights: ShardCode = NoCompressor()
+
+
 class Gradients(Spec):
     """Data parallelism: how many learners share a batch, and how their weight gradients travel.
 
@@ -114,3 +136,4 @@ class Gradients(Spec):
     transform: Annotated[Literal["dct", "hadamard"] | None, Field(
         description="of tiles, before they are compressed; absent: none")] = None
     outer: Annotated[Outer | None, Field(description="learners train apart; absent: gradients every step")] = None
+    sharded: Annotated[Sharded | None, Field(description="owners of shards; absent: every learner has all")] = None

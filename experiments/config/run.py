@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from commsweep.experiments.config.base import Spec, by_kind
 from commsweep.experiments.config.compressors import CompressorSpec, GradientCompressor, NoCompressor
-from commsweep.experiments.config.gradients import Gradients
+from commsweep.experiments.config.gradients import Gradients, ShardCode
 from commsweep.experiments.config.links import Link, Links
 from commsweep.experiments.config.second_order import KFAC
 from commsweep.experiments.config.sparsity import Sparsity
@@ -90,6 +90,10 @@ class Run(Spec):
             raise ValueError(f"optim.kind={self.optim.kind} with grad.compressor.kind={self.grad.compressor.kind}: "
                              "optim.kind=dion and grad.compressor.kind=dion are halves of one method; set both, and "
                              "grad.feedback.kind=decoupled")
+        if self.grad.sharded is not None and (self.kfac is not None or self.sparsity is not None
+                                              or self.optim.kind not in ("sgd", "adamw")):
+            raise ValueError(f"grad.sharded: an owner steps by what it knows of its shard alone; use optim.kind=sgd or "
+                             f"adamw (now {self.optim.kind}), without kfac and sparsity")
         if self.kfac is not None:
             _second_order_fits(self)
         _sparsity_fits(self)
@@ -188,9 +192,11 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
         steps = f" times grad.local_steps={grad.local_steps}" if grad.local_steps > 1 else ""
         raise ValueError(f"grad.learners={grad.learners}{steps} does not divide data.batch_size={batch_size}; every "
                          "learner takes an equal share")
+    if grad.sharded is not None:
+        _shards_fit(grad)
     if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange,
                                             local_steps=grad.local_steps, outer=grad.outer,
-                                            transform=grad.transform):
+                                            transform=grad.transform, sharded=grad.sharded):
         raise ValueError(f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors and "
                          "start_epoch have no effect; set grad.compressor.kind")
     if grad.transform is not None and (kind == "none" or grad.compressor.joint or kind == "adacomp"):
@@ -221,7 +227,7 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
             raise ValueError("grad.outer.meet=pairs sends weights from one learner to another, uncompressed: set "
                              "grad.compressor.kind=none, and grad.exchange=allreduce or allgather, which makes no "
                              "difference then")
-    if grad.exchange == "allreduce" and not grad.compressor.summable:
+    if grad.exchange == "allreduce" and not grad.compressor.summable and grad.sharded is None:
         raise ValueError(f"grad.exchange=allreduce adds messages up on the way, so all learners must send the same "
                          f"places, uncoded: grad.compressor.kind={kind} does not (these do: "
                          f"{kinds(GradientCompressor, 'summable')}); use grad.exchange=allgather or server")
@@ -244,6 +250,28 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
     if grad.schedule.kind == "accordion" and ratio is None and kind != "powersgd":
         raise ValueError(f"grad.schedule.kind=accordion changes a ratio or a rank; grad.compressor.kind={kind} has "
                          "neither")
+
+
+def _shards_fit(grad: Gradients) -> None:
+    """Refuse what learners with a shard each cannot do."""
+    known, kind = by_kind(ShardCode), grad.compressor.kind
+    if kind not in known:
+        raise ValueError(f"grad.sharded needs codes whose length their shape says ({', '.join(known)}), not "
+                         f"grad.compressor.kind={kind}")
+    if grad.learners % grad.sharded.nodes or grad.learners == 1:
+        raise ValueError(f"grad.sharded.nodes={grad.sharded.nodes} does not divide grad.learners={grad.learners} into "
+                         "equal nodes, of several learners in all")
+    if grad.sharded.nodes == 1 and grad.sharded.across.kind != "none":
+        raise ValueError(f"grad.sharded.across.kind={grad.sharded.across.kind} has no effect within one node: set "
+                         "grad.sharded.nodes")
+    given = {"exchange": grad.exchange == "server", "feedback": grad.feedback.kind != "none", "vote": grad.vote,
+             "schedule": grad.schedule.kind != "steady", "start_epoch": grad.start_epoch, "outer": grad.outer,
+             "local_steps": grad.local_steps > 1, "transform": grad.transform}
+    if wrong := next((name for name, is_set in given.items() if is_set), None):
+        raise ValueError(f"grad.{wrong} does not go with grad.sharded, in which codes alone travel, every step; leave "
+                         "one out")
+    for name in ("across", "weights"):
+        _group_fits(f"grad.sharded.{name}", getattr(grad.sharded, name))
 
 
 def _second_order_fits(run: Run) -> None:

@@ -37,7 +37,7 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
             kind = "vector" if p.dim() < 2 else "conv" if p.dim() > 2 else (
                 "embedding" if isinstance(module, nn.Embedding) else "fc")
             found.setdefault(id(p), kind)
-    every, matrices = spec.compressor.kind == "none", spec.compressor.kind == "dion"
+    every, matrices = spec.compressor.kind == "none" and spec.sharded is None, spec.compressor.kind == "dion"
 
     def dense(p: nn.Parameter) -> bool:
         if matrices:  # the rest has an optimizer of its own

@@ -76,11 +76,15 @@ class Learners(Component):
             return
         while len(self.exchange.collected) < len(self.here):  # the batch had fewer rows than there are learners
             self.exchange.collect(0.0)
-        self.exchange.reduce(moment.step, moment.epoch)
+        self.reduce(moment)
         if self._first:
             first = self.exchange.collectives.broadcast(lambda _: self._first, 0, "statistics").wait()
             for buffer, kept in zip(self._statistics(), first, strict=True):
                 buffer.copy_(kept)
+
+    def reduce(self, moment: Moment) -> None:
+        """Let the collected gradients become what the optimizer sees."""
+        self.exchange.reduce(moment.step, moment.epoch)
 
     def _statistics(self) -> list[Tensor]:
         """Running statistics as they are now: a module's buffers are other tensors once it has moved."""
@@ -115,6 +119,7 @@ def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None, sta
         return 0
     here, kind = spec.learners if here is None else here, feedback.KINDS[spec.feedback.kind]
     tensors = here * (1 + kind.tensors) + (spec.learners - here) * issubclass(kind, feedback.EF21)
+    tensors += 2 * (spec.sharded is not None)  # the owners' weights, and parts on their way
     if spec.outer is not None:
         tensors += here * (1 + states + (spec.outer.merge == "add"))
         tensors += (here if spec.outer.meet == "pairs" else 1) * (1 + (spec.outer.momentum > 0))
@@ -124,4 +129,4 @@ def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None, sta
 def _alone(spec: Gradients) -> bool:
     """Whether there is nothing to exchange."""
     return (spec.learners == spec.local_steps == 1 and isinstance(spec.compressor, NoCompressor)
-            and spec.outer is None)
+            and spec.outer is None and spec.sharded is None)

@@ -79,8 +79,9 @@ class Ledger:
         n = self.spec.learners
         places, own = self.places / max(1, self.steps) / n, sum(up)
         served = self.spec.exchange == "server"
-        pairs = self.spec.outer is not None and self.spec.outer.meet == "pairs"
-        factor = 1 if pairs else {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
+        straight = self.spec.sharded is not None or (  # each message is counted once for everyone that gets it
+            self.spec.outer is not None and self.spec.outer.meet == "pairs")
+        factor = 1 if straight else {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
         receives = down if served else factor * own
         out: dict[str, Any] = {
             "up": own + places, "bound": self._bound(up) + places, "dense": sum(dense),

@@ -38,6 +38,9 @@ def check(run: Run, execution: Execution) -> None:
     if run.grad.local_steps > 1:
         raise UserError(f"grad.local_steps={run.grad.local_steps}: learners of a real pipeline take steps of their own "
                         "with grad.outer; set grad.local_steps=1")
+    if run.grad.sharded is not None:
+        raise UserError("grad.sharded: a stage of a real pipeline has a part of the layers only; simulate it with "
+                        "commsweep run, or execute learners as processes with commsweep ddp")
     if run.grad.learners > 1:
         check_memories(run)
         if run.fwd.compressor.coder:

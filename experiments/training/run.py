@@ -31,6 +31,7 @@ from commsweep.experiments.data_parallel import learners
 from commsweep.experiments.data_parallel.layers import Layer
 from commsweep.experiments.data_parallel.learners import Learners
 from commsweep.experiments.data_parallel.outer import Apart, Clip
+from commsweep.experiments.data_parallel.shards import Shards
 from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
 from commsweep.experiments.feedback.memory import MappedMemory
 from commsweep.experiments.second_order import preconditioner as second_order
@@ -139,6 +140,8 @@ def sharing(run: Run, model: nn.Module, embeddings: Collection[int], steps: int,
     the whole training. known, clip: where the model is one stage of a network, that network's layers by the identity of
     their parameters, and what shortens a gradient of which one stage has a part only."""
     common = run.grad, model, run.seed, run.data.batch_size
+    if run.grad.sharded is not None:
+        return Shards(*common, collectives, run.microbatches)
     if run.grad.outer is None:
         return Learners(*common, collectives, run.microbatches, known)
     if most := getattr(run.optim, "clip", 0.0):

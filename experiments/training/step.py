@@ -119,7 +119,7 @@ class Task(pl.LightningModule):
             since = time.perf_counter()
             component.after_backward(moment)
             self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - since
-        if self.clip:
+        if self.clip and not any(component.clips(self.clip) for component in self.components.values()):
             nn.utils.clip_grad_norm_(self.parameters(), self.clip)
         with torch.autocast(x.device.type, enabled=False):
             optimizer.step()
