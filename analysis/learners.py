@@ -34,6 +34,7 @@ FUSIONS = {"after": "after the backward", "layer": "layer by layer", "threshold"
            "pipelined": "pipelined"}
 
 
+TWICE = ("powersgd", "dion", "cltk")  # one message depends on what arrived of another
 ACKNOWLEDGED = 1 + 66 / (2 * 1448)  # a frame back for every two that come, over a link that is full both ways
 
 
@@ -178,8 +179,9 @@ class Exchange:
 
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
     and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. Messages whose length
-    depends on the data need another exchange, of their lengths; the first learner's running statistics are broadcast
-    after that.
+    depends on the data need another exchange, of their lengths; factors of low rank go in two; the first learner's
+    running statistics are broadcast after that. Learners that train apart do so once in `interval` steps for every
+    fragment, with one other learner where they meet in pairs, and what they use late may travel meanwhile.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -191,13 +193,22 @@ class Exchange:
         base = self.bases.get(one.row["run_id"])
         if base is None:
             return None
-        exchanges = 1 + sum(any(own.get(what) for own in base.row["transport"]) for what in ("lengths", "statistics"))
-        sent = max(sum(own.values()) for own in base.row["transport"]) / base.row["steps"]
+        grad = base.row["run"]["grad"]
+        outer, kind = grad.get("outer") or {}, grad["compressor"]["kind"]
+        exchanges = 1 + (kind in TWICE) + sum(any(own.get(what) for own in base.row["transport"])
+                                              for what in ("lengths", "statistics"))
+        interval, fragments = outer.get("interval", 1), outer.get("fragments", 1)
+        parts = fragments + (fragments > 1)  # what is in no block is a fragment of its own
+        rounds = parts * (base.row["steps"] // interval)
+        if not rounds:
+            return None
+        sent = max(sum(n for what, n in own.items() if what != "evaluation") for own in base.row["transport"]) / rounds
         rate = one.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
-        others = one.network.learners - 1
+        others = 1 if outer.get("meet") == "pairs" else one.network.learners - 1
         wire = max(0.0, link.seconds(others * sent) * ACKNOWLEDGED - link.spare)
-        return base.seconds + exchanges * 2 * one.network.latency + wire
+        exposed = exchanges * 2 * one.network.latency + wire - outer.get("overlap", 0) * base.seconds
+        return base.seconds + parts / interval * max(0.0, exposed)
 
 
 def _shared(line: Line, one: Measured) -> Line:

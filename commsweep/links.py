@@ -24,8 +24,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "step time against bandwidth, time to target quality, what the timeline predicts beside what was "
                     "measured, and beyond it.")
     parser.add_argument("plan", help="calibrate-links (what slow links do to this machine), heldout-links (predictions "
-                                     "put to the test), heldout-learners, heldout-advice, unequal-links, demo-links, "
-                                     "links-text or smoke-links")
+                                     "put to the test), heldout-learners, heldout-advice, local-links (learners "
+                                     "that meet rarely), unequal-links, demo-links, links-text or smoke-links")
     parser.add_argument("--out", type=folder, help="folder to write to (default: out/PLAN)")
     parser.add_argument("--only", choices=("measure", "train", "report"), help="do one of the three parts")
     parser.add_argument("--patience", type=number(0, 1e6), default=120.0, metavar="SECONDS",
@@ -55,6 +55,7 @@ def _learners(args: argparse.Namespace, measurements: list, store: Store) -> int
     from commsweep.analysis import learners
     from commsweep.analysis.papers import links
     from commsweep.experiments.processes import ddp
+    from commsweep.sweeps.papers.local import TUNING_SEED
 
     names = [ddp.folder_of(store, *one).path.name for one in measurements]
     if args.only in (None, "measure"):
@@ -66,7 +67,7 @@ def _learners(args: argparse.Namespace, measurements: list, store: Store) -> int
         if len(found) < len(names):
             raise UserError(f"{len(names) - len(found)} of {len(names)} measurements are missing in '{args.store}'; "
                             f"commsweep links {args.plan} --only measure takes them (Linux, root)")
-        made = links.write_learners(found, args.out or Path("out") / args.plan)
+        made = links.write_learners(found, args.out or Path("out") / args.plan, store, range(TUNING_SEED))
         print(json.dumps(made.record()) if args.json else made.text())
     return 0
 

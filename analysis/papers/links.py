@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -34,7 +35,7 @@ from commsweep.analysis.timeline.pipelines import (
 )
 from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.store import Store
+from commsweep.experiments.store import Row, Store
 
 
 @dataclass
@@ -114,8 +115,9 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     return made
 
 
-def write_learners(found: list[learners.Measured], folder: Path) -> Made:
-    """The table of learners' steps, measured and predicted."""
+def write_learners(found: list[learners.Measured], folder: Path, store: Store, seeds: range) -> Made:
+    """The table of learners' steps, measured and predicted; of those that train apart, what whole trainings take and
+    reach, where the store has simulations of them with these seeds."""
     model = learners.Exchange(found)
     rows, errors = [], []
     for one in sorted(found, key=lambda one: (one.network.learners, one.network.latency, one.network.bandwidth or
@@ -131,9 +133,79 @@ def write_learners(found: list[learners.Measured], folder: Path) -> Made:
         "learners", "bandwidth", "latency", "method", "bytes up a step", "measured ms", "predicted ms", "error"], rows)
     made = Made(folder, [table], errors)
     folder.mkdir(parents=True, exist_ok=True)
-    for suffix, text in (("md", made.tables[0].markdown()), ("csv", made.tables[0].csv())):
-        (folder / f"learners.{suffix}").write_text(text)
+    if any(one.row["run"]["grad"].get("outer") for one in found):
+        ends = _ends(found, model, store, seeds)
+        made.tables.append(_endings(ends))
+        if ends:
+            figure.save(endings(ends), folder, "endings")
+    for table in made.tables:
+        (folder / f"{table.name}.md").write_text(table.markdown())
+        (folder / f"{table.name}.csv").write_text(table.csv())
     (folder / "errors.md").write_text(f"{said(errors)}\n")
+    return made
+
+
+@dataclass(frozen=True)
+class End:
+    """A whole training over a network: what it takes and reaches."""
+
+    network: learners.Network
+    method: str
+    seconds: float
+    predicted: float | None  # None: the prediction begins from it
+    scores: tuple[float, ...]  # test perplexity, of each seed
+
+
+def _ends(found: list[learners.Measured], model: learners.Exchange, store: Store, seeds: range) -> list[End]:
+    known: dict[str, list[Row]] = {}
+    for row in store.rows():
+        if row["status"] == "finished" and row["run"]["seed"] in seeds and "test_on_ppl" in row["metrics"]:
+            known.setdefault(_but_seed(row["run"]), []).append(row)
+    made = []
+    for one in found:
+        rows = known.get(_but_seed(one.row["run"]), [])
+        if rows:
+            alone = one.network == learners.Network(one.network.learners)
+            steps = rows[0]["steps"]
+            made.append(End(one.network, describe(flatten(one.row["run"])), steps * one.seconds,
+                            None if alone else steps * model.step(one),
+                            tuple(row["metrics"]["test_on_ppl"] for row in rows)))
+    return sorted(made, key=lambda one: (one.network.bandwidth or math.inf, one.network.latency, one.seconds))
+
+
+def _but_seed(run: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in run.items() if key != "seed"}, sort_keys=True)
+
+
+def _endings(ends: list[End]) -> Table:
+    """Seconds of whole trainings, and what they reach."""
+    return Table("endings", "Whole trainings over these links: measured seconds a step times their steps, the same "
+                 "predicted, and test perplexity (mean ± sample standard deviation over seeds, simulated)", [
+                     "bandwidth", "latency", "method", "seconds", "predicted", "perplexity", "seeds"],
+                 [[rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms", one.method, f"{one.seconds:.1f}",
+                   "fitted" if one.predicted is None else f"{one.predicted:.1f}",
+                   f"{mean(one.scores):.2f}" + (f" ± {stdev(one.scores):.2f}" if len(one.scores) > 1 else ""),
+                   str(len(one.scores))] for one in ends])
+
+
+@styled
+def endings(ends: list[End]) -> Figure:
+    """Test perplexity at the end against the measured seconds of the whole training, a panel for each link."""
+    networks = list(dict.fromkeys(one.network for one in ends))
+    methods = list(dict.fromkeys(one.method for one in ends))
+    made, axes = plt.subplots(1, len(networks), figsize=(2 * COLUMN, 3.4), sharey=True, squeeze=False)
+    for ax, network in zip(axes[0], networks, strict=True):
+        for one in ends:
+            if one.network == network:
+                place = methods.index(one.method)
+                ax.plot(one.seconds, mean(one.scores), MARKS[place % 9], ms=5, color=INK[place % 7], ls="none",
+                        label=one.method)
+        ax.set(xlabel="seconds", title=rate(network.bandwidth) + (
+            f", {1e3 * network.latency:g} ms" if network.latency else ""))
+        logarithmic(ax.xaxis)
+    axes[0][0].set_ylabel("test perplexity at the end")
+    handles = {label: handle for ax in axes[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    made.legend(handles.values(), handles.keys(), fontsize=5.5, loc="outside lower center", ncols=2, frameon=False)
     return made
 
 

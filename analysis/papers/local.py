@@ -58,7 +58,8 @@ def _arm(frame: pd.DataFrame, wanted: dict[str, object]) -> pd.DataFrame:
     return own
 
 
-DENSE = {"grad.compressor.kind": "none", "grad.outer.overlap": 0, "grad.outer.fragments": 1, "grad.learners": 4}
+DENSE = {"grad.compressor.kind": "none", "grad.outer.overlap": 0, "grad.outer.fragments": 1, "grad.outer.meet": None,
+         "grad.learners": 4}
 PLAIN_RUN = {APART: None, "grad.learners": 1}
 DILOCO = DENSE | {APART: 10}
 OFTEN = {"grad.compressor.kind": "topk", "grad.compressor.values.kind": "statistical", APART: 1}

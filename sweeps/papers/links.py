@@ -8,7 +8,7 @@ from typing import Any
 from commsweep.experiments.config import LearnerWiring, Run, Wiring, override, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
-from commsweep.sweeps.papers import unequal
+from commsweep.sweeps.papers import local, unequal
 from commsweep.sweeps.papers.adacomp import METHODS as METHODS_OF_LEARNERS
 
 Measurement = tuple[Run, Wiring]
@@ -16,6 +16,7 @@ LearnerMeasurement = tuple[Run, LearnerWiring]
 
 BANDWIDTHS = (10e6, 100e6, 1e9, 0.0)
 STEPS, MANY_STEPS = 30, 60  # of a measurement; more where predictions are fitted or judged
+ROUNDS = 38  # steps with three exchanges after the first eight, one in ten
 
 
 def _both(kind: str, **parameters: Any) -> dict[str, Any]:
@@ -91,6 +92,14 @@ def heldout_learners() -> list[LearnerMeasurement]:
             for n, own in links.items() for rate, latency in own for way in ways]
 
 
+def local_links() -> list[LearnerMeasurement]:
+    """Learners that train apart, four of them, over links between homes and between data centres, and without any; what
+    they reach is in `local_methods`."""
+    links = [(0.0, 0.0), (20e6, 0.02), (100e6, 0.05), (1e9, 0.005)]
+    return [(override(local.base(), local.METHODS[name]), LearnerWiring(bandwidth=rate, latency=latency, steps=ROUNDS))
+            for rate, latency in links for name in local.LINKED]
+
+
 def heldout_advice() -> list[Measurement]:
     """Advice put to the test: every method and both schedules over links of which the advice sees nothing, and over
     unlimited ones, from which it predicts."""
@@ -118,6 +127,7 @@ def smoke_links() -> list[Measurement]:
 CALIBRATION = "calibrate-links"
 PLANS: dict[str, Callable[[], list[Measurement] | list[LearnerMeasurement]]] = {
     CALIBRATION: calibrate_links, "heldout-links": heldout_links, "heldout-learners": heldout_learners,
+    "local-links": local_links,
     "heldout-advice": heldout_advice, "unequal-links": unequal_links,
     "demo-links": demo_links, "links-text": links_text, "smoke-links": smoke_links}
 

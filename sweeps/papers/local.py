@@ -1,5 +1,6 @@
 """Learners that train apart and exchange rarely: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512), SparseLoCo
-(2508.15706), DeMo (2411.19870), MuLoCo (2505.23725), at equal tokens and counted bytes (claims L1 to L7).
+(2508.15706), DeMo (2411.19870), MuLoCo (2505.23725), NoLoCo (2506.10911), SPARTA, Dion (2504.05295), at equal tokens
+and counted bytes (claims L1 to L7).
 
 `METHODS` is the list that every table shows. Inner and outer rates are the best of the grid in `local_tuning` on a seed
 that no claim sees; variants of a method keep its rates.
@@ -36,9 +37,18 @@ DEMO: Changes = {"grad.learners": 4, "optim.kind": "sgd", "optim.lr": 3e-3, "opt
                  "grad.outer.momentum": 0.0, "grad.outer.nesterov": False, "grad.outer.aggregate": "senders",
                  "grad.outer.sign": True, "grad.feedback.kind": "ef", "grad.feedback.decay": 0.999,
                  } | _codes("topk", ratio=32 / 4096, scope="tile")
+PAIRS = APART | {"grad.outer.meet": "pairs", "grad.outer.momentum": 0.5, "grad.outer.nesterov": False,
+                 "optim.lr": 1e-2, "grad.outer.rate": 0.4}
+SPARTA = {"grad.learners": 4, "grad.outer.interval": 1, "grad.outer.rate": 1.0, "grad.outer.momentum": 0.0,
+          "grad.outer.nesterov": False, "grad.outer.merge": "sent", "grad.compressor.kind": "randomk",
+          "grad.compressor.ratio": 0.005, "grad.vectors": True}
+DION: Changes = {"grad.learners": 4, "grad.compressor.kind": "dion", "grad.feedback.kind": "decoupled",
+                 "optim.kind": "dion", "optim.lr": 8e-2, "optim.rest_lr": 1e-2, "optim.beta2": 0.95,
+                 "optim.weight_decay": 0.1}
 
 METHODS: dict[str, Changes] = {
     "plain": {},
+    "every step": {"grad.learners": 4},
     "Muon": MUON,
     "DiLoCo": DILOCO,
     "DiLoCo, every 100": DILOCO | {"grad.outer.interval": 100},
@@ -59,6 +69,9 @@ METHODS: dict[str, Changes] = {
     "DeMo": DEMO | {"grad.transform": "dct"},
     "DeMo, Hadamard": DEMO | {"grad.transform": "hadamard"},
     "DeMo, no transform": DEMO,
+    "NoLoCo": PAIRS,
+    "SPARTA": SPARTA,
+    "Dion": DION,
 }
 # Both parallelisms at once, about 200 kB a step in all (4 % of dense): which of the two is squeezed harder?
 BOTH: dict[str, Changes] = {
@@ -72,13 +85,18 @@ BOTH: dict[str, Changes] = {
         f"{side}.compressor.{key}": value for side, bits, rounding in (("fwd", 4, "nearest"), ("bwd", 2, "stochastic"))
         for key, value in (("kind", "uniform"), ("bits", bits), ("scale", "group"), ("rounding", rounding))},
 }
-MORE = ("Muon", "2 bits, EF", "2 bits, statistical, EF", "SparseLoCo, Rice", "MuLoCo", "DeMo, Hadamard")
+MORE = ("Muon", "2 bits, EF", "2 bits, statistical, EF", "SparseLoCo, Rice", "MuLoCo", "DeMo, Hadamard",
+        "every step", "NoLoCo", "SPARTA", "Dion")
+LINKED = ("every step", "DiLoCo", "E3M0", "2 bits, EF", "overlap", "SparseLoCo", "SparseLoCo, every step", "DeMo",
+          "NoLoCo", "SPARTA", "Dion")  # measured over shaped links
 LEARNERS = (1, 2, 8)  # of DiLoCo, beside 4
 RATES = {"optim.lr": (5e-3, 1e-2, 2e-2), "grad.outer.rate": (0.2, 0.4, 0.7, 1.0)}
 TUNED: dict[str, Changes] = {"plain": {"optim.lr": (2.5e-3, *RATES["optim.lr"])}, "DiLoCo": RATES, "SparseLoCo": RATES,
                              "SparseLoCo, every step": RATES, "MuLoCo": RATES | {"optim.lr": (1e-2, 2e-2, 4e-2, 8e-2)},
                              "Muon": {"optim.lr": (1e-2, 2e-2, 4e-2, 8e-2)},
-                             "DeMo": {"optim.lr": (1e-3, 3e-3, 1e-2)}}
+                             "DeMo": {"optim.lr": (1e-3, 3e-3, 1e-2)},
+                             "NoLoCo": RATES, "SPARTA": {"optim.lr": (2.5e-3, *RATES["optim.lr"])},
+                             "Dion": {"optim.lr": (1e-2, 2e-2, 4e-2, 8e-2, 0.16), "optim.rest_lr": (5e-3, 1e-2)}}
 
 
 def base() -> Run:
@@ -87,7 +105,7 @@ def base() -> Run:
 
 
 def local_tuning() -> list[Run]:
-    """Inner and outer rates of each method, on one seed; five minutes on two cores."""
+    """Inner and outer rates of each method, on one seed; eight minutes on two cores."""
     return [run for name, axes in TUNED.items()
             for run in product(override(base(), METHODS[name] | {"seed": TUNING_SEED}), axes)]
 
@@ -100,7 +118,7 @@ def demo_local() -> list[Run]:
 
 
 def local_methods() -> list[Run]:
-    """The same and the other methods, and both parallelisms at once; eight minutes on two cores."""
+    """The same and the other methods, and both parallelisms at once; ten minutes on two cores."""
     run = base()
     # Rice codes change nothing but the bytes.
     more = [METHODS[name] for name in MORE if name != "SparseLoCo, Rice"]

@@ -72,7 +72,7 @@ def test_claims_follow_the_rows(world, verdict, tmp_path):
 def test_the_table_goes_from_many_bytes_to_few_and_the_figure_is_drawn(tmp_path):
     frame = local.rows(fill(tmp_path, good))
     table, = local.tables(frame)
-    assert len(table.rows) == 24 and all(row[2] == "3" for row in table.texts())
+    assert len(table.rows) == 28 and all(row[2] == "3" for row in table.texts())
     sizes = [float(row[3].replace(",", "")) for row in table.texts() if row[3] != "-"]
     assert sizes == sorted(sizes, reverse=True)
     assert local.bytes_up(frame, frame) is not None
