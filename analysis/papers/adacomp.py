@@ -37,6 +37,8 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame[~masked(frame)]
     if "grad.outer.interval" in frame:
         frame = frame[frame["grad.outer.interval"].isna()]
+    if "optim.kind" in frame:
+        frame = frame[frame["optim.kind"] != "dion"]  # whose messages are no gradients
     compared = "grad.learners" in frame and bool((frame["grad.compressor.kind"] != "none").any())
     return frame if compared else frame.iloc[:0]
 
