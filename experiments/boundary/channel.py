@@ -19,7 +19,7 @@ from commsweep.experiments.boundary.diagnosis import Said, Watch
 from commsweep.experiments.compressors import Compressor, Payload, Sparsifier, message
 from commsweep.experiments.compressors.base import channels_last
 from commsweep.experiments.compressors.coded import CodedForwardMask
-from commsweep.experiments.compressors.coders import Coder
+from commsweep.experiments.compressors.coders import Coder, Frozen
 from commsweep.experiments.compressors.lowrank import LowRank
 from commsweep.experiments.config import ForwardMask, Link
 from commsweep.experiments.feedback.boundaries import Feedback
@@ -36,6 +36,8 @@ class Step:
     number: int = 0  # global step in training, batch number in evaluation: the seed of random compressors
     keys: Keys | None = None
     anchor: Tensor | None = None  # what entered the first block, for coders that measure from there
+    frozen: Frozen | None = None  # the embeddings that they measure from instead, and the tokens there are
+    tokens: Tensor | None = None
 
 
 class Channel(nn.Module):
@@ -322,10 +324,35 @@ class Boundary(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # a message is what it is, whatever the model computes in
             if self.coder is None or not self.codes:
                 return self._cross(x)
-            anchor = self.fwd.step.anchor if self.coder.anchored else None
-            code = self.coder.encode(x, anchor)
-            self.fwd.stretch = self.bwd.stretch = x.numel() / code.numel()
-            return self.coder.decode(self._cross(code), x, anchor)
+            return self.decode(self._cross(self.encode(x)), x)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The code that crosses for x; measured from frozen embeddings, with the tokens' numbers as one more feature.
+        """
+        step = self.fwd.step
+        frozen = self._frozen
+        code = self.coder.encode(x, frozen(step.tokens) if frozen else step.anchor if self.coder.anchored else None)
+        if frozen:  # float32 holds every number below 2^24
+            code = torch.cat([code.float(), step.tokens[..., None].float()], -1)
+        self.fwd.stretch = self.bwd.stretch = x.numel() / code.numel()
+        return code
+
+    def decode(self, code: Tensor, like: Tensor | Payload) -> Tensor:
+        """What the receiver makes of it, of `like`'s shape; whoever sends it on knows the tokens from then on."""
+        step = self.fwd.step
+        if not self._frozen:
+            return self.coder.decode(code, like, step.anchor if self.coder.anchored else None)
+        step.tokens = code.detach()[..., -1].round().long()
+        return self.coder.decode(code[..., :-1], like, self._frozen(step.tokens)).to(like.dtype)
+
+    @property
+    def extra(self) -> int:
+        """Features of a code beside the coder's own."""
+        return int(self._frozen is not None)
+
+    @property
+    def _frozen(self) -> Frozen | None:
+        return self.fwd.step.frozen if self.coder is not None and self.coder.anchored else None
 
     @property
     def codes(self) -> bool:

@@ -38,6 +38,20 @@ class Coder(nn.Module):
         return y if anchor is None else y + anchor
 
 
+class Frozen(nn.Module):
+    """Embeddings as they were when training began: of tokens [vocabulary, d], and of places [positions, d] or none."""
+
+    def __init__(self, tokens: Tensor, places: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("tokens", tokens.detach().clone(), persistent=False)
+        self.register_buffer("places", None if places is None else places.detach().clone(), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """What entered the first block then: numbers [batch, sequence] -> [batch, sequence, d]."""
+        x = self.tokens[numbers]
+        return x if self.places is None else x + self.places[: numbers.shape[1]]
+
+
 class CoderCompressor(Compressor):
     """A coder as at the start of training, without an anchor: E orthonormal, D = E^T.
 

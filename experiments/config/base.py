@@ -21,7 +21,7 @@ class Spec(BaseModel):
     def _true_is_no_number(cls, values: Any) -> Any:
         for name, value in values.items() if isinstance(values, dict) else ():
             field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+            if isinstance(value, bool) and field is not None and field.annotation not in (bool, bool | None):
                 raise PydanticCustomError("flag", "not a matter of true or false", {"name": name, "value": value})
         return values
 

@@ -135,7 +135,9 @@ class Bottleneck(Compression):
 class Subspace(Compression):
     """Forward only: the coordinates of (activation - embedding) in a fixed random subspace of `width` dimensions.
 
-    `constrain` keeps what the blocks before the last boundary add inside the subspace, so that nothing is lost.
+    `constrain` keeps what the blocks before the last boundary add inside the subspace, so that nothing is lost. With
+    `frozen` the embedding is that of the start, of which every stage has a copy, and a token's number goes along as one
+    more feature; so it can be executed as processes. Embeddings then move inside the subspace only, if constrained.
     """
 
     cost: ClassVar[str] = "code"
@@ -143,6 +145,14 @@ class Subspace(Compression):
     kind: Literal["subspace"] = "subspace"
     width: Width = 16
     constrain: bool = True
+    frozen: Annotated[bool | None, Field(description="measure from the first embeddings; absent: from those of now")
+                      ] = None
+
+    @model_validator(mode="after")
+    def _absent_if_not(self) -> Subspace:
+        if self.frozen is False:
+            self.__dict__["frozen"] = None  # one way to say it, one id
+        return self
 
 
 class Sign(Compression):

@@ -80,6 +80,9 @@ class Run(Spec):
         if self.at and any(links.fwd.compressor.coder for links in (everywhere, *self.at.values())):
             raise ValueError(f"at: {kinds(CompressorSpec, 'coder')} are part of the model and stand at "
                              "every boundary; leave at out")
+        if getattr(self.fwd.compressor, "constrain", False) and (self.grad.outer or self.grad.sharded):
+            raise ValueError("fwd.compressor.constrain=true confines the weights that all learners share, after every "
+                             "step: with grad.outer or grad.sharded set fwd.compressor.constrain=false")
         gradients_fit(self.grad, self.data.batch_size)
         if self.data.batch_size % self.microbatches:
             raise ValueError(f"microbatches={self.microbatches} does not divide data.batch_size={self.data.batch_size}")

@@ -100,6 +100,12 @@ def entrance(model: PreTrainedModel) -> nn.Module:
     return blocks(model)[0]
 
 
+def embeddings(model: PreTrainedModel) -> list[Tensor]:
+    """The embeddings of tokens, and of places where the model has some; their sum enters the first block."""
+    places = getattr(model.base_model, "wpe", None)
+    return [model.get_input_embeddings().weight, *([] if places is None else [places.weight])]
+
+
 def writers(model: PreTrainedModel, n_blocks: int) -> list[tuple[Tensor, int]]:
     """Parameters of the first blocks that write to the residual stream, with the axis of its features."""
     found = []
@@ -121,6 +127,13 @@ def confine(weights: list[tuple[Tensor, int]], basis: Tensor) -> None:
     for weight, axis in weights:
         moved = weight.movedim(axis, -1)
         moved.copy_(moved @ basis @ basis.mT)
+
+
+@torch.no_grad()
+def confine_moves(weights: list[tuple[Tensor, Tensor]], basis: Tensor) -> None:
+    """Project how far each weight [rows, d] has moved from where it began onto the columns of `basis` [d, r]."""
+    for weight, start in weights:
+        weight.copy_(start + (weight - start) @ basis @ basis.mT)
 
 
 def dropout(model: PreTrainedModel) -> float:

@@ -130,16 +130,14 @@ class Stage(PipelineStage):
         y = crossing(ticket, there, back)
         if boundary.coder is None or not boundary.codes:
             return y
-        return boundary.coder.decode(y, Payload({}, dense, y.dtype, y.device, self.channels_last))
+        return boundary.decode(y, Payload({}, dense, y.dtype, y.device, self.channels_last))
 
     def depart(self, y: Tensor) -> Tensor:
         """A ticket for the activation y, which is packed and left to send; its gradient is the message that comes."""
         side, chunk = self.right, self._chunk
         boundary = side.boundary
         if boundary.coder is not None and boundary.codes:
-            code = boundary.coder.encode(y)
-            boundary.fwd.stretch = y.numel() / code.numel()
-            y = code
+            y = boundary.encode(y)
         shape = y.shape
 
         def there(y: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -167,7 +165,7 @@ class Stage(PipelineStage):
         shape, coder = self._message(side), side.boundary.coder
         if coder is None or not side.boundary.codes:
             return shape
-        width = coder.encoder.shape[1]
+        width = coder.encoder.shape[1] + side.boundary.extra
         return torch.Size([shape.numel() // columns(shape), width] if len(shape) == 4 else [*shape[:-1], width])
 
     def _address(self, side: Side, way: str) -> message.Address:
@@ -239,6 +237,8 @@ class _Ends(nn.Module):
         stage = self._stage[0]
         if stage.left is not None:
             x = stage.arrive(x)
+        elif not x.is_floating_point():
+            stage.step.tokens = x
         with self._precision():
             stage.precision = "bfloat16" if torch.is_autocast_enabled(stage.device.type) else "float32"
             y = self.body(x)

@@ -32,9 +32,10 @@ def with_stages(run: Run, stages: int) -> dict[str, int]:
 
 def check(run: Run, execution: Execution) -> None:
     """Raise UserError for what processes cannot train."""
-    if run.fwd.compressor.kind == "subspace":
+    if run.fwd.compressor.kind == "subspace" and not run.fwd.compressor.frozen:
         raise UserError("fwd.compressor.kind=subspace measures from the tokens' embeddings, which only the first "
-                        "stage has; it can be simulated (commsweep run), not executed as processes")
+                        "stage has: set fwd.compressor.frozen=true to measure from those of the start, or simulate it "
+                        "with commsweep run")
     if run.grad.local_steps > 1:
         raise UserError(f"grad.local_steps={run.grad.local_steps}: learners of a real pipeline take steps of their own "
                         "with grad.outer; set grad.local_steps=1")
@@ -43,7 +44,7 @@ def check(run: Run, execution: Execution) -> None:
                         "commsweep run, or execute learners as processes with commsweep ddp")
     if run.grad.learners > 1:
         check_memories(run)
-        if run.fwd.compressor.coder:
+        if run.fwd.compressor.kind == "bottleneck":
             raise UserError(f"fwd.compressor.kind={run.fwd.compressor.kind} has weights of its own at the boundaries, "
                             "which learners of a real pipeline do not exchange: simulate it with commsweep run")
     if run.kfac is not None:

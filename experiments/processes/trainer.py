@@ -45,6 +45,7 @@ from commsweep.experiments.training.readback import Installed, model_of, nothing
 from commsweep.experiments.training.record import row
 from commsweep.experiments.training.run import divided, quiet, sharing, tokens
 from commsweep.experiments.training.step import check_microbatches
+from commsweep.experiments.training.subspace import Confined
 from commsweep.experiments.training.tasks import kind, laid_out
 
 MEASURED = "measured"  # status of a run that was ended after `Wiring.steps`
@@ -151,6 +152,8 @@ class Trainer:
         ends = (model.get_input_embeddings().weight, model.get_output_embeddings().weight) if hasattr(
             model, "get_input_embeddings") else (None, False)
         self.tied = ends[0] if ends[0] is ends[1] and (self.first or self.last) and self.world > 1 else None
+        self.confined = Confined(run, model, self.boundaries, self.rank) if (
+            run.fwd.compressor.kind == "subspace" and cuts) else None
         known = identified(nn.ModuleDict({"model": model, "boundaries": self.boundaries}), run.grad)
         self.layers = list(known.values())
         body = stages.body(run, model, cuts, self.rank).train()
@@ -265,6 +268,8 @@ class Trainer:
             if self.run.grad.outer is None:
                 self._clip()
             self.optimizer.step()
+            if self.confined is not None:
+                self.confined()
             if self.interval == "step":
                 self.scheduler.step()
         if self.last:
@@ -458,7 +463,7 @@ class Trainer:
         own = {name: one for name, one in self.named.items() if name.startswith("model.")} | self.buffers
         for way, part in (("fwd", "encoder"), ("bwd", "decoder")):
             side = self.sides[way]
-            if side is not None and side.boundary.coder is not None:
-                name = f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{part}"
+            name = "" if side is None else f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{part}"
+            if name in self.named:
                 own[name] = getattr(side.boundary.coder, part)
         return own

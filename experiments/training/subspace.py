@@ -4,37 +4,70 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from commsweep.experiments.boundary.insert import Boundaries
 from commsweep.experiments.component import Component, Moment
-from commsweep.experiments.compressors.coders import Coder
+from commsweep.experiments.compressors.coders import Coder, Frozen
 from commsweep.experiments.config import Run
 from commsweep.experiments.models import causal_lm
 
 
-class Subspace(Component):
-    """Notes what enters the first block (the coders measure from there), and confines what the blocks before the last
-    boundary write to the code's subspace after every step, if that is asked for (arXiv 2506.01260)."""
+class Confined:
+    """What blocks before the last boundary write, and how far embeddings move that are measured from: inside the code's
+    subspace, if that is asked for (arXiv 2506.01260). Call it after every step.
 
-    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries) -> None:
-        super().__init__()
-        self._boundaries = [boundaries]  # in a list: it is the task's, not a part of this one
-        causal_lm.entrance(model).register_forward_pre_hook(self._anchor, with_kwargs=True)
-        self.confined = []
-        if run.fwd.compressor.constrain:
-            before = len(boundaries) * len(causal_lm.blocks(model)) // run.model.stages
-            self.confined = causal_lm.writers(model, before)
-            causal_lm.confine(self.confined, self._coder.encoder)
+    Coders measure from frozen embeddings once it is there, where the run says so.
+    """
+
+    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries, stage: int | None = None) -> None:
+        """stage: the one of a real pipeline whose weights are to be confined from now on; None: all of the model's."""
+        self._boundaries = boundaries
+        size = len(causal_lm.blocks(model)) // run.model.stages
+        before, embeddings = (run.model.stages - 1) * size, causal_lm.embeddings(model)
+        self.writers: list[tuple[Tensor, int]] = []
+        self.moving: list[tuple[Tensor, Tensor]] = []
+        if run.fwd.compressor.frozen:
+            boundaries.step.frozen = Frozen(*(*embeddings, None)[:2])
+        if not run.fwd.compressor.constrain:
+            return
+        every = causal_lm.writers(model, before)
+        causal_lm.confine(every, self._coder.encoder)
+        begin, end = (0, before) if stage is None else (stage * size, min(before, (stage + 1) * size))
+        self.writers = every[len(every) * begin // before : len(every) * end // before]  # as many of each block
+        if run.fwd.compressor.frozen:
+            frozen = boundaries.step.frozen
+            self.moving = [(weight, start) for weight, start in zip(
+                embeddings, (frozen.tokens, frozen.places), strict=False) if start is not None]
 
     @property
     def _coder(self) -> Coder:
         """Any boundary's: all are alike, and lie where the model lies by now."""
-        return next(boundary.coder for boundary in self._boundaries[0].values())
+        return next(boundary.coder for boundary in self._boundaries.values())
+
+    def __call__(self) -> None:
+        causal_lm.confine(self.writers, self._coder.encoder)
+        causal_lm.confine_moves(self.moving, self._coder.encoder)
+
+
+class Subspace(Component):
+    """Notes what enters the first block, or the model (the coders measure from there), and confines what may move."""
+
+    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries) -> None:
+        super().__init__()
+        self._boundaries = [boundaries]  # in a list: it is the task's, not a part of this one
+        self._confined = Confined(run, model, boundaries)
+        self.frozen = boundaries.step.frozen  # a module, which moves with the model
+        if self.frozen is not None:
+            model.register_forward_pre_hook(self._tokens, with_kwargs=True)
+        else:
+            causal_lm.entrance(model).register_forward_pre_hook(self._anchor, with_kwargs=True)
+
+    def _tokens(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._boundaries[0].step.tokens = args[0] if args else kwargs["input_ids"]
 
     def _anchor(self, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._boundaries[0].step.anchor = (args[0] if args else kwargs["hidden_states"]).detach()
 
     def after_step(self, moment: Moment) -> None:
-        if self.confined:
-            causal_lm.confine(self.confined, self._coder.encoder)
+        self._confined()

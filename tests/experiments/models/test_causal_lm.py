@@ -10,7 +10,7 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 
 from commsweep.experiments.boundary.plan import crossed, message_shapes
 from commsweep.experiments.compressors import build as compressor
-from commsweep.experiments.config import Execution, override, record
+from commsweep.experiments.config import Execution, override, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.models import causal_lm
@@ -215,10 +215,42 @@ def test_a_confined_subspace_loses_nothing_and_an_open_one_does():
     assert scores[False, True] != pytest.approx(scores[False, False], rel=1e-3)
 
 
-def test_a_confined_run_stays_confined(store):
-    row = execute(linked({"kind": "subspace", "width": 16}, base=tiny_text), store, NOW)
+@pytest.mark.parametrize("more", [{}, {"frozen": True}])
+def test_a_confined_run_stays_confined(store, more):
+    row = execute(linked({"kind": "subspace", "width": 16} | more, base=tiny_text), store, NOW)
+    sent = row["boundaries"]["block0"]
+    assert sent["fwd"] == sent["samples"] * 32 * 4 * (16 + bool(more))  # a token's number is one feature more
     assert row["metrics"]["test_on_loss"] == pytest.approx(row["metrics"]["test_off_loss"], rel=1e-5)
     assert row["metrics"]["test_on_loss"] < 5.4  # and learns
+
+
+def test_a_subspace_that_is_not_frozen_is_one_run_and_what_learners_own_is_not_confined():
+    plain, said = (linked({"kind": "subspace"} | more, base=tiny_text) for more in ({}, {"frozen": False}))
+    assert run_id(plain) == run_id(said) != run_id(linked({"kind": "subspace", "frozen": True}, base=tiny_text))
+    for section in ("outer.interval", "sharded.nodes"):
+        with pytest.raises(UserError, match="set fwd.compressor.constrain=false"):
+            override(plain, {"grad.learners": 2, f"grad.{section}": 1})
+
+
+def test_frozen_embeddings_are_those_of_the_start_and_move_in_the_subspace_only():
+    run = linked({"kind": "subspace", "width": 16, "frozen": True}, base=tiny_text)
+    parts = build(run, NOW)
+    model, boundaries = parts.task.model, parts.task.components["boundaries"]
+    start = model.get_input_embeddings().weight.detach().clone()
+    train(parts)
+    parts.task.components["subspace"].after_step(None)
+    moved = model.get_input_embeddings().weight.detach() - start
+    basis = boundaries["block0"].coder.encoder
+    assert float(moved.abs().max()) > 1e-3 and torch.allclose(moved @ basis @ basis.mT, moved, atol=1e-5)
+    step, x = boundaries.step, torch.tensor([[3, 1, 255, 0]])
+    assert torch.equal(step.frozen(x)[0], start[x[0]] + step.frozen.places[:4])
+    step.tokens, h = x, torch.randn(1, 4, 64)
+    code = boundaries["block1"].encode(h)
+    step.tokens = None
+    arrived = boundaries["block1"].decode(code, h)
+    assert code.shape == (1, 4, 17) and torch.equal(step.tokens, x)
+    a = step.frozen(x)
+    assert torch.allclose(arrived, a + (h - a) @ basis @ basis.mT, atol=1e-5)
 
 
 def test_a_bottleneck_is_trained_and_its_code_and_the_codes_gradient_travel():

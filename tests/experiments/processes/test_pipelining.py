@@ -39,6 +39,8 @@ def cases() -> dict[str, tuple]:
         "aqsgd-mask": linked(TOPK, MASK, {"kind": "aqsgd"}, data__batch_size=48, data__drop_last=True, **IMAGES),
         "text-microbatches": linked(TOPK, UNIFORM, microbatches=3, data__batch_size=12, precision="bfloat16", **TEXT),
         "text": linked(TOPK, MASK, **TEXT),
+        "text-subspace": linked({"kind": "subspace", "width": 16, "frozen": True}, UNIFORM | {"scale": "last"},
+                                microbatches=2, **TEXT),
         "text-aqsgd": linked(UNIFORM | {"scale": "last"}, UNIFORM, {"kind": "aqsgd"}, {"kind": "ef"},
                              **TEXT | {"epochs": 2}),
     }
@@ -143,8 +145,9 @@ def every() -> list[tuple[str, object]]:
     for base in (IMAGES, TEXT):
         kind = "text" if base is TEXT else "images"
         for spec in COMPRESSORS:
-            if spec["kind"] != "subspace":
-                back = {"kind": "sign"} if spec["kind"] == "bottleneck" else spec
+            if spec["kind"] != "subspace" or base is TEXT:
+                spec = spec | ({"frozen": True} if spec["kind"] == "subspace" else {})
+                back = {"kind": "sign"} if spec["kind"] in ("bottleneck", "subspace") else spec
                 made.append((f"{kind}-{name(spec)}", linked(spec, back, **base)))
         for feedback in FEEDBACKS:
             for spec in ({"kind": "topk", "ratio": 0.3}, {"kind": "uniform", "bits": 4}):
