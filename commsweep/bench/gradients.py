@@ -53,7 +53,7 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
     yield Result("AdaComp / exact TopK 1 %, both with residue", paired(seconds, "adacomp", "topk"), 0.5,
                  medians=medians)
     yield Result("SparseLoCo's message (tiles, 2-bit levels) / exact TopK 1 %, both with residue, 11.2 M",
-                 paired(seconds, "sparseloco", "topk"), 2.0, medians=medians)
+                 paired(seconds, "sparseloco", "topk"), 1.0, medians=medians)
 
 
 def _learners(net: torch.nn.Module) -> Result:

@@ -23,7 +23,7 @@ from commsweep.experiments.compressors.base import (
     unrows,
 )
 from commsweep.experiments.compressors.rice import RiceTopK
-from commsweep.experiments.compressors.sparse import FixedK, ForwardMask, Sparsifier, scatter
+from commsweep.experiments.compressors.sparse import FixedK, ForwardMask, Sparsifier, TopK, scatter
 from commsweep.experiments.config import Spec
 from commsweep.experiments.errors import UserError
 
@@ -49,6 +49,12 @@ class Coded(Sparsifier):
         return self if inner is self.inner else Coded(self.spec, inner, self.codec)
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.inner, TopK) and not isinstance(self.inner, RiceTopK) and not want_mask:
+            k, cut = self.inner.kept(x.shape)[1], self.inner.tiles(x.shape)
+            if kernels.usable(x) and kernels.few(cut[2] * cut[4], k):
+                kept, columns = kernels.topk_tiles(self.inner.as_tiles(x), k)
+                y = kernels.put_tiles(self.codec.apply(kept, _codes(seed)), columns, cut)
+                return self.inner.from_tiles(y, x), None
         flat, kept = self.inner.kept_rows(x, seed)
         if isinstance(self.inner, RiceTopK):  # a value may arrive as zero: only now are the places known
             self._places = self.inner.place_bytes(kept)

@@ -6,6 +6,7 @@ a plain thread pool serves and no second OpenMP runtime fights torch's.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ except ImportError:  # a GPU machine needs none of this file
     numba = None
 
 _SHORT = 1 << 11  # rows up to here are bisected
+_TILE = 1 << 14  # rows up to here, of which few entries stay, are bisected after a look for candidates
+_FEW = 16  # at most one entry in so many
 _SERIAL = 1 << 15  # below this many elements a second thread costs more than it brings
 
 
@@ -42,6 +45,31 @@ def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor,
     arrays = source.view(torch.int32).numpy(), out.view(torch.int32).numpy(), mask.numpy()
     _over_rows(lambda a, b: _topk(arrays[0], k, strict, want_mask, arrays[1], arrays[2], a, b), *source.shape)
     return out, mask if want_mask else None
+
+
+def topk_tiles(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """What `topk_rows` (not strict) keeps of the tiles of float32 x [samples, down, a, across, b], tile after tile:
+    values and where they lie in theirs, [tiles, k] each, ascending in each tile. Rows of n: x [rows, 1, 1, 1, n]."""
+    source = x.detach().contiguous()
+    samples, down, a, across, b = source.shape
+    values = torch.empty(samples * down * across, k)
+    columns = torch.empty(values.shape, dtype=torch.int32)
+    args = source.view(torch.int32).numpy(), k, values.view(torch.int32).numpy(), columns.numpy()
+    _over_rows(lambda first, last: _tiles(*args, first, last), samples * down, a * across * b)
+    return values, columns
+
+
+def put_tiles(values: Tensor, columns: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
+    """Inverse of `topk_tiles` for x of this shape; zeros elsewhere."""
+    out = torch.empty(shape)
+    args = values.contiguous().numpy(), columns.numpy(), out.numpy()
+    _over_rows(lambda first, last: _put_tiles(*args, first, last), shape[0] * shape[1], math.prod(shape[2:]))
+    return out
+
+
+def few(n: int, k: int) -> bool:
+    """Whether `topk_tiles` is the fast way to the k largest of rows of n."""
+    return _SHORT < n <= _TILE and k * _FEW <= n and 4 * k <= _SHORT
 
 
 def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
@@ -128,13 +156,83 @@ def _keep(row, threshold, need, ties, strict, want_mask, sent, places):  # pragm
 
 
 @_compiled
-def _rank(row, k, exact, counts, pool):  # pragma: no cover (compiled)
+def _candidates(row, k, most, groups, pool, places):  # pragma: no cover (compiled)
+    """Magnitudes of a row of bits that may be among the k largest -> pool [n], where they lie -> places, ascending; how
+    many. most, groups: [4 k] to work in.
+
+    Of 4 k groups (every 4 k-th entry) k have a maximum of at least the k-th largest maximum, so the k-th largest entry
+    is no smaller; only these groups are looked through: of 4096 random entries about 1100, for 90 candidates, when k is
+    64.
+    """
+    n, magnitude, size = row.size, np.int32(0x7FFFFFFF), 4 * k
+    most[:] = 0
+    for begin in range(0, n, size):
+        own = row[begin : begin + size]
+        for i in range(own.size):
+            most[i] = max(most[i], own[i] & magnitude)
+    least, _, _ = _bisect(most, size, k, True)
+    found = 0
+    for group in range(size):
+        groups[found] = group
+        found += np.int32(most[group] >= least)
+    m = 0
+    for begin in range(0, n, size):
+        for one in range(found):
+            i = begin + groups[one]
+            if i < n:
+                value = row[i] & magnitude
+                pool[m], places[m] = value, i
+                m += np.int32(value >= least)
+    return m
+
+
+@_compiled
+def _tiles(x, k, values, columns, first, last):  # pragma: no cover (compiled)
+    _, down, a, across, b = x.shape
+    n = a * b
+    band, pool, places = np.empty((across, n), np.int32), np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
+    most, groups, kept = np.empty(4 * k + 1, np.int32), np.empty(4 * k + 1, np.int32), np.empty(4 * k + 1, np.int32)
+    for own in range(first, last):  # tiles beside each other; read line by line, as they lie in memory
+        for line in range(a):
+            for j in range(across):
+                band[j, line * b : (line + 1) * b] = x[own // down, own % down, line, j]
+        for j in range(across):
+            row, tile = band[j], own * across + j
+            m = _candidates(row, k, most, groups, pool, places)
+            threshold, above, _ = _bisect(pool, m, k, True)
+            need, found = np.int32(k - above), 0
+            for one in range(m):
+                tied = np.int32(pool[one] == threshold)
+                kept[found] = places[one]
+                found += np.int32(pool[one] > threshold) | tied & np.int32(need > 0)
+                need -= tied
+            for one in range(k):
+                columns[tile, one] = kept[one]
+                values[tile, one] = row[kept[one]]
+
+
+@_compiled
+def _put_tiles(values, columns, out, first, last):  # pragma: no cover (compiled)
+    _, down, _, across, b = out.shape
+    for own in range(first, last):  # while a band is at hand
+        band = out[own // down, own % down]
+        band[:] = 0
+        for j in range(across):
+            tile = own * across + j
+            for one in range(values.shape[1]):
+                place = columns[tile, one]
+                band[place // b, j, place % b] = values[tile, one]
+
+
+@_compiled
+def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
     """(threshold, entries to keep that equal it, entries that equal it) for the k largest magnitudes of a row of bits.
 
     A non-negative float32 orders like its bit pattern. Long rows: radix selection, 11 + 11 + 9 bits, so three
     histograms find the exact threshold; only entries sharing the threshold's leading bits (a few percent of a row)
     reach the second and third. Short rows, which would spend their time on empty bins: bisection, which without
-    `exact` may stop at a smaller threshold that the same k entries reach.
+    `exact` may stop at a smaller threshold that the same k entries reach. Rows in between of which few entries stay:
+    the same, over candidates.
     """
     n = row.size
     magnitude = np.int32(0x7FFFFFFF)
@@ -142,6 +240,10 @@ def _rank(row, k, exact, counts, pool):  # pragma: no cover (compiled)
         for i in range(n):
             pool[i] = row[i] & magnitude
         threshold, above, kept = _bisect(pool, n, k, exact)
+        return threshold, k - above, kept - above
+    if n <= _TILE and k * _FEW <= n and 4 * k <= _SHORT:
+        threshold, above, kept = _bisect(
+            pool, _candidates(row, k, counts[0], counts[1], pool, places), k, True)  # others lie below
         return threshold, k - above, kept - above
     counts[:] = 0
     whole = n - n % 4
@@ -191,9 +293,9 @@ def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no c
     n = x.shape[1]
     # Four interleaved counters: neighbouring equal values would otherwise wait for each other's store.
     counts = np.zeros((4, 2048), np.int32)
-    pool = np.empty(n, np.int32)
+    pool, places = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
     for r in range(row_from, row_to):
-        threshold, need, ties = _rank(x[r], k, strict, counts, pool)
+        threshold, need, ties = _rank(x[r], k, strict, counts, pool, places)
         _keep(x[r], threshold, need, ties, strict, want_mask, out[r], mask[r if want_mask else 0])
 
 

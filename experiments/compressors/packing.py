@@ -294,11 +294,11 @@ def _select(x, k, as_mask, values, columns, mask, row_from, row_to):  # pragma: 
     n = x.shape[1]
     magnitude = np.int32(0x7FFFFFFF)
     counts = np.zeros((4, 2048), np.int32)
-    pool = np.empty(n, np.int32)
+    pool = np.empty(n + 1, np.int32)
     kept, where = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
     for r in range(row_from, row_to):
         row = x[r]
-        threshold, need, ties = _rank(row, k, False, counts, pool)
+        threshold, need, ties = _rank(row, k, False, counts, pool, where)
         m = 0
         if need == ties:  # every tie stays: no branch, one entry after the other is written and counted if it is kept
             for i in range(n):

@@ -171,20 +171,38 @@ class TopK(FixedK):
 
     def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
         if self.spec.scope == "tile":
-            samples, down, a, across, b = tiles(shape, self.spec.tile or TILE)
+            samples, down, a, across, b = self.tiles(shape)
             return samples * down * across, a * b
         if self.spec.scope == "tensor" or not shape:
             return 1, shape.numel()
         return (shape[:-1].numel(), shape[-1]) if self.spec.scope == "last" else row_shape(shape)
 
+    def tiles(self, shape: torch.Size) -> tuple[int, int, int, int, int]:
+        """A message's rows as tiles of a matrix (samples, tiles down, rows of one, tiles across, columns of one); rows
+        that are none are samples of one tile, which is one row."""
+        if self.spec.scope == "tile":
+            return tiles(shape, self.spec.tile or TILE)
+        n_rows, row = self._row_shape(shape)
+        return n_rows, 1, 1, 1, row
+
+    def as_tiles(self, x: Tensor) -> Tensor:
+        """A message of the shape that `tiles` says; its rows are the tiles, one after the other."""
+        return (x if self.spec.scope == "tile" else self.as_rows(x)).reshape(self.tiles(x.shape))
+
+    def from_tiles(self, y: Tensor, like: Tensor) -> Tensor:
+        """Inverse of `as_tiles`."""
+        if self.spec.scope == "tile":
+            return laid_out(y.reshape(like.shape), like)
+        return self.from_rows(y.reshape(self._row_shape(like.shape)), like)
+
     def as_rows(self, x: Tensor) -> Tensor:
         if self.spec.scope == "tile":
-            return x.reshape(tiles(x.shape, self.spec.tile or TILE)).transpose(2, 3).reshape(self._row_shape(x.shape))
+            return self.as_tiles(x).transpose(2, 3).reshape(self._row_shape(x.shape))
         return (x if self.spec.scope == "last" else rows(x)).reshape(self._row_shape(x.shape))
 
     def from_rows(self, flat: Tensor, like: Tensor | Payload) -> Tensor:
         if self.spec.scope == "tile":
-            samples, down, a, across, b = tiles(like.shape, self.spec.tile or TILE)
+            samples, down, a, across, b = self.tiles(like.shape)
             return laid_out(flat.reshape(samples, down, across, a, b).transpose(2, 3).reshape(like.shape), like)
         return laid_out(flat.reshape(like.shape), like) if self.spec.scope == "last" else unrows(flat, like)
 

@@ -145,6 +145,42 @@ def test_radix_selection_equals_sorting(x, k):
     assert np.array_equal(got.numpy(), np.where(mask.numpy(), x, 0))
 
 
+@pytest.mark.parametrize("kind", ["random", "ties", "few values", "constant", "not finite"])
+@pytest.mark.parametrize("shape", [(1, 2, 64, 3, 64), (2, 1, 50, 2, 60), (3, 1, 1, 1, 2049), (1, 1, 1, 2, 9001)])
+def test_tiles_of_which_few_entries_stay_equal_sorting(shape, kind):
+    """Candidates from groups' maxima are all that can be among the k largest, whatever lies in the others."""
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=draws)
+    x = {"random": x, "ties": (4 * x).round(), "few values": (x > 2).float() * x.sign(), "constant": torch.ones(shape),
+         "not finite": x.masked_fill(x > 2.5, torch.nan).masked_fill(x < -2.5, -torch.inf)}[kind]
+    n = shape[2] * shape[4]
+    tiles = x.transpose(2, 3).reshape(-1, n)
+    for k in (1, 7, n // 64, n // 16):
+        assert kernels.few(n, k) == (4 * k <= 2048)
+        values, columns = kernels.topk_tiles(x, k) if kernels.few(n, k) else (None, None)
+        rows, mask = kernels.topk_rows(tiles, k, False, True)
+        strict, _ = kernels.topk_rows(tiles, k, True, False)
+        bits = tiles.view(torch.int32).numpy() & 0x7FFFFFFF
+        for place, row in enumerate(bits):
+            wanted = sorted(np.argsort(-row, kind="stable")[:k])
+            assert list(np.flatnonzero(mask[place].numpy())) == wanted
+            edge = row[np.argsort(-row, kind="stable")[k - 1]]
+            assert np.array_equal(np.flatnonzero(strict[place].numpy().view(np.int32)), np.flatnonzero(row > edge))
+            if columns is not None:
+                assert columns[place].tolist() == wanted
+                assert same_bits(values[place], tiles[place][wanted])
+        if columns is not None:
+            assert same_bits(kernels.put_tiles(values, columns, shape).transpose(2, 3).reshape(-1, n), rows)
+
+
+def test_few_coded_values_of_tiles_are_the_same_on_every_path(monkeypatch):
+    x = torch.randn(1, 128, 192)
+    for spec in ({"scope": "tile"}, {"scope": "sample", "ratio": 0.01}, {"scope": "tensor", "ratio": 0.01}):
+        one = build({"kind": "topk", "ratio": 1 / 64, "values": {"kind": "statistical"}} | spec)
+        fast, slow = one.masked(x, 0, want_mask=False)[0], one.masked(x, 0)[0]
+        assert same_bits(fast, slow) and same_bits(fast, one.decode(one.encode(x)))
+
+
 @pytest.mark.parametrize("scope,rows", [("sample", 4), ("tensor", 1), ("last", 4 * 6 * 5)])
 def test_topk_scopes_count_by_row(scope, rows):
     x = inputs()["image"]
