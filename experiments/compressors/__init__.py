@@ -13,8 +13,15 @@ from commsweep.experiments.compressors.dense import Cast, Dense
 from commsweep.experiments.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Statistical, Tern
 from commsweep.experiments.compressors.lowrank import LowRank
 from commsweep.experiments.compressors.quantize import FixedBatch, FixedPoint, Uniform
-from commsweep.experiments.compressors.rice import RiceTopK
-from commsweep.experiments.compressors.sparse import ForwardMask, RandomK, RandTopK, Sparsifier, TopK, TopKStrict
+from commsweep.experiments.compressors.sparse import (
+    ForwardMask,
+    RandomK,
+    RandTopK,
+    RiceTopK,
+    Sparsifier,
+    TopK,
+    TopKStrict,
+)
 from commsweep.experiments.compressors.tah import TAH
 from commsweep.experiments.compressors.thresholds import Dryden, SIDCo, Threshold
 from commsweep.experiments.config import CompressorSpec, Spec, explain
@@ -62,7 +69,7 @@ def build(spec: Spec | dict[str, Any]) -> Compressor:
             spec = TypeAdapter(CompressorSpec).validate_python(spec)
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
-    kind = RiceTopK if getattr(spec, "places", None) == "rice" else KINDS[spec.kind]
+    kind = RiceTopK if spec.kind == "topk" and spec.places == "rice" else KINDS[spec.kind]
     if (values := getattr(spec, "values", None)) is None:
         return kind(spec)
     if isinstance(spec, ForwardMaskSpec):

@@ -22,8 +22,7 @@ from commsweep.experiments.compressors.base import (
     rows,
     unrows,
 )
-from commsweep.experiments.compressors.rice import RiceTopK
-from commsweep.experiments.compressors.sparse import FixedK, ForwardMask, Sparsifier, TopK, scatter
+from commsweep.experiments.compressors.sparse import FixedK, ForwardMask, RiceTopK, Sparsifier, TopK, scatter
 from commsweep.experiments.config import Spec
 from commsweep.experiments.errors import UserError
 

@@ -13,10 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors.base import Field, Payload, payload
-from commsweep.experiments.compressors.bits import check_columns, pack_mask
 from commsweep.experiments.compressors.kernels import _compiled
-from commsweep.experiments.compressors.sparse import TopK, budget, keep_largest, scatter
 from commsweep.experiments.errors import UserError
 
 _GOLDEN = math.log((math.sqrt(5) - 1) / 2)
@@ -25,7 +22,7 @@ _GOLDEN = math.log((math.sqrt(5) - 1) / 2)
 def parameter(kept: int, of: int) -> int:
     """The b for gaps of `kept` places among `of`, if they lie at random: a gap's mean is (of - kept) / kept."""
     share = kept / of
-    return max(0, 1 + math.floor(math.log2(_GOLDEN / math.log1p(-share)))) if share < 1 else 0
+    return max(0, 1 + math.floor(math.log2(_GOLDEN / math.log1p(-share)))) if 0 < share < 1 else 0
 
 
 def coded_bytes(mask: Tensor, kept: int, b: int) -> Tensor:
@@ -33,6 +30,20 @@ def coded_bytes(mask: Tensor, kept: int, b: int) -> Tensor:
     places = torch.nonzero_static(mask.reshape(-1), size=kept)[:, 0]
     gaps = torch.diff(places, prepend=places.new_tensor([-1])) - 1
     return ((gaps >> b).sum() + kept * (b + 1) + 7) // 8
+
+
+def counted_bytes(mask: Tensor) -> Tensor:
+    """The same of a mask that is true any number of times, with the b that follows from it: gaps by a running maximum,
+    so that nothing is waited for."""
+    flat = mask.reshape(-1)
+    n, kept = flat.numel(), flat.sum(dtype=torch.int64)
+    where = torch.arange(n, device=flat.device)
+    before = torch.where(flat, where, -1).cummax(0).values.roll(1)
+    before[0] = -1
+    share = kept.double() / n
+    b = (1 + (_GOLDEN / torch.log1p(-share)).log2().floor()).nan_to_num(0.0, 0.0, 0.0).clamp(min=0).long()
+    b = torch.where((kept > 0) & (kept < n), b, 0)
+    return (((where - before - 1).where(flat, 0) >> b).sum() + kept * (b + 1) + 7) // 8
 
 
 def encode(places: np.ndarray, b: int) -> np.ndarray:
@@ -48,74 +59,6 @@ def decode(code: np.ndarray, count: int, b: int) -> np.ndarray:
     if _read(code, b, places) != code.size:
         raise UserError(f"{code.size} bytes are no Rice code of {count} places")
     return places
-
-
-class RiceTopK(TopK):
-    """TopK whose places travel as Rice-coded gaps where that is shorter.
-
-    nbytes = rows * k * itemsize + the smallest of packed indices, a bitmask, and ceil(code bits / 8).
-    """
-
-    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        raise NotImplementedError
-
-    def bytes_sent(self, y: Tensor) -> Tensor:
-        return self.kept_bytes(y) + self.place_bytes(keep_largest(self.as_rows(y), self.kept(y.shape)[1])[1])
-
-    def kept_bytes(self, y: Tensor) -> int:
-        """Of the values of a message."""
-        n_rows, k = self.kept(y.shape)
-        return n_rows * k * y.element_size()
-
-    def place_bytes(self, mask: Tensor) -> Tensor:
-        """Of the places in a mask [rows, n]."""
-        n_rows, row = mask.shape
-        k = budget(self.spec.ratio, row)
-        most = self._fixed(mask.shape)
-        if k == row:
-            return torch.zeros((), dtype=torch.int64, device=mask.device)
-        return coded_bytes(mask, n_rows * k, parameter(k, row)).clamp(max=most)
-
-    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        form, = super().layouts(shape, dtype)
-        fixed = form["places"].most_bytes
-        return [form] + ([{"values": form["values"], "gaps": Field(torch.uint8, None, fixed - 1)}] if fixed else [])
-
-    def mask(self, payload: Payload) -> Tensor:
-        if "gaps" not in payload.parts:
-            return super().mask(payload)
-        return self.from_rows(self._mask(payload), payload)
-
-    def _encode(self, x: Tensor, seed: int) -> Payload:
-        mask = self.as_rows(self.masked(x, seed)[1])
-        row = mask.shape[1]
-        k, values = budget(self.spec.ratio, row), self.as_rows(x)[mask]
-        if k < row:
-            places = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
-            code = encode(places, parameter(k, row))
-            if code.size < self._fixed(mask.shape):
-                return payload(x, values=values, gaps=torch.from_numpy(code).to(x.device))
-        return payload(x, values=values, places=pack_mask(mask, k))
-
-    def _decode(self, payload: Payload) -> Tensor:
-        if "gaps" not in payload.parts:
-            return super()._decode(payload)
-        return self.from_rows(scatter(payload.parts["values"], self._mask(payload)), payload)
-
-    def _fixed(self, rows: tuple[int, int]) -> int:
-        """Bytes of the places without codes."""
-        return TopK.formula_bytes(self, torch.Size(rows), torch.uint8) - rows[0] * budget(self.spec.ratio, rows[1])
-
-    def _mask(self, payload: Payload) -> Tensor:
-        n_rows, row = self._row_shape(payload.shape)
-        k, gaps = budget(self.spec.ratio, row), payload.parts["gaps"]
-        places = torch.from_numpy(decode(gaps.cpu().numpy(), n_rows * k, parameter(k, row))).view(n_rows, k)
-        columns = places - torch.arange(n_rows)[:, None] * row
-        if int(columns.min()) < 0:
-            raise UserError(f"a Rice code does not keep {k} places in every row")
-        check_columns(columns, row)
-        mask = torch.zeros(n_rows, row, dtype=torch.bool, device=gaps.device)
-        return mask.scatter_(1, columns.to(gaps.device), True)
 
 
 @_compiled

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors import kernels, packing
+from commsweep.experiments.compressors import kernels, packing, rice
 from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
@@ -207,6 +207,74 @@ class TopK(FixedK):
         return laid_out(flat.reshape(like.shape), like) if self.spec.scope == "last" else unrows(flat, like)
 
 
+class RiceTopK(TopK):
+    """TopK whose places travel as Rice-coded gaps where that is shorter.
+
+    nbytes = rows * k * itemsize + the smallest of packed indices, a bitmask, and ceil(code bits / 8).
+    """
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        raise NotImplementedError
+
+    def bytes_sent(self, y: Tensor) -> Tensor:
+        return self.kept_bytes(y) + self.place_bytes(keep_largest(self.as_rows(y), self.kept(y.shape)[1])[1])
+
+    def kept_bytes(self, y: Tensor) -> int:
+        """Of the values of a message."""
+        n_rows, k = self.kept(y.shape)
+        return n_rows * k * y.element_size()
+
+    def place_bytes(self, mask: Tensor) -> Tensor:
+        """Of the places in a mask [rows, n]."""
+        n_rows, row = mask.shape
+        k = budget(self.spec.ratio, row)
+        most = self._fixed(mask.shape)
+        if k == row:
+            return torch.zeros((), dtype=torch.int64, device=mask.device)
+        return rice.coded_bytes(mask, n_rows * k, rice.parameter(k, row)).clamp(max=most)
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        form, = super().layouts(shape, dtype)
+        fixed = form["places"].most_bytes
+        return [form] + ([{"values": form["values"], "gaps": Field(torch.uint8, None, fixed - 1)}] if fixed else [])
+
+    def mask(self, payload: Payload) -> Tensor:
+        if "gaps" not in payload.parts:
+            return super().mask(payload)
+        return self.from_rows(self._mask(payload), payload)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        mask = self.as_rows(self.masked(x, seed)[1])
+        row = mask.shape[1]
+        k, values = budget(self.spec.ratio, row), self.as_rows(x)[mask]
+        if k < row:
+            places = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
+            code = rice.encode(places, rice.parameter(k, row))
+            if code.size < self._fixed(mask.shape):
+                return payload(x, values=values, gaps=torch.from_numpy(code).to(x.device))
+        return payload(x, values=values, places=pack_mask(mask, k))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        if "gaps" not in payload.parts:
+            return super()._decode(payload)
+        return self.from_rows(scatter(payload.parts["values"], self._mask(payload)), payload)
+
+    def _fixed(self, rows: tuple[int, int]) -> int:
+        """Bytes of the places without codes."""
+        return TopK.formula_bytes(self, torch.Size(rows), torch.uint8) - rows[0] * budget(self.spec.ratio, rows[1])
+
+    def _mask(self, payload: Payload) -> Tensor:
+        n_rows, row = self._row_shape(payload.shape)
+        k, gaps = budget(self.spec.ratio, row), payload.parts["gaps"]
+        places = torch.from_numpy(rice.decode(gaps.cpu().numpy(), n_rows * k, rice.parameter(k, row))).view(n_rows, k)
+        columns = places - torch.arange(n_rows)[:, None] * row
+        if int(columns.min()) < 0:
+            raise UserError(f"a Rice code does not keep {k} places in every row")
+        check_columns(columns, row)
+        mask = torch.zeros(n_rows, row, dtype=torch.bool, device=gaps.device)
+        return mask.scatter_(1, columns.to(gaps.device), True)
+
+
 TILE = 64  # SparseLoCo's
 
 
@@ -233,12 +301,23 @@ def divisor(n: int, most: int) -> int:
 class Counted(Sparsifier):
     """A sparsifier whose number of kept entries m depends on the data; none of them is zero.
 
-    nbytes = 1 (which coding) + m * itemsize + min(ceil(m * ceil(log2 d) / 8) + 4 * rows, ceil(rows * d / 8)).
+    nbytes = 1 (which coding) + m * itemsize + min(ceil(m * ceil(log2 d) / 8) + 4 * rows, ceil(rows * d / 8), and with
+    places=rice 4 + ceil(code bits / 8)).
     """
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         m = torch.count_nonzero(y)
-        return m * y.element_size() + self.place_bytes(m, *row_shape(y.shape))
+        return m * y.element_size() + self.shortest(y, m)
+
+    @property
+    def rice(self) -> bool:
+        """Whether places may travel as Rice-coded gaps, which then have a coding of their own."""
+        return getattr(self.spec, "places", None) == "rice"
+
+    def shortest(self, y: Tensor, m: Tensor) -> Tensor:
+        """Bytes of the places of the m entries of a message that arrives as y."""
+        fixed = self.place_bytes(m, *row_shape(y.shape))
+        return torch.minimum(fixed, rice.counted_bytes(rows(y) != 0) + 5) if self.rice else fixed
 
     @staticmethod
     def place_bytes(m: Tensor, n_rows: int, row: int) -> Tensor:
@@ -246,22 +325,28 @@ class Counted(Sparsifier):
         indices = (m * index_bits(row) + 7) // 8 + 4 * n_rows
         return indices.clamp(max=packed_bytes(n_rows * row, 1)) + 1
 
-    @staticmethod
-    def places(mask: Tensor) -> dict[str, Tensor]:
+    def places(self, mask: Tensor) -> dict[str, Tensor]:
         """The parts of a payload that say where a mask [rows, row] is true."""
         n_rows, row = mask.shape
         bits = index_bits(row)
+        if self.rice:
+            where = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
+            code = rice.encode(where, rice.parameter(len(where), mask.numel()))
+            count = torch.tensor([len(where)], dtype=torch.int32, device=mask.device)
+            if code.size + 5 < int(self.place_bytes(count[0], n_rows, row)):
+                return {"coding": _byte(mask, 3), "count": count, "gaps": torch.from_numpy(code).to(mask.device)}
         if packed_bytes(int(mask.sum()), bits) + 4 * n_rows <= packed_bytes(n_rows * row, 1):
             return {"coding": _byte(mask, 1), "counts": mask.sum(1, dtype=torch.int32),
                     "places": pack(mask.nonzero()[:, 1], bits)}
         return {"coding": _byte(mask, 2), "places": pack(mask, 1)}
 
-    @staticmethod
-    def mask_of(payload: Payload) -> Tensor:
+    def mask_of(self, payload: Payload) -> Tensor:
         """Inverse of `places`: the mask [rows, row]. Raises UserError when the parts name no such mask."""
         n_rows, row = row_shape(payload.shape)
         parts = payload.parts
         coding = int(parts["coding"])
+        if coding == 3 and self.rice and "gaps" in parts:
+            return _from_gaps(parts["gaps"], int(parts["count"]), n_rows * row).reshape(n_rows, row)
         if coding == 2 and parts["places"].numel() == packed_bytes(n_rows * row, 1):
             return unpack_flags(parts["places"], n_rows * row).reshape(n_rows, row)
         if coding != 1 or "counts" not in parts:
@@ -280,13 +365,14 @@ class Counted(Sparsifier):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         return self.place_layouts(shape, {"values": Field(dtype, None, shape.numel())})
 
-    @staticmethod
-    def place_layouts(shape: torch.Size, what: dict[str, Field]) -> list[dict[str, Field]]:
-        """Both codings of places after the parts `what`."""
+    def place_layouts(self, shape: torch.Size, what: dict[str, Field]) -> list[dict[str, Field]]:
+        """The codings of places after the parts `what`."""
         n_rows, row = row_shape(shape)
         coding, bitmask = {"coding": Field(torch.uint8, (1,))}, packed_bytes(n_rows * row, 1)
-        return [what | coding | {"places": Field(torch.uint8, (bitmask,))},
+        made = [what | coding | {"places": Field(torch.uint8, (bitmask,))},
                 what | coding | {"counts": Field(torch.int32, (n_rows,)), "places": Field(torch.uint8, None, bitmask)}]
+        gaps = {"count": Field(torch.int32, (1,)), "gaps": Field(torch.uint8, None, bitmask)}
+        return [*made, what | coding | gaps] if self.rice else made
 
     def mask(self, payload: Payload) -> Tensor:
         return unrows(self.mask_of(payload), payload)
@@ -297,6 +383,17 @@ class Counted(Sparsifier):
 
     def _decode(self, payload: Payload) -> Tensor:
         return unrows(scatter(payload.parts["values"], self.mask_of(payload)), payload)
+
+
+def _from_gaps(gaps: Tensor, count: int, n: int) -> Tensor:
+    """The mask [n] of a Rice code of so many places. Raises UserError when it is none."""
+    if not 0 <= count <= n:
+        raise UserError(f"{count} kept entries do not fit a message of {n}")
+    places = torch.from_numpy(rice.decode(gaps.cpu().numpy(), count, rice.parameter(count, n)))
+    if count and int(places[-1]) >= n:
+        raise UserError(f"a Rice code names a place outside a message of {n} entries")
+    mask = torch.zeros(n, dtype=torch.bool, device=gaps.device)
+    return mask.index_fill_(0, places.to(gaps.device), True)
 
 
 class TopKStrict(Counted):

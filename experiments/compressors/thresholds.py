@@ -88,9 +88,8 @@ class Dryden(Counted):
         return unrows(y.to(x.dtype), x), unrows(up | down, x) if want_mask else None
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
-        n_rows, row = row_shape(y.shape)
-        m = torch.count_nonzero(y)
-        return (m + 7) // 8 + 8 * n_rows + self.place_bytes(m, n_rows, row)
+        n_rows, m = row_shape(y.shape)[0], torch.count_nonzero(y)
+        return (m + 7) // 8 + 8 * n_rows + self.shortest(y, m)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         means = {"means": Field(torch.float32, (row_shape(shape)[0], 2))}

@@ -14,6 +14,8 @@ ScaleScope = Literal["tensor", "sample", "channel", "last", "group"]
 Rank = Annotated[int, Field(ge=1, le=2**16, description="columns of the factors")]
 Width = Annotated[int, Field(ge=1, le=2**16, description="features of the code")]
 Rounding = Literal["nearest", "stochastic"]
+Places = Annotated[Literal["rice"] | None, Field(description="how kept places travel: as Rice-coded gaps where these "
+                                                 "are shorter; absent: as indices or a bitmask")]
 
 
 class Compression(Spec):
@@ -246,8 +248,7 @@ class TopK(Selection):
     ratio: Ratio = 0.1
     scope: Literal["sample", "tensor", "last", "tile"] = "sample"
     tile: Annotated[int | None, Field(ge=2, le=256, description="side of a tile; absent: 64")] = None
-    places: Annotated[Literal["rice"] | None, Field(description="how places travel; absent: the shorter of indices "
-                                                    "and a bitmask")] = None
+    places: Places = None
 
     @model_validator(mode="after")
     def _tiled(self) -> TopK:
@@ -256,7 +257,13 @@ class TopK(Selection):
         return self
 
 
-class TopKStrict(Compression):
+class Chosen(Compression):
+    """Keeps entries of which the data say how many there are."""
+
+    places: Places = None
+
+
+class TopKStrict(Chosen):
     """The authors' TopK: drop the int(d*(1-ratio)) smallest and every entry equal to that threshold."""
 
     label: ClassVar[str] = "TopK"
@@ -300,7 +307,7 @@ class ForwardMask(Selection):
     kind: Literal["forward_mask"] = "forward_mask"
 
 
-class Threshold(Compression):
+class Threshold(Chosen):
     """Keep the entries whose size exceeds `value`."""
 
     cost: ClassVar[str] = "as `topk`, by what is left"
@@ -309,7 +316,7 @@ class Threshold(Compression):
     value: Annotated[float, Field(ge=0)] = 0.01
 
 
-class Periodic(Compression):
+class Periodic(Chosen):
     """The entries above a threshold that leaves the top `ratio`, looked for anew every `every` messages (DCT).
 
     Each learner has its own for each layer; how many entries stay in between depends on the data.
@@ -323,7 +330,7 @@ class Periodic(Compression):
     every: Annotated[int, Field(ge=1, description="messages of a layer between two looks for the threshold")] = 1000
 
 
-class Dryden(Compression):
+class Dryden(Chosen):
     """Keep the top `ratio` of the positive and of the negative entries, each as its group's mean."""
 
     label: ClassVar[str] = "Dryden"
@@ -334,7 +341,7 @@ class Dryden(Compression):
     ratio: Ratio = 0.01
 
 
-class SIDCo(Compression):
+class SIDCo(Chosen):
     """Keep about `ratio`: a threshold from a distribution fitted to the sizes, in `stages` stages (SIDCo)."""
 
     label: ClassVar[str] = "SIDCo"

@@ -78,6 +78,37 @@ def test_rice_codes_win_or_are_not_used():
                                                                             ) == told.nbytes
 
 
+@given(places=st.sets(st.integers(0, 5000), max_size=200))
+def test_a_code_of_any_number_of_places_is_as_long_as_counted(places):
+    mask = torch.zeros(5001, dtype=torch.bool)
+    ascending = np.array(sorted(places), np.int64)
+    mask[torch.from_numpy(ascending)] = True
+    code = rice.encode(ascending, rice.parameter(len(ascending), 5001))
+    assert int(rice.counted_bytes(mask.view(3, 1667))) == code.size
+    assert int(rice.counted_bytes(torch.ones(64, dtype=torch.bool))) == rice.encode(np.arange(64), 0).size
+
+
+@pytest.mark.parametrize("spec", [
+    {"kind": "threshold", "value": 2.0}, {"kind": "topk_strict", "ratio": 0.02}, {"kind": "sidco", "ratio": 0.01},
+    {"kind": "dryden", "ratio": 0.02}], ids=lambda spec: spec["kind"])
+def test_places_whose_number_depends_on_the_data_are_coded_where_that_is_shorter(spec):
+    x = torch.randn(3, 4000, generator=torch.Generator().manual_seed(0))
+    plain, coded = build(spec), build(spec | {"places": "rice"})
+    told, y = coded.encode(x), plain.roundtrip(x)
+    assert "gaps" in told.parts and told.nbytes < plain.encode(x).nbytes
+    assert torch.equal(coded.decode(told), y) and int(coded.bytes_sent(y)) == told.nbytes
+    assert torch.equal(coded.mask(told), plain.mask(plain.encode(x)))
+    for count, code in ((-1, told.parts["gaps"]), (12001, told.parts["gaps"]), (3, told.parts["gaps"]),
+                        (2, torch.from_numpy(rice.encode(np.array([5, 12000]), rice.parameter(2, 12000))))):
+        told.parts.update(count=torch.tensor([count], dtype=torch.int32), gaps=code)
+        with pytest.raises(UserError):
+            coded.decode(told)
+    if spec["kind"] == "threshold":  # where most entries stay, a bitmask is shorter
+        many, fixed = build({"kind": "threshold", "value": 0.1, "places": "rice"}), build(
+            {"kind": "threshold", "value": 0.1})
+        assert many.encode(x).nbytes == fixed.encode(x).nbytes and "gaps" not in many.encode(x).parts
+
+
 def test_sparselocos_message_is_146_times_smaller():
     """64 of 4096, 12-bit places, 2-bit codes: 112 bytes a tile for 16,384 (arXiv 2508.15706), and the levels."""
     x = torch.randn(1, 1024, 512, generator=torch.Generator().manual_seed(1))

@@ -610,7 +610,7 @@ def test_learners_that_cannot_fit_are_refused(monkeypatch):
 
 
 def test_feedback_kinds_are_all_reached():
-    assert set(feedback.KINDS) == {
+    assert set(feedback.KINDS) - {"decoupled"} == {  # Dion's, in test_optim
         override(tiny(), {"grad.learners": 2} | change).grad.feedback.kind for change in METHODS.values()}
 
 
