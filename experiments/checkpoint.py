@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +20,28 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 KEPT = 2  # the newest, and one to fall back on
+
+
+RARELY = 20  # times as long as a checkpoint takes passes at least before the next
+
+
+class Pace:
+    """When the next checkpoint is due: after `every` seconds, later where taking them would slow the training down."""
+
+    def __init__(self, every: float) -> None:
+        self.every, self.last, self.took = every, time.monotonic(), 0.0
+
+    def due(self) -> bool:
+        """Whether it is time for the next."""
+        return time.monotonic() - self.last >= max(self.every, RARELY * self.took)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Around taking one."""
+        began = time.monotonic()
+        yield
+        self.last = time.monotonic()
+        self.took = self.last - began
 
 
 def save(state: Any, folder: Path, name: str, step: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from dataclasses import dataclass
@@ -74,12 +75,21 @@ class Execution:
 
     def workers(self, per_gpu: int = 1) -> int:
         """Processes to use by default: `per_gpu` a GPU where there are any, else one a CPU core."""
-        if self.device != "cpu" and Path("/proc/driver/nvidia/gpus").exists():
+        if self.device != "cpu" and _has_driver():
             import torch  # seconds to import, so only where there is something to ask
 
             if torch.cuda.is_available():
                 return torch.cuda.device_count() * per_gpu
         return len(os.sched_getaffinity(0))
+
+
+def _has_driver() -> bool:
+    """Whether a CUDA driver can be loaded; its folders differ between machines, containers and WSL."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def bucket(bandwidth: float) -> int:

@@ -7,8 +7,9 @@ import mmap
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.experiments import checkpoint
+from commsweep.experiments.compressors.base import laid_out
+from commsweep.experiments.compressors.base import rows as flat
 
 AHEAD = 4  # batches that may wait to be written; more would be memory spent on a slow disk
 
@@ -64,7 +67,8 @@ class Memory(nn.Module):
     def write(self, keys: Keys, rows: Tensor) -> None:
         """Store rows; nothing to do when they are the view that `read` gave."""
         if self.by_sample:
-            self.state[keys.on_device] = rows.to(self.dtype)
+            with _any_order():
+                flat(self.state).index_copy_(0, keys.on_device, flat(laid_out(rows.to(self.dtype), self.state)))
             return
         own = self._slots(keys)
         if rows.data_ptr() != own.data_ptr():
@@ -72,6 +76,17 @@ class Memory(nn.Module):
 
     def _slots(self, keys: Keys) -> Tensor:
         return self.state[keys.first : keys.first + len(keys.samples)]
+
+
+@contextmanager
+def _any_order() -> Iterator[None]:
+    """Rows that are written once each are the same in any order; a GPU's deterministic one would copy all of them."""
+    asked, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(asked, warn_only=warns)
 
 
 class MappedMemory(nn.Module):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -149,6 +148,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
     import torch.distributed as dist
     from pytorch_lightning.callbacks import Checkpoint
 
+    from commsweep.experiments import checkpoint
     from commsweep.experiments.collectives import Processes
     from commsweep.experiments.processes.timing import Steps
     from commsweep.experiments.training.readback import nothing_lost
@@ -162,7 +162,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
     class Noting(Checkpoint):
         """Times, evaluations and checkpoints, which Lightning takes after the task's own end of an epoch."""
 
-        last = time.monotonic()
+        pace = checkpoint.Pace(execution.checkpoint_every)
 
         def on_train_batch_start(self, trainer: pl.Trainer, task: Any, batch: Any, number: int) -> None:
             watch.begin(task)
@@ -177,11 +177,11 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
 
         def on_train_epoch_end(self, trainer: pl.Trainer, task: Any) -> None:
             over = trainer.current_epoch + 1 >= trainer.max_epochs or wiring.steps
-            if over or not collectives.agree(time.monotonic() - self.last >= execution.checkpoint_every):
+            if over or not collectives.agree(self.pace.due()):
                 return
-            trainer.save_checkpoint(recorded.path / f"{name}.{trainer.global_step}")
-            dist.barrier()  # all have theirs
-            self.last = time.monotonic()
+            with self.pace.taken():
+                trainer.save_checkpoint(recorded.path / f"{name}.{trainer.global_step}")
+                dist.barrier()  # all have theirs
 
         def state_dict(self) -> dict[str, Any]:
             return {"sent": dict(collectives.sent)}

@@ -60,6 +60,10 @@ def connect(run: Run, execution: Execution, patience: float) -> torch.device:
                         + (f", {wanted} in all" if n > 1 else ""))
     device = execution.torch_device()
     if device.type == "cuda":
+        here, there = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        if here > there:
+            raise UserError(f"--device cuda: {here} processes on this machine for {there} GPU{'s' * (there > 1)}, and "
+                            "NCCL takes one each: use --device cpu, fewer stages, or torchrun on several machines")
         torch.cuda.set_device(device := torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience),
                             **({"device_id": device} if device.type == "cuda" else {}))
@@ -121,7 +125,7 @@ class Trainer:
         self.step = self.passes = self.crossed = self.epoch = 0
         self.seconds = {"train": 0.0, "eval": 0.0}
         self.tied_bytes = 0
-        self._saved = time.monotonic()
+        self.pace = checkpoint.Pace(execution.checkpoint_every)
 
     def _build(self, run: Run, execution: Execution, steps: int) -> None:
         check_microbatches(run, len(self.data.train.y), self.data.train.drop_last)
@@ -376,9 +380,12 @@ class Trainer:
     # Checkpoints: every process has its own file for an epoch, and two epochs are kept, so one is always whole.
 
     def _checkpoint(self) -> None:
-        due = _gathered(time.monotonic() - self._saved >= self.execution.checkpoint_every)[0]
-        if not due:
+        if not _gathered(self.pace.due())[0]:
             return
+        with self.pace.taken():
+            self._save()
+
+    def _save(self) -> None:
         state = {"epoch": self.epoch, "step": self.step, "passes": self.passes, "crossed": self.crossed,
                  "seconds": self.seconds, "learners": self.shared.state_dict(),
                  "exchanged": dict(self.collectives.sent) if self.collectives else {},
@@ -388,7 +395,6 @@ class Trainer:
                  "tied": self.tied_bytes}
         checkpoint.save(state, self.folder.path, f"stage{self.place}", self.epoch)
         _gathered(None)  # all have theirs
-        self._saved = time.monotonic()
 
     def _resume(self) -> None:
         files = {epoch: path for epoch, path in checkpoint.saved(self.folder.path, f"stage{self.place}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import sys
@@ -65,7 +66,14 @@ def execute(run: Run, store: Store, execution: Execution | None = None,
         started = time.perf_counter()
         parts = build(run, execution, folder.path)
         folder.begin(run, environment(str(parts.device)) | {"threads": torch.get_num_threads(), "by": execution.by})
-        made = _outcome(run, parts, folder, execution, stopping)
+        try:
+            made = _outcome(run, parts, folder, execution, stopping)
+        finally:  # the next run of this process needs the room
+            device = parts.device
+            del parts
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
         made["seconds"]["wall"] = time.perf_counter() - started
         folder.finish(made)
         if made["status"] not in CONTINUABLE:
@@ -206,7 +214,7 @@ class Recorder(Checkpoint):
     """
 
     def __init__(self, folder: RunFolder, every: float, stopping: Callable[[], bool]) -> None:
-        self.folder, self.every, self.last, self.stopping = folder, every, time.monotonic(), stopping
+        self.folder, self.pace, self.stopping = folder, checkpoint.Pace(every), stopping
 
     def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = task.evaluation()
@@ -221,13 +229,13 @@ class Recorder(Checkpoint):
         if trainer.current_epoch + 1 >= trainer.max_epochs:
             return
         stop = self.stopping()
-        if stop or time.monotonic() - self.last >= self.every:
-            mapped = task.components["boundaries"].snapshot(str(trainer.global_step))
-            trainer.save_checkpoint(self.folder.path / f"{CONTINUE}.{trainer.global_step}")
-            steps = [step for step, _ in checkpoint.saved(self.folder.path, CONTINUE)]
-            for memory in mapped:  # only now is an older copy useless
-                memory.drop_copies(steps)
-            self.last = time.monotonic()
+        if stop or self.pace.due():
+            with self.pace.taken():
+                mapped = task.components["boundaries"].snapshot(str(trainer.global_step))
+                trainer.save_checkpoint(self.folder.path / f"{CONTINUE}.{trainer.global_step}")
+                steps = [step for step, _ in checkpoint.saved(self.folder.path, CONTINUE)]
+                for memory in mapped:  # only now is an older copy useless
+                    memory.drop_copies(steps)
         if stop:
             raise Stopped
 

@@ -84,6 +84,11 @@ class Task(pl.LightningModule):
 
     # Training.
 
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """Inputs and labels go to the device; numbers of samples stay on the host, where memories look them up."""
+        x, y, samples = batch
+        return x.to(device, non_blocking=True), y.to(device, non_blocking=True), samples
+
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """One step; the loss of its last pass."""
         began = time.perf_counter()

@@ -85,8 +85,8 @@ BOTH: dict[str, Changes] = {
         f"{side}.compressor.{key}": value for side, bits, rounding in (("fwd", 4, "nearest"), ("bwd", 2, "stochastic"))
         for key, value in (("kind", "uniform"), ("bits", bits), ("scale", "group"), ("rounding", rounding))},
 }
-MORE = ("Muon", "2 bits, EF", "2 bits, statistical, EF", "SparseLoCo, Rice", "MuLoCo", "DeMo, Hadamard",
-        "every step", "NoLoCo", "SPARTA", "Dion")
+MORE = ("4 bits", "fragments", "Muon", "2 bits, EF", "2 bits, statistical, EF", "SparseLoCo, Rice", "MuLoCo",
+        "DeMo, Hadamard", "every step", "NoLoCo", "SPARTA", "Dion")
 LINKED = ("every step", "DiLoCo", "E3M0", "2 bits, EF", "overlap", "SparseLoCo", "SparseLoCo, every step", "DeMo",
           "NoLoCo", "SPARTA", "Dion")  # measured over shaped links
 LEARNERS = (1, 2, 8)  # of DiLoCo, beside 4
