@@ -189,9 +189,9 @@ class Exchange:
                       if one.network == Network(one.network.learners) and not one.kfac}
 
     def step(self, one: Measured) -> float | None:
-        """Predicted seconds of its step; None without a measurement to begin from."""
+        """Predicted seconds of its step; None without a measurement to begin from, or where learners own shards."""
         base = self.bases.get(one.row["run_id"])
-        if base is None:
+        if base is None or base.row["run"]["grad"].get("sharded"):
             return None
         grad = base.row["run"]["grad"]
         outer, kind = grad.get("outer") or {}, grad["compressor"]["kind"]

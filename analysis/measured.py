@@ -81,9 +81,9 @@ class Measured:
 
 
 def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
-    """The store's measurements that have a step time; of these ids, if given."""
+    """The store's measurements of one pipeline that have a step time; of these ids, if given."""
     return [Measured(row) for row in store.pipelines()
-            if row["timing"] and (names is None or row["id"] in names)]
+            if row["timing"] and row["run"]["grad"]["learners"] == 1 and (names is None or row["id"] in names)]
 
 
 @dataclass(frozen=True)

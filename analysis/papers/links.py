@@ -123,12 +123,12 @@ def write_learners(found: list[learners.Measured], folder: Path, store: Store, s
     for one in sorted(found, key=lambda one: (one.network.learners, one.network.latency, one.network.bandwidth or
                                               math.inf, one.seconds)):
         guess, fitted = model.step(one), one.network == learners.Network(one.network.learners)
-        error = guess / one.seconds - 1
-        errors += [] if fitted else [abs(error)]
+        error = (guess or math.nan) / one.seconds - 1
+        errors += [] if fitted or guess is None else [abs(error)]
         rows.append([str(one.network.learners), rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms",
                      describe(flatten(one.row["run"])), f"{one.row['gradients']['up']:,.0f}",
-                     f"{1e3 * one.seconds:.0f}", f"{1e3 * guess:.0f}",
-                     "fitted" if fitted else f"{100 * error:+.0f} %"])
+                     f"{1e3 * one.seconds:.0f}", "-" if guess is None else f"{1e3 * guess:.0f}",
+                     "-" if guess is None else "fitted" if fitted else f"{100 * error:+.0f} %"])
     table = Table("learners", "Milliseconds a step of learners, measured over real links and predicted", [
         "learners", "bandwidth", "latency", "method", "bytes up a step", "measured ms", "predicted ms", "error"], rows)
     made = Made(folder, [table], errors)
@@ -152,7 +152,7 @@ class End:
     network: learners.Network
     method: str
     seconds: float
-    predicted: float | None  # None: the prediction begins from it
+    predicted: float | None  # None: the prediction begins from it, or there is none
     scores: tuple[float, ...]  # test perplexity, of each seed
 
 
@@ -168,7 +168,7 @@ def _ends(found: list[learners.Measured], model: learners.Exchange, store: Store
             alone = one.network == learners.Network(one.network.learners)
             steps = rows[0]["steps"]
             made.append(End(one.network, describe(flatten(one.row["run"])), steps * one.seconds,
-                            None if alone else steps * model.step(one),
+                            None if alone or (step := model.step(one)) is None else steps * step,
                             tuple(row["metrics"]["test_on_ppl"] for row in rows)))
     return sorted(made, key=lambda one: (one.network.bandwidth or math.inf, one.network.latency, one.seconds))
 
@@ -183,7 +183,7 @@ def _endings(ends: list[End]) -> Table:
                  "predicted, and test perplexity (mean ± sample standard deviation over seeds, simulated)", [
                      "bandwidth", "latency", "method", "seconds", "predicted", "perplexity", "seeds"],
                  [[rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms", one.method, f"{one.seconds:.1f}",
-                   "fitted" if one.predicted is None else f"{one.predicted:.1f}",
+                   "-" if one.predicted is None else f"{one.predicted:.1f}",
                    f"{mean(one.scores):.2f}" + (f" ± {stdev(one.scores):.2f}" if len(one.scores) > 1 else ""),
                    str(len(one.scores))] for one in ends])
 

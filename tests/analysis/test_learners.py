@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from commsweep.analysis.learners import Measured, Model, Network, measurements
-from commsweep.analysis.papers import spd_iterations
-from commsweep.experiments.config import SCHEMA, record, run_id
+from commsweep.analysis.learners import ACKNOWLEDGED, Exchange, Measured, Model, Network, measurements
+from commsweep.analysis.papers import links, spd_iterations
+from commsweep.analysis.timeline.pipelines import Network as Wire
+from commsweep.experiments.config import SCHEMA, override, record, run_id
 from commsweep.experiments.processes import ddp
 from commsweep.experiments.second_order.placement import Factor, place
 from commsweep.sweeps.papers import kfac
-from tests.helpers import tiny
+from tests.helpers import outcome, tiny, tiny_text
 
 SIZES = [20, 10, 30, 12]  # A and G of two layers
 ELEMENTS = [d * (d + 1) // 2 for d in SIZES]
@@ -117,3 +118,65 @@ def test_measured_claims_follow_the_measurements():
             row(network, "pipelined", "balanced", late=late) for network in networks]
         measured = spd_iterations.k1(found).effects[-1]
         assert len(measured.values) == 3 and measured.verdict == verdict
+
+
+def apart(network, sent, steps=38, seconds=0.05, **changes):
+    """A measurement of plain exchanges: every learner has handed `sent` bytes to the transport."""
+    run = override(tiny(model__cuts=[]), {"grad.learners": network.learners} | {
+        key.replace("__", "."): value for key, value in changes.items()})
+    return Measured({"run": record(run), "run_id": run_id(run), "steps": steps, "id": "x", "cores": 2,
+                     "gradients": {"up": sent / steps}, "timing": {"step_seconds": seconds},
+                     "wiring": {"bandwidth": network.bandwidth, "latency": network.latency},
+                     "transport": [{"gradients": sent, "evaluation": 10**9}] * network.learners})
+
+
+ROUND = 500_000  # bytes of one exchange
+LATE = Network(4, 20e6, 0.02)
+
+
+@pytest.mark.parametrize(("changes", "rounds", "others", "exchanges", "share"), [
+    ({}, 38, 3, 1, 1.0),
+    ({"grad__outer__interval": 10}, 3, 3, 1, 0.1),
+    ({"grad__outer__interval": 10, "grad__outer__meet": "pairs"}, 3, 1, 1, 0.1),
+    ({"grad__outer__interval": 10, "grad__outer__fragments": 2}, 9, 3, 1, 0.3),
+    ({"grad__compressor__kind": "powersgd"}, 38, 3, 2, 1.0)])
+def test_a_step_pays_its_share_of_an_exchange(changes, rounds, others, exchanges, share):
+    """Bytes to so many others and latencies there and back, as often as learners meet; what was sent to score is not
+    of a step."""
+    base, late = (apart(network, rounds * ROUND, **changes) for network in (Network(4), LATE))
+    wire = Wire(20e6).seconds(others * ROUND) * ACKNOWLEDGED
+    assert wire == pytest.approx(others * ROUND * 8 / 20e6, rel=0.1)
+    told = Exchange([base, late]).step(late)
+    assert told == pytest.approx(0.05 + share * (exchanges * 0.04 + wire), rel=0.01)
+    assert Exchange([base, late]).step(base) == pytest.approx(0.05)
+    assert Exchange([late]).step(late) is None
+
+
+def test_what_is_used_late_travels_meanwhile_and_shards_are_not_predicted():
+    outer = {"grad__outer__interval": 10}
+    plain, hidden = ([apart(network, 3 * ROUND, **outer, **more) for network in (Network(4), LATE)]
+                     for more in ({}, {"grad__outer__overlap": 2}))
+    assert Exchange(plain).step(plain[1]) - Exchange(hidden).step(hidden[1]) == pytest.approx(0.1 * 2 * 0.05)
+    small = [apart(network, 30, grad__outer__interval=10, grad__outer__overlap=9) for network in (Network(4), LATE)]
+    assert Exchange(small).step(small[1]) == pytest.approx(0.05)
+    owned = [apart(network, 38 * ROUND, grad__sharded__nodes=1) for network in (Network(4), LATE)]
+    assert Exchange(owned).step(owned[1]) is None
+
+
+def test_whole_trainings_are_told_with_what_they_reach(store, tmp_path):
+    """Seconds a step times the simulation's steps; perplexities of the seeds asked for, and none of the tuning's."""
+    apart_ = override(tiny_text(), {"grad.learners": 4, "grad.outer.interval": 10})
+    runs = [override(apart_, {"seed": seed}) for seed in (0, 1, 100)]
+    for seed, run in enumerate(runs):
+        folder = store.folder(run_id(run))
+        folder.begin(run, {})
+        folder.finish(outcome(run, metrics={"test_on_ppl": 10.0 + seed}, steps=200))
+    found = [apart(network, 3 * ROUND, grad__outer__interval=10) for network in (Network(4), LATE)]
+    for one in found:
+        one.row.update(run=record(runs[0]), run_id=run_id(runs[0]))
+    made = links.write_learners(found, tmp_path / "out", store, range(100))
+    steps, ends = made.tables
+    assert [row[3] for row in ends.texts()] == ["10.0", "10.0"] and [row[5:] for row in ends.texts()] == [
+        ["10.50 ± 0.71", "2"]] * 2
+    assert {row[4] for row in ends.texts()} == {"-", f"{200 * Exchange(found).step(found[1]):.1f}"}
+    assert len(steps.rows) == 2 and (tmp_path / "out" / "endings.png").exists()
