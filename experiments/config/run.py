@@ -110,6 +110,11 @@ class Run(Spec):
         """The links of the boundary at a cut."""
         return self.at.get(cut.replace(".", "_"), Links(fwd=self.fwd, bwd=self.bwd))
 
+    def scores_alike(self, epoch: int) -> bool:
+        """Whether an evaluation after this epoch is the same with compression on and off."""
+        return all(one.compressor.kind == "none" or epoch < one.start_epoch
+                   for one in (self.fwd, *(links.fwd for links in self.at.values())))
+
     def check_cuts(self, cuts: Iterable[str]) -> None:
         """Raise UserError when `at` names no boundary, or all of them."""
         known = [cut.replace(".", "_") for cut in cuts]

@@ -44,7 +44,7 @@ from commsweep.experiments.training import optim
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import row
 from commsweep.experiments.training.run import divided, quiet, sharing, tokens
-from commsweep.experiments.training.step import check_microbatches
+from commsweep.experiments.training.step import add_scores, check_microbatches, scored
 from commsweep.experiments.training.subspace import Confined
 from commsweep.experiments.training.tasks import kind, laid_out
 
@@ -324,15 +324,13 @@ class Trainer:
         for turn, loader in enumerate(loaders):
             split = "test" if turn == len(loaders) - 1 else "val"
             for number, (x, y, _) in enumerate(loader):
-                for mode in ("on", "off"):
-                    step.compress = mode == "on"
+                for modes in scored(self.run.scores_alike(self.epoch)):
+                    step.compress = modes[0] == "on"
                     self.scorer.begin([Turn(number, len(y), None)])
                     logits = self.scoring.step(*([laid_out(self.run, x)] if self.first else []))
                     if self.last:
                         with self._precision():
-                            score = self.kind.score(logits, y)
-                        key = f"{split}_{mode}"
-                        totals[key] = totals[key] + score if key in totals else score
+                            add_scores(totals, split, modes, self.kind.score(logits, y))
         self.body.train()
         self.seconds["eval"] += time.perf_counter() - clock
         return {f"{key}_{name}": value for key, total in totals.items()

@@ -175,7 +175,8 @@ class Task(pl.LightningModule):
         _, where = min(seen, key=lambda one: one[0], default=(0, "non-finite loss"))
         raise Diverged(f"{where}, epoch {self.current_epoch + 1}, by step {self.global_step}")
 
-    # Evaluation: every batch twice, compression on and off; nothing in it changes a memory.
+    # Evaluation: every batch twice, compression on and off, or once where that is the same; nothing in it changes a
+    # memory.
 
     def on_validation_epoch_start(self) -> None:
         self._clock = time.perf_counter()
@@ -184,12 +185,10 @@ class Task(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y, _ = batch
         split = "test" if dataloader_idx == len(self.trainer.val_dataloaders) - 1 else "val"
-        for mode in ("on", "off"):
+        for modes in scored(self.run.scores_alike(self.current_epoch)):
             for component in self.components.values():
-                component.before_scoring(self.current_epoch, batch_idx, mode == "on")
-            score = self.score(self.logits(x), y)
-            key = f"{split}_{mode}"
-            self._totals[key] = self._totals[key] + score if key in self._totals else score
+                component.before_scoring(self.current_epoch, batch_idx, modes[0] == "on")
+            add_scores(self._totals, split, modes, self.score(self.logits(x), y))
 
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.scores)
@@ -225,6 +224,17 @@ class Task(pl.LightningModule):
         torch.set_rng_state(checkpoint["random"])
         if "random_cuda" in checkpoint and self.device.type == "cuda":
             torch.cuda.set_rng_state(checkpoint["random_cuda"].cpu(), self.device)
+
+
+def scored(alike: bool) -> tuple[tuple[str, ...], ...]:
+    """The modes of inference that one forward of an evaluation scores, forward by forward."""
+    return (("on", "off"),) if alike else (("on",), ("off",))
+
+
+def add_scores(totals: dict[str, Tensor], split: str, modes: tuple[str, ...], score: Tensor) -> None:
+    """Add a batch's score to the sums of its split in these modes."""
+    for key in (f"{split}_{mode}" for mode in modes):
+        totals[key] = totals[key] + score if key in totals else score
 
 
 def sampled(logits: Tensor, generator: torch.Generator) -> Tensor:

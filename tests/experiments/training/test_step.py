@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from commsweep.experiments.component import Component
-from commsweep.experiments.config import Execution
+from commsweep.experiments.config import Execution, override
 from commsweep.experiments.training.run import build, trainer
-from tests.helpers import tiny
+from tests.helpers import linked, tiny
 
 HOW = Execution("cpu")
 
@@ -60,8 +60,23 @@ def test_moments_come_in_their_order(changes, passes):
     names = [what for what, *_ in notes]
     scoring = [name for name in names if name.startswith("before scoring")]
     assert [name for name in names if not name.startswith("before scoring")] == one * steps + ["epoch ended"]
-    assert scoring[:2] == ["before scoring True", "before scoring False"] and len(scoring) % 2 == 0
+    batches = sum(len(loader) for loader in parts.data.val_dataloader())
+    assert scoring == ["before scoring True"] * batches  # nothing is compressed: once is enough
     assert [step for what, step, *_ in notes if what == "after step"] == list(range(steps))
+
+
+def test_batches_are_scored_once_until_compression_begins_and_twice_then():
+    notes, parts = heard(linked({"kind": "topk"}, fwd__start_epoch=1, epochs=2, eval_every=1))
+    batches = sum(len(loader) for loader in parts.data.val_dataloader())
+    scoring = [what for what, *_ in notes if what.startswith("before scoring")]
+    assert scoring == ["before scoring True"] * batches + ["before scoring True", "before scoring False"] * batches
+    scores = parts.task.scores
+    assert scores["test_on_loss"] != scores["test_off_loss"]
+    plain = heard(tiny(epochs=1, eval_every=1))[1].task.scores
+    assert plain.keys() == scores.keys() and plain["test_on_loss"] == plain["test_off_loss"]
+    only = linked(None, {"kind": "topk"})
+    assert only.scores_alike(0) and not linked({"kind": "topk"}).scores_alike(0)
+    assert not override(tiny(), {"at.layer1.fwd.compressor.kind": "topk"}).scores_alike(0)
 
 
 def test_gradients_are_there_after_the_backward_and_weights_move_in_the_step():
