@@ -25,6 +25,7 @@ except ImportError:  # a GPU machine needs none of this file
 _SHORT = 1 << 11  # rows up to here are bisected
 _TILE = 1 << 14  # rows up to here, of which few entries stay, are bisected after a look for candidates
 _FEW = 16  # at most one entry in so many
+_SAMPLE, _LOOKS = 512, 8  # entries of a long row that a threshold is estimated from, and how often it is mended
 _SERIAL = 1 << 15  # below this many elements a second thread costs more than it brings
 
 
@@ -225,6 +226,56 @@ def _put_tiles(values, columns, out, first, last):  # pragma: no cover (compiled
 
 
 @_compiled
+def _reach(row, at, count):  # pragma: no cover (compiled)
+    """How many entries of a row of bits reach each of four thresholds -> count; one pass, which vectorises."""
+    a, b, c, d = at[0], at[1], at[2], at[3]
+    na, nb, nc, nd = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
+    for i in range(row.size):
+        value = row[i] & np.int32(0x7FFFFFFF)
+        na += np.int32(value >= a)
+        nb += np.int32(value >= b)
+        nc += np.int32(value >= c)
+        nd += np.int32(value >= d)
+    count[0], count[1], count[2], count[3] = na, nb, nc, nd
+
+
+@_compiled
+def _estimate(row, k, pool):  # pragma: no cover (compiled)
+    """A threshold that exactly k entries of a long row of bits reach, or -1 where none is found soon.
+
+    Bounds are ranks of a sample about k's; the line between what reaches both says where to look next, more and more
+    closely. Four thresholds a pass; ties and steep steps are others' matter.
+    """
+    n = row.size
+    step = n // _SAMPLE
+    for i in range(_SAMPLE):
+        pool[i] = row[i * step] & np.int32(0x7FFFFFFF)
+    rank = _SAMPLE * k / n
+    aside = 2.5 * np.sqrt(rank * (1 - rank / _SAMPLE)) + 1
+    at, count = np.empty(4, np.int32), np.empty(4, np.int32)
+    for turn in range(4):
+        wanted = min(_SAMPLE, max(1, int(rank + aside * (1 - turn / 1.5))))
+        at[turn], _, _ = _bisect(pool, _SAMPLE, wanted, True)
+    low, reach, high, above = np.int64(0), np.int64(n), np.int64(0x7FFFFFFF), np.int64(0)
+    for _look in range(_LOOKS):
+        _reach(row, at, count)
+        for turn in range(4):
+            if count[turn] == k:
+                return at[turn]
+            if count[turn] > k and at[turn] > low:
+                low, reach = np.int64(at[turn]), np.int64(count[turn])
+            elif count[turn] < k and at[turn] < high:
+                high, above = np.int64(at[turn]), np.int64(count[turn])
+        if high - low <= 1:
+            return np.int32(-1)
+        middle = high - (high - low) * ((k - above) / (reach - above))
+        gap = max(1.0, (high - low) / 48)
+        for turn in range(4):
+            at[turn] = min(high - 1, max(low + 1, np.int64(middle + gap * (turn - 1.5))))
+    return np.int32(-1)
+
+
+@_compiled
 def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
     """(threshold, entries to keep that equal it, entries that equal it) for the k largest magnitudes of a row of bits.
 
@@ -245,6 +296,10 @@ def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
         threshold, above, kept = _bisect(
             pool, _candidates(row, k, counts[0], counts[1], pool, places), k, True)  # others lie below
         return threshold, k - above, kept - above
+    if not exact and n >= 16 * _SAMPLE:
+        threshold = _estimate(row, k, pool)
+        if threshold >= 0:
+            return threshold, np.int32(k), np.int32(k)
     counts[:] = 0
     whole = n - n % 4
     for i in range(0, whole, 4):

@@ -173,6 +173,21 @@ def test_tiles_of_which_few_entries_stay_equal_sorting(shape, kind):
             assert same_bits(kernels.put_tiles(values, columns, shape).transpose(2, 3).reshape(-1, n), rows)
 
 
+@pytest.mark.parametrize("kind", ["random", "relu", "ties", "heavy", "constant", "not finite", "sorted"])
+def test_long_rows_are_selected_as_sorting_does(kind):
+    """The estimated threshold is mended until exactly k entries reach it, or others find it."""
+    x = torch.randn(3, 20011, generator=torch.Generator().manual_seed(1))
+    x = {"random": x, "relu": x.clamp(min=0), "ties": (50 * x).round(), "heavy": x.sign() * x.abs() ** 9,
+         "constant": torch.full_like(x, -2.0), "sorted": x.sort(1).values,
+         "not finite": x.masked_fill(x > 2.5, torch.nan).masked_fill(x < -2.5, torch.inf)}[kind]
+    bits = x.view(torch.int32).numpy() & 0x7FFFFFFF
+    for k in (1, 13, 200, 2001, 10000, 19000, 20010):
+        rows, mask = kernels.topk_rows(x, k, False, True)
+        for row, kept in zip(bits, mask.numpy(), strict=True):
+            assert np.array_equal(np.flatnonzero(kept), np.sort(np.argsort(-row, kind="stable")[:k]))
+        assert same_bits(rows, torch.where(mask, x, torch.zeros(())))
+
+
 def test_few_coded_values_of_tiles_are_the_same_on_every_path(monkeypatch):
     x = torch.randn(1, 128, 192)
     for spec in ({"scope": "tile"}, {"scope": "sample", "ratio": 0.01}, {"scope": "tensor", "ratio": 0.01}):
