@@ -241,6 +241,9 @@ class Apart(Learners):
                 "outers": [one.state_dict() for one in self.outers], "pending": self._pending}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
+        if "reference" in state:  # checkpoints of earlier versions know no pairs
+            state |= {"references": [state["reference"]], "outers": [state["outer"]], "pending": {
+                number: (due, [arrived]) for number, (due, arrived) in state["pending"].items()}}
         self._told = state
 
     def _restore(self, told: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from commsweep.experiments.data.module import Batch
 from commsweep.experiments.data_parallel import learners
 from commsweep.experiments.data_parallel.layers import identified
 from commsweep.experiments.data_parallel.ledger import Ledger
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.processes import stages
 from commsweep.experiments.processes.engine import SCHEDULES, Side, Stage, Turn
@@ -75,7 +75,7 @@ def _agree(text: str, what: str) -> None:
     digests = _gathered(message.digest(text))
     if len(set(digests)) > 1:
         other = next(i for i, one in enumerate(digests) if one != digests[0])
-        raise UserError(f"stages 0 and {other} were started with different {what}; start all with the same")
+        raise UserError(f"processes 0 and {other} were started with different {what}; start all with the same")
 
 
 def _gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -401,6 +401,10 @@ class Trainer:
         if not both:
             return
         state = torch.load(files[max(both)], map_location=self.device, weights_only=True)
+        if "crossed" not in state:
+            if self.speaks:
+                notice(f"pipeline {self.folder.path.name}: its checkpoints are of an earlier commsweep: beginning anew")
+            return
         self.epoch, self.step, self.passes = state["epoch"], state["step"], state["passes"]
         self.seconds, self.tied_bytes = state["seconds"], state["tied"]
         self.stage.sent, self.stage.framing = state["sent"], state["framing"]

@@ -194,7 +194,7 @@ def test_stages_with_different_texts_say_so(tmp_path):
                                                     "MASTER_PORT": str(port)})
                  for rank, folder in enumerate(texts)]
     for process in processes:
-        assert "stages 0 and 1 were started with different data" in process.communicate(timeout=120)[1]
+        assert "processes 0 and 1 were started with different data" in process.communicate(timeout=120)[1]
         assert process.returncode == 1
 
 
