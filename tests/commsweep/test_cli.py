@@ -346,6 +346,7 @@ def test_a_full_disk_is_one_line_and_the_run_continues_later(capsys, tmp_path, m
     assert [e["epoch"] for e in store.folder(run_id(tiny())).metrics()] == [1, 2]
 
 
+@pytest.mark.slow  # the launcher's own, in tests/sweeps, is a quick one
 def test_ctrl_c_leaves_the_store_whole_and_the_same_command_continues(tmp_path):
     command = ["sweep", "launch", "smoke", "--store", str(tmp_path), "--workers", "1"]
     process = subprocess.Popen([sys.executable, "-m", "commsweep", *command], text=True,

@@ -722,7 +722,7 @@ BOUNDARIES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in ("randomk", "stochastic")] + ["slots"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in ("randomk", "stochastic", "slots")])
 def test_processes_compress_at_boundaries_as_the_simulation_does(name, store):
     run = override(tiny(epochs=1, eval_every=1), {"grad.learners": 2} | BOUNDARIES[name])
     (row,), simulated = ddp.execute([(run, LearnerWiring())], store, HOW), trained(run)

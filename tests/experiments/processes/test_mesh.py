@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from commsweep.experiments.config import Execution, override, record
+from commsweep.experiments.config import Execution, Run, override, record
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import stages
 from commsweep.experiments.processes.trainer import connect
@@ -27,10 +27,10 @@ GATHER = {"grad.exchange": "allgather"}
 APART = {"grad.outer.interval": 3}
 
 
-def cases() -> dict[str, tuple]:
-    """{name: (run, place of another one that it goes on from)}."""
+def cases() -> dict[str, Run]:
+    """A representative set."""
     images, text = linked(TOPK, UNIFORM, {"kind": "ef"}, {"kind": "ef21"}), linked(TOPK, UNIFORM, base=tiny_text)
-    runs = {
+    return {
         "dense": override(tiny(), IMAGES),
         "topk": override(images, IMAGES | GATHER | {
             "grad.compressor.kind": "topk", "grad.compressor.ratio": 0.1, "grad.feedback.kind": "ef"}),
@@ -44,23 +44,44 @@ def cases() -> dict[str, tuple]:
             "grad.compressor.values.kind": "statistical", "grad.feedback.kind": "ef", "grad.feedback.decay": 0.95,
             "grad.outer.momentum": 0.0, "grad.outer.nesterov": False, "grad.outer.clip": True}),
     }
-    made = {name: (run, None) for name, run in runs.items()}
-    places = list(made)
-    return made | {f"{name}, continued": (runs[name], places.index(name)) for name in ("topk", "streaming")}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+QUICK = ("topk", "streaming")  # trained twice: to the end, and from the first one's checkpoint
+SLOW = tuple(name for name in cases() if name not in QUICK)
+
+
+def trained(tmp_path_factory, plan):
     root = tmp_path_factory.mktemp("mesh")
-    start(root, [(run, {}, after) for run, after in cases().values()])
+    start(root, [(cases()[name], {}, after) for name, after in plan])
     return root
 
 
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return trained(tmp_path_factory, [("topk", None), ("streaming", None), ("topk", 0), ("streaming", 1)])
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    return trained(tmp_path_factory, [(name, None) for name in SLOW])
+
+
 @pytest.mark.xdist_group("mesh")
-@pytest.mark.parametrize("case", cases())
-def test_a_mesh_equals_the_simulation_bit_for_bit(trained, case):
-    run, after = cases()[case]
-    folder = trained / str(list(cases()).index(case))
+@pytest.mark.parametrize(("case", "place", "after"), [
+    ("topk", 0, None), ("streaming", 1, None), ("topk", 2, 0), ("streaming", 3, 1)])
+def test_a_mesh_equals_the_simulation_bit_for_bit(quick, case, place, after):
+    check(cases()[case], quick / str(place), after)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("mesh")
+@pytest.mark.parametrize("case", SLOW)
+def test_every_mesh_equals_the_simulation_bit_for_bit(slow, case):
+    check(cases()[case], slow / str(SLOW.index(case)), None)
+
+
+def check(run, folder, after):
+    """Weights, scores, bytes and settings are the simulation's; after: the place of the training it went on from."""
     task, losses = simulate(run)
     task.components["learners"].settle()
     row, weights = json.loads((folder / "row.json").read_text()), torch.load(folder / "weights.pt", weights_only=True)

@@ -88,6 +88,7 @@ WAYS = [LIVE, TOPK, {"grad.learners": 4}, LIVE | {"sparsity.score": "mest", "spa
         LIVE | {"fwd.compressor.kind": "topk", "bwd.compressor.kind": "topk", "sparsity.modules": "all"}]
 
 
+@pytest.mark.slow
 def test_processes_equal_the_simulation_bit_for_bit(store):
     """Masks, weights and bytes, whoever chooses what grows; at all learners."""
     torch.set_num_threads(1)

@@ -113,6 +113,7 @@ def test_dion_of_decoupled_momenta_is_dion_on_the_mean_gradient(store):
     assert exchange.ledger.totals()["up"] == sent
 
 
+@pytest.mark.slow
 def test_a_run_with_dion_is_what_it_says_and_processes_are_it(store):
     run = override(tiny_text(epochs=1), DION | {"grad.learners": 2})
     torch.set_num_threads(1)
