@@ -24,7 +24,7 @@ from commsweep.sweeps.papers import SWEEPS, sweep
 
 HERE = Path(__file__).parent / "golden"
 KEPT = ("run", "status", "metrics", "steps", "boundaries", "bytes", "gradients")
-QUICK = ("smoke", "smoke-text", "smoke-gradients")
+QUICK, SLOW = ("smoke", "smoke-text"), ("smoke-gradients", "demo")
 
 
 def ids() -> dict[str, dict]:
@@ -55,7 +55,7 @@ def test_ids_of_presets_and_sweeps_are_what_they_were():
     assert ids() == json.loads((HERE / "ids.json").read_text())
 
 
-@pytest.mark.parametrize("name", [*QUICK, pytest.param("demo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_numbers_are_what_they_were(name):
     """Bit for bit on the processor that wrote them; elsewhere what does not depend on the last bits."""
     golden = json.loads(gzip.decompress((HERE / f"{name}.json.gz").read_bytes()))
@@ -89,7 +89,7 @@ def main() -> None:
 
     HERE.mkdir(exist_ok=True)
     write_json(HERE / "ids.json", ids())
-    for name in sys.argv[1:] or (*QUICK, "demo"):
+    for name in sys.argv[1:] or (*QUICK, *SLOW):
         text = json.dumps({"schema": SCHEMA, "machine": machine(), "ids": [run_id(run) for run in cells(name)],
                            "rows": rows(name)})
         (HERE / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -62,9 +62,9 @@ def test_every_preset_executes_at_toy_size(name, store):
     assert execute(toy(PRESETS[name]), store, Execution("cpu"))["status"] == "finished"
 
 
-@pytest.mark.parametrize("name", ["smoke", "smoke-text", "gpt2_aqsgd", "finetune", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("demo", "gpt2_paper", "demo-gradients", "resnet18_paper",
-                                                           "resnet18_corrected",
+@pytest.mark.parametrize("name", ["gpt2_aqsgd", "finetune", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("smoke", "smoke-text", "demo", "gpt2_paper",
+                                                           "demo-gradients", "resnet18_paper", "resnet18_corrected",
                                                            "smoke-bias", "smoke-recipe", "smoke-local"))])
 def test_every_sweep_executes_at_toy_size(name, store):
     # The other sweeps are parts of these or differ in their base run only, as the tests below hold.

@@ -140,7 +140,8 @@ def test_each_learners_slots_of_a_boundary_are_its_own():
     assert all(float(row.abs().sum()) > 0 for row in state)
 
 
-@each_method
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if turn % 4 == 0 else pytest.mark.slow)
+                                  for turn, name in enumerate(METHODS)])
 def test_every_method_trains_and_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
     from commsweep.experiments.store import Store
 
@@ -497,8 +498,9 @@ def test_settings_that_do_not_go_together_are_one_line(changes, line):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["AdaComp", *(pytest.param(name, marks=SLOW) for name in (
-    "PowerSGD 2", "dense", "CLT-k 1 %", "EF21 TopK 1 %", "QSGD 4", "1-bit", "Local SGD, 4 steps", "periodic"))])
+@SLOW
+@pytest.mark.parametrize("name", ["AdaComp", "PowerSGD 2", "dense", "CLT-k 1 %", "EF21 TopK 1 %", "QSGD 4", "1-bit",
+                                  "Local SGD, 4 steps", "periodic"])
 def test_processes_equal_the_simulation_bit_for_bit(name, store):
     run = override(tiny(epochs=1, eval_every=1, channels_last=True), {"grad.learners": 2} | (
         PERIODIC if name == "periodic" else METHODS[name]))

@@ -46,38 +46,24 @@ def cases() -> dict[str, Run]:
     }
 
 
-QUICK = ("topk", "streaming")  # trained twice: to the end, and from the first one's checkpoint
-SLOW = tuple(name for name in cases() if name not in QUICK)
+PLAN = [*((name, None) for name in cases()), ("topk", list(cases()).index("topk")),
+        ("streaming", list(cases()).index("streaming"))]  # the last two go on from what the first ones leave
 
 
-def trained(tmp_path_factory, plan):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("mesh")
-    start(root, [(cases()[name], {}, after) for name, after in plan])
+    start(root, [(cases()[name], {}, after) for name, after in PLAN])
     return root
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    return trained(tmp_path_factory, [("topk", None), ("streaming", None), ("topk", 0), ("streaming", 1)])
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory):
-    return trained(tmp_path_factory, [(name, None) for name in SLOW])
-
-
-@pytest.mark.xdist_group("mesh")
-@pytest.mark.parametrize(("case", "place", "after"), [
-    ("topk", 0, None), ("streaming", 1, None), ("topk", 2, 0), ("streaming", 3, 1)])
-def test_a_mesh_equals_the_simulation_bit_for_bit(quick, case, place, after):
-    check(cases()[case], quick / str(place), after)
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("mesh")
-@pytest.mark.parametrize("case", SLOW)
-def test_every_mesh_equals_the_simulation_bit_for_bit(slow, case):
-    check(cases()[case], slow / str(SLOW.index(case)), None)
+@pytest.mark.parametrize("place", range(len(PLAN)), ids=[f"{name}{', continued' * (after is not None)}"
+                                                         for name, after in PLAN])
+def test_a_mesh_equals_the_simulation_bit_for_bit(trained, place):
+    name, after = PLAN[place]
+    check(cases()[name], trained / str(place), after)
 
 
 def check(run, folder, after):

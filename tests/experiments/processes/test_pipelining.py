@@ -25,7 +25,7 @@ MASK = {"kind": "forward_mask"}
 
 
 def cases() -> dict[str, tuple]:
-    """A representative set: {name: (run, wiring)}."""
+    """A representative set, and `LATER`, which the slow tests have: {name: (run, wiring)}."""
     runs = {
         "dense": tiny(**IMAGES),
         "topk-uniform": linked(TOPK, UNIFORM, **IMAGES),
@@ -46,6 +46,10 @@ def cases() -> dict[str, tuple]:
     }
     made = {key: (run, {}) for key, run in runs.items()}
     return made | {"1f1b": (runs["microbatches"], {"schedule": "1f1b"})}
+
+
+LATER = ("dense", "ef-ef_mixed", "bottleneck", "aqsgd-mask", "text")
+QUICK = [key for key in cases() if key not in LATER]
 
 
 def start(root, runs: list[tuple]) -> None:
@@ -126,20 +130,21 @@ def check_bytes(row) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("pipelines")
-    start(root, list(cases().values()))
+    start(root, [cases()[key] for key in QUICK])
     return root
 
 
 @pytest.mark.xdist_group("pipelining")
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", QUICK)
 def test_processes_equal_the_simulation_bit_for_bit(trained, case):
     run, _ = cases()[case]
-    check(run, trained / str(list(cases()).index(case)))
+    check(run, trained / str(QUICK.index(case)))
 
 
 def every() -> list[tuple[str, object]]:
     """Each compressor both ways, and each feedback with two compressors, on images and on text."""
-    made = [("bfloat16", linked(TOPK, {"kind": "cast"}, precision="bfloat16", **IMAGES)),
+    made = [*((key, cases()[key][0]) for key in LATER),
+            ("bfloat16", linked(TOPK, {"kind": "cast"}, precision="bfloat16", **IMAGES)),
             ("random", linked({"kind": "randomk"}, {"kind": "qsgd"}, **IMAGES)),
             ("warm-up", linked({"kind": "lowrank"}, {"kind": "sign"}, fwd__start_epoch=1, **IMAGES))]
     for base in (IMAGES, TEXT):
