@@ -26,14 +26,15 @@ RARELY = 20  # times as long as a checkpoint takes passes at least before the ne
 
 
 class Pace:
-    """When the next checkpoint is due: after `every` seconds, later where taking them would slow the training down."""
+    """When the next checkpoint is due: after `every` seconds, later where taking them would slow the training down;
+    always, if that is 0."""
 
     def __init__(self, every: float) -> None:
         self.every, self.last, self.took = every, time.monotonic(), 0.0
 
     def due(self) -> bool:
         """Whether it is time for the next."""
-        return time.monotonic() - self.last >= max(self.every, RARELY * self.took)
+        return not self.every or time.monotonic() - self.last >= max(self.every, RARELY * self.took)
 
     @contextmanager
     def taken(self) -> Iterator[None]:

@@ -105,6 +105,7 @@ def test_checkpoints_are_taken_no_more_often_than_20_times_their_own_duration(mo
     for seconds in (30, 49, 1):
         now[0] += seconds
         due.append(pace.due())
+    assert checkpoint.Pace(0.0).due() and not checkpoint.Pace(float("inf")).due()
     assert due == [False, True, True, False, False, True]  # 80 s after one of 4 s, not 30
 
 
