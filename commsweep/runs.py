@@ -59,8 +59,8 @@ def execution_options() -> argparse.ArgumentParser:
     options.add_argument("--tensorboard", action="store_true",
                          help="also write TensorBoard's files into the run's folder (tensorboard --logdir STORE)")
     options.add_argument("--checkpoint-every", type=number(0, included=True), default=30.0, metavar="SECONDS",
-                         help="least time between checkpoints, taken after an epoch, and at least 20 times as long as one "
-                              "takes; 0: after every epoch, inf: none (default: 30)")
+                         help="least time between checkpoints, taken after an epoch, and 20 times as long as one takes "
+                              "at least; 0: after every epoch, inf: none (default: 30)")
     options.add_argument("--threads", type=count, metavar="N",
                          help="threads of the computation (default: one for small models, for others all cores a "
                               "worker has; another number rounds sums otherwise)")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from commsweep.experiments.collectives import Processes
 from commsweep.experiments.config import parse_gradients
 from commsweep.experiments.data_parallel.exchange import Exchange
+from commsweep.experiments.errors import UserError
 
 
 class CompressionHook(nn.Module):
@@ -38,6 +39,9 @@ class CompressionHook(nn.Module):
         super().__init__()
         settings = {"exchange": "allgather", "learners": dist.get_world_size(), "compressor": compressor, **more}
         spec = parse_gradients(settings | ({"feedback": feedback} if feedback else {}))
+        if spec.outer is not None or spec.sharded is not None:
+            raise UserError(f"{'outer' if spec.outer else 'sharded'}: a hook sees gradients only; leave it out, or "
+                            "train with commsweep ddp")
         self.exchange = Exchange(spec, model, seed, Processes())
         self.places = {id(p): index for index, p in enumerate(self.exchange.trained)}
         self.step = self.epoch = 0  # the epoch is the loop's to say, where a schedule asks for it

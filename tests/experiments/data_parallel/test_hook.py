@@ -96,6 +96,8 @@ def test_ddp_with_the_hook_trains_as_the_formula_says(halves):
     ({"compressor": {"kind": "topkk"}}, "unknown grad.compressor.kind"),
     ({"compressor": {"kind": "topk"}, "exchange": "allreduce"}, "use grad.exchange=allgather or server"),
     ({"compressor": {"kind": "topk", "ratio": 2}}, "grad.compressor.ratio=2"),
+    ({"compressor": {"kind": "topk"}, "outer": {"interval": 4}}, "outer: a hook sees gradients only"),
+    ({"compressor": {"kind": "uniform"}, "sharded": {}}, "sharded: a hook sees gradients only"),
 ])
 def test_what_does_not_go_together_is_one_line(settings, says, monkeypatch):
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
