@@ -115,6 +115,7 @@ def test_a_second_push_sends_only_what_is_new(recorded, tmp_path):
     assert len(shown(store)) == 2
 
 
+@pytest.mark.slow
 def test_a_launch_shows_its_runs_and_its_report(tmp_path, capsys):
     assert main(["sweep", "launch", "smoke", "--store", str(tmp_path), "--workers", "2", "--wandb", "offline",
                  "--tensorboard"]) == 0

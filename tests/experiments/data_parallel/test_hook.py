@@ -72,8 +72,8 @@ def _train(rank, port, said, halves):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("halves", [pytest.param((range(6),), marks=pytest.mark.slow), (range(3), range(3, 6))],
-                         ids=["whole", "resumed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("halves", [(range(6),), (range(3), range(3, 6))], ids=["whole", "resumed"])
 def test_ddp_with_the_hook_trains_as_the_formula_says(halves):
     context, port = torch.multiprocessing.get_context("spawn"), free_port()
     said = context.Queue()
