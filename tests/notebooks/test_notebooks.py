@@ -48,7 +48,10 @@ def test_every_paper_has_a_notebook():
     assert sorted(FILLED) == NOTEBOOKS and len(NOTEBOOKS) == len(PAPERS) + 1
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in ("links", "kfac", "bias") else name
+LONG = ("links", "kfac", "bias")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
                                   for name in NOTEBOOKS])
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
     store = Store(tmp_path / "store")
