@@ -69,6 +69,13 @@ class Decided(Message):
         return payload
 
 
+def gathered(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What every process of a group (None: of all) says, small and picklable; not counted."""
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, mine, group)
+    return every
+
+
 class Collectives:
     """Base: the learners there are, those of this process, and the bytes handed to a transport, by what they were."""
 
@@ -192,15 +199,12 @@ class Processes(Collectives):
         payloads = {to: [one.pack() for one in every] for to, every in mine.items()}
         packed = {to: message.pack(every, address) for to, every in payloads.items()}
         came = {other: torch.empty_like(one) for other, one in packed.items()} | {own: packed[own]}
-        others = sorted((to for to in packed if to != own), key=lambda to: (to - own) % self.learners)
+        others = [to for to in self._others() if to in packed]
         self.sent[what] += sum(packed[to].numel() for to in others)
-        posted = [dist.P2POp(dist.irecv, came[k], self._rank(k), self.group) for k in reversed(others)]
-        posted += [dist.P2POp(dist.isend, packed[k], self._rank(k), self.group) for k in others]
-        works = dist.batch_isend_irecv(posted) if posted else []
+        under_way = self._posted(packed, came, others)
 
         def finish() -> list[Parts]:
-            for work in works:
-                work.wait()
+            under_way.wait()
             return [[self._read(came[k], mine[own], payloads[own], address) for k in sorted(came)]]
 
         return Handle(finish)
@@ -216,21 +220,37 @@ class Processes(Collectives):
         """The learners' bytes, each of as many as one's own or of these sizes; everyone sends straight to everyone, or
         to these others.
 
-        As many bytes as a ring takes, in one round instead of learners - 1. Receives are posted before anything is
-        sent: the word that one waits for a message must not itself wait behind what one sends.
+        As many bytes as a ring takes, in one round instead of learners - 1.
         """
         own, n = self.here[0], self.learners
         every = [mine if k == own else mine.new_empty(mine.numel() if sizes is None else sizes[k]) for k in range(n)]
-        others = [(own + turn) % n for turn in range(1, n)] if others is None else others
-        posted = [dist.P2POp(dist.irecv, every[k], self._rank(k), self.group) for k in reversed(others)
-                  if every[k].numel()]
-        posted += [dist.P2POp(dist.isend, mine, self._rank(k), self.group) for k in others if mine.numel()]
-        works = dist.batch_isend_irecv(posted) if posted else []
+        others = self._others() if others is None else others
+        under_way = self._posted(dict.fromkeys(others, mine), dict(enumerate(every)), others)
 
         def finish() -> list[Tensor]:
+            under_way.wait()
+            return every
+
+        return Handle(finish)
+
+    def _others(self) -> list[int]:
+        """The other learners, from the next one on, so that not all begin with the same."""
+        return [(self.here[0] + turn) % self.learners for turn in range(1, self.learners)]
+
+    def _posted(self, out: dict[int, Tensor], into: dict[int, Tensor], others: list[int]) -> Handle[None]:
+        """To each of these others its bytes, and theirs into `into`; empty ones are not sent.
+
+        Receives are posted before anything is sent: the word that one waits for a message must not itself wait behind
+        what one sends.
+        """
+        posted = [dist.P2POp(dist.irecv, into[k], self._rank(k), self.group) for k in reversed(others)
+                  if into[k].numel()]
+        posted += [dist.P2POp(dist.isend, out[k], self._rank(k), self.group) for k in others if out[k].numel()]
+        works = dist.batch_isend_irecv(posted) if posted else []
+
+        def finish() -> None:
             for work in works:
                 work.wait()
-            return every
 
         return Handle(finish)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from commsweep.experiments.config import SCHEMA, Run, TextModel, flatten, override, record, run_id
+from commsweep.experiments.config import SCHEMA, Execution, Run, TextModel, flatten, override, record, run_id
 from commsweep.experiments.presets import preset
+from commsweep.experiments.store import Store
+from commsweep.experiments.training.run import execute
 
 # Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
 COMPRESSORS: list[dict[str, Any]] = [
@@ -130,6 +134,19 @@ def toy(run: Run) -> Run:
     if run.data.train_size is not None:
         changes["data.train_size"] = 64
     return override(run, changes)
+
+
+def resumed(run: Run, folder: Path) -> dict[str, Any]:
+    """The row of a run that was stopped after its first evaluated epoch and continued, in a store of its own."""
+    store, seen = Store(folder), []
+
+    def once() -> bool:
+        seen.append(True)
+        return len(seen) == 1
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, store, Execution("cpu", checkpoint_every=0), stopping=once)
+    return execute(run, store, Execution("cpu"))
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

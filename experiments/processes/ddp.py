@@ -149,7 +149,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
     from pytorch_lightning.callbacks import Checkpoint
 
     from commsweep.experiments import checkpoint
-    from commsweep.experiments.collectives import Processes
+    from commsweep.experiments.collectives import Processes, gathered
     from commsweep.experiments.processes.timing import Steps
     from commsweep.experiments.training.readback import nothing_lost
     from commsweep.experiments.training.record import row
@@ -191,7 +191,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
 
     made = trainer(run, parts, [Noting()], execution.progress, steps=wiring.steps)
     status, error = MEASURED if wiring.steps else FINISHED, None
-    begun = None if wiring.steps else _begun(recorded.path, name)
+    begun = None if wiring.steps else launch.newest(recorded.path, name)
     try:
         made.fit(parts.task, parts.data.train, [] if wiring.steps else parts.data.val_dataloader(),
                  ckpt_path=begun and str(begun), weights_only=True)
@@ -202,8 +202,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
         nothing_lost(run, ran.record())
     parts.task.components["learners"].settle()
     state = {name: one.detach().cpu() for name, one in parts.task.model.state_dict().items()}
-    every: list[Any] = [None] * run.grad.learners
-    dist.all_gather_object(every, {"sent": dict(collectives.sent), "digest": digest(state), "steps": watch.steps})
+    every = gathered({"sent": dict(collectives.sent), "digest": digest(state), "steps": watch.steps})
     if len({one["digest"] for one in every}) > 1:
         raise RuntimeError("the learners ended with different weights")
     if keep and rank == 0:
@@ -212,19 +211,6 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
                steps=made.global_step, totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device,
                tokens=tokens(parts.data), transport=[one["sent"] for one in every], weights=every[0]["digest"],
                timing=Steps.summary([one["steps"] for one in every], parts.task), cores=len(os.sched_getaffinity(0)))
-
-
-def _begun(folder: Path, name: str) -> Path | None:
-    """The checkpoint of this process to go on from: the newest that is whole at all learners."""
-    import torch.distributed as dist
-
-    from commsweep.experiments import checkpoint
-
-    files = {step: path for step, path in checkpoint.saved(folder, name) if checkpoint.whole(path)}
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, list(files))
-    all_have = set.intersection(*map(set, every))
-    return files[max(all_have)] if all_have else None
 
 
 def digest(state: dict[str, Any]) -> str:
@@ -237,10 +223,9 @@ def digest(state: dict[str, Any]) -> str:
 
 def agree(run: Run) -> None:
     """Raise UserError unless all processes execute the same run."""
-    import torch.distributed as dist
+    from commsweep.experiments.collectives import gathered
 
-    ids: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(ids, run_id(run))
+    ids = gathered(run_id(run))
     if len(set(ids)) > 1:
         raise UserError(f"the learners' configurations differ (runs {', '.join(map(str, ids))}); start all with the "
                         "same settings")

@@ -185,6 +185,16 @@ def end(launch: str, running: list[subprocess.Popen]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def newest(folder: Path, name: str) -> Path | None:
+    """The checkpoint of this process to go on from: the newest that is whole at all processes."""
+    from commsweep.experiments import checkpoint
+    from commsweep.experiments.collectives import gathered
+
+    files = {step: path for step, path in checkpoint.saved(folder, name) if checkpoint.whole(path)}
+    all_have = set.intersection(*map(set, gathered(list(files))))
+    return files[max(all_have)] if all_have else None
+
+
 def blame(folder: RunFolder, codes: list[int], log: str, who: str = "stage") -> str:
     """One line about the process that failed first: one that a signal ended, else the first one that said something."""
     failed = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)

@@ -26,7 +26,7 @@ from commsweep.experiments import checkpoint, models
 from commsweep.experiments import data as datasets
 from commsweep.experiments.boundary.insert import Boundaries, sections
 from commsweep.experiments.boundary.plan import check_room, memory_bytes, message_shapes
-from commsweep.experiments.collectives import Processes
+from commsweep.experiments.collectives import Processes, gathered
 from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.compressors import message
 from commsweep.experiments.config import Execution, Run, Wiring, canonical, run_id
@@ -36,7 +36,7 @@ from commsweep.experiments.data_parallel.layers import identified
 from commsweep.experiments.data_parallel.ledger import Ledger
 from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.feedback.memory import Keys
-from commsweep.experiments.processes import stages
+from commsweep.experiments.processes import launch, stages
 from commsweep.experiments.processes.engine import SCHEDULES, Side, Stage, Turn
 from commsweep.experiments.processes.timing import KEPT, summary
 from commsweep.experiments.store import DIVERGED, FINISHED, Row, RunFolder
@@ -72,17 +72,10 @@ def connect(run: Run, execution: Execution, patience: float) -> torch.device:
 
 def _agree(text: str, what: str) -> None:
     """Raise UserError unless all processes have the same text."""
-    digests = _gathered(message.digest(text))
+    digests = gathered(message.digest(text))
     if len(set(digests)) > 1:
         other = next(i for i, one in enumerate(digests) if one != digests[0])
         raise UserError(f"processes 0 and {other} were started with different {what}; start all with the same")
-
-
-def _gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What every process of a group (None: of all) says."""
-    every: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, mine, group)
-    return every
 
 
 def turns(passes: list[Pass], samples: Tensor, first: int, device: torch.device) -> list[Turn]:
@@ -347,11 +340,11 @@ class Trainer:
                 "losses": [float(one) for one in self.losses],
                 "bytes": sum(side.boundary.get_submodule(way).counts.total()
                              for way, side in self.sides.items() if side is not None)}
-        every = _gathered(mine)
+        every = gathered(mine)
         ends, error = every[self.world - 1 :: self.world], None  # the learners' last stages
         loss = sum(one["loss"] for one in ends) / max(1, sum(one["samples"] for one in ends))
         if not math.isfinite(loss):
-            bad = [where for where in _gathered(self.boundaries.non_finite()) if where]
+            bad = [where for where in gathered(self.boundaries.non_finite()) if where]
             error = f"{min(bad)[1] if bad else 'non-finite loss'}, epoch {self.epoch + 1}, by step {self.step}"
         record = {"epoch": self.epoch + 1, "step": self.step, "train_loss": loss, **ends[0]["scores"],
                   "bytes": sum(one["bytes"] for one in every), "seconds": round(self.seconds["train"], 4)}
@@ -378,7 +371,7 @@ class Trainer:
     # Checkpoints: every process has its own file for an epoch, and two epochs are kept, so one is always whole.
 
     def _checkpoint(self) -> None:
-        if not _gathered(self.pace.due())[0]:
+        if not gathered(self.pace.due())[0]:
             return
         with self.pace.taken():
             self._save()
@@ -392,15 +385,13 @@ class Trainer:
                  "random": torch.get_rng_state(), "sent": self.stage.sent, "framing": self.stage.framing,
                  "tied": self.tied_bytes}
         checkpoint.save(state, self.folder.path, f"stage{self.place}", self.epoch)
-        _gathered(None)  # all have theirs
+        gathered(None)  # all have theirs
 
     def _resume(self) -> None:
-        files = {epoch: path for epoch, path in checkpoint.saved(self.folder.path, f"stage{self.place}")
-                 if checkpoint.whole(path)}
-        both = set.intersection(*(set(epochs) for epochs in _gathered(list(files))))
-        if not both:
+        newest = launch.newest(self.folder.path, f"stage{self.place}")
+        if newest is None:
             return
-        state = torch.load(files[max(both)], map_location=self.device, weights_only=True)
+        state = torch.load(newest, map_location=self.device, weights_only=True)
         if "crossed" not in state:
             if self.speaks:
                 notice(f"pipeline {self.folder.path.name}: its checkpoints are of an earlier commsweep: beginning anew")
@@ -421,24 +412,24 @@ class Trainer:
     # The row.
 
     def _row(self, status: str, error: str | None, wall: float) -> Row | None:
-        ledgers = _gathered(self.boundaries.ledger())
+        ledgers = gathered(self.boundaries.ledger())
         self.shared.settle()
-        state = _gathered({name: one.detach().cpu() for name, one in
+        state = gathered({name: one.detach().cpu() for name, one in
                            self._owned().items()}, self.group) if self.keep_weights else []
-        timing = _gathered({"spans": self.stage.spans, "began": self.began, "passages": self.stage.passages},
+        timing = gathered({"spans": self.stage.spans, "began": self.began, "passages": self.stage.passages},
                            self.group)
-        links = [link for one in _gathered(list(self.boundaries.links().items()), self.group) for link in one]
+        links = [link for one in gathered(list(self.boundaries.links().items()), self.group) for link in one]
         evaluations = self.folder.metrics()
         ran = Installed(
             self.run, self.model, self.body, self.data, self.optimizer, self.clip, self.scheduler,
             {**sections(dict(links), self.run.at), **self.shared.installed()},
             self.schedule._n_microbatches, self.epoch, evaluations[0]["epoch"] if evaluations else self.epoch,
             self.stage.precision)
-        every = _gathered(ran.record())
-        transport = _gathered({"sent": self.stage.sent, "framing": self.stage.framing, "tied": self.tied_bytes}
+        every = gathered(ran.record())
+        transport = gathered({"sent": self.stage.sent, "framing": self.stage.framing, "tied": self.tied_bytes}
                               | ({"exchanged": dict(self.collectives.sent)} if self.collectives else {}))
         exchange = self.shared.exchange
-        told = _gathered(exchange and ([layer.place for layer in exchange.layers], exchange.ledger.state()))
+        told = gathered(exchange and ([layer.place for layer in exchange.layers], exchange.ledger.state()))
         if not self.speaks:
             return None
         for cut, one in links:  # both ends of a boundary say the same

@@ -30,7 +30,7 @@ from commsweep.experiments.training.run import build as build_run
 from commsweep.experiments.training.run import execute, trainer
 from commsweep.main import main
 from commsweep.sweeps.papers.adacomp import METHODS
-from tests.helpers import same_bits, tiny, tiny_text
+from tests.helpers import resumed, same_bits, tiny, tiny_text
 
 HOW = Execution("cpu")
 GATHER = {"grad.exchange": "allgather"}
@@ -690,17 +690,8 @@ def test_a_periodic_threshold_is_looked_for_every_n_messages():
 
 def test_a_periodic_threshold_outlives_a_checkpoint(store, tmp_path):
     run = override(tiny(epochs=2, eval_every=1), {"grad.learners": 2} | PERIODIC)
-    straight, seen = execute(run, store, HOW), []
-
-    def once():
-        seen.append(True)
-        return len(seen) == 1
-
-    parts = type(store)(tmp_path / "parts")
-    with pytest.raises(KeyboardInterrupt):
-        execute(run, parts, Execution("cpu", checkpoint_every=0), stopping=once)
-    resumed = execute(run, parts, HOW)
-    assert resumed["metrics"] == straight["metrics"] and resumed["gradients"] == straight["gradients"]
+    straight, parts = execute(run, store, HOW), resumed(run, tmp_path / "parts")
+    assert parts["metrics"] == straight["metrics"] and parts["gradients"] == straight["gradients"]
 
 
 @pytest.mark.parametrize("args, line", [

@@ -18,7 +18,7 @@ from commsweep.experiments.processes import ddp
 from commsweep.experiments.store import Store
 from commsweep.experiments.training.run import build, execute, trainer
 from commsweep.main import main
-from tests.helpers import same_bits, tiny, tiny_text
+from tests.helpers import resumed, same_bits, tiny, tiny_text
 
 HOW = Execution("cpu")
 PLAIN = {"optim.kind": "sgd", "optim.momentum": 0.0, "optim.weight_decay": 0.0, "optim.lr": 0.1,
@@ -215,17 +215,8 @@ def test_a_resumed_run_is_the_same(base, tmp_path):
     """Law 7: stopped after an epoch, in the middle of a round and of an overlap, and continued."""
     torch.set_num_threads(1)
     whole = execute(base, Store(tmp_path / "whole"), HOW)
-    store = Store(tmp_path / "parts")
-    seen = []
-
-    def once():
-        seen.append(True)
-        return len(seen) == 1
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(base, store, Execution("cpu", checkpoint_every=0), stopping=once)
-    resumed = execute(base, store, HOW)
-    assert resumed["metrics"] == whole["metrics"] and resumed["gradients"] == whole["gradients"]
+    parts = resumed(base, tmp_path / "parts")
+    assert parts["metrics"] == whole["metrics"] and parts["gradients"] == whole["gradients"]
 
 
 @pytest.mark.parametrize("name", ["streaming", *(pytest.param(name, marks=SLOW)

@@ -12,7 +12,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import ddp
 from commsweep.experiments.store import Store
 from commsweep.experiments.training.run import build, execute, trainer
-from tests.helpers import same_bits, tiny, tiny_text
+from tests.helpers import resumed, same_bits, tiny, tiny_text
 
 HOW = Execution("cpu")
 PLAIN = {"model.name": "mlp", "optim.momentum": 0.0, "optim.weight_decay": 0.0, "optim.lr": 0.1, "epochs": 1,
@@ -118,16 +118,8 @@ CODED = {"nodes": 2, "inside": 8, "across": 4, "weights": 4}
 def test_a_resumed_run_is_the_same(tmp_path):
     run = sharded(tiny_text(epochs=2), **CODED)
     torch.set_num_threads(1)
-    whole, store, seen = execute(run, Store(tmp_path / "whole"), HOW), Store(tmp_path / "parts"), []
-
-    def once():
-        seen.append(True)
-        return len(seen) == 1
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(run, store, Execution("cpu", checkpoint_every=0), stopping=once)
-    resumed = execute(run, store, HOW)
-    assert resumed["metrics"] == whole["metrics"] and resumed["gradients"] == whole["gradients"]
+    whole, parts = execute(run, Store(tmp_path / "whole"), HOW), resumed(run, tmp_path / "parts")
+    assert parts["metrics"] == whole["metrics"] and parts["gradients"] == whole["gradients"]
     assert whole["status"] == "finished" and whole["run"] == record(run)
 
 
