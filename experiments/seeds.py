@@ -13,23 +13,26 @@ that come from torch's global stream, seeded with the run's seed and kept in che
 from __future__ import annotations
 
 FIXED = 0
-BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES, PAIRS, SHARDS = range(10)  # purposes
+BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES, PAIRS, SHARDS, SHARE = range(11)  # purposes
 _WORD = 2**64 - 1
+GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64
+ROUNDS, LAST = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
 
 
 def draw(purpose: int, seed: int, *place: int) -> int:
     """A seed of 63 bits. No two sequences of numbers share one but by chance (SplitMix64 over one after the other)."""
     z = 0
     for number in (purpose, seed, *place):
-        z = _mixed((z ^ number) + 0x9E3779B97F4A7C15)
+        z = start((z ^ number) + GAMMA)
     return z >> 1
 
 
-def _mixed(z: int) -> int:
-    z &= _WORD
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & _WORD
-    return z ^ z >> 31
+def start(seed: int) -> int:
+    """Where the stream of a seed starts (64 bits): seeds beside each other have streams that are not."""
+    z = seed & _WORD
+    for shift, factor in ROUNDS:
+        z = (z ^ z >> shift) * factor & _WORD
+    return z ^ z >> LAST
 
 
 def order(seed: int, epoch: int) -> int:

@@ -68,8 +68,16 @@ def pack_mask(mask: Tensor, kept: int) -> Tensor:
     if kept == row:
         return torch.empty(0, dtype=torch.uint8, device=mask.device)
     if indices_win(n_rows, row, kept):
-        return pack(mask.nonzero()[:, 1], index_bits(row))
+        return pack(taken(torch.arange(row, device=mask.device).expand_as(mask), mask, kept), index_bits(row))
     return pack(mask, 1)
+
+
+def taken(flat: Tensor, kept: Tensor, k: int) -> Tensor:
+    """The entries of flat [rows, n] where `kept`, which is true k times in each row, in order: [rows, k]."""
+    if flat.device.type == "cpu":
+        return flat[kept].view(-1, k)
+    out = flat.new_empty(len(flat), k + 1)  # what is not kept falls into the last column; no device is waited for
+    return out.scatter_(1, (kept.cumsum(1) - 1).where(kept, k), flat)[:, :k].contiguous()
 
 
 def unpack_mask(packed: Tensor, n_rows: int, row: int, kept: int) -> Tensor:

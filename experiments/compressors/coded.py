@@ -22,6 +22,7 @@ from commsweep.experiments.compressors.base import (
     rows,
     unrows,
 )
+from commsweep.experiments.compressors.bits import taken
 from commsweep.experiments.compressors.sparse import FixedK, ForwardMask, RiceTopK, Sparsifier, TopK, scatter
 from commsweep.experiments.config import Spec
 from commsweep.experiments.errors import UserError
@@ -133,23 +134,11 @@ class CodedForwardMask(ForwardMask):
         return torch.Size([samples, n_rows * k // samples])
 
 
-def taken(flat: Tensor, kept: Tensor, k: int) -> Tensor:
-    """The entries of flat [rows, n] where `kept`, which is true k times in each row, in order: [rows, k]."""
-    if kernels.usable(flat):
-        return flat[kept].view(-1, k)
-    out = flat.new_empty(len(flat), k + 1)  # what is not kept falls into the last column; no device is waited for
-    return out.scatter_(1, _places(kept).where(kept, k), flat)[:, :k].contiguous()
-
-
 def put(values: Tensor, kept: Tensor) -> Tensor:
     """Inverse of `taken`, zeros elsewhere."""
     if kernels.usable(values):
         return scatter(values.reshape(-1), kept)
-    return values.gather(1, _places(kept).clamp(0, values.shape[1] - 1)).where(kept, values.new_zeros(()))
-
-
-def _places(kept: Tensor) -> Tensor:
-    return kept.cumsum(1) - 1
+    return values.gather(1, (kept.cumsum(1) - 1).clamp(0, values.shape[1] - 1)).where(kept, values.new_zeros(()))
 
 
 def _codes(seed: int) -> int:

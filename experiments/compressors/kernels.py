@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commsweep.experiments import seeds
+
 try:
     import numba
 except ImportError:  # a GPU machine needs none of this file
@@ -27,6 +29,10 @@ _TILE = 1 << 14  # rows up to here, of which few entries stay, are bisected afte
 _FEW = 16  # at most one entry in so many
 _SAMPLE, _LOOKS = 512, 8  # entries of a long row that a threshold is estimated from, and how often it is mended
 _SERIAL = 1 << 15  # below this many elements a second thread costs more than it brings
+_GAMMA, _FACTOR = np.uint64(seeds.GAMMA), tuple(np.uint64(factor) for _, factor in seeds.ROUNDS)
+_SHIFT = *(np.uint64(shift) for shift, _ in seeds.ROUNDS), np.uint64(seeds.LAST)
+_UNIT, _TINY = np.float32(2.0**-24), np.float32(2.0**-16)
+_EVEN, _MEAN = np.uint64(0x0000FFFF0000FFFF), np.int32(12 * 65535 // 2)
 
 
 def usable(x: Tensor) -> bool:
@@ -86,6 +92,27 @@ def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
     else:
         _over_rows(lambda a, b: _uniform(*args, a, b, 0, n), n_rows, n)
     return out
+
+
+def uniform_draws(n: int, start: int) -> Tensor:
+    """`draws.uniform` [n] of the stream that starts there."""
+    out, half = np.empty(n, np.float32), -(-n // 2)
+    _over_rows(lambda a, b: _draw_uniform(np.uint64(start), a, out[a:min(b, half)], out[half + a:half + b]), half, 2)
+    return torch.from_numpy(out)
+
+
+def normal_draws(n: int, start: int) -> Tensor:
+    """`draws.normal` [n] of the stream that starts there."""
+    out = np.empty(n, np.float32)
+    _over_rows(lambda a, b: _draw_normal(np.uint64(start), a, n, out[a:b]), n, 1)
+    return torch.from_numpy(out)
+
+
+def word_draws(n: int, start: int) -> Tensor:
+    """`draws.words` [n] of the stream that starts there."""
+    out = np.empty(n, np.int64)
+    _over_rows(lambda a, b: _draw_words(np.uint64(start), a, out.view(np.uint64)[a:b]), n, 1)
+    return torch.from_numpy(out)
 
 
 def _over_rows(task: Callable[[int, int], None], n_rows: int, n: int) -> None:
@@ -352,6 +379,42 @@ def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no c
     for r in range(row_from, row_to):
         threshold, need, ties = _rank(x[r], k, strict, counts, pool, places)
         _keep(x[r], threshold, need, ties, strict, want_mask, out[r], mask[r if want_mask else 0])
+
+
+@_compiled
+def _word(start, i):  # pragma: no cover (compiled)
+    """Word i of SplitMix64 from this start; every number here is a uint64, as numba would make others float64."""
+    z = start + np.uint64(i + 1) * _GAMMA
+    z = (z ^ (z >> _SHIFT[0])) * _FACTOR[0]
+    z = (z ^ (z >> _SHIFT[1])) * _FACTOR[1]
+    return z ^ (z >> _SHIFT[2])
+
+
+@_compiled
+def _draw_words(start, first, out):  # pragma: no cover (compiled)
+    for i in range(out.size):
+        out[i] = _word(start, first + i)
+
+
+@_compiled
+def _draw_normal(start, first, n, out):  # pragma: no cover (compiled)
+    for i in range(out.size):
+        pairs = np.uint64(0)
+        for turn in range(3):
+            z = _word(start, first + i + turn * n)
+            pairs += (z & _EVEN) + ((z >> np.uint64(16)) & _EVEN)
+        out[i] = np.float32(np.int32(pairs & np.uint64(0xFFFFFFFF)) + np.int32(pairs >> np.uint64(32)) - _MEAN) * _TINY
+
+
+@_compiled
+def _draw_uniform(start, first, low, high):  # pragma: no cover (compiled)
+    """Words from `first` on: their low halves, and their high halves, of which there may be one less."""
+    for i in range(high.size):
+        z = _word(start, first + i)
+        low[i] = np.float32(np.int32((z & np.uint64(0xFFFFFFFF)) >> np.uint64(8))) * _UNIT
+        high[i] = np.float32(np.int32(z >> np.uint64(40))) * _UNIT
+    for i in range(high.size, low.size):
+        low[i] = np.float32(np.int32((_word(start, first + i) & np.uint64(0xFFFFFFFF)) >> np.uint64(8))) * _UNIT
 
 
 @_compiled

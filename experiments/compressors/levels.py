@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors import kernels
+from commsweep.experiments.compressors import draws, kernels
 from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
@@ -110,7 +110,7 @@ class Tern(Levels):
             edge = self.spec.clip * flat.std(1, correction=0, keepdim=True)
             flat = flat.clamp(-edge, edge)
         s = flat.abs().amax(1, keepdim=True)
-        sent = _uniform(flat, seed) * s < flat.abs()
+        sent = draws.uniform(flat.shape, seed, flat.device) * s < flat.abs()
         return torch.where(sent, torch.where(flat > 0, 1, 2), 0), s
 
     def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
@@ -134,7 +134,8 @@ class E3M0(Levels):
         return torch.where(flat < 0, 8, 0) + torch.where(s > 0, j, 7), s
 
     def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
-        sizes = torch.tensor([2.0**-j for j in range(7)] + [0.0], device=scales.device)[codes % 8] * scales
+        j = (codes % 8).to(torch.int32)
+        sizes = ((127 - j) << 23).view(torch.float32).where(j < 7, 0.0) * scales  # the bits of 2^-j
         return torch.where(codes >= 8, -sizes, sizes)
 
 
@@ -192,8 +193,7 @@ class Natural(Compressor):
         """int32: the float32 pattern with its mantissa rounded away, up with probability mantissa / 2^23."""
         pattern = flat.float().contiguous().view(torch.int32)
         size = pattern & 0x7FFFFFFF
-        generator = torch.Generator(flat.device).manual_seed(seed)
-        size = size + torch.randint(0, 1 << 23, size.shape, generator=generator, device=flat.device, dtype=torch.int32)
+        size = size + (draws.uniform(size.shape, seed, size.device) * 2**23).to(torch.int32)
         size = torch.where((pattern & 0x7FFFFFFF) < 0x7F800000, size.clamp(max=0x7F000000 + (1 << 23) - 1), 0x7F800000)
         return (size & 0x7F800000) | (pattern & -0x80000000).where(size >= 1 << 23, 0)
 
@@ -241,7 +241,7 @@ class QSGD(Compressor):
         norms = _norm(groups, order, 2)
         gain = self.spec.levels / norms
         size = groups.abs() * torch.where(norms > 0, gain.clamp(max=torch.finfo(torch.float32).max), 0.0)
-        drawn = (size + _uniform(groups, seed)).floor_().clamp_(max=self.spec.levels)
+        drawn = (size + draws.uniform(size.shape, seed, size.device)).floor_().clamp_(max=self.spec.levels)
         levels = torch.where(groups < 0, -drawn, drawn).nan_to_num(0.0).to(torch.int32)
         return levels.reshape(n_rows, -1)[:, :n], norms[:, :, 0]
 
@@ -300,8 +300,3 @@ def _norm(x: Tensor, order: float, axis: int) -> Tensor:
 def _gamma_bits(value: Tensor) -> Tensor:
     """Length of Elias gamma codes of whole numbers of at least 1: 2 floor(log2 v) + 1."""
     return 2 * torch.frexp(value.double()).exponent - 1
-
-
-def _uniform(like: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator(like.device).manual_seed(seed)
-    return torch.rand(like.shape, generator=generator, device=like.device)

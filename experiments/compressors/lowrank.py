@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from commsweep.experiments.compressors import draws
 from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload
 from commsweep.experiments.compressors.features import columns, matrix, tensor
 
@@ -20,7 +21,7 @@ class LowRank(Compressor):
     def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
         """The first Q [d, rank] of a channel whose messages have this shape; None when every message starts anew."""
         d = columns(shape)
-        return _random(d, min(self.spec.rank, d), seed, torch.device("cpu")) if self.spec.warm else None
+        return draws.normal(torch.Size([d, min(self.spec.rank, d)]), seed, torch.device("cpu")) if self.spec.warm else None
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         return tensor(_product(*self._factors(x, seed, None)), x)
@@ -53,7 +54,7 @@ class LowRank(Compressor):
     def _factors(self, x: Tensor, seed: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
         m = matrix(x).float()
         rank = min(self.spec.rank, *m.shape)
-        q = _random(m.shape[1], rank, seed, x.device) if start is None else start
+        q = draws.normal(torch.Size([m.shape[1], rank]), seed, x.device) if start is None else start
         p = torch.linalg.qr(m @ q[:, :rank]).Q
         return p.to(x.dtype), (m.mT @ p).to(x.dtype)
 
@@ -75,7 +76,3 @@ def _next(q: Tensor, start: Tensor) -> Tensor:
 
 def _product(p: Tensor, q: Tensor) -> Tensor:
     return (p.contiguous().float() @ q.contiguous().float().mT).to(p.dtype)
-
-
-def _random(d: int, rank: int, seed: int, device: torch.device) -> Tensor:
-    return torch.randn(d, rank, generator=torch.Generator(device).manual_seed(seed), device=device)

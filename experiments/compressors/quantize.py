@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors import kernels, packing
+from commsweep.experiments.compressors import draws, kernels, packing
 from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
@@ -96,8 +96,7 @@ class Quantizer(Compressor):
         """To the nearest code, or up with the probability that makes the expectation exact."""
         if self.spec.rounding == "nearest":
             return x.round_()
-        generator = torch.Generator(x.device).manual_seed(seed)
-        return x.add_(torch.rand(x.shape, generator=generator, device=x.device)).floor_()
+        return x.add_(draws.uniform(x.shape, seed, x.device)).floor_()
 
     # Between a message and its [groups, elements] matrix.
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors import kernels, packing, rice
+from commsweep.experiments import seeds
+from commsweep.experiments.compressors import draws, kernels, packing, rice
 from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
@@ -27,6 +28,7 @@ from commsweep.experiments.compressors.bits import (
     pack,
     pack_mask,
     packed_bytes,
+    taken,
     unpack,
     unpack_flags,
     unpack_mask,
@@ -153,7 +155,7 @@ class TopK(FixedK):
             values, places = packing.select(flat, k, as_mask=not short)
             return payload(x, values=values.view(-1), places=pack(places, index_bits(row) if short else 1))
         mask = self.as_rows(self.masked(x, seed)[1])
-        return payload(x, values=flat[mask], places=pack_mask(mask, k))
+        return payload(x, values=taken(flat, mask, k).view(-1), places=pack_mask(mask, k))
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
@@ -246,7 +248,8 @@ class RiceTopK(TopK):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         mask = self.as_rows(self.masked(x, seed)[1])
         row = mask.shape[1]
-        k, values = budget(self.spec.ratio, row), self.as_rows(x)[mask]
+        k = budget(self.spec.ratio, row)
+        values = taken(self.as_rows(x), mask, k).view(-1)
         if k < row:
             places = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
             code = rice.encode(places, rice.parameter(k, row))
@@ -444,8 +447,7 @@ class RandomK(FixedK):
     """k = ratio * d random positions, the same in every sample of a message and new in the next one.
 
     The positions follow from a 64-bit seed that travels: nbytes = rows * k * itemsize + 8. `scaled`
-    multiplies what arrives by d / k, which makes the message unbiased. Sender and receiver must draw on
-    the same type of device.
+    multiplies what arrives by d / k, which makes the message unbiased.
     """
 
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -468,8 +470,7 @@ class RandomK(FixedK):
         return unrows(mask.expand(n_rows, row), payload)
 
     def _columns(self, row: int, seed: int, device: torch.device) -> Tensor:
-        order = torch.randperm(row, generator=torch.Generator(device).manual_seed(seed), device=device)
-        return order < budget(self.spec.ratio, row)
+        return draws.smallest(row, budget(self.spec.ratio, row), seed, device)
 
     def gain(self, shape: torch.Size) -> float:
         row = row_shape(shape)[1]
@@ -477,14 +478,17 @@ class RandomK(FixedK):
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat = rows(x)
-        values = flat[:, self._columns(flat.shape[1], seed, x.device)]
-        return payload(x, values=values, seed=torch.tensor([seed], dtype=torch.int64))
+        mask = self._columns(flat.shape[1], seed, x.device).expand_as(flat)
+        return payload(x, values=taken(flat, mask, budget(self.spec.ratio, flat.shape[1])), seed=torch.tensor([seed], dtype=torch.int64))
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = row_shape(payload.shape)
         values = payload.parts["values"] * self.gain(payload.shape)
         mask = self._columns(row, int(payload.parts["seed"]), values.device)
         return unrows(scatter(values.flatten(), mask.expand(n_rows, row)), payload)
+
+
+_LAST = torch.iinfo(torch.int64).max
 
 
 class RandTopK(FixedK):
@@ -517,15 +521,14 @@ class RandTopK(FixedK):
         if k == row:
             return self.top.masked(x, seed, want_mask)
         top = keep_largest(flat, k)[1]
-        generator = torch.Generator(x.device).manual_seed(seed)
         other = min(k, row - k)
-        chance = torch.full((n_rows, 1), self.spec.alpha, device=x.device)
-        m = torch.binomial(torch.full_like(chance, k), chance, generator=generator).clamp_(max=other)
-        order = torch.rand(flat.shape, generator=generator, device=x.device)
+        tosses = draws.uniform(torch.Size([n_rows, k]), seeds.draw(seeds.SHARE, seed), x.device) < self.spec.alpha
+        m = tosses.sum(1, keepdim=True).clamp_(max=other)
+        order = draws.words(flat.numel(), seed, x.device).view(flat.shape)
         place = torch.arange(k, device=x.device)
         mask = torch.zeros_like(top)
         for group, count, wanted in ((top, k, k - m), (~top, other, m)):
-            drawn = order.where(group, 2.0).topk(count, dim=1, largest=False).indices  # a random order of the group
+            drawn = order.where(group, _LAST).topk(count, dim=1, largest=False).indices  # a random order of the group
             mask.scatter_(1, drawn, place[:count] < wanted)
         y = flat.where(mask, flat.new_zeros(()))
         return self.top.from_rows(y, x), self.top.from_rows(mask, x) if want_mask else None
@@ -535,7 +538,8 @@ class RandTopK(FixedK):
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat, mask = self.top.as_rows(x), self.top.as_rows(self.masked(x, seed)[1])
-        return payload(x, values=flat[mask], places=pack_mask(mask, budget(self.spec.ratio, flat.shape[1])))
+        k = budget(self.spec.ratio, flat.shape[1])
+        return payload(x, values=taken(flat, mask, k).view(-1), places=pack_mask(mask, k))
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         return self.top.layouts(shape, dtype)
@@ -596,4 +600,4 @@ def scatter(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _byte(x: Tensor, value: int) -> Tensor:
-    return torch.tensor([value], dtype=torch.uint8, device=x.device)
+    return torch.full((1,), value, dtype=torch.uint8, device=x.device)

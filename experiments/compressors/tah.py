@@ -82,8 +82,8 @@ class TAH(Compressor):
 
     def _half(self, high: Tensor) -> Tensor:
         """2^(b-1) of every token, [tokens, 1, 1]."""
-        halves = torch.tensor([2.0 ** (self.spec.low - 1), 2.0 ** (self.spec.high - 1)], device=high.device)
-        return halves[high.long()][:, None, None]
+        low, rich = 2.0 ** (self.spec.low - 1), 2.0 ** (self.spec.high - 1)
+        return torch.where(high, rich, low).float()[:, None, None]
 
     def _values(self, codes: Tensor, scales: Tensor, rotated: Tensor, high: Tensor, shape: torch.Size,
                 dtype: torch.dtype) -> Tensor:
@@ -93,8 +93,10 @@ class TAH(Compressor):
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         codes, scales, rotated, high = self._quantized(x)
-        parts = {}
-        for name, which, bits in (("high", high, self.spec.high), ("low", ~high, self.spec.low)):
+        samples, tokens, _ = _tokens(x.shape)
+        rich, parts = samples * self._high(tokens), {}
+        order = (~high).to(torch.uint8).argsort(stable=True)  # as many as known beforehand: no device is waited for
+        for name, which, bits in (("high", order[:rich], self.spec.high), ("low", order[rich:], self.spec.low)):
             parts[name] = pack(codes[which].flatten().long() + 2 ** (bits - 1), bits)
         return payload(x, **parts, scales=scales, rotated=pack(rotated.flatten(), 1), tokens=pack(high, 1))
 

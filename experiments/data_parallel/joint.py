@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from commsweep.experiments.collectives import Collectives, Parts
-from commsweep.experiments.compressors.bits import mask_bytes, pack_mask, unpack_mask
+from commsweep.experiments.compressors.bits import mask_bytes, pack_mask, taken, unpack_mask
 from commsweep.experiments.compressors.sparse import budget, keep_largest
 from commsweep.experiments.config import CLTK, DionFactors, PowerSGD
 
@@ -46,14 +46,18 @@ class Leader(JointCompressor):
                 collectives: Collectives) -> Combined:
         sizes = [m.numel() for m in messages[0]]
         kept = [budget(one.spec.ratio, n) for one, n in zip(compressors, sizes, strict=True)]
-        packed = collectives.broadcast(
-            lambda i: [pack_mask(keep_largest(m.reshape(1, -1), k)[1], k)
-                       for m, k in zip(messages[i], kept, strict=True)],
-            step % collectives.learners, WHAT).wait()
-        masks = [unpack_mask(part, 1, n, k)[0] for part, n, k in zip(packed, sizes, kept, strict=True)]
-        values = collectives.gather([[m.reshape(-1)[mask] for m, mask in zip(own, masks, strict=True)]
-                                     for own in messages], WHAT).wait()
-        return [[one.new_zeros(mask.numel()).masked_scatter_(mask, one).reshape(m.shape)
+        leader, chosen = step % collectives.learners, {}
+
+        def choice(i: int) -> list[Tensor]:
+            chosen[i] = [keep_largest(m.reshape(1, -1), k)[1] for m, k in zip(messages[i], kept, strict=True)]
+            return [pack_mask(mask, k) for mask, k in zip(chosen[i], kept, strict=True)]
+
+        packed = collectives.broadcast(choice, leader, WHAT).wait()
+        masks = (chosen[collectives.here.index(leader)] if leader in collectives.here else  # the others check theirs
+                 [unpack_mask(part, 1, n, k) for part, n, k in zip(packed, sizes, kept, strict=True)])
+        values = collectives.gather([[taken(m.reshape(1, -1), mask, k)[0] for m, mask, k in zip(
+            own, masks, kept, strict=True)] for own in messages], WHAT).wait()
+        return [[one.new_zeros(mask.numel()).masked_scatter_(mask[0], one).reshape(m.shape)
                  for one, mask, m in zip(every, masks, messages[0], strict=True)] for every in values], warm, None
 
     def nbytes(self, shape: torch.Size, learners: int) -> float:

@@ -165,8 +165,9 @@ class SparseTraining(Component):
             choice = made[leader if several else 0]
             for (side, index), text in zip(told, packed, strict=True):
                 numel, kept = self.masks[index].dead.numel(), self._due[index][side]
-                arrived = unpack_mask(text, 1, numel, kept).view(self.shapes[index])
-                choice[index] = (arrived, choice[index][1]) if side == 0 else (choice[index][0], arrived)
+                if leader not in exchange.collectives.here:
+                    arrived = unpack_mask(text, 1, numel, kept).view(self.shapes[index])
+                    choice[index] = (arrived, choice[index][1]) if side == 0 else (choice[index][0], arrived)
                 self.sent += mask_bytes(1, numel, kept)
         else:
             choice = of(exchange.collected[0])

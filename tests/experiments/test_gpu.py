@@ -10,37 +10,53 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from commsweep.experiments import checkpoint
-from commsweep.experiments.boundary.channel import Counts
+from commsweep.experiments.boundary.channel import Channel, Step
+from commsweep.experiments.collectives import Simulated
+from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.compressors import build, tah
-from commsweep.experiments.config import Execution, override
+from commsweep.experiments.config import KFAC, Execution, Link, override
+from commsweep.experiments.data_parallel.exchange import Exchange
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.feedback import boundaries as feedback
+from commsweep.experiments.feedback.boundaries import Visited
 from commsweep.experiments.feedback.memory import Keys, Memory
 from commsweep.experiments.processes.trainer import connect
+from commsweep.experiments.second_order import factors
+from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.training.run import build as build_run
-from tests.helpers import COMPRESSORS, name, same_bits, tiny
-
-
-def drawn(spec) -> bool:
-    """Whether its messages are drawn: a generator of a GPU needs a driver, so these cannot be tried here."""
-    return (spec["kind"] in ("randomk", "randtopk", "lowrank", "tern", "qsgd", "natural")
-            and spec.get("ratio") != 1.0) or "stochastic" in str(spec)
+from commsweep.sweeps.papers.adacomp import METHODS
+from tests.helpers import COMPRESSORS, FEEDBACKS, name, same_bits, tiny, tiny_text
 
 
 MODULES = ("bottleneck", "subspace")  # parts of the model, not of a message
-PLAIN = [one for one in COMPRESSORS if one["kind"] not in MODULES and not drawn(one)]
+MESSAGES = [one for one in COMPRESSORS if one["kind"] not in MODULES]
+SHAPES = {"image": torch.Size([2, 8, 16, 16]), "sequence": torch.Size([2, 8, 16])}
+each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
 @pytest.fixture
 def faked():
     """Fake tensors; constants that were kept for their device are forgotten before and after."""
     tah._hadamard.cache_clear()
-    with FakeTensorMode():
-        yield
+    with FakeTensorMode() as mode:
+        yield mode
     tah._hadamard.cache_clear()
 
 
-@pytest.mark.parametrize("spec", PLAIN, ids=name)
-@pytest.mark.parametrize("shape", [(2, 8, 16, 16), (2, 8, 16)], ids=["image", "sequence"])
+def on_device(module, mode):
+    """Its state as fake CUDA tensors; which samples have been seen stays on the host, as a real training leaves it."""
+    for part in module.modules():
+        if isinstance(part, Visited):
+            continue
+        for held in (part._parameters, part._buffers):
+            for key, value in held.items():
+                if value is not None:
+                    held[key] = mode.from_tensor(value).to("cuda")
+    return module
+
+
+@pytest.mark.parametrize("spec", MESSAGES, ids=name)
+@each_shape
 def test_nothing_on_the_hot_path_waits_for_the_device(spec, shape, faked):
     """What arrives and its bytes, without a value being looked at: `.item()` or `nonzero` would raise here."""
     compressor = build(spec)
@@ -48,6 +64,81 @@ def test_nothing_on_the_hot_path_waits_for_the_device(spec, shape, faked):
     nbytes = compressor.bytes_sent(y)
     assert y.device.type == "cuda" and y.shape == shape
     assert isinstance(nbytes, int) or nbytes.device.type == "cuda"
+
+
+def fixed_size(spec) -> bool:
+    """Whether the bytes of a message follow from its shape; Rice codes and Elias codes are made on the host."""
+    try:
+        build(spec).formula_bytes(SHAPES["image"], torch.float32)
+    except NotImplementedError:
+        return False
+    return not ("rice" in spec.values() or (spec["kind"] == "qsgd" and spec.get("coding") != "fixed"))
+
+
+@pytest.mark.parametrize("spec", [one for one in MESSAGES if fixed_size(one)], ids=name)
+@each_shape
+def test_payloads_of_a_known_size_are_made_without_a_wait(spec, shape, faked):
+    compressor = build(spec)
+    made = compressor._encode(torch.randn(shape, device="cuda"), 3)
+    assert made.nbytes == compressor.formula_bytes(shape, torch.float32)
+
+
+@pytest.mark.parametrize("spec", FEEDBACKS, ids=name)
+@pytest.mark.parametrize("compressor", [{"kind": "topk", "ratio": 0.1}, {"kind": "uniform", "rounding": "stochastic"}],
+                         ids=name)
+@pytest.mark.parametrize("seen", [False, True])
+def test_feedback_and_bookkeeping_of_a_crossing_wait_for_nothing(spec, compressor, seen, monkeypatch):
+    if spec["kind"] == "ef_mixed" and "ratio" not in compressor:
+        pytest.skip("only a sparsifier has a half")
+    sample, link = torch.Size([8, 4, 4]), Link.model_validate({"compressor": compressor, "feedback": spec})
+    step = Step(training=True)
+    channel = Channel(link, feedback.build(link.feedback, sample, 4, 9, True), step, (0, 1), sample)
+    if spec["kind"] == "aqsgd":
+        del channel.feedback.visited  # a module
+        channel.feedback.visited = Seen(seen)
+    with FakeTensorMode() as mode:
+        on_device(channel, mode)
+        step.keys = Keys(torch.tensor([5, 0, 3, 8]), torch.device("cuda"))
+        for _ in range(2):
+            y, mask = channel.cross(torch.randn(4, *sample, device="cuda"), want_mask=True)
+            assert y.device.type == "cuda" and (mask is None or mask.device.type == "cuda")
+
+
+class Seen:
+    """`Visited` for fake numbers of samples, which no host tensor can be asked with: all or none of them."""
+
+    def __init__(self, seen: bool) -> None:
+        self.state, self.seen = self, seen
+
+    def __getitem__(self, samples):
+        return self
+
+    def __setitem__(self, samples, value):
+        pass
+
+    def all(self):
+        return self.seen
+
+    def any(self):
+        return self.seen
+
+
+WAYS = METHODS | {
+    "mirrors": {"grad.exchange": "allgather", "grad.compressor.kind": "topk", "grad.feedback.kind": "ef21"},
+    "shared choice": {"grad.compressor.kind": "randomk", "grad.feedback.kind": "ef"}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exchange_waits_for_nothing(way):
+    run = override(tiny(), {"grad.learners": 2} | WAYS[way])
+    made = Exchange(run.grad, torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(70, 60)), seed=0)
+    with FakeTensorMode() as mode:
+        on_device(made, mode)
+        made.trained = [torch.nn.Parameter(torch.zeros(p.shape, device="cuda")) for p in made.trained]
+        for step in range(2):
+            made.collected = [[torch.randn(p.shape, device="cuda") for p in made.trained] for _ in range(2)]
+            made.reduce(step, 5)
+            assert all(p.grad.device.type == "cuda" for p in made.trained)
 
 
 def test_a_wait_would_be_seen(faked):
@@ -58,11 +149,55 @@ def test_a_wait_would_be_seen(faked):
         float(torch.randn(3, device="cuda").sum())
 
 
-def test_bookkeeping_of_a_crossing_waits_for_nothing(faked):
-    counts, x = Counts(), torch.randn(4, 64, device="cuda")
-    counts.saw(x)
-    counts.saw(2 * x)
-    assert counts.first_bad.device.type == "cuda" and counts.calls == 2
+@pytest.mark.parametrize("settings", [{}, {"method": "eigen"}, {"compressor": {"kind": "uniform"}}], ids=str)
+def test_kfac_waits_for_nothing(settings):
+    """But for its labels and inverses, which are the libraries' matter: factors, messages, averages, products."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(32, 10))
+    made = Preconditioner(KFAC.model_validate(settings), net, 1, collectives=Simulated(2))
+    moment = Moment(0, 0, 0.1, 0, 2)
+    with FakeTensorMode() as mode, torch.no_grad():
+        on_device(net, mode)
+        on_device(made, mode)
+        for learner in range(2):
+            made.before_pass(moment, Pass(slice(0, 4), 4, 1.0, learner, turn=learner, of=2), None, None)
+            for turn, (x, g) in enumerate((((4, 3, 4, 4), (4, 8, 2, 2)), ((4, 32), (4, 10)))):
+                module = made.layers[turn].module
+                x, g = torch.randn(x, device="cuda"), torch.randn(g, device="cuda")
+                made._offer(2 * turn, factors.input_factor(factors.inputs(module, x), True, made.spec.sharing))
+                made._offer(2 * turn + 1, factors.output_factor(factors.slopes(module, g), 4, made.spec.sharing))
+        made.before_exchange(moment)
+        for p in net.parameters():
+            p.grad = torch.randn(p.shape, device="cuda")
+        made.after_backward(moment)
+        assert net[0].weight.grad.device.type == made.layers[0].bad.device.type == "cuda"
+
+
+@pytest.mark.parametrize("settings", [{}, {"grad.learners": 4, "grad.compressor.kind": "live"}], ids=["dense", "live"])
+def test_moving_masks_waits_for_nothing(settings):
+    run = override(tiny_text(), settings | {
+        "sparsity.phases.all.sparsity": 0.8, "sparsity.interval": 1, "sparsity.growth": "gradient"})
+    parts = build_run(run, Execution("cpu"))
+    made, moment = parts.task.components["sparsity"], Moment(1, 0, 0.1, 0, 2)
+    model, exchange = parts.task.model, parts.task.components["learners"].exchange
+    made.before_pass(moment, Pass(slice(0, 4), 4, 1.0), None, None)
+    with FakeTensorMode() as mode, torch.no_grad():
+        for module in (model, made) if exchange is None else (model, made, exchange):
+            on_device(module, mode)
+        for mask in made.masks:
+            mask._weight = [model.get_submodule(mask.name).weight]
+        made.configured(torch.optim.SGD(model.parameters(), 0.1))
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, device="cuda")
+        if exchange is not None:
+            exchange.trained = list(model.parameters())
+            made._turns = {id(p): turn for turn, p in enumerate(exchange.trained)}
+            exchange.collected = [[torch.randn(p.shape, device="cuda") for p in exchange.trained] for _ in range(4)]
+        made.before_exchange(moment)
+        if exchange is not None:
+            exchange.reduce(1, 0)
+        made.after_backward(moment)
+        made.after_step(moment)
+    assert made.updates == 1 and made.masks[0].weight.device.type == "cuda"
 
 
 def test_numbers_of_samples_stay_on_the_host():
