@@ -13,7 +13,8 @@ that come from torch's global stream, seeded with the run's seed and kept in che
 from __future__ import annotations
 
 FIXED = 0
-BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES, PAIRS, SHARDS, SHARE = range(11)  # purposes
+(BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES, PAIRS, SHARDS,
+ SHARE) = range(11)  # purposes
 _WORD = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64
 ROUNDS, LAST = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31

@@ -40,8 +40,9 @@ def words(n: int, seed: int, device: torch.device) -> Tensor:
 
 
 def normal(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
-    """float32 of this shape, mean 0 and variance 1: sums of twelve uniform numbers of 16 bits (Irwin-Hall), which unlike
-    logarithms and cosines are the same everywhere. Within +-6; kurtosis 2.9. Entry j of n: words j, n + j, 2 n + j."""
+    """float32 of this shape, mean 0 and variance 1: sums of twelve uniform numbers of 16 bits (Irwin-Hall), which are
+    the same everywhere, unlike logarithms and cosines. Within +-6; kurtosis 2.9. Entry j of n: words j, n + j, 2 n + j.
+    """
     n = shape.numel()
     if kernels.numba is not None and device.type == "cpu":
         return kernels.normal_draws(n, seeds.start(seed)).reshape(shape)

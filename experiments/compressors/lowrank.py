@@ -20,8 +20,8 @@ class LowRank(Compressor):
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
         """The first Q [d, rank] of a channel whose messages have this shape; None when every message starts anew."""
-        d = columns(shape)
-        return draws.normal(torch.Size([d, min(self.spec.rank, d)]), seed, torch.device("cpu")) if self.spec.warm else None
+        size = torch.Size([columns(shape), min(self.spec.rank, columns(shape))])
+        return draws.normal(size, seed, torch.device("cpu")) if self.spec.warm else None
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         return tensor(_product(*self._factors(x, seed, None)), x)

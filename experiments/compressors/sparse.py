@@ -479,7 +479,8 @@ class RandomK(FixedK):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat = rows(x)
         mask = self._columns(flat.shape[1], seed, x.device).expand_as(flat)
-        return payload(x, values=taken(flat, mask, budget(self.spec.ratio, flat.shape[1])), seed=torch.tensor([seed], dtype=torch.int64))
+        values = taken(flat, mask, budget(self.spec.ratio, flat.shape[1]))
+        return payload(x, values=values, seed=torch.tensor([seed], dtype=torch.int64))
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = row_shape(payload.shape)

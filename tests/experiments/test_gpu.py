@@ -27,7 +27,6 @@ from commsweep.experiments.training.run import build as build_run
 from commsweep.sweeps.papers.adacomp import METHODS
 from tests.helpers import COMPRESSORS, FEEDBACKS, name, same_bits, tiny, tiny_text
 
-
 MODULES = ("bottleneck", "subspace")  # parts of the model, not of a message
 MESSAGES = [one for one in COMPRESSORS if one["kind"] not in MODULES]
 SHAPES = {"image": torch.Size([2, 8, 16, 16]), "sequence": torch.Size([2, 8, 16])}
