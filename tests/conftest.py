@@ -8,6 +8,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run on the CPU, slowly
+
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("suite", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))

@@ -209,6 +209,15 @@ class Sending:
         self._note(self.compressor, x, self.seed, y)
         return y
 
+    def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        """What arrives of x and a feedback's memory, which is changed, where one kernel does it all; else None."""
+        if self.want_mask or self.said is not None:
+            return None
+        y = self.compressor.remembered(x, memory, kind)
+        if y is not None:
+            self.nbytes.append(self.compressor.bytes_sent(y))
+        return y
+
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
         """Signal and residue as two payloads at half the budget each; returns their sum."""
         half = self.compressor.halved()
@@ -249,6 +258,9 @@ class Posting(Sending):
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
         return self.compressor.decode(payload) if self.echo else x
+
+    def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        return None
 
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
         half = self.compressor.halved()

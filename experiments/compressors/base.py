@@ -81,6 +81,11 @@ class Compressor:
         """`roundtrip` without the finiteness check: the hot path. Non-finite input stays visible in the output."""
         return self._decode(self._encode(x, seed))
 
+    def remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        """`apply` with its feedback (`gpu.EF`, `gpu.EF21`), memory changed, in one pass; None where no kernel does that.
+        """
+        return None
+
     def at_inference(self) -> Compressor:
         """What the messages of an evaluation are compressed with."""
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors import packing
+from commsweep.experiments.compressors import gpu, packing
 from commsweep.experiments.errors import UserError
 
 
@@ -19,6 +19,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     codes = codes.reshape(-1)
     if packing.usable(codes):
         return packing.pack_codes(codes, bits)
+    if gpu.usable(codes):
+        return gpu.pack_codes(codes, bits)
     shifts = torch.arange(bits, device=codes.device)
     stream = ((codes.reshape(-1, 1).long() >> shifts) & 1).to(torch.uint8).reshape(-1)
     stream = torch.nn.functional.pad(stream, (0, -stream.numel() % 8)).reshape(-1, 8)
@@ -30,6 +32,8 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     _check_length(packed, bits, count)
     if packing.usable(packed):
         return packing.unpack_codes(packed, bits, count)
+    if gpu.usable(packed):
+        return gpu.unpack_codes(packed, bits, count)
     stream = (packed.reshape(-1, 1) >> torch.arange(8, device=packed.device, dtype=torch.uint8)) & 1
     stream = stream.reshape(-1)[: count * bits].reshape(count, bits).long()
     return (stream << torch.arange(bits, device=packed.device)).sum(1)

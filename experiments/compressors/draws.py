@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from commsweep.experiments import seeds
-from commsweep.experiments.compressors import kernels
+from commsweep.experiments.compressors import gpu, kernels
 
 _EVEN = 0x0000FFFF0000FFFF  # every other sixteen bits
 _MEAN = 12 * 65535 // 2
@@ -24,6 +24,8 @@ def uniform(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
     n = shape.numel()
     if kernels.numba is not None and device.type == "cpu":
         return kernels.uniform_draws(n, seeds.start(seed)).reshape(shape)
+    if device.type == "cuda" and gpu.usable(out := torch.empty(n, device=device)):
+        return gpu.draw_uniform(out, seeds.start(seed)).reshape(shape)
     both = words(-(-n // 2), seed, device)
     bits = torch.cat([both & 0xFFFFFFFF, _right(both, 32)])[:n]
     return (bits >> 8).to(torch.float32).mul_(2.0**-24).reshape(shape)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors import draws, kernels, packing
+from commsweep.experiments import seeds
+from commsweep.experiments.compressors import draws, gpu, kernels, packing
 from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
@@ -34,6 +35,9 @@ class Quantizer(Compressor):
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         groups = self._split(x)
+        if gpu.usable(groups) and gpu.few(groups.shape[1]):
+            start = seeds.start(seed) if self.spec.rounding == "stochastic" else None
+            return self._join(gpu.grouped(groups, self.spec.bits, self._lowest != 0, start), x)
         return self._join(self._nearby(groups, self._scales(groups), seed), x)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
@@ -154,6 +158,8 @@ class Uniform(Quantizer):
     def _nearby(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
         if self.spec.rounding == "nearest" and kernels.usable(groups):
             return kernels.uniform_rows(groups, *self._affine(scales))
+        if self.spec.rounding == "nearest" and gpu.usable(groups):
+            return gpu.uniform_rows(groups, *self._affine(scales))
         return super()._nearby(groups, scales, seed)
 
     def _shift_gain(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

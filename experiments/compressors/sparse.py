@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from commsweep.experiments import seeds
-from commsweep.experiments.compressors import draws, kernels, packing, rice
+from commsweep.experiments.compressors import draws, gpu, kernels, packing, rice
 from commsweep.experiments.compressors.base import (
     Compressor,
     Field,
@@ -72,6 +72,8 @@ def keep_largest(flat: Tensor, k: int, strict: bool = False, want_mask: bool = T
     if flat.dtype in (torch.bfloat16, torch.float16) and kernels.usable(flat[:0].float()):
         out, mask = kernels.topk_rows(flat.float(), k, strict, want_mask)  # exact: float32 holds them all
         return out.to(flat.dtype), mask
+    if gpu.usable(flat):
+        return gpu.topk_rows(flat, k, strict, want_mask)
     size = flat.abs()
     size = torch.where(size.isnan(), torch.inf, size)
     threshold = size.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
@@ -126,6 +128,15 @@ class TopK(FixedK):
         y, mask = keep_largest(flat, k, want_mask=want_mask)
         return self.from_rows(y, x), self.from_rows(mask, x) if want_mask else None
 
+    def remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        flat, kept = self.as_rows(x), self.as_rows(memory)
+        k = budget(self.spec.ratio, flat.shape[1])
+        views = flat.data_ptr() == x.data_ptr() and kept.data_ptr() == memory.data_ptr()
+        if not (gpu.usable(x) and views and x.dtype == memory.dtype == torch.float32 and x.stride() == memory.stride()
+                and flat.is_contiguous() and k < flat.shape[1]):
+            return None
+        return self.from_rows(gpu.topk_remembered(flat, kept, k, kind), x)
+
     def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         flat = self.as_rows(x)
         k = budget(self.spec.ratio, flat.shape[1])
@@ -150,9 +161,9 @@ class TopK(FixedK):
         flat = self.as_rows(x)
         n_rows, row = flat.shape
         k = budget(self.spec.ratio, row)
-        if k < row and kernels.usable(flat):
+        if k < row and (kernels.usable(flat) or gpu.usable(flat)):
             short = indices_win(n_rows, row, k)
-            values, places = packing.select(flat, k, as_mask=not short)
+            values, places = (gpu if flat.is_cuda else packing).select(flat, k, as_mask=not short)
             return payload(x, values=values.view(-1), places=pack(places, index_bits(row) if short else 1))
         mask = self.as_rows(self.masked(x, seed)[1])
         return payload(x, values=taken(flat, mask, k).view(-1), places=pack_mask(mask, k))

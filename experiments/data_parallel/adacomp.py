@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors import kernels
+from commsweep.experiments.compressors import gpu, kernels
 from commsweep.experiments.compressors.base import Compressor, Field, Payload, payload
 from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 from commsweep.experiments.errors import UserError
@@ -44,11 +44,12 @@ class AdaComp(Compressor):
         """A learner's whole step for a layer: e <- e + d, send, e <- e - sent. Returns what arrives, its bytes, and how
         many entries it has.
 
-        e, d: [*layer]. On the CPU in two passes over memory.
+        e, d: [*layer]. In two passes over memory where there are kernels.
         """
         size = self.bin_size(torch.Size([1, *e.shape]))
-        if kernels.usable(e) and kernels.usable(d) and e.is_contiguous():
-            y, sent, empty = kernels.adacomp(e.view(-1), d.reshape(-1), ahead, size)
+        made = next((made for made in (kernels, gpu) if made.usable(e) and made.usable(d)), None)
+        if made is not None and e.is_contiguous() and e.dtype == d.dtype == torch.float32:
+            y, sent, empty = made.adacomp(e.view(-1), d.reshape(-1), ahead, size)
             bins = -(-e.numel() // size)
             return y.view(e.shape), 5 + sent * (1 if size <= SHORT else 2) + empty * packed_bytes(bins, 1), sent
         e += d

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from commsweep.experiments.compressors import Compressor, message
+from commsweep.experiments.compressors import Compressor, gpu, message
 from commsweep.experiments.compressors.base import channels_last
 from commsweep.experiments.config import Spec
 from commsweep.experiments.feedback.memory import AnyMemory, Keys, MappedMemory, Memory
@@ -24,6 +24,7 @@ class Sender(Protocol):
     """How a feedback sends messages."""
 
     def send(self, x: Tensor) -> Tensor: ...
+    def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None: ...
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor: ...
     def send_dense(self, x: Tensor) -> Tensor: ...
     def was_of(self, rows: Tensor, batch: int) -> None: ...
@@ -71,7 +72,12 @@ class EF(Feedback):
     """y = C(x + e); e <- x + e - y, so that sum(y) + e == sum(x) at any time (Seide 2014, Stich 2018)."""
 
     def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
-        e = self.memory.read(keys).add_(x)
+        e = self.memory.read(keys)
+        y = sender.send_remembered(x, e, gpu.EF)
+        if y is not None:
+            self.memory.write(keys, e)
+            return y
+        e.add_(x)
         y = sender.send(e.to(x.dtype))
         if y.data_ptr() == e.data_ptr():  # everything was kept, and what arrives must outlive the memory
             y = y.clone()
@@ -99,14 +105,17 @@ class EF21(Feedback):
     """y = A <- A + C(x - A): the state is the sum of all messages (Richtarik 2021)."""
 
     def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
-        return self._moved(lambda a: sender.send((x - a).to(x.dtype)), keys)
+        a = self.memory.read(keys)
+        if sender.send_remembered(x, a, gpu.EF21) is not None:
+            self.memory.write(keys, a)
+            return a.clone()
+        return self._moved(a, sender.send((x - a).to(x.dtype)), keys)
 
     def receive(self, receiver: Receiver, shape: torch.Size, keys: Keys) -> Tensor:
-        return self._moved(lambda a: receiver.receive(shape), keys)
-
-    def _moved(self, said: Callable[[Tensor], Tensor], keys: Keys) -> Tensor:
         a = self.memory.read(keys)
-        m = said(a)
+        return self._moved(a, receiver.receive(shape), keys)
+
+    def _moved(self, a: Tensor, m: Tensor, keys: Keys) -> Tensor:
         a += m
         self.memory.write(keys, a)
         return a.to(m.dtype, copy=not self.memory.by_sample)  # never hand out the memory itself

@@ -1,0 +1,347 @@
+"""Triton kernels behind the same steps as `kernels` and `packing`, bit for bit, for tensors on a GPU.
+
+Without Triton, or off the GPU, plain torch does the same. With TRITON_INTERPRET=1 they run on the CPU, which is how
+they are tested where there is none. No product may be fused with a sum (FUSED), or last bits would differ.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+PLAIN, EF, EF21 = range(3)  # what a selection remembers
+FUSED = {"enable_fp_fusion": False}
+_FEW = 4096  # elements of a group whose range one program finds in registers
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels serve x (and not what stands for a tensor that is nowhere)."""
+    return triton is not None and x.is_cuda and type(x) in (Tensor, torch.nn.Parameter)
+
+
+def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor, Tensor | None]:
+    """As `kernels.topk_rows`, of any type with 16 or 32 bits."""
+    x = x.detach().contiguous()
+    y, mask = torch.empty_like(x), torch.empty(x.shape if want_mask else (1,), dtype=torch.bool, device=x.device)
+    _selected(x, k, y=y, mask=mask if want_mask else None, strict=strict)
+    return y, mask if want_mask else None
+
+
+def select(x: Tensor, k: int, as_mask: bool) -> tuple[Tensor, Tensor]:
+    """As `packing.select`."""
+    x = x.detach().contiguous()
+    values = torch.empty(x.shape[0], k, dtype=x.dtype, device=x.device)
+    if as_mask:
+        _selected(x, k, values=values, mask=(mask := torch.empty(x.shape, dtype=torch.bool, device=x.device)))
+        return values, mask
+    _selected(x, k, values=values, columns=(columns := torch.empty(values.shape, dtype=torch.int32, device=x.device)))
+    return values, columns
+
+
+def topk_remembered(x: Tensor, memory: Tensor, k: int, kind: int) -> Tensor:
+    """TopK with its feedback in one pass over memory: float32 x, memory [rows, n], both contiguous, memory changed.
+
+    EF: y = C(memory + x), memory <- memory + x - y. EF21: y = C(x - memory), memory <- memory + y. Returns y.
+    """
+    y = torch.empty_like(x)
+    _selected(x, k, y=y, memory=memory, kind=kind)
+    return y
+
+
+def _selected(x: Tensor, k: int, y: Tensor | None = None, mask: Tensor | None = None, values: Tensor | None = None,
+              columns: Tensor | None = None, memory: Tensor | None = None, strict: bool = False,
+              kind: int = PLAIN) -> None:
+    rows, n = x.shape
+    whole = torch.int32 if x.element_size() == 4 else torch.int16
+    bits = [x if one is None else one.view(whole) for one in (x, y, values)]
+    marks = x if mask is None else mask.view(torch.uint8)
+    block = min(8192, triton.next_power_of_2(n))
+    _select[(rows,)](*bits, marks, x if columns is None else columns, x if memory is None else memory.view(whole), n, k,
+                     STRICT=strict, Y=y is not None, MASK=mask is not None, VALUES=values is not None,
+                     COLUMNS=columns is not None, KIND=kind, SHIFT=32 - 8 * x.element_size(), BLOCK=block,
+                     num_warps=16 if block >= 8192 else 4, **FUSED)
+
+
+def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
+    """As `kernels.uniform_rows`."""
+    x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
+    _affine[(triton.cdiv(x.numel(), 1024),)](x, lo.contiguous(), gain.contiguous(), step.contiguous(), out, x.numel(),
+                                             x.shape[1], BLOCK=1024, **FUSED)
+    return out
+
+
+def few(n: int) -> bool:
+    """Whether `grouped` serves groups of n."""
+    return n <= _FEW
+
+
+def grouped(x: Tensor, bits: int, symmetric: bool, start: int | None = None) -> Tensor:
+    """What arrives of float32 x [groups, n] in codes of so many bits, each group's range found on the way.
+
+    start: of the stream that rounding draws from; None: to the nearest code. As `quantize.Uniform`, or `FixedPoint`.
+    """
+    x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
+    wide = triton.next_power_of_2(x.shape[1])
+    each = max(1, 2048 // wide)
+    _grouped[(triton.cdiv(x.shape[0], each),)](
+        x, out, *x.shape, float(2 ** (bits - 1) if symmetric else 2**bits - 1), _half(start or 0), -(-x.numel() // 2),
+        SYMMETRIC=symmetric, DRAWN=start is not None, ROWS=each, WIDE=wide, **FUSED)
+    return out
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """As `packing.pack_codes`."""
+    codes = codes.detach().contiguous()
+    codes = codes.view(torch.uint8) if codes.dtype == torch.bool else codes
+    out = torch.empty(-(-codes.numel() * bits // 8), dtype=torch.uint8, device=codes.device)
+    if out.numel():
+        _pack[(triton.cdiv(out.numel(), 1024),)](codes, out, codes.numel(), out.numel(), BITS=bits,
+                                                 TURNS=(bits + 6) // bits + 1, BLOCK=1024)
+    return out
+
+
+def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """As `packing.unpack_codes`."""
+    out = torch.empty(count, dtype=torch.int64, device=packed.device)
+    if count:
+        _unpack[(triton.cdiv(count, 1024),)](packed.contiguous(), out, count, packed.numel(), BITS=bits,
+                                             TURNS=(bits + 14) // 8, BLOCK=1024)
+    return out
+
+
+def draw_uniform(out: Tensor, start: int) -> Tensor:
+    """As `kernels.uniform_draws`, into out [n]."""
+    if n := out.numel():
+        _draws[(triton.cdiv(n, 1024),)](out, n, _half(start), -(-n // 2), BLOCK=1024)
+    return out
+
+
+def adacomp(e: Tensor, d: Tensor, ahead: float, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `kernels.adacomp`; numbers stay on the device."""
+    n = e.numel()
+    bins, wide = -(-n // size), triton.next_power_of_2(size)
+    each = max(1, 2048 // wide)
+    top, sent = torch.empty(bins, device=e.device), torch.empty(bins, dtype=torch.int32, device=e.device)
+    out, grid, sizes = torch.empty_like(e), (triton.cdiv(bins, each),), {"SIZE": size, "ROWS": each, "WIDE": wide}
+    _adacomp_tops[grid](e, d.contiguous(), top, n, bins, **sizes, **FUSED)
+    scale = (top.sum(dtype=torch.float64) / torch.count_nonzero(top).clamp(min=1)).float()
+    _adacomp_send[grid](e, d.contiguous(), top, scale, out, sent, n, bins, ahead, **sizes, **FUSED)
+    return out, sent.sum(), (sent == 0).any()
+
+
+def _half(start: int) -> int:
+    """A start of 64 bits as an int64, which launches take."""
+    return start - (start >> 63 << 64)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _read(x, memory, i, inside, KIND: tl.constexpr):
+        """The bits of what is selected from: x, x added to the residue, or its difference from the state."""
+        raw = tl.load(x + i, mask=inside, other=0)
+        if KIND == 1:
+            raw = (tl.load(memory + i, mask=inside, other=0).to(tl.float32, bitcast=True)
+                   + raw.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+        if KIND == 2:
+            raw = (raw.to(tl.float32, bitcast=True)
+                   - tl.load(memory + i, mask=inside, other=0).to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+        return raw
+
+    @triton.jit
+    def _size(raw, SHIFT: tl.constexpr):
+        """Bits of a magnitude, of 16 bits as of a float32's upper half: whole numbers that order like it."""
+        return (raw.to(tl.int32) << SHIFT) & 0x7FFFFFFF
+
+    @triton.jit
+    def _bin(counts, k, BINS: tl.constexpr):
+        """(the bin of the k-th largest, how many of it are among the k, how many there are)."""
+        at = tl.arange(0, BINS)
+        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        found = tl.sum((above >= k).to(tl.int32), 0)
+        return found, k - tl.sum(tl.where(at > found, counts, 0), 0), tl.sum(tl.where(at == found, counts, 0), 0)
+
+    @triton.jit
+    def _select(x, y, values, mask, columns, memory, n, k, STRICT: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr,
+                VALUES: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, SHIFT: tl.constexpr,
+                BLOCK: tl.constexpr):
+        """A row a program: radix selection, 11 + 11 + 9 bits, then a pass that writes. A row is read from memory once
+        and from the cache after that."""
+        row = tl.program_id(0).to(tl.int64)
+        x, memory = x + row * n, memory + row * n
+        lanes = tl.arange(0, BLOCK)
+        counts = tl.zeros([2048], tl.int32)
+        for begin in range(0, n, BLOCK):
+            inside = begin + lanes < n
+            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
+            counts += tl.histogram(size >> 20, 2048, mask=inside)
+        top, need, _ = _bin(counts, k, 2048)
+        counts = tl.zeros([2048], tl.int32)
+        for begin in range(0, n, BLOCK):
+            inside = begin + lanes < n
+            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
+            counts += tl.histogram((size >> 9) & 2047, 2048, mask=inside & (size >> 20 == top))
+        middle, need, _ = _bin(counts, need, 2048)
+        prefix = (top << 11) | middle
+        lows = tl.zeros([512], tl.int32)
+        for begin in range(0, n, BLOCK):
+            inside = begin + lanes < n
+            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
+            lows += tl.histogram(size & 511, 512, mask=inside & (size >> 9 == prefix))
+        low, need, ties = _bin(lows, need, 512)
+        edge = (prefix << 9) | low
+        tied_before, kept_before = 0, 0
+        for begin in range(0, n, BLOCK):
+            i = begin + lanes
+            inside = i < n
+            raw = _read(x, memory, i, inside, KIND)
+            size = _size(raw, SHIFT)
+            keep = inside & (size > edge)
+            if not STRICT:
+                tied = inside & (size == edge)
+                if need < ties:  # of tied entries the first
+                    rank = tied_before + tl.cumsum(tied.to(tl.int32), 0)
+                    tied_before += tl.sum(tied.to(tl.int32), 0)
+                    tied = tied & (rank <= need)
+                keep = keep | tied
+            sent = tl.where(keep, raw, 0)
+            if Y:
+                tl.store(y + row * n + i, sent, mask=inside)
+            if KIND == 1:
+                left = raw.to(tl.float32, bitcast=True) - sent.to(tl.float32, bitcast=True)
+                tl.store(memory + i, left.to(tl.int32, bitcast=True), mask=inside)
+            if KIND == 2:
+                state = tl.load(memory + i, mask=inside, other=0).to(tl.float32, bitcast=True)
+                tl.store(memory + i, (state + sent.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True),
+                         mask=inside)
+            if MASK:
+                tl.store(mask + row * n + i, keep.to(tl.uint8), mask=inside)
+            if VALUES:
+                place = row * k + kept_before + tl.cumsum(keep.to(tl.int32), 0) - 1
+                tl.store(values + place, raw, mask=keep)
+                if COLUMNS:
+                    tl.store(columns + place, i, mask=keep)
+                kept_before += tl.sum(keep.to(tl.int32), 0)
+
+    @triton.jit
+    def _draw(i, start, half):
+        """Entry i of a uniform stream whose first `half` entries are the low halves of its words."""
+        low = i < half
+        z = start.to(tl.uint64) + (tl.where(low, i, i - half) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+        z = z ^ (z >> 31)
+        bits = tl.where(low, z & 0xFFFFFFFF, z >> 32) >> 8
+        return bits.to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+    @triton.jit
+    def _draws(out, n, start, half, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + i, _draw(i, start, half), mask=i < n)
+
+    @triton.jit
+    def _nearest(v):
+        """To the nearest whole number, ties to the even one; |v| < 2^22."""
+        return (v + 12582912.0) - 12582912.0
+
+    @triton.jit
+    def _affine(x, lo, gain, step, out, total, n, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = i < total
+        row = i // n
+        low = tl.load(lo + row, mask=inside, other=0)
+        code = _nearest((tl.load(x + i, mask=inside, other=0) - low) * tl.load(gain + row, mask=inside, other=0))
+        tl.store(out + i, code * tl.load(step + row, mask=inside, other=0) + low, mask=inside)
+
+    @triton.jit
+    def _grouped(x, out, groups, n, levels, start, half, SYMMETRIC: tl.constexpr, DRAWN: tl.constexpr,
+                 ROWS: tl.constexpr, WIDE: tl.constexpr):
+        group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        column = tl.arange(0, WIDE)[None, :]
+        inside = (group < groups) & (column < n)
+        i = group * n + column
+        v = tl.load(x + i, mask=inside, other=0)
+        bad = tl.max((inside & (v != v)).to(tl.int32), 1)[:, None] > 0
+        lo = tl.min(tl.where(inside, v, float("inf")), 1)[:, None]
+        hi = tl.max(tl.where(inside, v, float("-inf")), 1)[:, None]
+        lo, hi = tl.where(bad, float("nan"), lo), tl.where(bad, float("nan"), hi)
+        if SYMMETRIC:
+            if DRAWN:
+                hi = hi * tl.div_rn(levels, levels - 1)
+            s = tl.where(bad, float("nan"), tl.maximum(hi, -lo))
+            code = tl.div_rn(v, tl.where(s != 0, s, 1.0)) * levels
+        else:
+            spread = hi - lo
+            gain = tl.div_rn(levels, spread)
+            gain = tl.where((gain == float("inf")) & (spread < 1), 0.0, gain)
+            code = (v - lo) * gain
+        code = tl.floor(code + _draw(i, start, half)) if DRAWN else _nearest(code)
+        if SYMMETRIC:
+            code = tl.where(code < -levels, -levels, tl.where(code > levels - 1, levels - 1, code)) + 0.0
+            made = tl.div_rn(code, levels) * s
+        else:
+            if DRAWN:
+                code = tl.where(code > levels, levels, code)
+            made = code * tl.div_rn(spread, levels) + lo
+        tl.store(out + i, made, mask=inside)
+
+    @triton.jit
+    def _pack(codes, out, n, total, BITS: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+        """Byte j: the codes that reach into bits 8 j to 8 j + 7."""
+        j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        byte = tl.zeros([BLOCK], tl.int64)
+        for turn in tl.static_range(TURNS):
+            i = 8 * j // BITS + turn
+            code = tl.load(codes + i, mask=i < n, other=0).to(tl.int64)
+            ahead = i * BITS - 8 * j
+            byte |= tl.where(ahead >= 8, 0, tl.where(ahead >= 0, code << tl.maximum(tl.minimum(ahead, 8), 0),
+                                                     code >> tl.maximum(-ahead, 0)))
+        tl.store(out + j, (byte & 255).to(tl.uint8), mask=j < total)
+
+    @triton.jit
+    def _unpack(packed, out, count, total, BITS: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        first = i * BITS // 8
+        word = tl.zeros([BLOCK], tl.int64)
+        for turn in tl.static_range(TURNS):
+            byte = tl.load(packed + first + turn, mask=(i < count) & (first + turn < total), other=0)
+            word |= byte.to(tl.int64) << (8 * turn)
+        tl.store(out + i, (word >> (i * BITS % 8)) & ((1 << BITS) - 1), mask=i < count)
+
+    @triton.jit
+    def _adacomp_tops(e, d, top, n, bins, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
+        """e += d, and the largest |e| of every bin; NaN counts as larger than any."""
+        one = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        column = tl.arange(0, WIDE)[None, :]
+        i = one[:, None] * SIZE + column
+        inside = (column < SIZE) & (i < n)
+        own = tl.load(e + i, mask=inside, other=0) + tl.load(d + i, mask=inside, other=0)
+        tl.store(e + i, own, mask=inside)
+        bits = tl.where(inside, own.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+        tl.store(top + one, tl.max(bits, 1).to(tl.float32, bitcast=True), mask=one < bins)
+
+    @triton.jit
+    def _adacomp_send(e, d, top, scale, out, sent, n, bins, ahead, SIZE: tl.constexpr, ROWS: tl.constexpr,
+                      WIDE: tl.constexpr):
+        one = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        column = tl.arange(0, WIDE)[None, :]
+        i = one[:, None] * SIZE + column
+        inside = (column < SIZE) & (i < n)
+        own = tl.load(e + i, mask=inside, other=0)
+        most = tl.load(top + one, mask=one < bins, other=0)[:, None]
+        finite = (most.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
+        h = tl.abs(own + tl.load(d + i, mask=inside, other=0) * ahead)
+        keep = inside & finite & (most > 0) & (own != 0) & (h >= most)
+        size = tl.load(scale)
+        none = size - size  # 0, or NaN where a bin is not finite
+        go = tl.where(keep, tl.where(own > 0, size, -size), tl.where(finite, none, float("nan")))
+        tl.store(out + i, go, mask=inside)
+        tl.store(e + i, tl.where(finite, own - go, own), mask=inside)
+        count = tl.sum(keep.to(tl.int32), 1)
+        tl.store(sent + one, count, mask=one < bins)
