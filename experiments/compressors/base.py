@@ -82,8 +82,7 @@ class Compressor:
         return self._decode(self._encode(x, seed))
 
     def remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
-        """`apply` with its feedback (`gpu.EF`, `gpu.EF21`), memory changed, in one pass; None where no kernel does that.
-        """
+        """`apply` with its feedback (`gpu.EF`, `gpu.EF21`), memory changed, in one pass; None where none does it."""
         return None
 
     def at_inference(self) -> Compressor:

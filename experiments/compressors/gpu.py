@@ -68,6 +68,15 @@ def _selected(x: Tensor, k: int, y: Tensor | None = None, mask: Tensor | None = 
                      num_warps=16 if block >= 8192 else 4, **FUSED)
 
 
+def above(x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+    """(x where |x| exceeds its row's edge or is not a number, that mask): x [rows, n], edge float32 [rows, 1]."""
+    x = x.detach().contiguous()
+    y, mask = torch.empty_like(x), torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    _above[(triton.cdiv(x.numel(), 1024),)](x, edge.contiguous(), y, mask.view(torch.uint8), x.numel(), x.shape[1],
+                                            BLOCK=1024)
+    return y, mask
+
+
 def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
     """As `kernels.uniform_rows`."""
     x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
@@ -230,6 +239,16 @@ if triton is not None:
                 kept_before += tl.sum(keep.to(tl.int32), 0)
 
     @triton.jit
+    def _above(x, edge, y, mask, total, n, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = i < total
+        value = tl.load(x + i, mask=inside, other=0)
+        size = tl.abs(value.to(tl.float32))
+        keep = (size > tl.load(edge + i // n, mask=inside, other=0)) | (size != size)
+        tl.store(y + i, tl.where(keep, value, 0), mask=inside)
+        tl.store(mask + i, keep.to(tl.uint8), mask=inside)
+
+    @triton.jit
     def _draw(i, start, half):
         """Entry i of a uniform stream whose first `half` entries are the low halves of its words."""
         low = i < half
@@ -274,11 +293,11 @@ if triton is not None:
         if SYMMETRIC:
             if DRAWN:
                 hi = hi * tl.div_rn(levels, levels - 1)
-            s = tl.where(bad, float("nan"), tl.maximum(hi, -lo))
+            s = tl.where(bad, float("nan"), tl.maximum(hi, -lo)) + 0.0
             code = tl.div_rn(v, tl.where(s != 0, s, 1.0)) * levels
         else:
             spread = hi - lo
-            gain = tl.div_rn(levels, spread)
+            gain = tl.div_rn(tl.full([ROWS, 1], 1.0, tl.float32), spread) * levels  # as torch divides a number by a tensor
             gain = tl.where((gain == float("inf")) & (spread < 1), 0.0, gain)
             code = (v - lo) * gain
         code = tl.floor(code + _draw(i, start, half)) if DRAWN else _nearest(code)

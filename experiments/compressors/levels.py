@@ -247,7 +247,7 @@ class QSGD(Compressor):
 
     def _values(self, levels: Tensor, norms: Tensor) -> Tensor:
         n = levels.shape[1]
-        step = (norms / self.spec.levels).repeat_interleave(min(self.spec.bucket, n), dim=1)[:, :n]
+        step = (norms / torch.full_like(norms, self.spec.levels)).repeat_interleave(min(self.spec.bucket, n), dim=1)[:, :n]
         return levels * step + 0.0
 
     def _code_bytes(self, levels: Tensor) -> Tensor | int:

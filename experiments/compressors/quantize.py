@@ -183,7 +183,8 @@ class Uniform(Quantizer):
         spread = hi - lo
         gain = self._levels / spread
         # Also where the spread is so small (subnormal) that its reciprocal overflows.
-        return lo, gain.masked_fill(gain.isinf() & (spread < 1), 0), spread / self._levels
+        step = spread / torch.full_like(spread, self._levels)  # a GPU multiplies by a number's reciprocal instead
+        return lo, gain.masked_fill(gain.isinf() & (spread < 1), 0), step
 
     def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
         lo, gain, _ = (scale[:, None] for scale in self._affine(scales))
@@ -216,7 +217,7 @@ class FixedPoint(Quantizer):
         lo, hi = _range(groups)
         if self.spec.rounding == "stochastic":
             hi = hi * (-self._lowest / (-self._lowest - 1))
-        return (torch.maximum(hi, -lo),)
+        return (torch.maximum(hi, -lo).add_(0.0),)  # 0.0 also of a group of zeros with and without signs
 
     def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
         s = scales[0][:, None]

@@ -129,10 +129,12 @@ class TopK(FixedK):
         return self.from_rows(y, x), self.from_rows(mask, x) if want_mask else None
 
     def remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        if not gpu.usable(x):
+            return None
         flat, kept = self.as_rows(x), self.as_rows(memory)
         k = budget(self.spec.ratio, flat.shape[1])
         views = flat.data_ptr() == x.data_ptr() and kept.data_ptr() == memory.data_ptr()
-        if not (gpu.usable(x) and views and x.dtype == memory.dtype == torch.float32 and x.stride() == memory.stride()
+        if not (views and x.dtype == memory.dtype == torch.float32 and x.stride() == memory.stride()
                 and flat.is_contiguous() and k < flat.shape[1]):
             return None
         return self.from_rows(gpu.topk_remembered(flat, kept, k, kind), x)

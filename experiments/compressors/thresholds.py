@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from commsweep.experiments.compressors import gpu
 from commsweep.experiments.compressors.base import Field, Payload, payload, row_shape, rows, unrows
 from commsweep.experiments.compressors.bits import pack, packed_bytes, unpack_flags
 from commsweep.experiments.compressors.sparse import Counted, budget, keep_largest, scatter
@@ -112,7 +113,11 @@ class Dryden(Counted):
 def _above(x: Tensor, edge: Tensor, want_mask: bool) -> tuple[Tensor, Tensor | None]:
     """Entries of each row whose size exceeds its edge [rows, 1] (at least 0, so that what is kept is not zero)."""
     flat = rows(x)
-    mask = ~(flat.float().abs() <= edge.clamp(0, torch.finfo(torch.float32).max))  # NaN and infinities stay
+    edge = edge.clamp(0, torch.finfo(torch.float32).max)
+    if gpu.usable(flat):
+        y, mask = gpu.above(flat, edge)
+        return unrows(y, x), unrows(mask, x) if want_mask else None
+    mask = ~(flat.float().abs() <= edge)  # NaN and infinities stay
     return unrows(flat.where(mask, flat.new_zeros(())), x), unrows(mask, x) if want_mask else None
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from commsweep.experiments import seeds
 from commsweep.experiments.boundary.channel import Channel, Step
-from commsweep.experiments.compressors import build, draws, gpu, kernels, packing
+from commsweep.experiments.compressors import build, draws, gpu, kernels, packing, thresholds
 from commsweep.experiments.compressors.bits import pack
 from commsweep.experiments.config import Link
 from commsweep.experiments.feedback import boundaries
@@ -82,6 +82,15 @@ def test_feedback_in_the_selection_is_feedback_around_it(n_rows, n, kind, data):
     for mine, theirs in ((y, wanted), (after, left)):
         mine = mine.cpu()
         assert torch.equal(mine.isnan(), theirs.isnan()) and same_bits(mine.nan_to_num(0.0), theirs.nan_to_num(0.0))
+
+
+@SLOWLY
+@given(rows, st.integers(1, 300), st.sampled_from([torch.float32, torch.bfloat16]), st.data())
+def test_entries_above_a_threshold_are_the_cpus(n_rows, n, dtype, data):
+    x, edge = made(data, n_rows, n).to(dtype), torch.rand(n_rows, 1)
+    y, mask = gpu.above(there(x), there(edge))
+    wanted, places = thresholds._above(x, edge, True)
+    assert same_bits(y.cpu(), wanted) and torch.equal(mask.cpu(), places)
 
 
 @SLOWLY
@@ -189,6 +198,8 @@ asked = [
     *((gpu._grouped, group, wide | {"SYMMETRIC": one, "DRAWN": two}) for one in (True, False) for two in (True, False)),
     (gpu._affine, dict.fromkeys(("x", "lo", "gain", "step", "out"), number) | {"total": "i32", "n": "i32"},
      {"BLOCK": 1024}),
+    (gpu._above, dict.fromkeys(("x", "edge", "y"), number) | {"mask": "*u8", "total": "i32", "n": "i32"},
+     {"BLOCK": 1024}),
     (gpu._draws, {"out": number, "n": "i32", "start": "i64", "half": "i32"}, {"BLOCK": 1024}),
     (gpu._pack, {"codes": "*i64", "out": "*u8", "n": "i32", "total": "i32"}, {"BITS": 3, "TURNS": 4, "BLOCK": 1024}),
     (gpu._unpack, {"packed": "*u8", "out": "*i64", "count": "i32", "total": "i32"},
@@ -211,4 +222,4 @@ def test_kernels_compile_for_an_h100_with_no_product_fused_with_a_sum():
     alone = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILED], env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 14
+    assert int(done.stdout) == 15
