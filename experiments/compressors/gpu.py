@@ -44,6 +44,15 @@ def select(x: Tensor, k: int, as_mask: bool) -> tuple[Tensor, Tensor]:
     return values, columns
 
 
+def message(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`select` as a mask already packed, uint8 [rows * n / 8], for rows of a multiple of eight."""
+    x = x.detach().contiguous()
+    values = torch.empty(x.shape[0], k, dtype=x.dtype, device=x.device)
+    packed = torch.empty(x.numel() // 8, dtype=torch.uint8, device=x.device)
+    _selected(x, k, values=values, packed=packed)
+    return values, packed
+
+
 def topk_remembered(x: Tensor, memory: Tensor, k: int, kind: int) -> Tensor:
     """TopK with its feedback in one pass over memory: float32 x, memory [rows, n], both contiguous, memory changed.
 
@@ -55,17 +64,17 @@ def topk_remembered(x: Tensor, memory: Tensor, k: int, kind: int) -> Tensor:
 
 
 def _selected(x: Tensor, k: int, y: Tensor | None = None, mask: Tensor | None = None, values: Tensor | None = None,
-              columns: Tensor | None = None, memory: Tensor | None = None, strict: bool = False,
-              kind: int = PLAIN) -> None:
+              columns: Tensor | None = None, packed: Tensor | None = None, memory: Tensor | None = None,
+              strict: bool = False, kind: int = PLAIN) -> None:
     rows, n = x.shape
     whole = torch.int32 if x.element_size() == 4 else torch.int16
     bits = [x if one is None else one.view(whole) for one in (x, y, values)]
-    marks = x if mask is None else mask.view(torch.uint8)
-    block = min(8192, triton.next_power_of_2(n))
+    marks = packed if packed is not None else x if mask is None else mask.view(torch.uint8)
+    block = min(8192, max(8, triton.next_power_of_2(n)))
     _select[(rows,)](*bits, marks, x if columns is None else columns, x if memory is None else memory.view(whole), n, k,
                      STRICT=strict, Y=y is not None, MASK=mask is not None, VALUES=values is not None,
-                     COLUMNS=columns is not None, KIND=kind, SHIFT=32 - 8 * x.element_size(), BLOCK=block,
-                     num_warps=16 if block >= 8192 else 4, **FUSED)
+                     COLUMNS=columns is not None, PACKED=packed is not None, KIND=kind,
+                     SHIFT=32 - 8 * x.element_size(), BLOCK=block, num_warps=16 if block >= 8192 else 4, **FUSED)
 
 
 def above(x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,6 +94,20 @@ def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
     return out
 
 
+def quantize(x: Tensor, bits: int, symmetric: bool, start: int | None = None) -> tuple[Tensor, Tensor]:
+    """The message of `grouped`: packed codes uint8, and scales float32 [1 or 2, groups]; see `whole_bytes`."""
+    x = x.detach().contiguous()
+    codes = torch.empty(x.numel() * bits // 8, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(1 if symmetric else 2, x.shape[0], device=x.device)
+    _in_groups(x, x, bits, symmetric, start, codes, scales)
+    return codes, scales
+
+
+def whole_bytes(n: int, bits: int) -> bool:
+    """Whether codes of so many bits of groups of n fill whole bytes, each by itself."""
+    return 8 % bits == 0 and n * bits % 8 == 0
+
+
 def few(n: int) -> bool:
     """Whether `grouped` serves groups of n."""
     return n <= _FEW
@@ -96,12 +119,18 @@ def grouped(x: Tensor, bits: int, symmetric: bool, start: int | None = None) -> 
     start: of the stream that rounding draws from; None: to the nearest code. As `quantize.Uniform`, or `FixedPoint`.
     """
     x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
-    wide = triton.next_power_of_2(x.shape[1])
+    _in_groups(x, out, bits, symmetric, start)
+    return out
+
+
+def _in_groups(x: Tensor, out: Tensor, bits: int, symmetric: bool, start: int | None, codes: Tensor | None = None,
+               scales: Tensor | None = None) -> None:
+    wide = max(8, triton.next_power_of_2(x.shape[1]))
     each = max(1, 2048 // wide)
     _grouped[(triton.cdiv(x.shape[0], each),)](
-        x, out, *x.shape, float(2 ** (bits - 1) if symmetric else 2**bits - 1), _half(start or 0), -(-x.numel() // 2),
-        SYMMETRIC=symmetric, DRAWN=start is not None, ROWS=each, WIDE=wide, **FUSED)
-    return out
+        x, out, x if codes is None else codes, x if scales is None else scales, *x.shape,
+        float(2 ** (bits - 1) if symmetric else 2**bits - 1), _half(start or 0), -(-x.numel() // 2), BITS=bits,
+        SYMMETRIC=symmetric, DRAWN=start is not None, PACKED=codes is not None, ROWS=each, WIDE=wide, **FUSED)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -178,8 +207,8 @@ if triton is not None:
 
     @triton.jit
     def _select(x, y, values, mask, columns, memory, n, k, STRICT: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr,
-                VALUES: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, SHIFT: tl.constexpr,
-                BLOCK: tl.constexpr):
+                VALUES: tl.constexpr, COLUMNS: tl.constexpr, PACKED: tl.constexpr, KIND: tl.constexpr,
+                SHIFT: tl.constexpr, BLOCK: tl.constexpr):
         """A row a program: radix selection, 11 + 11 + 9 bits, then a pass that writes. A row is read from memory once
         and from the cache after that."""
         row = tl.program_id(0).to(tl.int64)
@@ -231,6 +260,10 @@ if triton is not None:
                          mask=inside)
             if MASK:
                 tl.store(mask + row * n + i, keep.to(tl.uint8), mask=inside)
+            if PACKED:
+                byte = tl.sum(tl.reshape(keep.to(tl.int32), [BLOCK // 8, 8]) << tl.arange(0, 8)[None, :], 1)
+                j = begin // 8 + tl.arange(0, BLOCK // 8)
+                tl.store(mask + row * (n // 8) + j, byte.to(tl.uint8), mask=j < n // 8)
             if VALUES:
                 place = row * k + kept_before + tl.cumsum(keep.to(tl.int32), 0) - 1
                 tl.store(values + place, raw, mask=keep)
@@ -279,8 +312,8 @@ if triton is not None:
         tl.store(out + i, code * tl.load(step + row, mask=inside, other=0) + low, mask=inside)
 
     @triton.jit
-    def _grouped(x, out, groups, n, levels, start, half, SYMMETRIC: tl.constexpr, DRAWN: tl.constexpr,
-                 ROWS: tl.constexpr, WIDE: tl.constexpr):
+    def _grouped(x, out, codes, scales, groups, n, levels, start, half, BITS: tl.constexpr, SYMMETRIC: tl.constexpr,
+                 DRAWN: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
         group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
         column = tl.arange(0, WIDE)[None, :]
         inside = (group < groups) & (column < n)
@@ -297,18 +330,30 @@ if triton is not None:
             code = tl.div_rn(v, tl.where(s != 0, s, 1.0)) * levels
         else:
             spread = hi - lo
-            gain = tl.div_rn(tl.full([ROWS, 1], 1.0, tl.float32), spread) * levels  # as torch divides a number by a tensor
+            gain = tl.div_rn(tl.full([ROWS, 1], 1.0, tl.float32), spread) * levels  # as torch divides by a tensor
             gain = tl.where((gain == float("inf")) & (spread < 1), 0.0, gain)
             code = (v - lo) * gain
         code = tl.floor(code + _draw(i, start, half)) if DRAWN else _nearest(code)
         if SYMMETRIC:
             code = tl.where(code < -levels, -levels, tl.where(code > levels - 1, levels - 1, code)) + 0.0
-            made = tl.div_rn(code, levels) * s
+            made, whole, first = tl.div_rn(code, levels) * s, code + levels, s
         else:
             if DRAWN:
                 code = tl.where(code > levels, levels, code)
-            made = code * tl.div_rn(spread, levels) + lo
-        tl.store(out + i, made, mask=inside)
+            made, whole, first = code * tl.div_rn(spread, levels) + lo, code, lo
+        if PACKED:
+            if not SYMMETRIC:
+                tl.store(scales + groups + group, hi, mask=group < groups)
+            tl.store(scales + group, first, mask=group < groups)
+            none = levels if SYMMETRIC else 0.0  # the code of zero stands for what is not a number
+            whole = tl.where(inside, tl.where(whole == whole, whole, none), 0.0).to(tl.int32)
+            beside = tl.reshape(whole, [ROWS, WIDE * BITS // 8, 8 // BITS])
+            byte = tl.sum(beside << (tl.arange(0, 8 // BITS) * BITS)[None, None, :], 2)
+            j = tl.arange(0, WIDE * BITS // 8)[None, :]
+            tl.store(codes + group * (n * BITS // 8) + j, byte.to(tl.uint8),
+                     mask=(group < groups) & (j < n * BITS // 8))
+        else:
+            tl.store(out + i, made, mask=inside)
 
     @triton.jit
     def _pack(codes, out, n, total, BITS: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):

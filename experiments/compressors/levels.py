@@ -247,8 +247,8 @@ class QSGD(Compressor):
 
     def _values(self, levels: Tensor, norms: Tensor) -> Tensor:
         n = levels.shape[1]
-        step = (norms / torch.full_like(norms, self.spec.levels)).repeat_interleave(min(self.spec.bucket, n), dim=1)[:, :n]
-        return levels * step + 0.0
+        step = norms / torch.full_like(norms, self.spec.levels)
+        return levels * step.repeat_interleave(min(self.spec.bucket, n), dim=1)[:, :n] + 0.0
 
     def _code_bytes(self, levels: Tensor) -> Tensor | int:
         if self.spec.coding == "fixed":

@@ -47,6 +47,11 @@ class Quantizer(Compressor):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         """Codes travel group after group; what fills up the last group of a sample does not."""
         groups = self._split(x)
+        if gpu.usable(groups) and gpu.few(n := groups.shape[1]) and gpu.whole_bytes(n, self.spec.bits) and (
+                groups.numel() == x.numel()):
+            start = seeds.start(seed) if self.spec.rounding == "stochastic" else None
+            codes, scales = gpu.quantize(groups, self.spec.bits, self._lowest != 0, start)
+            return payload(x, codes=codes, scales=scales)
         scales = self._scales(groups)
         if self.spec.rounding == "nearest" and kernels.usable(groups) and groups.numel() == x.numel():
             codes = packing.quantize(groups, *self._shift_gain(scales), self.spec.bits, self._lowest != 0)

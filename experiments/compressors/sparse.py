@@ -165,6 +165,9 @@ class TopK(FixedK):
         k = budget(self.spec.ratio, row)
         if k < row and (kernels.usable(flat) or gpu.usable(flat)):
             short = indices_win(n_rows, row, k)
+            if flat.is_cuda and not short and row % 8 == 0:
+                values, places = gpu.message(flat, k)
+                return payload(x, values=values.view(-1), places=places)
             values, places = (gpu if flat.is_cuda else packing).select(flat, k, as_mask=not short)
             return payload(x, values=values.view(-1), places=pack(places, index_bits(row) if short else 1))
         mask = self.as_rows(self.masked(x, seed)[1])

@@ -62,12 +62,15 @@ def test_rows_longer_than_a_block(dtype, k):
 
 
 @SLOWLY
-@given(rows, st.integers(2, 300), st.booleans(), st.data())
+@given(rows, st.integers(2, 300) | st.sampled_from([8, 64, 9000]), st.booleans(), st.data())
 def test_selected_values_and_places_are_the_cpus(n_rows, n, as_mask, data):
     x, k = made(data, n_rows, n), data.draw(st.integers(1, n - 1))
     values, places = gpu.select(there(x), k, as_mask)
     wanted, where = packing.select(x, k, as_mask)
     assert same_bits(values.cpu(), wanted) and torch.equal(places.cpu(), where)
+    if as_mask and n % 8 == 0:
+        values, packed = gpu.message(there(x), k)
+        assert same_bits(values.cpu(), wanted) and torch.equal(packed.cpu(), pack(where, 1))
 
 
 @SLOWLY
@@ -115,8 +118,15 @@ def test_grouped_codes_are_the_cpus(n_groups, group, bits, kind, drawn, data):
     compressor = build({"kind": kind, "bits": bits, "scale": "group", "group": group,
                         "rounding": "stochastic" if drawn else "nearest"})
     wanted = compressor.apply(x, 7)
-    y = gpu.grouped(there(x), bits, kind == "fixed", seeds.start(7) if drawn else None).cpu()
+    start = seeds.start(7) if drawn else None
+    y = gpu.grouped(there(x), bits, kind == "fixed", start).cpu()
     assert torch.equal(y.isnan(), wanted.isnan()) and same_bits(y.nan_to_num(0.0), wanted.nan_to_num(0.0))
+    if gpu.whole_bytes(group, bits):
+        codes, scales = gpu.quantize(there(x), bits, kind == "fixed", start)
+        told = compressor._encode(x, 7).parts
+        assert same_bits(scales.cpu().nan_to_num(0.0), told["scales"].nan_to_num(0.0))
+        good = wanted.isfinite().all(1)  # what is no number has no code that means anything
+        assert torch.equal(codes.cpu().view(len(x), -1)[good], told["codes"].view(len(x), -1)[good])
 
 
 @SLOWLY
@@ -189,13 +199,15 @@ from commsweep.experiments.compressors import gpu
 
 whole, number, sizes = "*i32", "*fp32", {"n": "i32", "bins": "i32"}
 row = dict.fromkeys(("x", "y", "values", "columns", "memory"), whole) | {"mask": "*u8", "n": "i32", "k": "i32"}
-flags = dict.fromkeys(("STRICT", "Y", "MASK", "VALUES", "COLUMNS"), True)
-group = {"x": number, "out": number, "groups": "i32", "n": "i32", "levels": "fp32", "start": "i64", "half": "i32"}
+flags = dict.fromkeys(("STRICT", "Y", "MASK", "VALUES", "COLUMNS", "PACKED"), True)
+group = {"x": number, "out": number, "codes": "*u8", "scales": number, "groups": "i32", "n": "i32", "levels": "fp32",
+         "start": "i64", "half": "i32"}
 bins, wide = {"SIZE": 50, "ROWS": 32, "WIDE": 64}, {"ROWS": 64, "WIDE": 32}
 asked = [
     *((gpu._select, row, flags | {"STRICT": kind == 0, "KIND": kind, "SHIFT": 0, "BLOCK": 8192}) for kind in range(3)),
     (gpu._select, row | dict.fromkeys(("x", "y", "values"), "*i16"), flags | {"KIND": 0, "SHIFT": 16, "BLOCK": 512}),
-    *((gpu._grouped, group, wide | {"SYMMETRIC": one, "DRAWN": two}) for one in (True, False) for two in (True, False)),
+    *((gpu._grouped, group, wide | {"SYMMETRIC": one, "DRAWN": two, "PACKED": one, "BITS": 4})
+      for one in (True, False) for two in (True, False)),
     (gpu._affine, dict.fromkeys(("x", "lo", "gain", "step", "out"), number) | {"total": "i32", "n": "i32"},
      {"BLOCK": 1024}),
     (gpu._above, dict.fromkeys(("x", "edge", "y"), number) | {"mask": "*u8", "total": "i32", "n": "i32"},
