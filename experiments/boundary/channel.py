@@ -148,6 +148,9 @@ class Channel(nn.Module):
         return seeds.draw(seeds.BOUNDARY, *self.stream, self.step.number, self.step.training)
 
 
+RING = 64  # messages whose sums wait on the device before they are looked at together
+
+
 @dataclass
 class Counts:
     """Bytes and calls of one channel over training; kept in checkpoints."""
@@ -157,16 +160,30 @@ class Counts:
     nbytes: int = 0
     dense_bytes: int = 0
     on_device: Tensor | None = field(default=None, repr=False)  # bytes that depend on data, summed without a sync
-    first_bad: Tensor | None = field(default=None, repr=False)  # call of the first non-finite message, or infinity
+    _sums: Tensor | None = field(default=None, repr=False)  # of the last messages; finite only if all terms are
+    _bad: Tensor | None = field(default=None, repr=False)  # call of the first non-finite one before these, or infinity
 
     def saw(self, x: Tensor, stretch: float = 1.0) -> None:
         """A training message x arrived at the sender; dense, it would be `stretch` times as long."""
+        place = self.calls % RING
+        if self._sums is None:
+            self._sums = torch.zeros(RING, device=x.device)
+        elif place == 0:
+            self._bad = self.first_bad
+            self._sums.zero_()
+        torch.sum(x, tuple(range(x.dim())), dtype=torch.float32, out=self._sums[place])  # one launch a message
         self.calls += 1
         self.samples += x.shape[0]
         self.dense_bytes += round(x.numel() * x.element_size() * stretch)
-        # A sum is finite only if all terms are; one cheap reduction, no synchronisation.
-        bad = torch.where(x.sum(dtype=torch.float32).isfinite(), torch.inf, float(self.calls))
-        self.first_bad = bad if self.first_bad is None else torch.minimum(self.first_bad, bad)
+
+    @property
+    def first_bad(self) -> Tensor | None:
+        """The call of the first message that was not finite, or infinity, on the device; None before any message."""
+        if self._sums is None:
+            return None
+        calls = torch.arange(1.0, RING + 1, device=self._sums.device) + (self.calls - 1) // RING * RING
+        bad = calls.where(~self._sums.isfinite(), torch.inf).amin()
+        return bad if self._bad is None else torch.minimum(self._bad, bad)
 
     def sent(self, sending: Sending) -> None:
         """What the message cost."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from commsweep.experiments.boundary.channel import Counts
 from commsweep.experiments.compressors import build as compressor
 from commsweep.experiments.config import Execution, ImageModel, override
 from commsweep.experiments.errors import UserError
@@ -262,3 +265,18 @@ def test_runs_whose_seeds_differ_by_a_power_of_two_share_no_randomness():
                 factors.append(channel.warm)
     assert len(numbers) == len(factors) == 4 * 3 * 2
     assert not any(torch.equal(a, b) for i, a in enumerate(factors) for b in factors[:i] if a.shape == b.shape)
+
+
+@pytest.mark.parametrize("bad", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_the_first_message_that_is_not_finite_is_found_whenever_it_is_asked_for(bad, value):
+    counts = Counts()
+    assert counts.first_bad is None
+    for call in range(1, 200):
+        x = torch.ones(2, 3)
+        if call in (bad, bad + 40):
+            x[1, 2] = value
+        counts.saw(x)
+        if call % 50 == 0:
+            assert counts.first_bad == (bad if call >= bad else math.inf)
+    assert counts.first_bad == bad and counts.calls == 199
