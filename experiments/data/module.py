@@ -20,6 +20,9 @@ from commsweep.experiments.errors import UserError
 # themselves), sample indices [b] (host).
 Batch = tuple[Tensor, Tensor, Tensor]
 
+WHOLE = 2**32  # bytes of a set up to which an epoch's batches are made together on a GPU
+AT_ONCE = 4096  # samples that are
+
 
 class Batches:
     """An iterable of batches, reshuffled each epoch from (seed, epoch) alone, so a resume needs no state.
@@ -36,6 +39,8 @@ class Batches:
         if shuffle:
             self.sampler = self
         self.epoch = 0
+        # On a GPU a batch made for itself costs more launches than its step can hide.
+        self.ahead = x.is_cuda and x.element_size() * x.numel() <= WHOLE
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order and augmentation the next iteration uses."""
@@ -49,13 +54,21 @@ class Batches:
         order = self._order()
         drawn_in = 0 if self.fixed_augment else self.epoch
         moves = _moves(self.augment, len(self.y), _generator(seeds.moves(self.seed, drawn_in)))
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            samples = order[start : start + self.batch_size]
-            where = samples.to(self.x.device, non_blocking=True)
-            x = self.x[where]
-            if moves is not None:
-                x = _moved(x, moves[samples].to(x.device, non_blocking=True))
-            yield x, self.y[where], samples
+        where, device = order.to(self.x.device), self.x.device  # one copy an epoch
+        moves = moves if moves is None else moves.to(device)[where]
+        size = AT_ONCE if self.ahead else self.batch_size
+        made = (self._made(where[start : start + size], moves, start) for start in range(0, len(order), size))
+        if self.ahead:
+            xs, ys = zip(*made, strict=True)
+            whole = torch.cat(xs), torch.cat(ys)
+            made = zip(*(part.split(self.batch_size) for part in whole), strict=True)
+        for start, (x, y) in zip(range(0, len(self) * self.batch_size, self.batch_size), made, strict=False):
+            yield x, y, order[start : start + self.batch_size]
+
+    def _made(self, where: Tensor, moves: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+        """These samples as they enter the network; moves: of all, in the epoch's order."""
+        x = self.x[where]
+        return x if moves is None else _moved(x, moves[start : start + len(x)]), self.y[where]
 
     def _order(self) -> Tensor:
         if not self.shuffle:

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset, Features, Image, Value
 
 from commsweep.experiments.config import ImageSet
-from commsweep.experiments.data import Batches, ImageData
+from commsweep.experiments.data import Batches, ImageData, module
 from commsweep.experiments.data.images import CIFAR_MEAN, CIFAR_STD, load
 from commsweep.experiments.data.module import _moved
 from commsweep.experiments.errors import UserError
@@ -149,3 +149,22 @@ def test_a_damaged_parquet_file_is_named(tmp_path, content):
 def test_a_missing_set_says_what_to_name(tmp_path):
     with pytest.raises(UserError, match="name their folder with --data-root"):
         load("cifar10-jpeg", tmp_path)
+
+
+@pytest.mark.parametrize("augment", ["none", "shift", "crop_flip"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_made_at_once_is_the_batches_made_one_by_one(augment, drop_last, monkeypatch):
+    """As on a GPU, where a batch is then a view and costs no launch."""
+    monkeypatch.setattr(module, "AT_ONCE", 3)
+    made = batches(augment=augment, shuffle=True, drop_last=drop_last, seed=5)
+    made.x = torch.randn(10, 1, 8, 8)
+    for epoch in (0, 1):
+        made.set_epoch(epoch)
+        made.ahead = False
+        wanted = list(made)
+        made.ahead = True
+        seen = list(made)
+        assert len(seen) == len(wanted)
+        for one, other in zip(seen, wanted, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert len({x.untyped_storage().data_ptr() for x, _, _ in seen}) == 1
