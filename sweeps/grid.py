@@ -83,3 +83,8 @@ def opened(base: Run, varied: dict[str, list[Any]]) -> dict[str, list[Any]]:
                 notice(f"{name}: {kind}={having[0]} is taken, for {kind}=none has no {parameter}")
                 found[kind] = having[:1]
     return found
+
+
+def in_bfloat16(runs: list[Run]) -> list[Run]:
+    """The same runs under bfloat16's autocast."""
+    return [override(run, {"precision": "bfloat16"}) for run in runs]

@@ -53,8 +53,9 @@ class Run(Spec):
     microbatches: Annotated[int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")] = 1
     epochs: Annotated[int, Field(ge=1, le=10**9, description="passes over the training set")] = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
-    precision: Annotated[Literal["float32", "bfloat16"], Field(description="of the computation (autocast); messages "
-                                                               "are what they are")] = "float32"
+    precision: Annotated[Literal["float32", "tf32", "bfloat16"], Field(
+        description="of the computation (tf32: products of a GPU with 10 bits of mantissa; bfloat16: autocast); "
+                    "messages are what they are")] = "float32"
     channels_last: Annotated[bool, Field(description="layout of images in memory")] = False
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of weights, orders and draws")] = 0
 

@@ -10,13 +10,14 @@ readable form, so none is quoted; its findings are claims C1 to C6 of `commsweep
 `resnet18_topk`       the same with the strict TopK of their notebook: 5 % forward, 10 % backward.
 `resnet18_corrected`  annealed schedule (100 of 100), 5,000 validation images, every sample used.
 `resnet18_fast`       corrected, with bfloat16 autocast.
+`resnet18_jpeg`       that with the JPEG copy of CIFAR-10, which rows and tables name as such.
 
 Unlike theirs, the test set is always scored whole (they drop its last 16 images).
 """
 
 from __future__ import annotations
 
-from commsweep.experiments.config import SGD, Cosine, ImageModel, ImageSet, Link, Run, TopK, TopKStrict
+from commsweep.experiments.config import SGD, Cosine, ImageModel, ImageSet, Link, Run, TopK, TopKStrict, override
 
 PAPER = Run(
     model=ImageModel(name="resnet18", width=64),
@@ -31,6 +32,8 @@ CORRECTED = PAPER.model_copy(update={
     "schedule": Cosine(t_max=100),
 })
 
+FAST = CORRECTED.model_copy(update={"precision": "bfloat16"})
+
 PRESETS = {
     "resnet18_paper": PAPER,
     "resnet18_topk": PAPER.model_copy(update={
@@ -38,5 +41,6 @@ PRESETS = {
     "resnet18_corrected": CORRECTED,
     "resnet18_corrected_topk": CORRECTED.model_copy(update={
         "fwd": Link(compressor=TopK(ratio=0.1)), "bwd": Link(compressor=TopK(ratio=0.1))}),
-    "resnet18_fast": CORRECTED.model_copy(update={"precision": "bfloat16"}),
+    "resnet18_fast": FAST,
+    "resnet18_jpeg": override(FAST, {"data.name": "cifar10-jpeg"}),
 }

@@ -25,6 +25,7 @@ from commsweep.experiments.compressors import message
 from commsweep.experiments.compressors.base import Payload
 from commsweep.experiments.compressors.features import columns
 from commsweep.experiments.feedback.memory import Keys
+from commsweep.experiments.training import arithmetic
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -240,6 +241,7 @@ class _Ends(nn.Module):
         elif not x.is_floating_point():
             stage.step.tokens = x
         with self._precision():
-            stage.precision = "bfloat16" if torch.is_autocast_enabled(stage.device.type) else "float32"
+            stage.precision = arithmetic.installed(
+                torch.bfloat16 if torch.is_autocast_enabled(stage.device.type) else torch.float32)
             y = self.body(x)
         return stage.depart(y) if stage.right is not None else y

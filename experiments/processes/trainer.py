@@ -40,7 +40,7 @@ from commsweep.experiments.processes import launch, stages
 from commsweep.experiments.processes.engine import SCHEDULES, Side, Stage, Turn
 from commsweep.experiments.processes.timing import KEPT, summary
 from commsweep.experiments.store import DIVERGED, FINISHED, Row, RunFolder
-from commsweep.experiments.training import optim
+from commsweep.experiments.training import arithmetic, optim
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import row
 from commsweep.experiments.training.run import divided, quiet, sharing, tokens
@@ -98,6 +98,7 @@ class Trainer:
             mesh = init_device_mesh(device.type, (run.grad.learners, world), mesh_dim_names=("learners", "stages"))
         self.group = mesh and mesh.get_group("stages")
         self.collectives = mesh and Processes(group=mesh.get_group("learners"))
+        arithmetic.install(run, device)
         torch.set_num_threads(wiring.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
         torch.utils.deterministic.fill_uninitialized_memory = False

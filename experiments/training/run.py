@@ -39,7 +39,7 @@ from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.sparsity import training as sparsity
 from commsweep.experiments.store import CONTINUABLE, DIAGNOSIS, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
-from commsweep.experiments.training import optim
+from commsweep.experiments.training import arithmetic, optim
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import environment, row
 from commsweep.experiments.training.step import CHECK_EVERY, Task, check_microbatches, microbatches
@@ -101,6 +101,7 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     """
     quiet()
     device = execution.torch_device()
+    arithmetic.install(run, device)
     data = datasets.build(run, execution.data_root, execution.model_root, device)
     pl.seed_everything(run.seed, verbose=False)
     model, modules = models.build(run, data, execution.model_root)
@@ -191,11 +192,12 @@ def installed(run: Run, parts: Parts, made: pl.Trainer) -> Installed:
     sections = {name: one for component in task.components.values() for name, one in component.installed().items()}
     cuts = tuple(boundary.name for boundary in task.components["boundaries"].values())
     shares = sections["grad"].learners * sections["grad"].local_steps
+    autocast = torch.bfloat16 if "bf16" in str(made.precision) else torch.float32
     return Installed(
         run, model_of(run, task.model, cuts), task.model, parts.data, made.optimizers[0], task.clip,
         made.lr_scheduler_configs[0].scheduler, sections,
         max(1, len(task.divide(parts.data.train.batch_size)) // shares), made.max_epochs,
-        made.check_val_every_n_epoch, "bfloat16" if "bf16" in str(made.precision) else "float32")
+        made.check_val_every_n_epoch, arithmetic.installed(autocast))
 
 
 def _tensorboard(folder: Path) -> Logger:

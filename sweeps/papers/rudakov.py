@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from commsweep.experiments.config import Run, override
 from commsweep.experiments.presets import preset
-from commsweep.sweeps.grid import product, seeds, union
+from commsweep.sweeps.grid import in_bfloat16, product, seeds, union
 
 K_LEVELS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 FWD_KIND, BWD_KIND = "fwd.compressor.kind", "bwd.compressor.kind"
@@ -135,6 +135,27 @@ def resnet18_corrected() -> list[Run]:
     fixed = override(base, {"data.fixed_augment": True})
     return seeds(union([base], topk(base), _quantization(base), feedback(base, K_LEVELS[2:]),
                        aqsgd(base, K_LEVELS), aqsgd(fixed, K_LEVELS)), 5)
+
+
+def resnet18_core_jpeg() -> list[Run]:
+    """The paper's core on a GPU with the JPEG copy of CIFAR-10, by value, seed after seed: TopK, codes, EF, EF21 and
+    AQ-SGD in bfloat16, 3 seeds."""
+    base = preset("resnet18_jpeg")
+    fixed = override(base, {"data.fixed_augment": True})
+    codes = [run for scale in ("tensor", "group") for bits in ((4, 8), (8, 4), (2, 8))
+             for run in quantization(base, bits[:1], bits[1:], scale)]
+    return seeds(union([base], topk(base, (0.3, 0.1, 0.05, 0.02)), feedback(base, (0.1,), ("ef21", "ef")), codes,
+                       aqsgd(base, (0.3, 0.1)), [fixed], aqsgd(fixed, (0.3, 0.1))), 3)
+
+
+def resnet18_paper_bf16() -> list[Run]:
+    """`resnet18_paper` in bfloat16."""
+    return in_bfloat16(resnet18_paper())
+
+
+def resnet18_corrected_bf16() -> list[Run]:
+    """`resnet18_corrected` in bfloat16."""
+    return in_bfloat16(resnet18_corrected())
 
 
 def _quantization(base: Run) -> list[Run]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from commsweep.experiments.config import GPT2_SIZES, Run, override
 from commsweep.experiments.presets import preset
-from commsweep.sweeps.grid import product, seeds, union
+from commsweep.sweeps.grid import in_bfloat16, product, seeds, union
 
 LEVELS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 KINDS = "fwd.compressor.kind+bwd.compressor.kind"
@@ -86,6 +86,11 @@ def gpt2_paper() -> list[Run]:
     paper = preset("gpt2_paper")
     dense = override(paper, {KINDS.split("+")[0]: "none", KINDS.split("+")[1]: "none"})
     return seeds(union([dense], shared(dense, kind="topk_strict"), separate(dense, kind="topk_strict")), 3)
+
+
+def gpt2_paper_bf16() -> list[Run]:
+    """`gpt2_paper` in bfloat16."""
+    return in_bfloat16(gpt2_paper())
 
 
 def gpt2_aqsgd() -> list[Run]:
