@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.experiments.config import Execution, Run, check_device, flatten, override, record, run_id
+from commsweep.experiments.config.execution import MODES
 from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Store
@@ -17,7 +18,8 @@ from commsweep.options import count, folder, number
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommands."""
-    run = commands.add_parser("run", parents=[shared, execution_options(), diagnose_option()], help="execute one run",
+    run = commands.add_parser("run", parents=[shared, execution_options(), simulation_options()],
+                              help="execute one run",
                               description="Execute one run: a preset with some settings changed. A finished run is "
                                           "shown, not repeated; an interrupted one continues from its checkpoint.")
     run.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
@@ -67,9 +69,13 @@ def execution_options() -> argparse.ArgumentParser:
     return options
 
 
-def diagnose_option() -> argparse.ArgumentParser:
-    """--diagnose, of commands that execute simulated runs."""
+def simulation_options() -> argparse.ArgumentParser:
+    """Options of commands that execute simulated runs."""
     option = argparse.ArgumentParser(add_help=False)
+    option.add_argument("--compile", choices=MODES, metavar="MODE",
+                        help=f"torch.compile for the blocks between boundaries, in this mode ({', '.join(MODES)}; all "
+                             "but the first capture CUDA graphs, too); results are the eager ones up to rounding, and "
+                             "the first steps take a minute")
     option.add_argument("--diagnose", action="store_true",
                         help="measure what compression does to every tenth message of a boundary: error, bias, cosine, "
                              "energy kept, features never sent (commsweep show ID; diagnosis.jsonl)")
@@ -83,7 +89,8 @@ def execution(args: argparse.Namespace, progress: bool = False, by: str = "run")
             raise UserError(f"--{name}-root '{root}': no such folder")
     check_device(args.device)
     return Execution(args.device, args.data_root, args.model_root, args.buffers, args.checkpoint_every, progress,
-                     getattr(args, "diagnose", False), args.tensorboard, args.threads, by=by)
+                     getattr(args, "diagnose", False), args.tensorboard, args.threads,
+                     compile=getattr(args, "compile", None), by=by)
 
 
 def changes(settings: list[str]) -> dict[str, str]:

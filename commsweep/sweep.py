@@ -18,7 +18,7 @@ from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
 from commsweep.options import count, number, words
-from commsweep.runs import changes, diagnose_option, execution, execution_options
+from commsweep.runs import changes, execution, execution_options, simulation_options
 from commsweep.sweeps.grid import axes, opened, product, seeds, setting, union
 from commsweep.sweeps.launch import EXECUTORS, added, launch, missing, register, set_aside
 from commsweep.sweeps.papers import SWEEPS, label, sweep
@@ -43,7 +43,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                       help="print what the claims are, with margins, and how many seeds would decide them")
     plan.add_argument("--papers", type=words, default=(), metavar="NAMES", help="with --claims: only of these")
     plan.set_defaults(command=_plan)
-    start = kinds.add_parser("launch", parents=[shared, execution_options(), diagnose_option()],
+    start = kinds.add_parser("launch", parents=[shared, execution_options(), simulation_options()],
                              help="execute the missing cells")
     start.add_argument("--retry", metavar="OUTCOMES", default="",
                        help=f"execute these again, too: {', '.join(UNFINISHED)} (comma-separated)")

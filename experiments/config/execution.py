@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 
+GRAPHS = "reduce-overhead", "max-autotune"
+MODES = "default", *GRAPHS  # of --compile
 MTU = 1500  # of shaped links
 SMALL = 1e9  # multiplications of a step's forward pass
 
@@ -42,6 +44,7 @@ class Execution:
     tensorboard: bool = False  # also write TensorBoard's event files into the run's folder
     threads: int | None = None  # of the computation; None: by the model's size
     cores: int | None = None  # that this process may use; None: all there are
+    compile: str | None = None  # one of MODES: torch.compile for the blocks between boundaries
     by: str = "run"  # who asks for the run: run, sweep or search
 
     def record(self) -> dict[str, Any]:

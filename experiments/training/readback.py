@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +84,7 @@ def model_of(run: Run, model: nn.Module, cuts: tuple[str, ...]) -> Spec:
     if isinstance(run.model, ImageModel):
         width = model.fc.in_features if run.model.name == "mlp" else model.conv1.out_channels
         return ImageModel(name=run.model.name, width=width, cuts=cuts)
-    wrapped = any("forward" in vars(block) for block in causal_lm.blocks(model))
+    wrapped = any(isinstance(inspect.unwrap(block.forward), partial) for block in causal_lm.blocks(model))
     return TextModel(name=run.model.name, weights=run.model.weights, stages=len(cuts) + 1,
                      dropout=causal_lm.dropout(model), gradient_checkpointing=wrapped,
                      width=None if run.model.width is None else model.config.hidden_size)

@@ -39,7 +39,7 @@ from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.sparsity import training as sparsity
 from commsweep.experiments.store import CONTINUABLE, DIAGNOSIS, DIVERGED, FAILED, FINISHED, OOM, Row, RunFolder, Store
-from commsweep.experiments.training import arithmetic, optim
+from commsweep.experiments.training import arithmetic, compiled, optim
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import environment, row
 from commsweep.experiments.training.step import CHECK_EVERY, Task, check_microbatches, microbatches
@@ -65,7 +65,8 @@ def execute(run: Run, store: Store, execution: Execution | None = None,
             return recorded
         started = time.perf_counter()
         parts = build(run, execution, folder.path)
-        folder.begin(run, environment(str(parts.device)) | {"threads": torch.get_num_threads(), "by": execution.by})
+        folder.begin(run, environment(str(parts.device)) | {
+            "threads": torch.get_num_threads(), "by": execution.by, "compile": execution.compile})
         try:
             made = _outcome(run, parts, folder, execution, stopping)
         finally:  # the next run of this process needs the room
@@ -140,6 +141,8 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     if run.sparsity is not None:
         components["sparsity"] = sparsity.SparseTraining(
             run.sparsity, model, trained, data.example, len(data.train) * run.epochs, run.seed, shared.exchange)
+    if execution.compile is not None:
+        compiled.install(model, execution.compile, device)
     return Parts(kind(run)(run, model, components, divided(run, shared)), data, device, need)
 
 
