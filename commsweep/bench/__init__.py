@@ -46,10 +46,11 @@ def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
 
 def benches() -> dict[str, Callable[[], Iterable[Result]]]:
     """All benches by name; a later one adds a line."""
-    from commsweep.bench import boundary, gradients, kfac, sparse, store, text, wire
+    from commsweep.bench import boundary, gpu, gradients, kfac, sparse, store, text, wire
 
     return {"boundary": boundary.bench, "text": text.bench, "store": store.bench, "gradients": gradients.bench,
-            "wire": wire.bench, "kfac": kfac.bench, "sparse": sparse.bench}
+            "wire": wire.bench, "kfac": kfac.bench, "sparse": sparse.bench,
+            "gpu": gpu.bench}
 
 
 def run(name: str | None, as_json: bool) -> int:
@@ -58,7 +59,7 @@ def run(name: str | None, as_json: bool) -> int:
     if name is not None and name not in known:
         raise UserError(f"unknown bench '{name}'{nearest(name, known)} (one of: {', '.join(known)})")
     results = []
-    for each in [name] if name else known:
+    for each in [name] if name else [one for one in known if one != "gpu"]:
         for result in known[each]():
             results.append(result)
             if not as_json:

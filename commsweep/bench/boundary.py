@@ -19,6 +19,7 @@ from commsweep.experiments.config import Run, override
 from commsweep.experiments.models import resnet
 from commsweep.experiments.models.cuts import chosen
 from commsweep.experiments.presets import preset
+from commsweep.experiments.training import arithmetic, compiled
 
 BATCH = 128
 LINKS = {
@@ -55,7 +56,7 @@ def _public(x: Tensor) -> Tensor:
 
 
 def _step() -> Iterator[Result]:
-    seconds = alternate({name: step_of(name) for name in LINKS}, rounds=5, warmup=2)
+    seconds = alternate({name: step_of(links) for name, links in LINKS.items()}, rounds=5, warmup=2)
     medians = _milliseconds(seconds)
     for name, what, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
         pair = {key: medians[key] for key in ("dense ms", f"{name} ms")}
@@ -63,37 +64,49 @@ def _step() -> Iterator[Result]:
                      paired(seconds, name, "dense"), bound, medians=pair)
 
 
-def step_of(name: str) -> Callable[[], None]:
-    """A function that makes one training step of ResNet-18 with these links."""
-    run = override(preset("resnet18_corrected"), LINKS[name])
+def step_of(changes: dict[str, object], device: str = "cpu", batch: int = BATCH, samples: int = BATCH,
+            compile: str | None = None) -> Callable[[], None]:
+    """A function that makes one training step of ResNet-18 with the preset's settings changed, on made-up images.
+
+    samples: of which each batch takes the next. compile: a mode of `--compile`.
+    """
+    run = override(preset("resnet18_corrected"), changes)
+    there = torch.device(device)
+    arithmetic.install(run, there)
     torch.manual_seed(0)
-    model, boundaries = _staged(run)
+    model, boundaries = _staged(run, batch, samples)
+    if compile is not None:
+        compiled.install(model, compile, there)
+    model, boundaries = model.to(there), boundaries.to(there)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=True)
-    x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    y = torch.randint(0, 10, (BATCH,))
-    samples, number = torch.arange(BATCH), count()
+    x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last).to(there)
+    y = torch.randint(0, 10, (batch,)).to(there)
+    number = count()
 
     def one() -> None:
-        boundaries.begin(next(number), samples)
+        step = next(number)
+        boundaries.begin(step, torch.arange(step * batch, (step + 1) * batch) % samples, device=there)
         optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
+        with torch.autocast(there.type, torch.bfloat16, enabled=run.precision == "bfloat16"):
+            loss = cross_entropy(model(x), y)
+        loss.backward()
         optimizer.step()
 
     return one
 
 
-def _staged(run: Run) -> tuple[torch.nn.Module, Boundaries]:
+def _staged(run: Run, batch: int, samples: int) -> tuple[torch.nn.Module, Boundaries]:
     model = resnet.build(run.model, 3, 10).to(memory_format=torch.channels_last)
     modules = chosen(run.model, model, resnet.legal_cuts(model))
     return model, Boundaries(
         {cut: run.links(cut) for cut in modules}, modules,
-        message_shapes(model, modules, torch.zeros(1, 3, 32, 32))[0], BATCH, BATCH, run.seed)
+        message_shapes(model, modules, torch.zeros(1, 3, 32, 32))[0], batch, samples, run.seed, channels_last=True)
 
 
 def _memory() -> Result:
     """Peak resident memory of a fresh process that makes three steps, TopK against dense, libraries included."""
     # Not ru_maxrss: a child inherits its parent's, and this process is larger than the one measured.
-    code = ("import sys; from commsweep.bench.boundary import step_of; step = step_of(sys.argv[1]); "
+    code = ("import sys; from commsweep.bench.boundary import LINKS, step_of; step = step_of(LINKS[sys.argv[1]]); "
             "step(); step(); step(); status = open('/proc/self/status').read(); "
             "print(status.split('VmHWM:')[1].split()[0])")
     peak = {name: float(subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True,
