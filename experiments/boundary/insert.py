@@ -28,10 +28,11 @@ class Boundaries(nn.ModuleDict, Component):
 
     def __init__(self, links: dict[str, Links], modules: dict[str, nn.Module], shapes: Shapes, batch_size: int,
                  n_samples: int, seed: int = 0, *, own: Collection[str] = (), channels_last: bool = False,
-                 folder: Path | None = None, only: Collection[str] | None = None) -> None:
+                 folder: Path | None = None, only: Collection[str] | None = None,
+                 device: torch.device | None = None) -> None:
         """links, modules, shapes: by cut. own: cuts whose links are not those of all others. folder: of memories with a
         row a sample, if they lie in files. only: the cuts beside one stage of a real pipeline; these are not hooked,
-        for each has two ends."""
+        for each has two ends. device: of the memories."""
         super().__init__()
         self.step, self.own = Step(), set(own)
         for turn, (cut, module) in enumerate(modules.items()):
@@ -41,7 +42,7 @@ class Boundaries(nn.ModuleDict, Component):
             for way, side in enumerate(("fwd", "bwd")):
                 link: Link = getattr(links[cut], side)
                 memory = feedback.build(link.feedback, shapes[cut], batch_size, n_samples, channels_last,
-                                        folder and folder / f"{cut}.{side}.buffer")
+                                        folder and folder / f"{cut}.{side}.buffer", device)
                 channels.append(Channel(link, memory, self.step, (seed, 2 * turn + way), shapes[cut]))
             compressor = channels[0].compressor
             coder = compressor.coder(torch.Size([1, *shapes[cut]])) if compressor.spec.coder else None
@@ -80,10 +81,13 @@ class Boundaries(nn.ModuleDict, Component):
 
     def snapshot(self, tag: str) -> list[MappedMemory]:
         """Copy every memory that lies in a file, for a checkpoint; returns them."""
-        mapped = [module for module in self.modules() if isinstance(module, MappedMemory)]
-        for memory in mapped:
+        for memory in self.mapped():
             memory.snapshot(tag)
-        return mapped
+        return self.mapped()
+
+    def mapped(self) -> list[MappedMemory]:
+        """The memories that lie in files."""
+        return [module for module in self.modules() if isinstance(module, MappedMemory)]
 
     def watch(self) -> None:
         """From now on look at what compression does to the messages of training."""

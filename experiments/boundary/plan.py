@@ -80,8 +80,9 @@ def check_room(need: dict[str, int], device: torch.device, folder: Path | None, 
     """
     in_memory = sum(nbytes for kind, nbytes in need.items() if kind != "sample" or not folder)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
+    where = f" on {device}" if device.type == "cuda" else ""
     if in_memory > free:
-        raise UserError(f"the feedback memories need {gib(in_memory)} and {gib(free)} are free: "
+        raise UserError(f"the feedback memories need {gib(in_memory)} and {gib(free)} are free{where}: "
                         "use --buffers mmap, a 16-bit feedback.buffer, fewer samples, or fewer grad.learners")
     on_disk = need.get("sample", 0) * (1 + copies)
     if folder and on_disk > (disk := shutil.disk_usage(folder).free):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytorch_lightning as pl
@@ -39,6 +39,7 @@ class Batches:
         if shuffle:
             self.sampler = self
         self.epoch = 0
+        self.told: list[Callable[[Tensor], None]] = []  # who wants to know the samples of the next batch beforehand
         # On a GPU a batch made for itself costs more launches than its step can hide.
         self.ahead = x.is_cuda and x.element_size() * x.numel() <= WHOLE
 
@@ -62,8 +63,11 @@ class Batches:
             xs, ys = zip(*made, strict=True)
             whole = torch.cat(xs), torch.cat(ys)
             made = zip(*(part.split(self.batch_size) for part in whole), strict=True)
-        for start, (x, y) in zip(range(0, len(self) * self.batch_size, self.batch_size), made, strict=False):
-            yield x, y, order[start : start + self.batch_size]
+        parts = order.split(self.batch_size)[: len(self)]
+        for turn, (samples, (x, y)) in enumerate(zip(parts, made, strict=False)):
+            for tell in self.told if turn + 1 < len(parts) else ():
+                tell(parts[turn + 1])
+            yield x, y, samples
 
     def _made(self, where: Tensor, moves: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
         """These samples as they enter the network; moves: of all, in the epoch's order."""

@@ -220,8 +220,9 @@ def memory_bytes(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int
 
 
 def build(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int, channels_last: bool = False,
-          file: Path | None = None) -> Feedback:
-    """The feedback of a spec, its memory allocated; a sample-keyed one lies in `file` if that is given."""
+          file: Path | None = None, device: torch.device | None = None) -> Feedback:
+    """The feedback of a spec, its memory allocated on the device; a sample-keyed one lies in `file` if that is given.
+    """
     if spec.kind == "none":
         plain = Feedback(spec)
         plain.echoes = False
@@ -229,5 +230,5 @@ def build(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int, chann
     by_sample = sample_keyed(spec)
     slots = n_samples if by_sample else batch_size
     memory = (MappedMemory(slots, sample, buffer_dtype(spec), file) if by_sample and file is not None else
-              Memory(slots, sample, buffer_dtype(spec), by_sample, channels_last))
+              Memory(slots, sample, buffer_dtype(spec), by_sample, channels_last, device))
     return KINDS[spec.kind](spec, memory)

@@ -22,6 +22,7 @@ from commsweep.experiments.compressors.base import laid_out
 from commsweep.experiments.compressors.base import rows as flat
 
 AHEAD = 4  # batches that may wait to be written; more would be memory spent on a slow disk
+READ = 2  # batches whose rows may have been read ahead
 
 
 class Keys:
@@ -47,12 +48,13 @@ class Memory(nn.Module):
     """
 
     def __init__(self, slots: int, sample: torch.Size, dtype: torch.dtype, by_sample: bool,
-                 channels_last: bool = False) -> None:
+                 channels_last: bool = False, device: torch.device | None = None) -> None:
         super().__init__()
         self.slots, self.by_sample = slots, by_sample
-        state = torch.zeros([slots, *sample], dtype=dtype)
-        if channels_last and len(sample) == 3:
-            state = state.to(memory_format=torch.channels_last)
+        if channels_last and len(sample) == 3:  # made so: of a large one there is no room for a copy
+            state = torch.zeros(slots, *sample[1:], sample[0], dtype=dtype, device=device).permute(0, 3, 1, 2)
+        else:
+            state = torch.zeros([slots, *sample], dtype=dtype, device=device)
         self.register_buffer("state", state)
 
     @property
@@ -90,7 +92,8 @@ def _any_order() -> Iterator[None]:
 
 
 class MappedMemory(nn.Module):
-    """Sample-keyed rows in a memory-mapped file; a thread writes them while the next step computes.
+    """Sample-keyed rows in a memory-mapped file; a thread writes them while the next step computes, and reads those of
+    the step after it.
 
     Pages leave the process once written, so the memory in use is that of a few batches whatever the size of
     the file. A checkpoint carries the name of a copy of the file (`snapshot`), not the rows.
@@ -103,6 +106,8 @@ class MappedMemory(nn.Module):
         self.slots, self.sample, self.dtype, self.file = slots, sample, dtype, file
         self.copy = ""
         self._waiting: deque[tuple[set[int], Future]] = deque()
+        self._ahead: deque[tuple[dict[int, int], Future]] = deque(maxlen=READ)  # place of each sample, and the rows
+        self._pinned = False  # whether rows go to a GPU
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="buffer")
         file.unlink(missing_ok=True)  # a leftover of a killed run; the checkpoint's copy holds what counts
         self._map()
@@ -115,15 +120,36 @@ class MappedMemory(nn.Module):
 
     def read(self, keys: Keys) -> Tensor:
         """A copy of this batch's rows on the batch's device."""
-        wanted = keys.samples.tolist()
-        self._settle(lambda samples: not samples.isdisjoint(wanted))
-        rows = torch.from_numpy(self._rows[wanted]).view(self.dtype).reshape(-1, *self.sample)
-        return rows.to(keys.on_device.device, non_blocking=True)
+        wanted, device = keys.samples.tolist(), keys.on_device.device
+        self._pinned = device.type == "cuda"
+        read = next((one for one in self._ahead if all(sample in one[0] for sample in wanted)), None)
+        if read is None:
+            self._settle(lambda samples: not samples.isdisjoint(wanted))
+            rows = self._taken(wanted)
+        else:
+            places, rows = [read[0][sample] for sample in wanted], read[1].result()
+            whole = self._pinned and places == list(range(len(rows)))
+            rows = rows if whole else rows[places]  # a copy here, or the one to the device
+        return rows.to(device, non_blocking=True)
+
+    def ahead(self, samples: Tensor) -> None:
+        """Rows of these samples (int64 on the host) are wanted next: read them behind what computes now."""
+        wanted = samples.tolist()
+        self._ahead.append(({sample: place for place, sample in enumerate(wanted)},
+                            self._writer.submit(self._taken, wanted)))
+
+    def _taken(self, samples: list[int]) -> Tensor:
+        rows = torch.empty(len(samples), self._rows.shape[1], dtype=torch.uint8, pin_memory=self._pinned)
+        np.take(self._rows, samples, axis=0, out=rows.numpy())
+        return rows.view(self.dtype).reshape(-1, *self.sample)
 
     def write(self, keys: Keys, rows: Tensor) -> None:
         """Hand the rows to the writer."""
         self._settle(lambda samples: len(self._waiting) >= AHEAD)
         samples = keys.samples.tolist()
+        for places, _ in self._ahead:  # what was read of them is old now
+            for sample in samples:
+                places.pop(sample, None)
         rows, ready = rows.detach(), None
         if rows.device.type == "cuda":  # the copy to the host runs behind the computation; the writer waits for it
             host = torch.empty(rows.shape, dtype=self.dtype, pin_memory=True)
@@ -156,6 +182,7 @@ class MappedMemory(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self._settle(lambda samples: True)
+        self._ahead.clear()
         self.copy = state["copy"]
         with open(self.file.with_name(self.copy), "rb") as source, open(self.file, "r+b") as target:
             _copy(source, target)  # into the same file, which stays mapped

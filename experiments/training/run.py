@@ -125,7 +125,8 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     on_disk = folder if execution.buffers == "mmap" else None
     check_room(need, device, on_disk, copies=0 if math.isinf(execution.checkpoint_every) else 3)
     boundaries = Boundaries(links, modules, shapes, run.data.batch_size, n, run.seed, own=run.at,
-                            channels_last=run.channels_last, folder=on_disk)
+                            channels_last=run.channels_last, folder=on_disk, device=device)
+    data.train.told += [memory.ahead for memory in boundaries.mapped()]
     if execution.diagnose:
         boundaries.watch()
     trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too

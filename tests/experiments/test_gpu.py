@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from commsweep.experiments import checkpoint
 from commsweep.experiments.boundary.channel import Channel, Step
+from commsweep.experiments.boundary.plan import check_room
 from commsweep.experiments.collectives import Simulated
 from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.compressors import build, tah
@@ -23,6 +24,7 @@ from commsweep.experiments.feedback.memory import Keys, Memory
 from commsweep.experiments.processes.trainer import connect
 from commsweep.experiments.second_order import factors
 from commsweep.experiments.second_order.preconditioner import Preconditioner
+from commsweep.experiments.training import arithmetic
 from commsweep.experiments.training.run import build as build_run
 from commsweep.sweeps.papers.adacomp import METHODS
 from tests.helpers import COMPRESSORS, FEEDBACKS, name, same_bits, tiny, tiny_text
@@ -266,3 +268,46 @@ def test_more_stages_than_gpus_is_one_clear_line(monkeypatch):
         monkeypatch.setenv(key, value)
     with pytest.raises(UserError, match="4 processes on this machine for 1 GPU, and NCCL takes one each"):
         connect(override(tiny(), {"microbatches": 4}), Execution("cuda"), 1)
+
+
+def test_memories_are_made_where_they_stay_and_as_they_lie(monkeypatch):
+    """No copy of the whole: neither from the host nor into another layout."""
+    made, zeros = [], torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, **how: made.append(how["device"]) or zeros(*size, **how))
+    sample, device = torch.Size([4, 3, 2]), torch.device("meta")
+    memory = Memory(9, sample, torch.float32, by_sample=True, channels_last=True, device=device)
+    assert made == [device] and memory.state.shape == (9, *sample)
+    assert memory.state.stride() == torch.empty(9, *sample).contiguous(memory_format=torch.channels_last).stride()
+
+
+def test_a_card_too_small_for_a_memory_is_one_line_before_the_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**32))
+    check_room({"sample": 2**29, "slot": 2**28}, torch.device("cuda:1"), None)
+    with pytest.raises(UserError, match=r"memories need 2.0 GiB and 1.0 GiB are free on cuda:1: use --buffers mmap"):
+        check_room({"sample": 2**31}, torch.device("cuda:1"), None)
+
+
+@pytest.mark.parametrize("precision, card, said", [
+    ("tf32", None, "precision=tf32: the CPU has none"), ("tf32", (7, 5), "precision=tf32: Old Card has none"),
+    ("bfloat16", (7, 5), "precision=bfloat16: Old Card has none")])
+def test_a_precision_that_is_not_there_is_one_line(precision, card, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old Card")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: card >= (8, 0))
+    with pytest.raises(UserError, match=f"{said}.*; use precision=float32"):
+        arithmetic.install(tiny(precision=precision), torch.device("cuda" if card else "cpu"))
+
+
+def test_float32_is_float32_on_a_gpu_and_tf32_is_recorded(monkeypatch):
+    """cuDNN's default is TF32 for convolutions and none for products; a Run says which, and is read back."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    backends, device = (torch.backends.cuda.matmul, torch.backends.cudnn), torch.device("cuda")
+    try:
+        for precision, allowed in (("tf32", True), ("float32", False)):
+            arithmetic.install(tiny(precision=precision), device)
+            assert [backend.allow_tf32 for backend in backends] == [allowed, allowed]
+            assert arithmetic.installed(torch.float32) == precision
+            assert arithmetic.installed(torch.bfloat16) == "bfloat16"
+        assert not torch.backends.cuda.mem_efficient_sdp_enabled() and not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        arithmetic.install(tiny(), torch.device("cpu"))

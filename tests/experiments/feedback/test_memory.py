@@ -9,8 +9,12 @@ import threading
 import pytest
 import torch
 
+from commsweep.experiments.config import Execution
 from commsweep.experiments.feedback import memory
 from commsweep.experiments.feedback.memory import Keys, MappedMemory
+from commsweep.experiments.store import Store
+from commsweep.experiments.training.run import execute
+from tests.helpers import linked
 
 CPU = torch.device("cpu")
 SAMPLE = torch.Size([4, 8])
@@ -153,3 +157,43 @@ print(row["memory_bytes"]["sample"], open("/proc/self/status").read().split("VmH
         buffers, peak[kind] = int(out[-2]), int(out[-1]) / 1024
     assert buffers == 3 * 800 * 1024 * 64 * 2
     assert peak["aqsgd"] - peak["plain"] < 60
+
+
+def test_rows_that_were_read_ahead_are_those_written_last(tmp_path, monkeypatch):
+    """Whatever was written between, or after they were read; other rows, parts of them and repeats come as ever."""
+    made = MappedMemory(9, SAMPLE, torch.float32, tmp_path / "m.buffer")
+    plain = torch.zeros(9, *SAMPLE)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(200):
+        order = torch.randperm(9, generator=generator)
+        if step % 3:
+            made.ahead(order[:4])
+        if step % 2:
+            written = torch.randperm(9, generator=generator)[: 1 + step % 5]
+            made.write(Keys(written, CPU), rows(step, len(written)))
+            plain[written] = float(step)
+        for part in (order[:4], order[1:3], order[2:6]):
+            got = made.read(Keys(part, CPU))
+            assert torch.equal(got, plain[part])
+            got.fill_(-1.0)  # a copy: nothing that is read ahead changes
+
+
+def test_rows_are_read_behind_the_step_before(tmp_path, monkeypatch):
+    made, seen = MappedMemory(6, SAMPLE, torch.float32, tmp_path / "m.buffer"), []
+    original = made._taken
+    monkeypatch.setattr(made, "_taken", lambda samples: seen.append(threading.current_thread()) or original(samples))
+    made.ahead(torch.tensor([3, 1]))
+    made.read(keys(1, 3))
+    made.read(keys(1, 2))
+    main = threading.main_thread()
+    assert [thread is main for thread in seen] == [False, True]
+
+
+def test_a_training_reads_ahead_and_is_the_training_in_memory(tmp_path, monkeypatch):
+    run = linked({"kind": "topk", "ratio": 0.1}, None, {"kind": "aqsgd"}, microbatches=2)
+    told, original = [], MappedMemory.ahead
+    monkeypatch.setattr(MappedMemory, "ahead", lambda self, samples: told.append(samples) or original(self, samples))
+    made = [execute(run, Store(tmp_path / where), Execution("cpu", buffers=where)) for where in ("memory", "mmap")]
+    assert made[0]["metrics"] == made[1]["metrics"] and made[0]["boundaries"] == made[1]["boundaries"]
+    batches = made[1]["steps"] // run.epochs
+    assert len(told) == (batches - 1) * run.epochs * len(made[1]["boundaries"])
