@@ -43,9 +43,12 @@ def _selection() -> Iterator[Result]:
     x = torch.randn(BATCH, 65536)
     ours = compressors.build({"kind": "topk", "ratio": 0.1})
     with torch.no_grad():
-        seconds = alternate({"public": lambda: _public(x), "ours": lambda: ours.apply(x)}, rounds=15, warmup=3)
+        seconds = alternate({"public": lambda: _public(x), "ours": lambda: ours.apply(x), "copy": x.clone}, rounds=15,
+                            warmup=3)
     yield Result("TopK 10 % of [128, 65536]: kthvalue way / ours", paired(seconds, "public", "ours"), 3.0, False,
                  _milliseconds(seconds))
+    yield Result("TopK 10 % of [128, 65536]: ours / an allocating copy", paired(seconds, "ours", "copy"), 1.5,
+                 medians=_milliseconds(seconds))
 
 
 def _public(x: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ a plain thread pool serves and no second OpenMP runtime fights torch's.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,11 @@ except ImportError:  # a GPU machine needs none of this file
 _SHORT = 1 << 11  # rows up to here are bisected
 _TILE = 1 << 14  # rows up to here, of which few entries stay, are bisected after a look for candidates
 _FEW = 16  # at most one entry in so many
-_SAMPLE, _LOOKS = 512, 8  # entries of a long row that a threshold is estimated from, and how often it is mended
+_SAMPLE, _LOOKS = 512, 6  # entries of a long row that a threshold is estimated from, and how often it is mended
+_STEPS = (-(1 << 21), -(1 << 18), 1 << 18, 1 << 21)  # from one row's threshold to where the next one's is looked for
+_LONG = 16 * _SAMPLE  # rows from here on are long
+_CLOSE, _PART = 64, 1024  # entries that bounds may leave, and that are looked at together to find these
+_PAGE, _LIBC, _HUGE = 1 << 21, ctypes.CDLL(None), getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
 _SERIAL = 1 << 15  # below this many elements a second thread costs more than it brings
 _GAMMA, _FACTOR = np.uint64(seeds.GAMMA), tuple(np.uint64(factor) for _, factor in seeds.ROUNDS)
 _SHIFT = *(np.uint64(shift) for shift, _ in seeds.ROUNDS), np.uint64(seeds.LAST)
@@ -47,7 +53,7 @@ def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor,
     Returns the masked rows and, if wanted, the boolean mask.
     """
     source = x.detach().contiguous()
-    out = torch.empty_like(source)
+    out = _room(source)
     mask = torch.empty(source.shape if want_mask else (1, 0), dtype=torch.bool)
     arrays = source.view(torch.int32).numpy(), out.view(torch.int32).numpy(), mask.numpy()
     _over_rows(lambda a, b: _topk(arrays[0], k, strict, want_mask, arrays[1], arrays[2], a, b), *source.shape)
@@ -82,7 +88,7 @@ def few(n: int, k: int) -> bool:
 def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
     """Per row of float32 x [rows, n]: round((x - lo) * gain) * step + lo, with lo, gain, step each [rows]."""
     source = x.detach().contiguous()
-    out = torch.empty_like(source)
+    out = _room(source)
     args = source.numpy(), lo.numpy(), gain.numpy(), step.numpy(), out.numpy()
     n_rows, n = source.shape
     if n_rows == 1 and n >= _SERIAL:  # one scale for the whole tensor: cut the only row into pieces
@@ -113,6 +119,16 @@ def word_draws(n: int, start: int) -> Tensor:
     out = np.empty(n, np.int64)
     _over_rows(lambda a, b: _draw_words(np.uint64(start), a, out.view(np.uint64)[a:b]), n, 1)
     return torch.from_numpy(out)
+
+
+def _room(like: Tensor) -> Tensor:
+    """Memory like a tensor's, in large pages where the system has some: to get small ones takes longer than to write
+    them."""
+    out = torch.empty_like(like)
+    begin = -(-out.data_ptr() // _PAGE) * _PAGE
+    if (length := (out.data_ptr() + out.nbytes - begin) // _PAGE * _PAGE) > 0 and _HUGE is not None:
+        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _HUGE)
+    return out
 
 
 def _over_rows(task: Callable[[int, int], None], n_rows: int, n: int) -> None:
@@ -267,50 +283,89 @@ def _reach(row, at, count):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _estimate(row, k, pool):  # pragma: no cover (compiled)
-    """A threshold that exactly k entries of a long row of bits reach, or -1 where none is found soon.
+def _narrow(row, k, pool, hint):  # pragma: no cover (compiled)
+    """(low, high, entries that reach high): bounds of the k-th largest of a long row of bits, at most _CLOSE entries
+    apart; low -1 where none are found soon (ties, steep steps).
 
-    Bounds are ranks of a sample about k's; the line between what reaches both says where to look next, more and more
-    closely. Four thresholds a pass; ties and steep steps are others' matter.
+    The first bounds are about the threshold of the row before, `hint`, or without one (0) ranks of a sample about k's.
+    Between bounds, ranks go up evenly but for a spread of sqrt(entries) / 2, so four thresholds about the line between
+    them leave few.
     """
     n = row.size
-    step = n // _SAMPLE
-    for i in range(_SAMPLE):
-        pool[i] = row[i * step] & np.int32(0x7FFFFFFF)
-    rank = _SAMPLE * k / n
-    aside = 2.5 * np.sqrt(rank * (1 - rank / _SAMPLE)) + 1
     at, count = np.empty(4, np.int32), np.empty(4, np.int32)
-    for turn in range(4):
-        wanted = min(_SAMPLE, max(1, int(rank + aside * (1 - turn / 1.5))))
-        at[turn], _, _ = _bisect(pool, _SAMPLE, wanted, True)
+    if hint > 0:
+        for turn in range(4):
+            at[turn] = min(0x7FFFFFFE, max(1, np.int64(hint) + _STEPS[turn]))
+    else:
+        step = n // _SAMPLE
+        for i in range(_SAMPLE):
+            pool[i] = row[i * step] & np.int32(0x7FFFFFFF)
+        rank = _SAMPLE * k / n
+        aside = 2.5 * np.sqrt(rank * (1 - rank / _SAMPLE)) + 1
+        for turn in range(4):
+            wanted = min(_SAMPLE, max(1, int(rank + aside * (1 - turn / 1.5))))
+            at[turn], _, _ = _bisect(pool, _SAMPLE, wanted, True)
     low, reach, high, above = np.int64(0), np.int64(n), np.int64(0x7FFFFFFF), np.int64(0)
     for _look in range(_LOOKS):
         _reach(row, at, count)
         for turn in range(4):
-            if count[turn] == k:
-                return at[turn]
-            if count[turn] > k and at[turn] > low:
+            if count[turn] >= k and at[turn] > low:
                 low, reach = np.int64(at[turn]), np.int64(count[turn])
             elif count[turn] < k and at[turn] < high:
                 high, above = np.int64(at[turn]), np.int64(count[turn])
+        if reach - above <= _CLOSE:
+            return np.int32(low), np.int32(high), np.int32(above)
         if high - low <= 1:
-            return np.int32(-1)
-        middle = high - (high - low) * ((k - above) / (reach - above))
-        gap = max(1.0, (high - low) / 48)
+            break
+        gap = (high - low) / (reach - above)
+        middle, spread = high - gap * (k - above), gap * (0.5 * np.sqrt(reach - above) + 1)
         for turn in range(4):
-            at[turn] = min(high - 1, max(low + 1, np.int64(middle + gap * (turn - 1.5))))
-    return np.int32(-1)
+            aside = (turn - 1.5) * (1 + (turn % 3 == 0) / 3)  # -2, -1/2, 1/2, 2
+            at[turn] = min(high - 1, max(low + 1, np.int64(middle + aside * spread)))
+    return np.int32(-1), np.int32(0), np.int32(0)
+
+
+@_compiled
+def _keep_near(row, low, high, need, strict, want_mask, sent, kept, pool, places):  # pragma: no cover (compiled)
+    """`_keep` by bounds: entries of at least high, and of the few down to low the `need` largest; the threshold."""
+    found, magnitude = 0, np.int32(0x7FFFFFFF)
+    for begin in range(0, row.size, _PART):
+        own, to = row[begin : begin + _PART], sent[begin : begin + _PART]
+        here = np.int32(0)
+        for i in range(own.size):
+            value = own[i] & magnitude
+            to[i] = own[i] if value >= low else np.int32(0)
+            here += np.int32(value >= low) & np.int32(value < high)
+        if want_mask:
+            for i in range(own.size):
+                kept[begin + i] = own[i] & magnitude >= low
+        if here:
+            for i in range(own.size):
+                value = own[i] & magnitude
+                if low <= value < high:
+                    pool[found], places[found] = value, begin + i
+                    found += 1
+    threshold, above, _ = _bisect(pool, found, need, True)
+    ties = np.int32(0) if strict else np.int32(need - above)
+    for one in range(found):
+        tied = np.int32(pool[one] == threshold)
+        if pool[one] < threshold or (tied and ties <= 0):
+            sent[places[one]] = 0
+            if want_mask:
+                kept[places[one]] = False
+        ties -= tied
+    return threshold
 
 
 @_compiled
 def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
     """(threshold, entries to keep that equal it, entries that equal it) for the k largest magnitudes of a row of bits.
 
-    A non-negative float32 orders like its bit pattern. Long rows: radix selection, 11 + 11 + 9 bits, so three
-    histograms find the exact threshold; only entries sharing the threshold's leading bits (a few percent of a row)
-    reach the second and third. Short rows, which would spend their time on empty bins: bisection, which without
-    `exact` may stop at a smaller threshold that the same k entries reach. Rows in between of which few entries stay:
-    the same, over candidates.
+    A non-negative float32 orders like its bit pattern. Short rows: bisection, which without `exact` may stop at a
+    smaller threshold that the same k entries reach. Rows in between of which few entries stay: the same, over
+    candidates. All others: radix selection, 11 + 11 + 9 bits, so three histograms find the exact threshold; only
+    entries sharing the threshold's leading bits (a few percent of a row) reach the second and third. Of long rows
+    `_narrow` knows sooner.
     """
     n = row.size
     magnitude = np.int32(0x7FFFFFFF)
@@ -323,10 +378,6 @@ def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
         threshold, above, kept = _bisect(
             pool, _candidates(row, k, counts[0], counts[1], pool, places), k, True)  # others lie below
         return threshold, k - above, kept - above
-    if not exact and n >= 16 * _SAMPLE:
-        threshold = _estimate(row, k, pool)
-        if threshold >= 0:
-            return threshold, np.int32(k), np.int32(k)
     counts[:] = 0
     whole = n - n % 4
     for i in range(0, whole, 4):
@@ -371,12 +422,44 @@ def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
 
 
 @_compiled
+def _ranked(row, k, counts, pool, places, hint):  # pragma: no cover (compiled)
+    """`_rank`, of a long row like one whose threshold was `hint` (0: none) by bounds."""
+    low = np.int32(-1)
+    if row.size >= _LONG:
+        low, high, above = _narrow(row, k, pool, hint)
+    if low < 0:
+        return _rank(row, k, False, counts, pool, places)
+    found = 0
+    for begin in range(0, row.size, _PART):
+        own = row[begin : begin + _PART]
+        here = np.int32(0)
+        for i in range(own.size):
+            value = own[i] & np.int32(0x7FFFFFFF)
+            here += np.int32(value >= low) & np.int32(value < high)
+        if here:
+            for i in range(own.size):
+                value = own[i] & np.int32(0x7FFFFFFF)
+                if low <= value < high:
+                    pool[found] = value
+                    found += 1
+    threshold, more, reach = _bisect(pool, found, k - above, True)
+    return threshold, np.int32(k - above - more), np.int32(reach - more)
+
+
+@_compiled
 def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no cover (compiled)
     n = x.shape[1]
     # Four interleaved counters: neighbouring equal values would otherwise wait for each other's store.
     counts = np.zeros((4, 2048), np.int32)
     pool, places = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
+    threshold = np.int32(0)
     for r in range(row_from, row_to):
+        if n >= _LONG:
+            low, high, above = _narrow(x[r], k, pool, threshold)
+            if low >= 0:
+                threshold = _keep_near(x[r], low, high, k - above, strict, want_mask, out[r],
+                                       mask[r if want_mask else 0], pool, places)
+                continue
         threshold, need, ties = _rank(x[r], k, strict, counts, pool, places)
         _keep(x[r], threshold, need, ties, strict, want_mask, out[r], mask[r if want_mask else 0])
 

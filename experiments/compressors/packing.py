@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from commsweep.experiments.compressors import kernels
-from commsweep.experiments.compressors.kernels import _compiled, _over_rows, _rank
+from commsweep.experiments.compressors.kernels import _compiled, _over_rows, _ranked
 
 _BLOCK = 512  # codes made at once: a block stays in the first cache, and 512 codes of any width end at a whole byte
 
@@ -296,9 +296,10 @@ def _select(x, k, as_mask, values, columns, mask, row_from, row_to):  # pragma: 
     counts = np.zeros((4, 2048), np.int32)
     pool = np.empty(n + 1, np.int32)
     kept, where = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
+    threshold = np.int32(0)
     for r in range(row_from, row_to):
         row = x[r]
-        threshold, need, ties = _rank(row, k, False, counts, pool, where)
+        threshold, need, ties = _ranked(row, k, counts, pool, where, threshold)
         m = 0
         if need == ties:  # every tie stays: no branch, one entry after the other is written and counted if it is kept
             for i in range(n):
