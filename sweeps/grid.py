@@ -87,4 +87,4 @@ def opened(base: Run, varied: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 def in_bfloat16(runs: list[Run]) -> list[Run]:
     """The same runs under bfloat16's autocast."""
-    return [override(run, {"precision": "bfloat16"}) for run in runs]
+    return [run.model_copy(update={"precision": "bfloat16"}) for run in runs]

@@ -77,8 +77,23 @@ def test_every_sweep_executes_at_toy_size(name, store):
 def test_the_partial_sweeps_are_parts_of_the_whole():
     whole = {run_id(run) for run in sweep("resnet18_paper")}
     for name in SWEEPS:
-        if name.startswith("resnet18_") and name != "resnet18_corrected":
+        if name.startswith("resnet18_") and not name.startswith(("resnet18_co", "resnet18_paper_bf16")):
             assert {run_id(run) for run in sweep(name)} <= whole
+
+
+@pytest.mark.parametrize("name", ["resnet18_paper", "resnet18_corrected", "gpt2_paper"])
+def test_sweeps_in_bfloat16_differ_in_nothing_else(name):
+    fast = sweep(f"{name}_bf16")
+    assert {run.precision for run in fast} == {"bfloat16"}
+    slow = [run.model_copy(update={"precision": "float32"}) for run in fast]
+    assert [run_id(run) for run in slow] == [run_id(run) for run in sweep(name)]
+
+
+def test_the_core_on_a_gpu_is_what_the_issue_of_a_lent_hour_asks_and_named_a_copy():
+    runs = sweep("resnet18_core_jpeg")
+    assert {run.data.name for run in runs} == {"cifar10-jpeg"} and {run.precision for run in runs} == {"bfloat16"}
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)  # seed after seed: any part is a whole grid
+    assert len(runs) == 3 * 18 and runs[0].fwd.compressor.kind == "none"
 
 
 def test_text_sweeps_ask_the_same_of_every_model():

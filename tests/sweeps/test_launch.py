@@ -83,8 +83,8 @@ def in_the_middle(store):
     return len({path.parent for path in store.root.glob("*/last.*.ckpt")}) >= 2
 
 
-@pytest.mark.parametrize("victim", ["ctrl-c", *(
-    pytest.param(victim, marks=pytest.mark.slow) for victim in ("launcher", "worker", "both", "ctrl-c twice"))])
+@pytest.mark.slow  # Ctrl-C itself is tried through the command line in every run of the suite
+@pytest.mark.parametrize("victim", ["ctrl-c", "launcher", "worker", "both", "ctrl-c twice"])
 def test_whatever_is_killed_the_same_rows_come_out(victim, tmp_path, straight):
     store = Store(tmp_path / "store")
     process = start(tmp_path / "go.py", store.root)
