@@ -25,6 +25,11 @@ def usable(x: Tensor) -> bool:
     return triton is not None and x.is_cuda and type(x) in (Tensor, torch.nn.Parameter)
 
 
+def selects(x: Tensor) -> bool:
+    """Whether they choose among the entries of x: of 16 or 32 bits."""
+    return usable(x) and x.element_size() in (2, 4)
+
+
 def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor, Tensor | None]:
     """As `kernels.topk_rows`, of any type with 16 or 32 bits."""
     x = x.detach().contiguous()

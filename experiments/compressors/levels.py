@@ -253,12 +253,14 @@ class QSGD(Compressor):
     def _code_bytes(self, levels: Tensor) -> Tensor | int:
         if self.spec.coding == "fixed":
             return packed_bytes(levels.numel(), 1 + self.spec.levels.bit_length())
-        flat = levels.flatten()
-        here = flat != 0
-        place = torch.arange(1, flat.numel() + 1, device=flat.device)
-        last = torch.cummax(place.where(here, 0), 0).values.roll(1)  # the last non-zero's place before this one
+        flat = torch.nn.functional.pad(levels.flatten(), (0, -levels.numel() % 1024)).view(-1, 1024)
+        here, place = flat != 0, torch.arange(1, flat.numel() + 1, device=flat.device).view(flat.shape)
+        own = place.where(here, 0).cummax(1).values  # in parts: a GPU takes one long row entry by entry
+        before = own[:, -1].cummax(0).values.roll(1)
+        before[0] = 0
+        last = torch.maximum(own, before[:, None]).flatten().roll(1)  # the last non-zero's place before this one
         last[0] = 0
-        bits = 1 + _gamma_bits(place - last) + _gamma_bits(flat.abs().clamp(min=1))
+        bits = 1 + _gamma_bits(place - last.view(flat.shape)) + _gamma_bits(flat.abs().clamp(min=1))
         return (bits.where(here, 0).sum() + 7) // 8
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:

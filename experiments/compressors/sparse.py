@@ -72,7 +72,7 @@ def keep_largest(flat: Tensor, k: int, strict: bool = False, want_mask: bool = T
     if flat.dtype in (torch.bfloat16, torch.float16) and kernels.usable(flat[:0].float()):
         out, mask = kernels.topk_rows(flat.float(), k, strict, want_mask)  # exact: float32 holds them all
         return out.to(flat.dtype), mask
-    if gpu.usable(flat):
+    if gpu.selects(flat):
         return gpu.topk_rows(flat, k, strict, want_mask)
     size = flat.abs()
     size = torch.where(size.isnan(), torch.inf, size)
@@ -163,7 +163,7 @@ class TopK(FixedK):
         flat = self.as_rows(x)
         n_rows, row = flat.shape
         k = budget(self.spec.ratio, row)
-        if k < row and (kernels.usable(flat) or gpu.usable(flat)):
+        if k < row and (kernels.usable(flat) or gpu.selects(flat)):
             short = indices_win(n_rows, row, k)
             if flat.is_cuda and not short and row % 8 == 0:
                 values, places = gpu.message(flat, k)
