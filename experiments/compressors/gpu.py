@@ -17,6 +17,7 @@ except ImportError:
 
 PLAIN, EF, EF21 = range(3)  # what a selection remembers
 FUSED = {"enable_fp_fusion": False}
+PART, MANY = 16384, 64  # rows longer than this are shared out among programs, unless there are so many
 _FEW = 4096  # elements of a group whose range one program finds in registers
 
 
@@ -75,11 +76,24 @@ def _selected(x: Tensor, k: int, y: Tensor | None = None, mask: Tensor | None = 
     whole = torch.int32 if x.element_size() == 4 else torch.int16
     bits = [x if one is None else one.view(whole) for one in (x, y, values)]
     marks = packed if packed is not None else x if mask is None else mask.view(torch.uint8)
+    memory = x if memory is None else memory.view(whole)
     block = min(8192, max(8, triton.next_power_of_2(n)))
-    _select[(rows,)](*bits, marks, x if columns is None else columns, x if memory is None else memory.view(whole), n, k,
-                     STRICT=strict, Y=y is not None, MASK=mask is not None, VALUES=values is not None,
-                     COLUMNS=columns is not None, PACKED=packed is not None, KIND=kind,
-                     SHIFT=32 - 8 * x.element_size(), BLOCK=block, num_warps=16 if block >= 8192 else 4, **FUSED)
+    alike = {"KIND": kind, "SHIFT": 32 - 8 * x.element_size(), "BLOCK": block,
+             "num_warps": 16 if block >= 8192 else 4, **FUSED}
+    wanted = {"STRICT": strict, "Y": y is not None, "MASK": mask is not None, "VALUES": values is not None,
+              "COLUMNS": columns is not None, "PACKED": packed is not None}
+    outputs = *bits[1:], marks, x if columns is None else columns
+    if rows >= MANY or n <= PART:
+        _select[(rows,)](bits[0], *outputs, memory, n, k, **wanted, **alike)
+        return
+    parts = triton.cdiv(n, PART)
+    counts = torch.empty(rows, parts, 2048, dtype=torch.int32, device=x.device)
+    found, own = (torch.zeros(rows, size, dtype=torch.int32, device=x.device) for size in (4, 2 * parts))
+    for level in range(3):
+        _tally[(rows, parts)](bits[0], memory, counts, found, n, parts, LEVEL=level, PART=PART, **alike)
+        _settle[(rows,)](counts, found, own, k, parts, LEVEL=level, BINS=512 if level == 2 else 2048)
+    _place[(rows, parts)](bits[0], *outputs, memory, found, own, n, k, parts,
+                          WIDE=triton.next_power_of_2(parts), PART=PART, **wanted, **alike)
 
 
 def above(x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,11 +252,79 @@ if triton is not None:
             size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
             lows += tl.histogram(size & 511, 512, mask=inside & (size >> 9 == prefix))
         low, need, ties = _bin(lows, need, 512)
-        edge = (prefix << 9) | low
-        tied_before, kept_before = 0, 0
-        for begin in range(0, n, BLOCK):
-            i = begin + lanes
-            inside = i < n
+        none = need - need  # a number that the compiler lets a loop add to
+        _write(x, y, values, mask, columns, memory, row, n, k, 0, n, (prefix << 9) | low, need, ties, none, none,
+               STRICT, Y, MASK, VALUES, COLUMNS, PACKED, KIND, SHIFT, BLOCK)
+
+    @triton.jit
+    def _tally(x, memory, counts, found, n, parts, LEVEL: tl.constexpr, PART: tl.constexpr, KIND: tl.constexpr,
+               SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+        """A part of a row a program: how many of its entries that are still in question lie in each bin of a level."""
+        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        x, memory = x + row * n, memory + row * n
+        BINS: tl.constexpr = 512 if LEVEL == 2 else 2048
+        prefix = tl.load(found + 4 * row)
+        bins = tl.zeros([BINS], tl.int32)
+        for begin in range(part * PART, min(n, (part + 1) * PART), BLOCK):
+            i = begin + tl.arange(0, BLOCK)
+            inside = (i < n) & (i < (part + 1) * PART)
+            size = _size(_read(x, memory, i, inside, KIND), SHIFT)
+            if LEVEL == 0:
+                bins += tl.histogram(size >> 20, BINS, mask=inside)
+            if LEVEL == 1:
+                bins += tl.histogram((size >> 9) & 2047, BINS, mask=inside & (size >> 20 == prefix))
+            if LEVEL == 2:
+                bins += tl.histogram(size & 511, BINS, mask=inside & (size >> 9 == prefix))
+        tl.store(counts + (row * parts + part) * 2048 + tl.arange(0, BINS), bins)
+
+    @triton.jit
+    def _settle(counts, found, own, k, parts, LEVEL: tl.constexpr, BINS: tl.constexpr):
+        """found [rows, 4]: leading bits, how many to keep of those that share them, how many do. own [rows, 2, parts]:
+        a part's entries above these, and with them."""
+        row = tl.program_id(0).to(tl.int64)
+        at = tl.arange(0, BINS)
+        bins = tl.zeros([BINS], tl.int32)
+        for part in range(parts):
+            bins += tl.load(counts + (row * parts + part) * 2048 + at)
+        if LEVEL == 0:
+            here, need, ties = _bin(bins, k, BINS)
+            prefix = here
+        else:
+            here, need, ties = _bin(bins, tl.load(found + 4 * row + 1), BINS)
+            prefix = (tl.load(found + 4 * row) << (9 if LEVEL == 2 else 11)) | here
+        for part in range(parts):
+            mine = tl.load(counts + (row * parts + part) * 2048 + at)
+            place = own + row * 2 * parts + part
+            tl.store(place, tl.load(place) + tl.sum(tl.where(at > here, mine, 0), 0))
+            tl.store(place + parts, tl.sum(tl.where(at == here, mine, 0), 0))
+        tl.store(found + 4 * row, prefix)
+        tl.store(found + 4 * row + 1, need)
+        tl.store(found + 4 * row + 2, ties)
+
+    @triton.jit
+    def _place(x, y, values, mask, columns, memory, found, own, n, k, parts, WIDE: tl.constexpr, PART: tl.constexpr,
+               STRICT: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, VALUES: tl.constexpr, COLUMNS: tl.constexpr,
+               PACKED: tl.constexpr, KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+        """A part of a row a program, which knows what the parts before it keep."""
+        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        edge, need = tl.load(found + 4 * row), tl.load(found + 4 * row + 1)
+        before = tl.arange(0, WIDE) < part
+        base = own + row * 2 * parts + tl.arange(0, WIDE)
+        tied = tl.sum(tl.load(base + parts, mask=before, other=0), 0)
+        kept = tl.sum(tl.load(base, mask=before, other=0), 0) + tl.minimum(tied, need)
+        _write(x + row * n, y, values, mask, columns, memory + row * n, row, n, k, part * PART,
+               min(n, (part + 1) * PART), edge, need, tl.load(found + 4 * row + 2), tied, kept, STRICT, Y, MASK, VALUES,
+               COLUMNS, PACKED, KIND, SHIFT, BLOCK)
+
+    @triton.jit
+    def _write(x, y, values, mask, columns, memory, row, n, k, first, last, edge, need, ties, tied_before, kept_before,
+               STRICT: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, VALUES: tl.constexpr, COLUMNS: tl.constexpr,
+               PACKED: tl.constexpr, KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+        """What is asked for of the entries [first, last) of a row whose k-th largest is `edge`; `ties` equal it, of
+        which the first `need` stay."""
+        for begin in range(first, last, BLOCK):
+            i = begin + tl.arange(0, BLOCK)
+            inside = i < last
             raw = _read(x, memory, i, inside, KIND)
             size = _size(raw, SHIFT)
             keep = inside & (size > edge)
