@@ -36,9 +36,14 @@ FINDINGS = [
     Finding("F1", "Do gradients need milder compression than activations, or unbiased compression?",
             tuple(("text_bias", f"F1{letter}") for letter in "acdefg"),
             "commsweep sweep launch text_bias --diagnose && commsweep report text_bias --papers bias",
-            "anything of images or of SGD (cifar_bias is planned, not run to the end), of longer trainings, or of "
-            "larger models; groups of 32 and 128 scatter much over seeds under nearest rounding.",
+            "anything of images or of SGD (the next finding), of longer trainings, or of larger models; groups of 32 "
+            "and 128 scatter much over seeds under nearest rounding.",
             "text_bias/error_and_harm.png", "nats lost over the relative error of the gradient's message, by bias"),
+    Finding("F1, images", "Is it the same on images, with SGD and with AdamW?",
+            tuple(("cifar_bias_jpeg", f"F1{letter}") for letter in "ae"),
+            "commsweep sweep launch cifar_bias_jpeg --diagnose && commsweep report cifar_bias_jpeg --papers bias",
+            "what its other claims would (F1b, d, f to i): the sweep is not run to the end, and these have one or two "
+            "seeds. Effects are tested with all others of the sweep. The images are a JPEG copy of CIFAR-10."),
     Finding("C8", "Is the shared mask a thing of its own, or the same?", (("demo-text", "C8"), ("text_bias", "F1i")),
             "commsweep sweep launch demo-text && commsweep report demo-text",
             "whether an unbiased mask of the gradient's own would do."),
