@@ -366,7 +366,7 @@ class Counted(Sparsifier):
         coding = int(parts["coding"])
         if coding == 3 and self.rice and "gaps" in parts:
             return _from_gaps(parts["gaps"], int(parts["count"]), n_rows * row).reshape(n_rows, row)
-        if coding == 2 and parts["places"].numel() == packed_bytes(n_rows * row, 1):
+        if coding == 2 and "places" in parts and parts["places"].numel() == packed_bytes(n_rows * row, 1):
             return unpack_flags(parts["places"], n_rows * row).reshape(n_rows, row)
         if coding != 1 or "counts" not in parts:
             raise UserError(f"places are in no known coding ({coding})")

@@ -122,6 +122,7 @@ def test_in_a_browser_a_link_opens_its_run_and_curves_are_drawn_over_each_other(
     assert (found, lines, good) == ("1", "41", ["true", "true", "true"])
 
 
+@pytest.mark.slow
 def test_a_page_of_thousands_of_runs_stays_small_and_loses_none(store):
     from commsweep.bench.store import generate, grid
 

@@ -68,6 +68,7 @@ def test_the_printed_command_runs_what_decides(demo, capsys):
     assert plan["cells"] == 3 * seeds and plan["missing"] == 3 * (seeds - 5)  # dense, TopK 10 and 5 %
 
 
+@pytest.mark.slow
 def test_added_seeds_stay_in_the_sweep(tmp_path, capsys):
     """They are executed, belong to the sweep's report, and still do after a plain launch."""
     store = str(tmp_path / "store")

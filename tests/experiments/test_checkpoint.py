@@ -92,6 +92,7 @@ def test_buffers_cannot_move_between_interruption_and_continuation(before, after
     assert execute(run_of(), store, Execution("cpu", buffers=before))["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_accordions_memory_is_in_the_checkpoint_as_of_the_epochs_end(tmp_path):
     run = tiny(epochs=5, eval_every=1, grad__learners=2, grad__compressor__kind="powersgd", grad__feedback__kind="ef",
                grad__compressor__rank=1, grad__schedule__kind="accordion", grad__schedule__every=1,

@@ -119,6 +119,7 @@ def test_what_other_runs_are_called(changes, text):
     assert labels.describe(flatten(record(run))) == text
 
 
+@pytest.mark.slow
 def test_trainings_are_compared_apart(store):
     """Two learning rates: every effect is one of each, and the tables say which they are of."""
     frame, _ = fill(store, as_claimed)

@@ -105,6 +105,7 @@ def test_all_the_papers_tables_are_there(store):
                      "quantization_tensor_off", "feedback", "aqsgd", "settings"]
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(store, tmp_path):
     frame = fill(store, flat_score)
     curves = results.curves(store.root, list(frame.id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -184,3 +185,14 @@ def test_the_dct_is_scipys():
         for kind in KINDS:
             own = matrix(kind, n).double()
             assert torch.allclose(own @ own.mT, torch.eye(n, dtype=torch.float64), atol=1e-6)
+
+
+@pytest.mark.parametrize("said", [0, 1, 2, 4])
+def test_gaps_under_another_codings_name_are_refused(said):
+    """Found by chance: a reader that takes the parts of one coding must not trust the byte that names another."""
+    compressor = build({"kind": "topk_strict", "ratio": 0.05, "places": "rice"})
+    made = compressor.encode(torch.randn(2, 400, generator=torch.Generator().manual_seed(0)))
+    assert "gaps" in made.parts
+    wrong = replace(made, parts=made.parts | {"coding": torch.tensor([said], dtype=torch.uint8)})
+    with pytest.raises(UserError, match="places are in no known coding"):
+        compressor.decode(wrong)

@@ -219,8 +219,8 @@ def test_a_resumed_run_is_the_same(base, tmp_path):
     assert parts["metrics"] == whole["metrics"] and parts["gradients"] == whole["gradients"]
 
 
-@pytest.mark.parametrize("name", ["streaming", *(pytest.param(name, marks=SLOW)
-                                                 for name in ("dense", "text", "pairs", "sent"))])
+@SLOW
+@pytest.mark.parametrize("name", ["streaming", "dense", "text", "pairs", "sent"])
 def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
     run = {"streaming": apart(override(tiny(epochs=1, eval_every=1), COMPRESSED), interval=2, fragments=2, overlap=1,
                               keep=0.5),
