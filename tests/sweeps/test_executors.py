@@ -143,6 +143,7 @@ def test_ctrl_c_stops_cells_on_other_machines(store):
     assert not list(store.root.glob(".stop-*"))
 
 
+@pytest.mark.slow
 def test_cells_that_no_job_can_begin_are_reported(store):
     bad = tiny(model__cuts=["layer9"])
     report = launch([bad], store, HOW, 1, executor="slurm", cluster={"cluster": "local"})

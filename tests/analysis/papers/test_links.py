@@ -87,6 +87,7 @@ def test_the_model_finds_what_made_the_measurements(store):
         assert fits[one.series].step(one.network) == pytest.approx(one.seconds, rel=0.02)
 
 
+@pytest.mark.slow
 def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_path):
     names = [row["id"] for row in store.pipelines()]
     made = links.write(store.root, names, tmp_path / "out")
