@@ -36,6 +36,11 @@ def start(seed: int) -> int:
     return z ^ z >> LAST
 
 
+def signed(word: int) -> int:
+    """The int64 of the same bits, which tensors and launches take."""
+    return word - (word >> 63 << 64)
+
+
 def order(seed: int, epoch: int) -> int:
     """Of the order of the training samples in an epoch."""
     return ((2 * seed) << 20) + epoch

@@ -81,9 +81,10 @@ class Boundaries(nn.ModuleDict, Component):
 
     def snapshot(self, tag: str) -> list[MappedMemory]:
         """Copy every memory that lies in a file, for a checkpoint; returns them."""
-        for memory in self.mapped():
+        mapped = self.mapped()
+        for memory in mapped:
             memory.snapshot(tag)
-        return self.mapped()
+        return mapped
 
     def mapped(self) -> list[MappedMemory]:
         """The memories that lie in files."""

@@ -35,9 +35,9 @@ def words(n: int, seed: int, device: torch.device) -> Tensor:
     """int64 [n], 64 random bits each; no two of a stream are equal, so they order without ties."""
     if kernels.numba is not None and device.type == "cpu":
         return kernels.word_draws(n, seeds.start(seed))
-    z = torch.arange(1, n + 1, device=device).mul_(_signed(seeds.GAMMA)).add_(_signed(seeds.start(seed)))
+    z = torch.arange(1, n + 1, device=device).mul_(seeds.signed(seeds.GAMMA)).add_(seeds.signed(seeds.start(seed)))
     for shift, factor in seeds.ROUNDS:
-        z = z.bitwise_xor_(_right(z, shift)).mul_(_signed(factor))
+        z = z.bitwise_xor_(_right(z, shift)).mul_(seeds.signed(factor))
     return z.bitwise_xor_(_right(z, seeds.LAST))
 
 
@@ -64,8 +64,3 @@ def smallest(n: int, k: int, seed: int, device: torch.device) -> Tensor:
 def _right(z: Tensor, places: int) -> Tensor:
     """z shifted right as a number without a sign."""
     return (z >> places).bitwise_and_((1 << (64 - places)) - 1)
-
-
-def _signed(word: int) -> int:
-    """The int64 of the same bits."""
-    return word - (word >> 63 << 64)

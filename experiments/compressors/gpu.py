@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from commsweep.experiments import seeds
+
 try:
     import triton
     import triton.language as tl
@@ -148,7 +150,7 @@ def _in_groups(x: Tensor, out: Tensor, bits: int, symmetric: bool, start: int | 
     each = max(1, 2048 // wide)
     _grouped[(triton.cdiv(x.shape[0], each),)](
         x, out, x if codes is None else codes, x if scales is None else scales, *x.shape,
-        float(2 ** (bits - 1) if symmetric else 2**bits - 1), _half(start or 0), -(-x.numel() // 2), BITS=bits,
+        float(2 ** (bits - 1) if symmetric else 2**bits - 1), seeds.signed(start or 0), -(-x.numel() // 2), BITS=bits,
         SYMMETRIC=symmetric, DRAWN=start is not None, PACKED=codes is not None, ROWS=each, WIDE=wide, **FUSED)
 
 
@@ -175,7 +177,7 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 def draw_uniform(out: Tensor, start: int) -> Tensor:
     """As `kernels.uniform_draws`, into out [n]."""
     if n := out.numel():
-        _draws[(triton.cdiv(n, 1024),)](out, n, _half(start), -(-n // 2), BLOCK=1024)
+        _draws[(triton.cdiv(n, 1024),)](out, n, seeds.signed(start), -(-n // 2), BLOCK=1024)
     return out
 
 
@@ -190,11 +192,6 @@ def adacomp(e: Tensor, d: Tensor, ahead: float, size: int) -> tuple[Tensor, Tens
     scale = (top.sum(dtype=torch.float64) / torch.count_nonzero(top).clamp(min=1)).float()
     _adacomp_send[grid](e, d.contiguous(), top, scale, out, sent, n, bins, ahead, **sizes, **FUSED)
     return out, sent.sum(), (sent == 0).any()
-
-
-def _half(start: int) -> int:
-    """A start of 64 bits as an int64, which launches take."""
-    return start - (start >> 63 << 64)
 
 
 if triton is not None:

@@ -36,8 +36,7 @@ class Quantizer(Compressor):
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         groups = self._split(x)
         if gpu.usable(groups) and gpu.few(groups.shape[1]):
-            start = seeds.start(seed) if self.spec.rounding == "stochastic" else None
-            return self._join(gpu.grouped(groups, self.spec.bits, self._lowest != 0, start), x)
+            return self._join(gpu.grouped(groups, self.spec.bits, self._lowest != 0, self._start(seed)), x)
         return self._join(self._nearby(groups, self._scales(groups), seed), x)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
@@ -49,8 +48,7 @@ class Quantizer(Compressor):
         groups = self._split(x)
         if gpu.usable(groups) and gpu.few(n := groups.shape[1]) and gpu.whole_bytes(n, self.spec.bits) and (
                 groups.numel() == x.numel()):
-            start = seeds.start(seed) if self.spec.rounding == "stochastic" else None
-            codes, scales = gpu.quantize(groups, self.spec.bits, self._lowest != 0, start)
+            codes, scales = gpu.quantize(groups, self.spec.bits, self._lowest != 0, self._start(seed))
             return payload(x, codes=codes, scales=scales)
         scales = self._scales(groups)
         if self.spec.rounding == "nearest" and kernels.usable(groups) and groups.numel() == x.numel():
@@ -81,6 +79,10 @@ class Quantizer(Compressor):
     def _shift_step(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """What `packing.dequantize` takes, each [G]."""
         raise NotImplementedError
+
+    def _start(self, seed: int) -> int | None:
+        """Of the stream that rounding draws from; None where it draws nothing."""
+        return seeds.start(seed) if self.spec.rounding == "stochastic" else None
 
     @property
     def _lowest(self) -> int:

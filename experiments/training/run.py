@@ -34,7 +34,6 @@ from commsweep.experiments.data_parallel.learners import Learners
 from commsweep.experiments.data_parallel.outer import Apart, Clip
 from commsweep.experiments.data_parallel.shards import Shards
 from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
-from commsweep.experiments.feedback.memory import MappedMemory
 from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.sparsity import training as sparsity
@@ -287,7 +286,7 @@ def tokens(data: ImageData | Blocks) -> int:
 
 def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
     """The checkpoint to go on from; damaged ones are named in the log and on stderr."""
-    mapped = [one.file for one in parts.task.modules() if isinstance(one, MappedMemory)]
+    mapped = [one.file for one in parts.task.components["boundaries"].mapped()]
     path, said = checkpoint.newest(folder.path, CONTINUE, mapped)
     if path is not None and FORM not in torch.load(path, map_location="cpu", weights_only=True, mmap=True):
         said.append(f"checkpoint '{path.name}' is of an earlier commsweep: beginning anew")
