@@ -210,6 +210,7 @@ def _show(args: argparse.Namespace) -> int:
 def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
     lines = [f"run {row['id']}: {row['status']}" + (" (recorded earlier)" if repeated else "")]
     lines += [f"  {row['error']}"] if row.get("error") else []
+    lines += [f"  measured elsewhere, taken from {row['adopted']}"] if row.get("adopted") else []
     metrics = row["metrics"]
     for mode, title in (("on", "compressed inference"), ("off", "dense inference")):
         if f"test_{mode}_acc" in metrics:
@@ -221,7 +222,7 @@ def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
     for boundary, sent in row.get("boundaries", {}).items():
         steps = max(1, row["steps"])
         lines.append(f"  boundary {boundary:10} {sent['fwd'] / steps:,.0f} bytes forward, {sent['bwd'] / steps:,.0f} "
-                     f"backward a step (dense: {sent['fwd_dense'] / steps:,.0f})")
+                     "backward a step" + (f" (dense: {sent['fwd_dense'] / steps:,.0f})" if "fwd_dense" in sent else ""))
     if row.get("boundaries"):
         lines.append(f"  traffic               {100 * row['bytes']['ratio']:.2f} % of dense at the boundaries")
     if sent := row.get("gradients"):

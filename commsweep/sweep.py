@@ -1,4 +1,4 @@
-"""`commsweep sweep plan | launch | status | prune`."""
+"""`commsweep sweep plan | launch | adopt | status | prune`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from commsweep.experiments.config import Run, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
-from commsweep.options import count, number, words
+from commsweep.options import count, folder, number, words
 from commsweep.runs import changes, execution, execution_options, simulation_options
 from commsweep.sweeps.grid import axes, opened, product, seeds, setting, union
-from commsweep.sweeps.launch import EXECUTORS, added, launch, missing, register, set_aside
+from commsweep.sweeps.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
 from commsweep.sweeps.papers import SWEEPS, label, sweep
 from commsweep.sweeps.plan import estimate, rate
 
@@ -63,6 +63,16 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     start.add_argument("--wandb", choices=("disabled", "offline", "online"), default="disabled",
                        help="show finished runs in Weights & Biases, the report at the end")
     start.set_defaults(command=_launch)
+    take = kinds.add_parser("adopt", parents=[shared], help="take outcomes from a report's rows.csv",
+                            description="Record outcomes that a report published (rows.csv) as if they had been "
+                                        "measured here: a launch continues from them, a report counts them. Each is "
+                                        "taken only for the very run that its id names. What is recorded here stays. "
+                                        "A table holds no curves, so none are drawn of these runs.",
+                            epilog="  commsweep sweep adopt demo docs/results/demo/rows.csv && commsweep report demo",
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    take.add_argument("name", help="a sweep, my_grid.py:grid, or the name of one that was launched")
+    take.add_argument("files", type=folder, nargs="+", metavar="FILE", help="rows.csv of a report of this sweep")
+    take.set_defaults(command=_adopt)
     status = kinds.add_parser("status", parents=[shared], help="outcomes so far, rate, time left, failures")
     status.set_defaults(command=_status)
     prune = kinds.add_parser("prune", parents=[shared], help="remove runs of sweeps that name them no more",
@@ -230,6 +240,23 @@ def _launch(args: argparse.Namespace) -> int:
         for line in list(dict.fromkeys(report.errors))[:5]:
             print(f"  {line}", file=sys.stderr)
     return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused")) else 0
+
+
+def _adopt(args: argparse.Namespace) -> int:
+    from commsweep.analysis import published
+
+    store = Store(args.store)
+    name, runs = _cells(args, store)
+    told = [published.outcomes(path, runs) for path in args.files]
+    rows = {row["id"]: row for found, _ in told for row in found}
+    others = sum(left for _, left in told)
+    taken = adopt(name, runs, list(rows.values()), store)
+    if args.json:
+        print(json.dumps({"sweep": name, "adopted": taken, "kept": len(rows) - taken, "others": others}))
+        return 0
+    print(f"{name}: {taken} runs adopted" + (f"; {len(rows) - taken} stay as recorded here" * (taken < len(rows)))
+          + (f"; {others} lines have no outcome of a run of this sweep" if others else ""))
+    return 0
 
 
 def _view(args: argparse.Namespace, store: Store, name: str) -> Any:

@@ -56,6 +56,7 @@ class Row(TypedDict, total=False):
     timing: dict[str, Any]
     cores: int
     tries: int
+    adopted: str  # of an outcome measured elsewhere: the published file it was taken from
     weights: str  # of learners as processes: SHA-256 over the trained network
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from commsweep.experiments.config import SCHEMA, Run, parse, record, run_id
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.experiments.store import Busy, Store, write_json
-from commsweep.sweeps.grid import setting
+from commsweep.experiments.store import Busy, Row, Store, write_json
+from commsweep.sweeps.grid import setting, union
 
 EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with `run(job) -> Launched`
 
@@ -127,6 +127,22 @@ def record_end(run: Run, store: Store, status: str, error: str) -> dict[str, Any
                        "run": record(run), "metrics": {}, "seconds": {},
                        "when": datetime.now(UTC).isoformat(timespec="seconds")})
     return {"status": status, "error": error}
+
+
+def adopt(name: str, runs: list[Run], rows: list[Row], store: Store) -> int:
+    """Record outcomes of a sweep's runs that were measured elsewhere; what is recorded or executed here stays. The
+    sweep names them from then on, further seeds included. Returns how many were new."""
+    register(name, union(runs, [parse(row["run"]) for row in rows]), store)
+    taken = 0
+    for row in rows:
+        folder = store.folder(row["id"])
+        with suppress(Busy), folder.locked():
+            if folder.row() is None:
+                if not (folder.path / "run.json").exists():
+                    folder.begin(parse(row["run"]), {"by": "sweep", "adopted": row["adopted"]})
+                folder.finish(row)
+                taken += 1
+    return taken
 
 
 class Interrupts:

@@ -1,0 +1,88 @@
+"""Rows that a report wrote (rows.csv), turned back into outcomes, so that a sweep goes on from what others measured.
+
+A row names its run by the hash of its settings, so it counts only for the very run that a sweep names. What a table
+does not hold (curves, the diagnosis of each boundary, the environment) is absent, not made up.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from commsweep.experiments.config import SCHEMA, Run, record, run_id
+from commsweep.experiments.errors import UserError
+from commsweep.experiments.store import DIVERGED, FINISHED, Row
+
+# Part of a row, by how the names of its columns begin.
+PARTS = {"bytes": "bytes", "seconds": "seconds", "speed": "speed", "gradients": "gradients", "second_order": "kfac",
+         "flops": "flops", "masks": "masks"}
+SCORES = ("train_", "val_", "test_", "best_val.", "best_test.")
+
+
+def outcomes(path: Path, runs: Iterable[Run]) -> tuple[list[Row], int]:
+    """(the outcomes, finished or diverged, that the file holds of these runs under any seed, how many other lines it
+    has). Raises UserError when the file is no such table, naming the line that holds no number where one belongs."""
+    try:
+        content = path.read_bytes()
+        lines = list(csv.DictReader(content.decode().splitlines(), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"'{path}' cannot be read as rows ({error}); commsweep report writes them: rows.csv") from None
+    if lost := {"id", "status", "seed", "steps"} - set(lines[0] if lines else ()):
+        raise UserError(f"'{path}' has no column {', '.join(sorted(lost))}: not the rows.csv of a report")
+    source = f"{path.name}, sha256 {sha256(content).hexdigest()[:16]}"
+    rows = []
+    known: dict[str, Run] = {}
+    for seed in {line["seed"] for line in lines}:
+        with suppress(ValueError):
+            known |= {run_id(one): one for run in runs if (one := run.model_copy(update={"seed": int(seed)}))}
+    for number, line in enumerate(lines, 2):
+        if line["status"] in (FINISHED, DIVERGED) and line["id"] in known:
+            try:
+                rows.append(_row(line, known[line["id"]], source))
+            except ValueError as error:
+                raise UserError(f"'{path}', line {number}: {error}; take the file as commsweep report wrote it"
+                                ) from None
+    return rows, len(lines) - len(rows)
+
+
+def _row(line: dict[str, str], run: Run, source: str) -> Row:
+    row: dict[str, Any] = {
+        "schema": SCHEMA, "id": line["id"], "status": line["status"], "error": line.get("error") or None,
+        "run": record(run), "steps": round(_number("steps", line["steps"] or "0")), "adopted": source, "metrics": {},
+        "seconds": {}}
+    diagnosis: dict[str, dict[str, Any]] = {}
+    for name, text in line.items():
+        part, _, key = name.partition(".")
+        if not text or not (part in (*PARTS, "boundary", "diagnosis") or name.startswith(SCORES)):
+            continue
+        value = _number(name, text)
+        if name.startswith(SCORES):
+            row["metrics"][name] = value
+        elif part == "boundary":
+            cut, _, side = key.rpartition(".")
+            row.setdefault("boundaries", {}).setdefault(cut, {})[side] = round(value * row["steps"])
+        elif part == "diagnosis":
+            side, _, what = key.partition(".")
+            diagnosis.setdefault(side, {"boundary": "mean", "direction": side})[what] = value
+        else:
+            row.setdefault(PARTS[part], {})[key] = value
+    if row["status"] == FINISHED and not row["metrics"]:
+        raise ValueError("a finished run without a score")
+    if diagnosis:
+        row["diagnosis"] = list(diagnosis.values())
+    return Row(**row)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = int(text) if text.isdigit() else float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ValueError(f"{name} is '{text}', no number")
+    return value

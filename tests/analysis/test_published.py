@@ -1,0 +1,113 @@
+"""A report's rows.csv goes back into a store, and says there what it said where it was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from commsweep.analysis import results
+from commsweep.analysis.contents import all_claims
+from commsweep.analysis.published import outcomes
+from commsweep.experiments.config import run_id
+from commsweep.experiments.store import Store
+from commsweep.main import main
+from commsweep.sweeps.launch import adopt
+from commsweep.sweeps.papers import sweep
+from tests.test_layout import ROOT
+
+RESULTS = ROOT / "docs" / "results"
+DEMO = RESULTS / "demo" / "rows.csv"
+
+
+def lines(path):
+    with open(path, newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def written(path, rows):
+    with open(path, "w", newline="") as handle:
+        out = csv.DictWriter(handle, rows[0].keys())
+        out.writeheader()
+        out.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/claims.json")))
+def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_path, name):
+    """The law of evidence: what is claimed is what the rows say, by the code of today."""
+    store, runs = Store(tmp_path), sweep(name)
+    rows, _ = outcomes(RESULTS / name / "rows.csv", runs)
+    assert adopt(name, runs, rows, store) == len(rows) > 0
+    told = json.loads((RESULTS / name / "claims.json").read_text())
+    frame = results.load(tmp_path, name)
+    assert told["note"] == results.uneven(frame)
+    assert told["claims"] == json.loads(json.dumps([one.record() for one in all_claims(frame, told["papers"])])), (
+        f"renew it: commsweep sweep adopt {name} docs/results/{name}/rows.csv && commsweep report {name}")
+    have = {line["id"]: line for line in lines(RESULTS / name / "rows.csv") if line["status"] == "finished"}
+    for row in frame[frame.status == "finished"].itertuples():
+        line = have.pop(row.id)
+        assert (line["setting"], float(line["bytes.total"])) == (row.setting, frame.at[row.Index, "bytes.total"])
+    assert not have
+
+
+def test_a_report_of_adopted_rows_writes_the_same_rows(tmp_path, capsys):
+    assert main(["sweep", "adopt", "demo", str(DEMO), "--store", str(tmp_path / "store")]) == 0
+    assert capsys.readouterr().out == "demo: 94 runs adopted\n"
+    assert main(["report", "demo", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "rows.csv").read_text() == DEMO.read_text()
+    assert (tmp_path / "out" / "claims.json").read_text() == (RESULTS / "demo" / "claims.json").read_text()
+    assert (tmp_path / "out" / "report.html").exists() and not (tmp_path / "out/figures/convergence.png").exists()
+
+
+def test_what_is_recorded_stays_and_the_rest_is_left_to_a_launch(tmp_path, capsys):
+    rows = lines(DEMO)
+    part = written(tmp_path / "part.csv", [*rows[:3], rows[3] | {"status": "failed"}, rows[4] | {"id": "0" * 12}])
+    store = Store(tmp_path / "store")
+    command = ["sweep", "adopt", "demo", str(part), "--store", str(store.root), "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"sweep": "demo", "adopted": 3, "kept": 0, "others": 2}
+    folder = store.folder(rows[0]["id"])
+    before = (folder.path / "done.json").read_bytes()
+    changed = written(tmp_path / "changed.csv", [rows[0] | {"test_on_acc": "0.5"}])
+    assert main([*command[:3], str(changed), *command[4:]]) == 0
+    assert json.loads(capsys.readouterr().out) == {"sweep": "demo", "adopted": 0, "kept": 1, "others": 0}
+    assert (folder.path / "done.json").read_bytes() == before
+    assert folder.begun_by() == "sweep" and run_id(folder.run()) == rows[0]["id"]
+    assert main(["show", rows[0]["id"], "--store", str(store.root)]) == 0
+    assert "measured elsewhere, taken from part.csv, sha256" in capsys.readouterr().out
+    assert main(["sweep", "plan", "demo", "--store", str(store.root)]) == 0
+    assert "94 cells, 91 missing" in capsys.readouterr().out
+
+
+def test_further_seeds_are_the_sweeps_from_then_on(tmp_path, capsys):
+    name = "cifar_small_jpeg"
+    assert main(["sweep", "adopt", name, str(RESULTS / name / "rows.csv"), "--store", str(tmp_path)]) == 0
+    told = len(lines(RESULTS / name / "rows.csv"))
+    assert told > len(sweep(name)) and len(results.load(tmp_path, name)) == told
+    assert main(["sweep", "plan", name, "--store", str(tmp_path)]) == 0
+    assert f"{told} cells, none missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda rows: [rows[0] | {"test_on_acc": "high"}], "line 2: test_on_acc is 'high', no number"),
+    (lambda rows: [rows[0] | {"bytes.total": "nan"}], "line 2: bytes.total is 'nan', no number"),
+    (lambda rows: [{key: "" if key.startswith(("test", "val", "train", "best")) else value
+                    for key, value in rows[0].items()}], "line 2: a finished run without a score"),
+    (lambda rows: [{"run": "1"}], "has no column id, seed, status, steps: not the rows.csv of a report"),
+])
+def test_a_table_that_is_none_is_one_line_and_nothing_is_taken(tmp_path, capsys, change, said):
+    path = written(tmp_path / "rows.csv", change(lines(DEMO)))
+    assert main(["sweep", "adopt", "demo", str(path), "--store", str(tmp_path / "store")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and not Store(tmp_path / "store").sweeps()
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path, capsys):
+    shutil.copy(RESULTS / "demo" / "bytes.png", tmp_path / "rows.csv")
+    for path in (tmp_path / "rows.csv", tmp_path / "none.csv", tmp_path):
+        assert main(["sweep", "adopt", "demo", str(path), "--store", str(tmp_path / "store")]) == 2
+        err = capsys.readouterr().err
+        assert "cannot be read as rows" in err and err.count("\n") == 1
