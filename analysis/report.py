@@ -77,7 +77,8 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Coll
     made.commands = claim.deciding(made.claims, sweep, frame)
     _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
     _text(folder / "claims.json", json.dumps(
-        {"sweep": sweep, "papers": sorted(papers), "note": made.note, "claims": [one.record() for one in made.claims]}, indent=1) + "\n")
+        {"sweep": sweep, "papers": sorted(papers), "note": made.note,
+         "claims": [one.record() for one in made.claims]}, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
     pictures = [(name, figure.save(one, folder / "figures", name)[0], caption) for name, one, caption in drawn]
     if page:
