@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from typing import TYPE_CHECKING
 
 from commsweep.experiments.config import LearnerWiring, override, run_id
 from commsweep.experiments.errors import UserError
@@ -12,6 +14,9 @@ from commsweep.experiments.store import DIVERGED, FINISHED, Row, RunFolder, Stor
 from commsweep.options import count, number, whole
 from commsweep.pipeline import bandwidth, seconds
 from commsweep.runs import changes, execution, execution_options
+
+if TYPE_CHECKING:
+    from commsweep.analysis.learners import Measured
 
 BUFFER = LearnerWiring().buffer
 # Parts of a step in the order of tables, and what people call them.
@@ -79,6 +84,30 @@ def _ddp(args: argparse.Namespace) -> int:
           else ("recorded earlier (remove its folder to measure anew)\n" if known else "")
           + describe(row, compared, ddp.folder_of(store, run, wiring)))
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
+
+
+def measure(args: argparse.Namespace, plan: list, store: Store) -> None:
+    """Take a plan's missing measurements of learners."""
+    from tqdm import tqdm
+
+    from commsweep.experiments.processes import ddp
+
+    missing = sum(ddp.folder_of(store, *one).row() is None for one in plan)
+    print(f"{len(plan)} measurements, {missing} missing", file=sys.stderr)
+    with tqdm(total=missing, unit="measurement", disable=args.json or None, leave=False) as bar:
+        ddp.execute(plan, store, execution(args), args.patience, lambda n: bar.update(n - bar.n))
+
+
+def measured(args: argparse.Namespace, plan: list, store: Store) -> list[Measured]:
+    """A plan's measurements. Raises UserError when some are missing."""
+    from commsweep.analysis.learners import measurements
+    from commsweep.experiments.processes import ddp
+
+    found = measurements(store, [ddp.folder_of(store, *one).path.name for one in plan])
+    if len(found) < len(plan):
+        raise UserError(f"{len(plan) - len(found)} of {len(plan)} measurements are missing in '{args.store}'; "
+                        f"{args.program} {args.plan} --only measure takes them (Linux, root)")
+    return found
 
 
 def describe(row: Row, compared: str, folder: RunFolder) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
+from commsweep.ddp import measure, measured
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
 from commsweep.options import count, folder, number, whole
 from commsweep.pipeline import bandwidth, seconds
-from commsweep.runs import execution, execution_options
+from commsweep.runs import execution_options
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument("--only", choices=("measure", "report"), help="do one of the two parts")
     parser.add_argument("--patience", type=number(0, 1e6), default=120.0, metavar="SECONDS",
                         help="silence of the others after which a learner gives up (default: 120)")
-    parser.set_defaults(command=_kfac)
+    parser.set_defaults(command=_kfac, program="commsweep kfac")
     one = commands.add_parser(
         "iteration", help="predict an iteration of distributed K-FAC on a cluster",
         description="Predict one iteration of a network on a cluster, by algorithm: exposed seconds of each part, and "
@@ -61,34 +61,18 @@ def _kfac(args: argparse.Namespace) -> int:
 
     measurements, store = plan(args.plan), Store(args.store)
     if args.only in (None, "measure"):
-        _measure(args, measurements, store)
+        measure(args, measurements, store)
     if args.only in (None, "report"):
         return _report(args, measurements, store)
     return 0
 
 
-def _measure(args: argparse.Namespace, measurements: list, store: Store) -> None:
-    from tqdm import tqdm
-
-    from commsweep.experiments.processes import ddp
-
-    missing = sum(ddp.folder_of(store, *one).row() is None for one in measurements)
-    print(f"{len(measurements)} measurements, {missing} missing", file=sys.stderr)
-    with tqdm(total=missing, unit="measurement", disable=args.json or None, leave=False) as bar:
-        ddp.execute(measurements, store, execution(args), args.patience, lambda n: bar.update(n - bar.n))
-
-
 def _report(args: argparse.Namespace, measurements: list, store: Store) -> int:
     from commsweep.analysis import report
     from commsweep.analysis.claim import markdown
-    from commsweep.analysis.learners import measurements as measured
     from commsweep.analysis.papers import spd_iterations
-    from commsweep.experiments.processes import ddp
 
-    found = measured(store, [ddp.folder_of(store, *one).path.name for one in measurements])
-    if len(found) < len(measurements):
-        raise UserError(f"{len(measurements) - len(found)} of {len(measurements)} measurements are missing in "
-                        f"'{args.store}'; commsweep kfac {args.plan} --only measure takes them (Linux, root)")
+    found = measured(args, measurements, store)
     made = report.write(args.store, args.plan, args.out or Path("out") / args.plan,
                         beside=lambda frame, curves: spd_iterations.beside(found, frame, curves))
     if args.json:

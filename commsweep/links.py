@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from commsweep.ddp import measure, measured
 from commsweep.experiments.config import LearnerWiring, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
@@ -30,7 +31,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument("--only", choices=("measure", "train", "report"), help="do one of the three parts")
     parser.add_argument("--patience", type=number(0, 1e6), default=120.0, metavar="SECONDS",
                         help="silence of a neighbour after which a stage gives up (default: 120)")
-    parser.set_defaults(command=_links)
+    parser.set_defaults(command=_links, program="commsweep links")
 
 
 def _links(args: argparse.Namespace) -> int:
@@ -50,23 +51,13 @@ def _links(args: argparse.Namespace) -> int:
 
 def _learners(args: argparse.Namespace, measurements: list, store: Store) -> int:
     """A plan of learners instead of stages; it asks for times only."""
-    from tqdm import tqdm
-
-    from commsweep.analysis import learners
     from commsweep.analysis.papers import links
-    from commsweep.experiments.processes import ddp
     from commsweep.sweeps.papers.local import TUNING_SEED
 
-    names = [ddp.folder_of(store, *one).path.name for one in measurements]
     if args.only in (None, "measure"):
-        missing = sum(store.learners(name).row() is None for name in names)
-        with tqdm(total=missing, unit="measurement", disable=args.json or None, leave=False) as bar:
-            ddp.execute(measurements, store, execution(args), args.patience, lambda n: bar.update(n - bar.n))
+        measure(args, measurements, store)
     if args.only in (None, "report"):
-        found = learners.measurements(store, names)
-        if len(found) < len(names):
-            raise UserError(f"{len(names) - len(found)} of {len(names)} measurements are missing in '{args.store}'; "
-                            f"commsweep links {args.plan} --only measure takes them (Linux, root)")
+        found = measured(args, measurements, store)
         made = links.write_learners(found, args.out or Path("out") / args.plan, store, range(TUNING_SEED))
         print(json.dumps(made.record()) if args.json else made.text())
     return 0

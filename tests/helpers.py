@@ -12,7 +12,8 @@ import torch
 from commsweep.experiments.config import SCHEMA, Execution, Run, TextModel, flatten, override, record, run_id
 from commsweep.experiments.presets import preset
 from commsweep.experiments.store import Store
-from commsweep.experiments.training.run import execute
+from commsweep.experiments.training.run import build, execute, trainer
+from commsweep.experiments.training.step import Task
 
 # Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
 COMPRESSORS: list[dict[str, Any]] = [
@@ -154,3 +155,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(
         a.contiguous().view(kinds[a.element_size()]), b.contiguous().view(kinds[b.element_size()]))
+
+
+def trained(run: Run, watch: Any = None) -> Task:
+    """The task after a whole run; `watch`, a component, sees every step."""
+    torch.set_num_threads(1)
+    parts = build(run, Execution("cpu"))
+    if watch is not None:
+        parts.task.components["watch"] = watch
+        watch.task = [parts.task]
+    trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
+    return parts.task

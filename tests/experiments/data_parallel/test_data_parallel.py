@@ -27,23 +27,14 @@ from commsweep.experiments.models import resnet
 from commsweep.experiments.processes import ddp
 from commsweep.experiments.processes.launch import free_port
 from commsweep.experiments.training.run import build as build_run
-from commsweep.experiments.training.run import execute, trainer
+from commsweep.experiments.training.run import execute
 from commsweep.main import main
 from commsweep.sweeps.papers.adacomp import METHODS
-from tests.helpers import resumed, same_bits, tiny, tiny_text
+from tests.helpers import resumed, same_bits, tiny, tiny_text, trained
 
 HOW = Execution("cpu")
 GATHER = {"grad.exchange": "allgather"}
 each_method = pytest.mark.parametrize("name", METHODS)
-
-
-def trained(run):
-    """The task after a whole run."""
-    torch.set_num_threads(1)
-    parts = build_run(run, HOW)
-    made = trainer(run, parts, [], False)
-    made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
-    return parts.task
 
 
 def weights(task):

@@ -18,7 +18,7 @@ from commsweep.experiments.processes import ddp
 from commsweep.experiments.store import Store
 from commsweep.experiments.training.run import build, execute, trainer
 from commsweep.main import main
-from tests.helpers import resumed, same_bits, tiny, tiny_text
+from tests.helpers import resumed, same_bits, tiny, tiny_text, trained
 
 HOW = Execution("cpu")
 PLAIN = {"optim.kind": "sgd", "optim.momentum": 0.0, "optim.weight_decay": 0.0, "optim.lr": 0.1,
@@ -30,14 +30,6 @@ def apart(base=None, learners=2, **outer):
     """A perceptron of two epochs of four steps, whose learners train apart."""
     made = base or tiny(model__name="mlp", **{key.replace(".", "__"): value for key, value in PLAIN.items()})
     return override(made, {"grad.learners": learners} | {f"grad.outer.{key}": value for key, value in outer.items()})
-
-
-def trained(run):
-    torch.set_num_threads(1)
-    parts = build(run, HOW)
-    made = trainer(run, parts, [], False)
-    made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
-    return parts.task
 
 
 def weights(task):

@@ -12,7 +12,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import ddp
 from commsweep.experiments.store import Store
 from commsweep.experiments.training.run import build, execute, trainer
-from tests.helpers import resumed, same_bits, tiny, tiny_text
+from tests.helpers import resumed, same_bits, tiny, tiny_text, trained
 
 HOW = Execution("cpu")
 PLAIN = {"model.name": "mlp", "optim.momentum": 0.0, "optim.weight_decay": 0.0, "optim.lr": 0.1, "epochs": 1,
@@ -28,13 +28,6 @@ def sharded(base=None, learners=4, nodes=1, inside=0, across=0, weights=0):
         if bits:
             changes |= {f"{where}.{key}": value for key, value in CODE.items()} | {f"{where}.bits": bits}
     return override(base or override(tiny(), PLAIN), changes)
-
-
-def trained(run):
-    torch.set_num_threads(1)
-    parts = build(run, HOW)
-    trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
-    return parts.task
 
 
 def weights(task):

@@ -18,7 +18,7 @@ from commsweep.experiments.sparsity.densities import live
 from commsweep.experiments.sparsity.masks import chosen
 from commsweep.experiments.store import Store
 from commsweep.experiments.training.run import build, execute, trainer
-from tests.helpers import linked, same_bits, tiny, tiny_text
+from tests.helpers import linked, same_bits, tiny, tiny_text, trained
 
 HOW = Execution("cpu")
 MOVES = {"sparsity.phases.warmup.until": 0.4, "sparsity.phases.warmup.sparsity": 0.8,
@@ -27,17 +27,6 @@ MOVES = {"sparsity.phases.warmup.until": 0.4, "sparsity.phases.warmup.sparsity":
          "sparsity.phases.all": None, "sparsity.phases.restore.until": 1, "sparsity.phases.restore.sparsity": 0.2,
          "sparsity.width": 8, "sparsity.interval": 2, "sparsity.growth": "mixed"}
 FIXED = {"sparsity.phases.all.sparsity": 0.8, "sparsity.interval": 2}
-
-
-def trained(run, watch=None):
-    """The task after a whole run, every step seen by `watch`."""
-    torch.set_num_threads(1)
-    parts = build(run, HOW)
-    if watch is not None:
-        parts.task.components["watch"] = watch
-        watch.task = [parts.task]
-    trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
-    return parts.task
 
 
 class Watch(Component):

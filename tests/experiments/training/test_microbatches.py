@@ -8,18 +8,11 @@ import torch
 from commsweep.experiments.config import Execution, override
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
-from commsweep.experiments.training.run import build, execute, trainer
+from commsweep.experiments.training.run import build, execute
 from commsweep.experiments.training.step import microbatches
-from tests.helpers import linked, tiny, tiny_text
+from tests.helpers import linked, tiny, tiny_text, trained
 
 HOW = Execution(device="cpu")
-
-
-def trained(run):
-    parts = build(run, HOW)
-    made = trainer(run, parts, [], False)
-    made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
-    return parts.task
 
 
 def test_parts_cover_the_batch_in_order_and_weigh_what_they_hold():
