@@ -43,7 +43,8 @@ FINDINGS = [
             tuple(("cifar_bias_jpeg", f"F1{letter}") for letter in "ae"),
             "commsweep sweep launch cifar_bias_jpeg --diagnose && commsweep report cifar_bias_jpeg --papers bias",
             "what its other claims would (F1b, d, f to i): the sweep is not run to the end, and these have one or two "
-            "seeds. Effects are tested with all others of the sweep. The images are a JPEG copy of CIFAR-10."),
+            "seeds. Effects are tested with all others of the sweep. The images are a JPEG copy of CIFAR-10.",
+            "cifar_bias_jpeg/error_and_harm.png", "points lost over the relative error of the gradient's message"),
     Finding("C8", "Is the shared mask a thing of its own, or the same?", (("demo-text", "C8"), ("text_bias", "F1i")),
             "commsweep sweep launch demo-text && commsweep report demo-text",
             "whether an unbiased mask of the gradient's own would do."),
@@ -71,7 +72,8 @@ FINDINGS = [
                 "C1, 2 bit", "C1, 4 bit", "C1-group, 2 bit", "C1-group, 4 bit", "C2", "C3", "C4", "C5", "C6", "F2")),
             "commsweep sweep launch cifar_small_jpeg --diagnose && commsweep report cifar_small_jpeg --papers images",
             "how ResNet-18 on all of CIFAR-10 does; three to eight seeds, a ResNet of width 16, eight epochs. Error "
-            "feedback is keyed by slot there, as in the paper."),
+            "feedback is keyed by slot there, as in the paper.",
+            "cifar_small_jpeg/quality.png", "test accuracy against K, with each feedback, both kinds of inference"),
     Finding("C1-C6", "What of arXiv 2401.07788 holds on images?",
             tuple(("demo", name) for name in ("C1, 2 bit", "C1, 4 bit", "C2", "C3", "C4", "C5", "C6")),
             "commsweep sweep launch demo && commsweep report demo",

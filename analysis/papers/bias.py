@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from commsweep.analysis import labels
 from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
 from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic
 from commsweep.analysis.results import base, distinct, is_text, plain
@@ -221,13 +222,14 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """What gradients of each setting lose against dense ones, over the error of their messages, by bias.
 
     Gradients compressed only; points of accuracy or nats, mean over seeds; full marks: bias below a quarter of the
-    error. A panel a training; bars: ± one sample standard deviation.
+    error, hollow ones: more. A panel a training; bars: ± one sample standard deviation.
     """
     if "diagnosis.bwd.error" not in frame:
         return None
     panels = [(name, dense, own) for name, part in _trainings(frame)
               if len(dense := part[(part[["fwd.compressor.kind", "bwd.compressor.kind"]] == "none").all(axis=1)])
-              and len(own := part[(part["fwd.compressor.kind"] == "none") & part["diagnosis.bwd.error"].notna()])]
+              and len(own := part[(part["fwd.compressor.kind"] == "none") & (part["bwd.compressor.kind"] != "none")
+                              & part["diagnosis.bwd.error"].notna()])]
     if not panels:
         return None
     with plt.rc_context(STYLE):
@@ -242,7 +244,9 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     free = bias < FREE * error
                     axis.errorbar(error, lost.mean(), yerr=lost.std() if len(runs) > 1 else None, ls="none", ms=4,
                                   marker=MARKS[place % 9], color=INK[place % 7], mfc=None if free else "white",
-                                  elinewidth=0.6, label=str(kind))
+                                  elinewidth=0.6)
+                axis.errorbar([], [], ls="none", ms=4, marker=MARKS[place % 9], color=INK[place % 7],
+                              label=labels.label(labels.CROSSING, kind))
             axis.axhline(0, color="0.5", lw=0.8)
             axis.set(title=name, xlabel="relative error of the gradient's message", ylabel=f"{unit} lost")
             logarithmic(axis.xaxis)
@@ -251,7 +255,8 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             axis.set_ylim(top=2 * max(worst.max(), 0.1))
         handles = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(),
                                                                             strict=True)}
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,
+                      title="full: without bias, hollow: biased", title_fontsize=6.5)
     return figure
 
 

@@ -42,7 +42,7 @@ def _losses(frame: pd.DataFrame) -> pd.DataFrame:
     compressed as a share of its dense ones."""
     own = plain(frame)
     own = own[own.status == "finished"].assign(direction=_direction)
-    text = is_text(own)
+    text = is_text(frame)
     metric, sign = (LOSS, 1.0) if text else (ON, -100.0)
     dense = own[own.direction == ""].set_index("seed")[metric]
     out = own[own.direction != ""].copy()

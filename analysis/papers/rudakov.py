@@ -253,7 +253,7 @@ def _topk(ratio: float, fwd: str = "none", bwd: str | None = None) -> Wanted:
 def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test accuracy against K, plain TopK and with each feedback, inference with and without compression.
 
-    Bands: ± one sample standard deviation over seeds; the dashed line is the uncompressed run.
+    Bands: ± one sample standard deviation over seeds; broken lines are uncompressed runs.
     """
     names = {"none": "plain", "ef": "EF", "ef_mixed": "EF-mixed", "ef21": "EF21", "aqsgd": "AQ-SGD"}
     lines = {label: found for kind, label in names.items()
@@ -264,20 +264,20 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
         for axis, metric, title in zip(axes, (ON, OFF), ("compressed inference", "dense inference"), strict=True):
-            for place, (label, found) in enumerate(lines.items()):
-                series: dict[str, list[tuple[float, Cell]]] = {}
+            series: dict[str, list[tuple[float, Cell]]] = {}
+            for label, found in lines.items():
                 for text, rows in found:
                     if (one := cell(rows, metric)).values:
                         number, _, more = text.partition(" %")
                         series.setdefault(label + more, []).append((float(number), one))
-                for text, points in series.items():
-                    k, mean, spread = (np.array(one) for one in zip(
-                        *((k, 100 * one.mean, 100 * (one.sd or 0.0)) for k, one in sorted(points, key=lambda p: p[0])),
-                        strict=True))
-                    axis.plot(k, mean, marker=MARKS[place % 9], color=INK[place % 7], label=text)
-                    axis.fill_between(k, mean - spread, mean + spread, color=INK[place % 7], alpha=0.15, lw=0)
-            if len(dense):
-                axis.axhline(100 * dense[metric].mean(), color="0.4", lw=1, ls="--", label="uncompressed")
+            for place, (text, points) in enumerate(series.items()):
+                k, mean, spread = (np.array(one) for one in zip(
+                    *((k, 100 * one.mean, 100 * (one.sd or 0.0)) for k, one in sorted(points, key=lambda p: p[0])),
+                    strict=True))
+                axis.plot(k, mean, marker=MARKS[place % 9], color=INK[place % 7], label=text)
+                axis.fill_between(k, mean - spread, mean + spread, color=INK[place % 7], alpha=0.15, lw=0)
+            for place, (text, rows) in enumerate(distinct(dense, "uncompressed") if len(dense) else ()):
+                axis.axhline(100 * rows[metric].mean(), color="0.4", lw=1, ls=("--", "-.", ":")[place % 3], label=text)
             axis.set(title=title, xlabel="K, both ways (% of entries kept)")
             logarithmic(axis.xaxis)
         axes[0].set_ylabel("test accuracy (%)")
@@ -373,7 +373,8 @@ def on_off(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if both.empty:
         return None
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 0.6 + 0.17 * len(both)))
+        long = max(0, both.method.str.len().max() - 30)  # characters beyond what a column has room for
+        figure, axis = plt.subplots(figsize=(COLUMN + 0.06 * long, 1.0 + 0.17 * len(both)))
         height = range(len(both))
         axis.hlines(height, 100 * both.mean_on, 100 * both.mean_off, color="0.7", lw=1, zorder=1)
         for side, label, place in (("on", "compressed inference", 0), ("off", "dense inference", 1)):

@@ -9,7 +9,8 @@ import shutil
 import pytest
 
 from commsweep.analysis import results
-from commsweep.analysis.contents import all_claims
+from commsweep.analysis.contents import all_claims, all_figures, all_tables
+from commsweep.analysis.figure import save
 from commsweep.analysis.published import outcomes
 from commsweep.experiments.config import run_id
 from commsweep.experiments.store import Store
@@ -43,7 +44,7 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
     assert adopt(name, runs, rows, store) == len(rows) > 0
     told = json.loads((RESULTS / name / "claims.json").read_text())
     frame = results.load(tmp_path, name)
-    assert told["note"] == results.uneven(frame)
+    assert told["note"] == results.uneven(frame) and all(table.rows for table in all_tables(frame))
     assert told["claims"] == json.loads(json.dumps([one.record() for one in all_claims(frame, told["papers"])])), (
         f"renew it: commsweep sweep adopt {name} docs/results/{name}/rows.csv && commsweep report {name}")
     have = {line["id"]: line for line in lines(RESULTS / name / "rows.csv") if line["status"] == "finished"}
@@ -51,6 +52,19 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
         line = have.pop(row.id)
         assert (line["setting"], float(line["bytes.total"])) == (row.setting, frame.at[row.Index, "bytes.total"])
     assert not have
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:constrained_layout not applied")
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/rows.csv")))
+def test_every_figure_of_the_rows_in_the_repository_is_drawn_and_has_room_for_its_labels(tmp_path, name):
+    rows, _ = outcomes(RESULTS / name / "rows.csv", sweep(name))
+    adopt(name, sweep(name), rows, Store(tmp_path))
+    frame = results.load(tmp_path, name)
+    drawn = list(all_figures(frame, results.curves(tmp_path, list(frame.id))))
+    assert drawn
+    for title, figure, _ in drawn:
+        save(figure, tmp_path / "figures", title)
 
 
 def test_a_report_of_adopted_rows_writes_the_same_rows(tmp_path, capsys):
