@@ -15,9 +15,6 @@ from torch import Tensor
 from commsweep.experiments import seeds
 from commsweep.experiments.compressors import gpu, kernels
 
-_EVEN = 0x0000FFFF0000FFFF  # every other sixteen bits
-_MEAN = 12 * 65535 // 2
-
 
 def uniform(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
     """float32 of this shape: multiples of 2^-24 in [0, 1)."""
@@ -49,8 +46,8 @@ def normal(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
     if kernels.numba is not None and device.type == "cpu":
         return kernels.normal_draws(n, seeds.start(seed)).reshape(shape)
     parts = words(3 * n, seed, device).view(3, n)
-    pairs = ((parts & _EVEN) + (_right(parts, 16) & _EVEN)).sum(0)  # two sums of six in each
-    return ((pairs & 0xFFFFFFFF) + (pairs >> 32) - _MEAN).to(torch.float32).mul_(2.0**-16).reshape(shape)
+    pairs = ((parts & kernels.EVEN) + (_right(parts, 16) & kernels.EVEN)).sum(0)  # two sums of six in each
+    return ((pairs & 0xFFFFFFFF) + (pairs >> 32) - kernels.MEAN).to(torch.float32).mul_(2.0**-16).reshape(shape)
 
 
 def smallest(n: int, k: int, seed: int, device: torch.device) -> Tensor:

@@ -38,7 +38,8 @@ _SERIAL = 1 << 15  # below this many elements a second thread costs more than it
 _GAMMA, _FACTOR = np.uint64(seeds.GAMMA), tuple(np.uint64(factor) for _, factor in seeds.ROUNDS)
 _SHIFT = *(np.uint64(shift) for shift, _ in seeds.ROUNDS), np.uint64(seeds.LAST)
 _UNIT, _TINY = np.float32(2.0**-24), np.float32(2.0**-16)
-_EVEN, _MEAN = np.uint64(0x0000FFFF0000FFFF), np.int32(12 * 65535 // 2)
+EVEN, MEAN = 0x0000FFFF0000FFFF, 12 * 65535 // 2  # of normal draws: every other sixteen bits; mean of a sum of twelve
+_EVEN, _MEAN = np.uint64(EVEN), np.int32(MEAN)
 
 
 def usable(x: Tensor) -> bool:
