@@ -84,12 +84,25 @@ def quantization(frame: pd.DataFrame) -> list[Table]:
     scale = either["fwd.compressor.scale"].fillna(either["bwd.compressor.scale"])
     for name, rows in either.groupby(scale):
         for turn, (_, part) in enumerate(rows.groupby(_rest(rows), sort=False)):
-            title = str(name) + ("" if not turn else f" ({part.method.iloc[0].partition(' (')[2] or turn + 1}")
             pool = pd.concat([part, dense])
             pool = pool[_rest(pool).isin(_rest(part))]
-            for metric, mode in ((ON, "on"), (OFF, "off")):
-                tables.append(_bit_grid(part, pool, title, f"{name}{turn + 1 if turn else ''}", metric, mode))
+            grids = [_bit_grid(part, pool, f"{name}{_apart(part) if turn else ''}", f"{name}{turn + 1 if turn else ''}",
+                               metric, mode) for metric, mode in ((ON, "on"), (OFF, "off"))]
+            tables += [grid for grid in grids if len(grid.rows) > 1 or len(grid.header) > 3]
     return tables
+
+
+def _apart(rows: pd.DataFrame) -> str:
+    """What a grid's runs have that is not plain, in brackets."""
+    said = []
+    for side in ("fwd", "bwd"):
+        coded = rows[rows[f"{side}.compressor.kind"] != "none"]
+        for key, usual, text in (("rounding", "nearest", "{}"), ("group", 128, "groups of {:g}")):
+            column = f"{side}.compressor.{key}"
+            said += [text.format(value) for value in (coded[column].dropna().unique() if column in coded else ())
+                     if value != usual and (key != "group" or (coded[f"{side}.compressor.scale"] == "group").any())]
+    more = rows.method.iloc[0].partition(" (")[2].rstrip(")")
+    return f" ({', '.join(dict.fromkeys([*said, *([more] if more else [])])) or 'otherwise'})"
 
 
 def _rest(rows: pd.DataFrame) -> pd.Series:
