@@ -48,12 +48,22 @@ FINDINGS = [
     Finding("C8", "Is the shared mask a thing of its own, or the same?", (("demo-text", "C8"), ("text_bias", "F1i")),
             "commsweep sweep launch demo-text && commsweep report demo-text",
             "whether an unbiased mask of the gradient's own would do."),
+    Finding("C7, C8, fine-tuning", "What of it holds for SmolLM2-135M, fine-tuned on WikiText-2?",
+            (("wikitext_small", "C7"), ("wikitext_small", "C8")),
+            "commsweep sweep launch wikitext_small --threads 1 && commsweep report wikitext_small --papers text",
+            "whether separate masks diverge (C8 has one or two seeds so far), or how it is after more than 40 steps: "
+            "weights that were trained without compression meet it for the first time."),
     Finding("F3", "What to send forward, and what back, at equal bytes?",
             tuple(("text_recipe", name) for name in ("F3a", "F3b", "F3c")),
             "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
-            "that the same pairs are best on images (cifar_recipe is planned, not run to the end), or at other "
+            "that the same pairs are best on images (cifar_recipe has runs for F4 only), or at other "
             "lengths.",
             "text_recipe/fronts.png", "nats lost against bytes, forward alone, backward alone and both ways"),
+    Finding("F4", "Which error feedback makes dense inference lossless, and why does a memory keyed by slot harm?",
+            tuple(("cifar_recipe_jpeg", f"F4{letter}") for letter in "abc"),
+            "commsweep sweep launch cifar_recipe_jpeg --diagnose && commsweep report cifar_recipe_jpeg --papers recipe",
+            "what the sweep's other claims would (F3 and F5 on images are planned, not run), or how it is after a "
+            "hundred epochs: the paper's ResNet-18 sees each image more than ten times as often."),
     Finding("U1", "Links differ: is a ratio for each link better than one everywhere?", (("unequal_ratios", "U1"),),
             "commsweep sweep launch unequal_ratios && commsweep report unequal_ratios --papers unequal",
             "that there is no gain where links are more, or differ by latency; steps of the same seconds were "
