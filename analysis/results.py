@@ -87,13 +87,17 @@ def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
 
 
 def uneven(frame: pd.DataFrame) -> str:
-    """Which settings have more seeds than others, in a sentence; "" when all have as many."""
-    counts = frame.groupby("method", sort=False).seed.nunique()
+    """Which settings have finished with more seeds than others, in a sentence; "" when all have as many."""
+    counts = frame[frame.status == "finished"].groupby("method", sort=False).seed.nunique()
     if counts.nunique() < 2:
         return ""
     usual = int(counts.mode().iloc[0])
-    more = [f"{n} seeds: {', '.join(counts.index[counts == n])}" for n in sorted(set(counts)) if n != usual]
-    return f"Most settings have {usual} seeds; {'; '.join(more)}."
+    more = [f"{_seeds(n)}: {', '.join(counts.index[counts == n])}" for n in sorted(set(counts)) if n != usual]
+    return f"Most settings have {_seeds(usual)}; {'; '.join(more)}."
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed{'s' * (n != 1)}"
 
 
 def _value(value: Any) -> str:

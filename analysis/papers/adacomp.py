@@ -379,7 +379,7 @@ def _points(base: pd.DataFrame, part: pd.DataFrame) -> float:
 
 
 def _rate(rows: pd.DataFrame, column: str) -> Cell | str:
-    return cell(rows, column, RATE) if rows[column].notna().any() else "-"
+    return cell(rows, column, RATE) if column in rows and rows[column].notna().any() else "-"
 
 
 def _short(name: str) -> str:
