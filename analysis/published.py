@@ -7,8 +7,9 @@ does not hold (curves, the diagnosis of each boundary, the environment) is absen
 from __future__ import annotations
 
 import csv
+import io
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -24,12 +25,12 @@ PARTS = {"bytes": "bytes", "seconds": "seconds", "speed": "speed", "gradients": 
 SCORES = ("train_", "val_", "test_", "best_val.", "best_test.")
 
 
-def outcomes(path: Path, runs: Iterable[Run]) -> tuple[list[Row], int]:
+def outcomes(path: Path, runs: Sequence[Run]) -> tuple[list[Row], int]:
     """(the outcomes, finished or diverged, that the file holds of these runs under any seed, how many other lines it
     has). Raises UserError when the file is no such table, naming the line that holds no number where one belongs."""
     try:
         content = path.read_bytes()
-        lines = list(csv.DictReader(content.decode().splitlines(), strict=True))
+        lines = list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"'{path}' cannot be read as rows ({error}); commsweep report writes them: rows.csv") from None
     if lost := {"id", "status", "seed", "steps"} - set(lines[0] if lines else ()):
@@ -51,6 +52,8 @@ def outcomes(path: Path, runs: Iterable[Run]) -> tuple[list[Row], int]:
 
 
 def _row(line: dict[str, str], run: Run, source: str) -> Row:
+    if None in line or None in line.values():
+        raise ValueError("it has not as many fields as there are columns")
     row: dict[str, Any] = {
         "schema": SCHEMA, "id": line["id"], "status": line["status"], "error": line.get("error") or None,
         "run": record(run), "steps": round(_number("steps", line["steps"] or "0")), "adopted": source, "metrics": {},

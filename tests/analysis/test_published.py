@@ -121,6 +121,23 @@ def test_a_table_that_is_none_is_one_line_and_nothing_is_taken(tmp_path, capsys,
     assert said in err and err.count("\n") == 1 and not Store(tmp_path / "store").sweeps()
 
 
+@pytest.mark.parametrize("cut", [lambda text: text[:-60], lambda text: text.replace("\n", ",1\n").replace(",1", "", 1)])
+def test_a_line_that_is_torn_is_not_taken(tmp_path, capsys, cut):
+    path = tmp_path / "rows.csv"
+    path.write_text(cut(DEMO.read_text()))
+    assert main(["sweep", "adopt", "demo", str(path), "--store", str(tmp_path / "store")]) == 2
+    err = capsys.readouterr().err
+    assert "it has not as many fields as there are columns" in err and err.count("\n") == 1
+    assert not Store(tmp_path / "store").ids()
+
+
+def test_an_error_of_several_lines_is_one_field(tmp_path):
+    rows = lines(DEMO)
+    path = written(tmp_path / "rows.csv", [rows[0] | {"status": "failed", "error": "one\r\ntwo"}, *rows[1:3]])
+    taken, others = outcomes(path, sweep("demo"))
+    assert [row["id"] for row in taken] == [row["id"] for row in rows[1:3]] and others == 1
+
+
 def test_files_that_cannot_be_read_are_one_line(tmp_path, capsys):
     shutil.copy(RESULTS / "demo" / "bytes.png", tmp_path / "rows.csv")
     for path in (tmp_path / "rows.csv", tmp_path / "none.csv", tmp_path):
