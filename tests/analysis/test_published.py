@@ -69,6 +69,7 @@ def test_every_figure_of_the_rows_in_the_repository_is_drawn_and_has_room_for_it
         save(figure, tmp_path / "figures", title)
 
 
+@pytest.mark.slow
 def test_a_report_of_adopted_rows_writes_the_same_rows(tmp_path, capsys):
     assert main(["sweep", "adopt", "demo", str(DEMO), "--store", str(tmp_path / "store")]) == 0
     assert capsys.readouterr().out == "demo: 94 runs adopted\n"
