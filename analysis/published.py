@@ -9,8 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ PARTS = {"bytes": "bytes", "seconds": "seconds", "speed": "speed", "gradients": 
 SCORES = ("train_", "val_", "test_", "best_val.", "best_test.")
 
 
-def outcomes(path: Path, runs: Sequence[Run]) -> tuple[list[Row], int]:
+def outcomes(path: Path, runs: Iterable[Run]) -> tuple[list[Row], int]:
     """(the outcomes, finished or diverged, that the file holds of these runs under any seed, how many other lines it
     has). Raises UserError when the file is no such table, naming the line that holds no number where one belongs."""
     try:
@@ -36,11 +35,10 @@ def outcomes(path: Path, runs: Sequence[Run]) -> tuple[list[Row], int]:
     if lost := {"id", "status", "seed", "steps"} - set(lines[0] if lines else ()):
         raise UserError(f"'{path}' has no column {', '.join(sorted(lost))}: not the rows.csv of a report")
     source = f"{path.name}, sha256 {sha256(content).hexdigest()[:16]}"
+    seeds = {int(line["seed"]) for line in lines if (line["seed"] or "").isdigit()}
+    settings = _by_id(run.model_copy(update={"seed": 0}) for run in runs).values()
+    known = _by_id(run.model_copy(update={"seed": seed}) for run in settings for seed in seeds)
     rows = []
-    known: dict[str, Run] = {}
-    for seed in {line["seed"] for line in lines}:
-        with suppress(ValueError):
-            known |= {run_id(one): one for run in runs if (one := run.model_copy(update={"seed": int(seed)}))}
     for number, line in enumerate(lines, 2):
         if line["status"] in (FINISHED, DIVERGED) and line["id"] in known:
             try:
@@ -49,6 +47,10 @@ def outcomes(path: Path, runs: Sequence[Run]) -> tuple[list[Row], int]:
                 raise UserError(f"'{path}', line {number}: {error}; take the file as commsweep report wrote it"
                                 ) from None
     return rows, len(lines) - len(rows)
+
+
+def _by_id(runs: Iterable[Run]) -> dict[str, Run]:
+    return {run_id(run): run for run in runs}
 
 
 def _row(line: dict[str, str], run: Run, source: str) -> Row:

@@ -132,14 +132,15 @@ def record_end(run: Run, store: Store, status: str, error: str) -> dict[str, Any
 def adopt(name: str, runs: list[Run], rows: list[Row], store: Store) -> int:
     """Record outcomes of a sweep's runs that were measured elsewhere; what is recorded or executed here stays. The
     sweep names them from then on, further seeds included. Returns how many were new."""
-    register(name, union(runs, [parse(row["run"]) for row in rows]), store)
+    told = {row["id"]: parse(row["run"]) for row in rows}
+    register(name, union(runs, list(told.values())), store)
     taken = 0
     for row in rows:
         folder = store.folder(row["id"])
         with suppress(Busy), folder.locked():
             if folder.row() is None:
                 if not (folder.path / "run.json").exists():
-                    folder.begin(parse(row["run"]), {"by": "sweep", "adopted": row["adopted"]})
+                    folder.begin(told[row["id"]], {"by": "sweep", "adopted": row["adopted"]})
                 folder.finish(row)
                 taken += 1
     return taken
