@@ -179,9 +179,9 @@ class Exchange:
 
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
     and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. Messages whose length
-    depends on the data need another exchange, of their lengths; factors of low rank go in two; the first learner's
-    running statistics are broadcast after that. Learners that train apart do so once in `interval` steps for every
-    fragment, with one other learner where they meet in pairs, and what they use late may travel meanwhile.
+    depends on the data need another exchange, of their lengths; factors of low rank go in two. The first learner's
+    running statistics travel meanwhile. Learners that train apart do so once in `interval` steps for every fragment,
+    with one other learner where they meet in pairs; what they use late may travel meanwhile, but for the statistics.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -195,20 +195,21 @@ class Exchange:
             return None
         grad = base.row["run"]["grad"]
         outer, kind = grad.get("outer") or {}, grad["compressor"]["kind"]
-        exchanges = 1 + (kind in TWICE) + sum(any(own.get(what) for own in base.row["transport"])
-                                              for what in ("lengths", "statistics"))
+        told = base.row["transport"]
+        lengths, statistics = (any(own.get(what) for own in told) for what in ("lengths", "statistics"))
+        exchanges = 1 + (kind in TWICE) + lengths
         interval, fragments = outer.get("interval", 1), outer.get("fragments", 1)
         parts = fragments + (fragments > 1)  # what is in no block is a fragment of its own
         rounds = parts * (base.row["steps"] // interval)
         if not rounds:
             return None
-        sent = max(sum(n for what, n in own.items() if what != "evaluation") for own in base.row["transport"]) / rounds
+        sent = max(sum(n for what, n in own.items() if what != "evaluation") for own in told) / rounds
         rate = one.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
         others = 1 if outer.get("meet") == "pairs" else one.network.learners - 1
         wire = max(0.0, link.seconds(others * sent) * ACKNOWLEDGED - link.spare)
         exposed = exchanges * 2 * one.network.latency + wire - outer.get("overlap", 0) * base.seconds
-        return base.seconds + parts / interval * max(0.0, exposed)
+        return base.seconds + parts / interval * max(exposed, statistics * 2 * one.network.latency)
 
 
 def _shared(line: Line, one: Measured) -> Line:

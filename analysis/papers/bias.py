@@ -152,8 +152,8 @@ def f1f(frame: pd.DataFrame) -> Claim:
              ("2 bit stochastic", _code("bwd", 2, 128, "stochastic"), "2 bit nearest", _code("bwd", 2, 128, "nearest"))]
     return Claim("F1f", "A gradient with more error but no bias harms less than one with less error and bias (pairs "
                  "whose measured errors are so).", [
-                     effect for name, a, other, b in pairs for part in _more_error(frame, a, b)
-                     for effect in gained(part, f"{name} over {other}", a, b, image=0.0, text=0.0)])
+                     effect for name, a, other, b in pairs if not (chosen := _more_error(frame, a, b)).empty
+                     for effect in gained(chosen, f"{name} over {other}", a, b, image=0.0, text=0.0)])
 
 
 def f1g(frame: pd.DataFrame) -> Claim:
@@ -194,16 +194,16 @@ def f1i(frame: pd.DataFrame) -> Claim:
                              mask, sign="within", text=NOTICEABLE)])
 
 
-def _more_error(frame: pd.DataFrame, a: Wanted, b: Wanted) -> list[pd.DataFrame]:
-    """The trainings in which messages of arm a have more error and less bias than those of arm b, as measured."""
-    chosen = []
+def _more_error(frame: pd.DataFrame, a: Wanted, b: Wanted) -> pd.DataFrame:
+    """Of the trainings in which messages of arm a have more error and less bias than those of arm b, as measured."""
+    chosen = [frame.iloc[:0]]
     for _, part in _trainings(frame):
         seen = [_picked(part, arm) for arm in (a, b)]
         error = [one["diagnosis.bwd.error"].mean() if "diagnosis.bwd.error" in one else math.nan for one in seen]
         bias = [one["diagnosis.bwd.bias"].mean() if "diagnosis.bwd.bias" in one else math.nan for one in seen]
         if error[0] > error[1] and bias[0] < FREE * error[0] and bias[1] > FREE * error[1]:
             chosen.append(part)
-    return chosen
+    return pd.concat(chosen)
 
 
 def _picked(part: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:

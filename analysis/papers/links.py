@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -220,9 +221,10 @@ def _constants(machine: Machine) -> str:
 
 
 def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
-    """Rank correlation (Spearman) of predicted and measured step times of the methods that share a link."""
+    """Rank correlation (Spearman) of predicted and measured step times of the methods that share a link, and how many
+    of the pairs of methods that are far enough apart to choose by were predicted in their order."""
     table = Table("ranks", "Methods ranked by step time, predicted against measured (Spearman's correlation)",
-                  ["schedule", "stages", "bandwidth", "latency", "methods", "correlation"])
+                  ["schedule", "stages", "bandwidth", "latency", "methods", "correlation", "pairs apart", "in order"])
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for one in sorted(compared, key=_order):
         groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
@@ -231,11 +233,14 @@ def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) ->
             times = [[value(one) for one in own] for value in (lambda one: one.seconds,
                                                               lambda one: fits[one.series].step(one.network))]
             table.rows.append([schedule, str(stages), rates(network), latencies(network),
-                               str(len(own)), _ranked(*times)])
+                               str(len(own)), ranked(*times), *map(str, in_order(*times))])
+    if table.rows:
+        apart, right = (sum(int(row[place]) for row in table.rows) for place in (-2, -1))
+        table.rows.append(["all", "", "", "", "", "", str(apart), str(right)])
     return table
 
 
-def _ranked(measured: list[float], predicted: list[float]) -> str:
+def ranked(measured: list[float], predicted: list[float]) -> str:
     """Rank correlation; times within `ALIKE` of each other are none apart."""
     if max(measured) < (1 + ALIKE) * min(measured):
         return "all alike" if max(predicted) < (1 + ALIKE) * min(predicted) else "alike, predicted apart"
@@ -243,7 +248,15 @@ def _ranked(measured: list[float], predicted: list[float]) -> str:
     return f"{ranks[0].corr(ranks[1]):.2f}"
 
 
+def in_order(measured: list[float], predicted: list[float]) -> tuple[int, int]:
+    """(pairs whose measured times are more than `APART` apart, those of them that are predicted in the same order)."""
+    pairs = [(a, b) for a, b in combinations(zip(measured, predicted, strict=True), 2)
+             if max(a[0], b[0]) > (1 + APART) * min(a[0], b[0])]
+    return len(pairs), sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
+
+
 ALIKE = 0.02  # of a step: less is within what a measurement repeats to
+APART = 0.05  # of a step: methods that differ by less are not chosen between for their speed
 
 
 def rates(network: Network) -> str:

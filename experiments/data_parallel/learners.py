@@ -76,10 +76,11 @@ class Learners(Component):
             return
         while len(self.exchange.collected) < len(self.here):  # the batch had fewer rows than there are learners
             self.exchange.collect(0.0)
+        # Statistics travel beside the gradients: begun after them they would cost latencies of their own.
+        first = self.exchange.collectives.broadcast(lambda _: self._first, 0, "statistics") if self._first else None
         self.reduce(moment)
-        if self._first:
-            first = self.exchange.collectives.broadcast(lambda _: self._first, 0, "statistics").wait()
-            for buffer, kept in zip(self._statistics(), first, strict=True):
+        if first is not None:
+            for buffer, kept in zip(self._statistics(), first.wait(), strict=True):
                 buffer.copy_(kept)
 
     def reduce(self, moment: Moment) -> None:

@@ -120,14 +120,15 @@ def test_measured_claims_follow_the_measurements():
         assert len(measured.values) == 3 and measured.verdict == verdict
 
 
-def apart(network, sent, steps=38, seconds=0.05, **changes):
+def apart(network, sent, steps=38, seconds=0.05, statistics=0, **changes):
     """A measurement of plain exchanges: every learner has handed `sent` bytes to the transport."""
     run = override(tiny(model__cuts=[]), {"grad.learners": network.learners} | {
         key.replace("__", "."): value for key, value in changes.items()})
     return Measured({"run": record(run), "run_id": run_id(run), "steps": steps, "id": "x", "cores": 2,
                      "gradients": {"up": sent / steps}, "timing": {"step_seconds": seconds},
                      "wiring": {"bandwidth": network.bandwidth, "latency": network.latency},
-                     "transport": [{"gradients": sent, "evaluation": 10**9}] * network.learners})
+                     "transport": [{"gradients": sent, "statistics": statistics, "evaluation": 10**9}
+                                   for _ in range(network.learners)]})
 
 
 ROUND = 500_000  # bytes of one exchange
@@ -159,6 +160,8 @@ def test_what_is_used_late_travels_meanwhile_and_shards_are_not_predicted():
     assert Exchange(plain).step(plain[1]) - Exchange(hidden).step(hidden[1]) == pytest.approx(0.1 * 2 * 0.05)
     small = [apart(network, 30, grad__outer__interval=10, grad__outer__overlap=9) for network in (Network(4), LATE)]
     assert Exchange(small).step(small[1]) == pytest.approx(0.05)
+    told = [apart(one.network, 30, statistics=30, grad__outer__interval=10, grad__outer__overlap=9) for one in small]
+    assert Exchange(told).step(told[1]) == pytest.approx(0.05 + 0.1 * 0.04), "statistics are needed at once"
     owned = [apart(network, 38 * ROUND, grad__sharded__nodes=1) for network in (Network(4), LATE)]
     assert Exchange(owned).step(owned[1]) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 
 from commsweep.analysis import advise as advising
@@ -16,6 +17,7 @@ from commsweep.experiments.processes import pipeline
 from commsweep.experiments.store import Store
 from commsweep.main import main
 from tests.helpers import linked, outcome, tiny
+from tests.test_layout import ROOT
 
 RATES = (1e6, 1e8, 0.0)
 COMPUTE = {"dense": 0.004, "topk": 0.006}
@@ -218,3 +220,20 @@ def test_every_plan_is_made_of_runs_that_can_be_cut():
             assert {len(wiring.links) for _, wiring in made} == {0, 3}
         if name != "heldout-learners":
             assert {stages.count(run) for run, _ in made} == ({2, 3, 4} if name == "heldout-links" else {4})
+
+
+@pytest.mark.parametrize("name", ["heldout-links", "heldout-advice", "unequal-links"])
+def test_published_ranks_follow_from_the_published_measurements(name):
+    """Each line of ranks.md, from the seconds and predictions of measurements.csv."""
+    folder = ROOT / "docs" / "results" / name
+    rows = pd.read_csv(folder / "measurements.csv", dtype={"links": str}, keep_default_na=False)
+    shaped = rows[(rows.bandwidth > 0) | (rows.links != "")] if "links" in rows else rows[rows.bandwidth > 0]
+    keys = [key for key in ("schedule", "stages", "bandwidth", "latency", "links") if key in rows]
+    want = []
+    for _, own in shaped.groupby(keys, sort=False):
+        if len(own) > 2:
+            times = list(own.seconds), list(map(float, own.predicted))
+            want.append([str(len(own)), links.ranked(*times), *map(str, links.in_order(*times))])
+    lines = [[cell.strip() for cell in line.split("|")[5:-1]]
+             for line in (folder / "ranks.md").read_text().splitlines() if line.startswith(("| gpipe", "| 1f1b"))]
+    assert sorted(lines) == sorted(want)

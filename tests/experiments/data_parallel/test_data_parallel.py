@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from commsweep.experiments import config
+from commsweep.experiments.collectives import Handle, Simulated
 from commsweep.experiments.compressors import kernels
 from commsweep.experiments.config import Execution, Gradients, ImageModel, LearnerWiring, override, record
 from commsweep.experiments.data_parallel.adacomp import AdaComp
@@ -122,6 +123,28 @@ def test_running_statistics_are_the_first_learners(store):
     """DistributedDataParallel broadcasts rank 0's buffers before every pass."""
     task = trained(tiny(grad__learners=2, epochs=1, eval_every=1))
     assert task.model.bn1.num_batches_tracked == task.global_step
+
+
+@pytest.mark.parametrize("apart", [{}, {"grad__outer__interval": 2}])
+def test_running_statistics_travel_beside_what_is_exchanged(monkeypatch, apart):
+    """They are on their way before anything is waited for, so that they cost no latency."""
+    seen = []
+
+    def watched(name):
+        inner = getattr(Simulated, name)
+
+        def begin(self, parts, *rest, **more):
+            seen.append(rest[-1])
+            handle = inner(self, parts, *rest, **more)
+            return Handle(lambda: (seen.append("waited for"), handle.wait())[1])
+
+        return begin
+
+    for name in ("gather", "broadcast"):
+        monkeypatch.setattr(Simulated, name, watched(name))
+    trained(tiny(grad__learners=2, epochs=1, eval_every=1, **apart))
+    first = seen.index("waited for")
+    assert {"gradients", "statistics"} <= set(seen[:first])
 
 
 def test_each_learners_slots_of_a_boundary_are_its_own():
