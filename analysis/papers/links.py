@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -117,17 +117,26 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
 
 
 def write_learners(found: list[learners.Measured], folder: Path, store: Store, seeds: range) -> Made:
-    """The table of learners' steps, measured and predicted; of those that train apart, what whole trainings take and
-    reach, where the store has simulations of them with these seeds."""
+    """The table of learners' steps, measured and predicted, and measurements.csv with what they are made of (seconds;
+    bytes a step that all learners handed over); of those that train apart, what whole trainings take and reach, where
+    the store has simulations of them with these seeds."""
     model = learners.Exchange(found)
-    rows, errors = [], []
+    rows, errors, data = [], [], []
     for one in sorted(found, key=lambda one: (one.network.learners, one.network.latency, one.network.bandwidth or
                                               math.inf, one.seconds)):
         guess, fitted = model.step(one), one.network == learners.Network(one.network.learners)
+        data.append({"id": one.row["id"], "run": one.row["run_id"], **asdict(one.network),
+                     "method": describe(flatten(one.row["run"])), "bytes": one.row["gradients"]["up"],
+                     "seconds": one.seconds, "quartile_1": one.timing["spread"][0],
+                     "quartile_3": one.timing["spread"][1], "steps": one.timing["steps"],
+                     "exposed": one.timing["parts"]["gradients"],
+                     **{what: sum(sent.get(what, 0) for sent in one.row["transport"]) / one.row["steps"]
+                        for what in ("gradients", "lengths", "statistics")},
+                     "cores": one.row["cores"], "predicted": guess})
         error = (guess or math.nan) / one.seconds - 1
         errors += [] if fitted or guess is None else [abs(error)]
         rows.append([str(one.network.learners), rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms",
-                     describe(flatten(one.row["run"])), f"{one.row['gradients']['up']:,.0f}",
+                     data[-1]["method"], f"{one.row['gradients']['up']:,.0f}",
                      f"{1e3 * one.seconds:.0f}", "-" if guess is None else f"{1e3 * guess:.0f}",
                      "-" if guess is None else "fitted" if fitted else f"{100 * error:+.0f} %"])
     table = Table("learners", "Milliseconds a step of learners, measured over real links and predicted", [
@@ -143,6 +152,7 @@ def write_learners(found: list[learners.Measured], folder: Path, store: Store, s
         (folder / f"{table.name}.md").write_text(table.markdown())
         (folder / f"{table.name}.csv").write_text(table.csv())
     (folder / "errors.md").write_text(f"{said(errors)}\n")
+    pd.DataFrame(data).to_csv(folder / "measurements.csv", index=False)
     return made
 
 

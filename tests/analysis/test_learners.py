@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from commsweep.analysis.learners import ACKNOWLEDGED, Exchange, Measured, Model, Network, measurements
@@ -125,7 +126,9 @@ def apart(network, sent, steps=38, seconds=0.05, statistics=0, **changes):
     run = override(tiny(model__cuts=[]), {"grad.learners": network.learners} | {
         key.replace("__", "."): value for key, value in changes.items()})
     return Measured({"run": record(run), "run_id": run_id(run), "steps": steps, "id": "x", "cores": 2,
-                     "gradients": {"up": sent / steps}, "timing": {"step_seconds": seconds},
+                     "gradients": {"up": sent / steps},
+                     "timing": {"step_seconds": seconds, "spread": [seconds, seconds], "steps": steps,
+                                "parts": {"gradients": seconds / 2}},
                      "wiring": {"bandwidth": network.bandwidth, "latency": network.latency},
                      "transport": [{"gradients": sent, "statistics": statistics, "evaluation": 10**9}
                                    for _ in range(network.learners)]})
@@ -183,3 +186,7 @@ def test_whole_trainings_are_told_with_what_they_reach(store, tmp_path):
         ["10.50 ± 0.71", "2"]] * 2
     assert {row[4] for row in ends.texts()} == {"-", f"{200 * Exchange(found).step(found[1]):.1f}"}
     assert len(steps.rows) == 2 and (tmp_path / "out" / "endings.png").exists()
+    data = pd.read_csv(tmp_path / "out" / "measurements.csv")
+    assert list(data.seconds) == [one.seconds for one in found] and list(data.latency) == [0.0, 0.02]
+    assert data.predicted[1] == pytest.approx(Exchange(found).step(found[1]))
+    assert data.gradients[0] == 4 * 3 * ROUND / 38, "of all learners, a step"
