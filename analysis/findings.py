@@ -51,8 +51,8 @@ FINDINGS = [
     Finding("C7, C8, fine-tuning", "What of it holds for SmolLM2-135M, fine-tuned on WikiText-2?",
             (("wikitext_small", "C7"), ("wikitext_small", "C8")),
             "commsweep sweep launch wikitext_small --threads 1 && commsweep report wikitext_small --papers text",
-            "whether separate masks diverge (C8 has one or two seeds so far), or how it is after more than 40 steps: "
-            "weights that were trained without compression meet it for the first time."),
+            "how it is after more than 40 steps: weights that were trained without compression meet it for the first "
+            "time. Trained from scratch, a nano GPT-2 needs the shared mask (C8 above)."),
     Finding("F3", "What to send forward, and what back, at equal bytes?",
             tuple(("text_recipe", name) for name in ("F3a", "F3b", "F3c")),
             "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
