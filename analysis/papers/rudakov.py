@@ -92,24 +92,27 @@ def quantization(frame: pd.DataFrame) -> list[Table]:
     return tables
 
 
+USUAL = {"rounding": "nearest", "group": 128.0}  # of codes, and of runs that have none
+
+
 def _apart(rows: pd.DataFrame) -> str:
     """What a grid's runs have that is not plain, in brackets."""
     said = []
     for side in ("fwd", "bwd"):
         coded = rows[rows[f"{side}.compressor.kind"] != "none"]
-        for key, usual, text in (("rounding", "nearest", "{}"), ("group", 128, "groups of {:g}")):
+        grouped = (coded[f"{side}.compressor.scale"] == "group").any()
+        for key, text in (("rounding", "{}"), ("group", "groups of {:g}")):
             column = f"{side}.compressor.{key}"
             said += [text.format(value) for value in (coded[column].dropna().unique() if column in coded else ())
-                     if value != usual and (key != "group" or (coded[f"{side}.compressor.scale"] == "group").any())]
+                     if value != USUAL[key] and (key != "group" or grouped)]
     more = rows.method.iloc[0].partition(" (")[2].rstrip(")")
     return f" ({', '.join(dict.fromkeys([*said, *([more] if more else [])])) or 'otherwise'})"
 
 
 def _rest(rows: pd.DataFrame) -> pd.Series:
     """What a grid of bits holds equal: all but the bits and whether a side is compressed; scales have one rounding."""
-    more = [rows[f"{side}.compressor.{key}"].fillna(default).astype(str) if f"{side}.compressor.{key}" in rows else
-            pd.Series(default, index=rows.index) for side in ("fwd", "bwd")
-            for key, default in (("rounding", "nearest"), ("group", "128.0"))]
+    more = [rows[f"{side}.compressor.{key}"].fillna(usual).astype(str) if f"{side}.compressor.{key}" in rows else
+            pd.Series(str(usual), index=rows.index) for side in ("fwd", "bwd") for key, usual in USUAL.items()]
     return sum((one + "|" for one in more), base(rows, "fwd.compressor.", "bwd.compressor.") + "|")
 
 
