@@ -87,13 +87,21 @@ def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
 
 
 def uneven(frame: pd.DataFrame) -> str:
-    """Which settings have finished with more seeds than others, in a sentence; "" when all have as many."""
+    """Which settings have finished with more seeds than others, in a sentence; "" when all have as many. Of more than
+    `NAMED` with as many seeds their number; how many each has stands in the tables."""
     counts = frame[frame.status == "finished"].groupby("method", sort=False).seed.nunique()
     if counts.nunique() < 2:
         return ""
     usual = int(counts.mode().iloc[0])
-    more = [f"{_seeds(n)}: {', '.join(counts.index[counts == n])}" for n in sorted(set(counts)) if n != usual]
+    more = [f"{_seeds(n)}: {_named(list(counts.index[counts == n]))}" for n in sorted(set(counts)) if n != usual]
     return f"Most settings have {_seeds(usual)}; {'; '.join(more)}."
+
+
+NAMED = 6  # of settings, in a sentence
+
+
+def _named(settings: list[str]) -> str:
+    return ", ".join(settings) if len(settings) <= NAMED else f"{len(settings)} settings"
 
 
 def _seeds(n: int) -> str:
