@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from commsweep.analysis.labels import describe
 from commsweep.analysis.timeline.iterations import (
     FACTOR_MESSAGES,
     GRADIENT_MESSAGES,
@@ -25,6 +26,7 @@ from commsweep.analysis.timeline.iterations import (
     iteration,
 )
 from commsweep.analysis.timeline.pipelines import Network as Wire
+from commsweep.experiments.config import flatten
 from commsweep.experiments.config.execution import bucket
 from commsweep.experiments.second_order.placement import factors_of
 from commsweep.experiments.store import Row, Store
@@ -46,6 +48,11 @@ class Network:
     bandwidth: float = 0.0  # bits a second of each one's link; 0: as the machine has it
     latency: float = 0.0
 
+    @property
+    def unlimited(self) -> bool:
+        """Whether the links are as the machine has them."""
+        return not (self.bandwidth or self.latency)
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -63,6 +70,11 @@ class Measured:
         """The learners and their links."""
         wiring = self.row["wiring"]
         return Network(self.row["run"]["grad"]["learners"], wiring["bandwidth"], wiring["latency"])
+
+    @property
+    def method(self) -> str:
+        """Its run, in words."""
+        return describe(flatten(self.row["run"]))
 
     @property
     def fusion(self) -> str:
@@ -109,7 +121,7 @@ class Model:
     """Predictions of steps, from the measurements that calibrate them."""
 
     def __init__(self, found: list[Measured]) -> None:
-        self.bases = {one.row["run_id"]: one for one in found if one.network == Network(one.network.learners)
+        self.bases = {one.row["run_id"]: one for one in found if one.network.unlimited
                       and (not one.kfac or one.algorithm == "D-KFAC")}
         probed: dict[Network, list[dict[str, Line]]] = {}
         for one in found:
@@ -186,7 +198,7 @@ class Exchange:
 
     def __init__(self, found: list[Measured]) -> None:
         self.bases = {one.row["run_id"]: one for one in found
-                      if one.network == Network(one.network.learners) and not one.kfac}
+                      if one.network.unlimited and not one.kfac}
 
     def step(self, one: Measured) -> float | None:
         """Predicted seconds of its step; None without a measurement to begin from, or where learners own shards."""

@@ -259,13 +259,12 @@ class Processes(Collectives):
         own = parts(0)
         if among is not None and len(among) == 1:
             return Handle(lambda: own)
-        mine = _joined(own)
-        self.sent[what] += mine.numel() * (leader in self.here)
+        mine, leads = _joined(own), leader in self.here
+        self.sent[what] += mine.numel() * leads
         work: dist.Work | Handle[None]
         if self.ring:
             work = dist.broadcast(mine, self._rank(leader), self._groups.get(among, self.group), async_op=True)
         else:  # down a tree it would take a latency more for each of its levels
-            leads = leader in self.here
             others = [k for k in self._others() if among is None or k in among] if leads else [leader]
             ours, theirs = (mine, mine[:0]) if leads else (mine[:0], mine)
             work = self._posted(dict.fromkeys(others, ours), dict.fromkeys(others, theirs), others)

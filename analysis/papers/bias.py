@@ -196,14 +196,14 @@ def f1i(frame: pd.DataFrame) -> Claim:
 
 def _more_error(frame: pd.DataFrame, a: Wanted, b: Wanted) -> pd.DataFrame:
     """Of the trainings in which messages of arm a have more error and less bias than those of arm b, as measured."""
-    chosen = [frame.iloc[:0]]
+    chosen = []
     for _, part in _trainings(frame):
         seen = [_picked(part, arm) for arm in (a, b)]
         error = [one["diagnosis.bwd.error"].mean() if "diagnosis.bwd.error" in one else math.nan for one in seen]
         bias = [one["diagnosis.bwd.bias"].mean() if "diagnosis.bwd.bias" in one else math.nan for one in seen]
         if error[0] > error[1] and bias[0] < FREE * error[0] and bias[1] > FREE * error[1]:
             chosen.append(part)
-    return pd.concat(chosen)
+    return pd.concat(chosen) if chosen else frame.iloc[:0]
 
 
 def _picked(part: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:

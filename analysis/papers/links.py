@@ -19,7 +19,6 @@ from matplotlib.ticker import NullLocator
 
 from commsweep.analysis import advise, figure, learners
 from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
-from commsweep.analysis.labels import describe
 from commsweep.analysis.measured import Machine, Measured, Model, is_dense, machine_of, measurements, models, quality
 from commsweep.analysis.table import Table
 from commsweep.analysis.timeline.activities import ARRIVE, ASK, HANDLE, SEND
@@ -34,7 +33,6 @@ from commsweep.analysis.timeline.pipelines import (
     shares,
     step_seconds,
 )
-from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Row, Store
 
@@ -124,9 +122,9 @@ def write_learners(found: list[learners.Measured], folder: Path, store: Store, s
     rows, errors, data = [], [], []
     for one in sorted(found, key=lambda one: (one.network.learners, one.network.latency, one.network.bandwidth or
                                               math.inf, one.seconds)):
-        guess, fitted = model.step(one), one.network == learners.Network(one.network.learners)
+        guess, fitted = model.step(one), one.network.unlimited
         data.append({"id": one.row["id"], "run": one.row["run_id"], **asdict(one.network),
-                     "method": describe(flatten(one.row["run"])), "bytes": one.row["gradients"]["up"],
+                     "method": one.method, "bytes": one.row["gradients"]["up"],
                      "seconds": one.seconds, "quartile_1": one.timing["spread"][0],
                      "quartile_3": one.timing["spread"][1], "steps": one.timing["steps"],
                      "exposed": one.timing["parts"]["gradients"],
@@ -136,7 +134,7 @@ def write_learners(found: list[learners.Measured], folder: Path, store: Store, s
         error = (guess or math.nan) / one.seconds - 1
         errors += [] if fitted or guess is None else [abs(error)]
         rows.append([str(one.network.learners), rate(one.network.bandwidth), f"{1e3 * one.network.latency:g} ms",
-                     data[-1]["method"], f"{one.row['gradients']['up']:,.0f}",
+                     one.method, f"{one.row['gradients']['up']:,.0f}",
                      f"{1e3 * one.seconds:.0f}", "-" if guess is None else f"{1e3 * guess:.0f}",
                      "-" if guess is None else "fitted" if fitted else f"{100 * error:+.0f} %"])
     table = Table("learners", "Milliseconds a step of learners, measured over real links and predicted", [
@@ -176,10 +174,9 @@ def _ends(found: list[learners.Measured], model: learners.Exchange, store: Store
     for one in found:
         rows = known.get(_but_seed(one.row["run"]), [])
         if rows:
-            alone = one.network == learners.Network(one.network.learners)
             steps = rows[0]["steps"]
-            made.append(End(one.network, describe(flatten(one.row["run"])), steps * one.seconds,
-                            None if alone or (step := model.step(one)) is None else steps * step,
+            made.append(End(one.network, one.method, steps * one.seconds,
+                            None if one.network.unlimited or (step := model.step(one)) is None else steps * step,
                             tuple(row["metrics"]["test_on_ppl"] for row in rows)))
     return sorted(made, key=lambda one: (one.network.bandwidth or math.inf, one.network.latency, one.seconds))
 
@@ -238,15 +235,16 @@ def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) ->
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for one in sorted(compared, key=_order):
         groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
+    counts = []
     for (schedule, stages, network), own in groups.items():
         if len(own) > 2:
             times = [[value(one) for one in own] for value in (lambda one: one.seconds,
                                                               lambda one: fits[one.series].step(one.network))]
+            counts.append(in_order(*times))
             table.rows.append([schedule, str(stages), rates(network), latencies(network),
-                               str(len(own)), ranked(*times), *map(str, in_order(*times))])
-    if table.rows:
-        apart, right = (sum(int(row[place]) for row in table.rows) for place in (-2, -1))
-        table.rows.append(["all", "", "", "", "", "", str(apart), str(right)])
+                               str(len(own)), ranked(*times), *map(str, counts[-1])])
+    if counts:
+        table.rows.append(["all", "", "", "", "", "", *(str(sum(own)) for own in zip(*counts, strict=True))])
     return table
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.experiments import seeds
-from commsweep.experiments.collectives import Collectives, Handle, mean
+from commsweep.experiments.collectives import Collectives, mean
 from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.config import Gradients, Outer
 from commsweep.experiments.data_parallel.exchange import WHAT
@@ -190,7 +190,8 @@ class Apart(Learners):
         _, arrived = self._pending.pop(number)
         self.met = True
         # Begun before what has been sent is waited for, as statistics would else cost latencies of their own.
-        first = self._begin_statistics() if self._norms else None
+        first = (self.exchange.collectives.broadcast(lambda _: self._kept[0], 0, "statistics") if self._norms
+                 else None)
         every = arrived() if callable(arrived) else arrived
         for reference, sgd, merged in zip(self.references, self.outers, every, strict=True):
             for index, one in merged.items():
@@ -212,9 +213,6 @@ class Apart(Learners):
                     own[index].copy_(common)
         if first is not None:
             self._share_statistics(first.wait())
-
-    def _begin_statistics(self) -> Handle[list[Tensor]]:
-        return self.exchange.collectives.broadcast(lambda _: self._kept[0], 0, "statistics")
 
     def _share_statistics(self, first: list[Tensor]) -> None:
         """Of the running statistics the first learner's are the common ones; with a share of one's own nobody takes
