@@ -77,6 +77,12 @@ def die_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(1, number)
 
 
+def wake_in_time() -> None:
+    """Ask the kernel to end this process's waits when their time is up, not up to 50 us later."""
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(29, 1)  # <linux/prctl.h>: PR_SET_TIMERSLACK, nanoseconds
+
+
 def free_port(port: int | None = None) -> int:
     """A port of this machine that nobody listens on. Raises UserError when the one asked for is taken."""
     with socket.socket() as probe:

@@ -2,15 +2,16 @@
 
     node 0 --(tbf)-- relay 0 --(tbf)-- node 1 --(tbf)-- relay 1 --(tbf)-- node 2 ...
 
-    node k --(tbf)-- relay k --(tbf)-- hub, which routes between all nodes
+    node k --(tbf)-- relay k --- hub, which routes between all nodes
+    node k -----------(tbf)----- hub
 
 Every node shapes what it sends to each neighbour with a token bucket. A relay is there only where there is a latency
-and the kernel has no netem: a small process that holds every frame back for that long. Needs root and iproute2.
+and the kernel has no netem: a small process that holds every frame back for that long. It needs the processor that the
+nodes compute on, so that a frame meets one between two nodes of a star: on the way up. Needs root and iproute2.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 import select
@@ -19,19 +20,20 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 from commsweep.experiments.config.execution import MTU, Cable, bucket
 from commsweep.experiments.errors import UserError, notice
-from commsweep.experiments.processes.launch import die_with_parent
+from commsweep.experiments.processes.launch import die_with_parent, wake_in_time
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a process the name of the chain or star it is in
 STAR = "COMMSWEEP_STAR"  # that it is a star
 RELAY_RATE = 550e6  # bits a second that the relay was measured to carry
-_PACKET, _VNET_HEADER = 263, 15  # <linux/if_packet.h>: a frame with what the kernel left to the hardware
+# <linux/if_packet.h>: frames with what the kernel left to the hardware; without those that one sends oneself
+_PACKET, _VNET_HEADER, _IGNORE_OUTGOING, _LONGEST = 263, 15, 23, 1 << 17
 
 
 class Chain:
@@ -97,7 +99,7 @@ class Star(Chain):
         return f"10.213.{k}.2"
 
     def ends(self, k: int) -> list[tuple[str, str]]:
-        """(namespace, interface) of both ends of node k's link."""
+        """(namespace, interface) that node k's link sends from: up, and down."""
         return [(self.node(k), f"{self.name}l{k}"), (self.hub(), f"{self.name}r{k}")]
 
     def environments(self) -> list[dict[str, str]]:
@@ -158,10 +160,15 @@ def chain(cables: Sequence[Cable]) -> Iterator[Chain]:
 def star(nodes: int, cable: Cable) -> Iterator[Star]:
     """Namespaces for `nodes` learners, each with a link of this bandwidth to a hub; the latency is from node to node.
     As `chain` otherwise."""
-    made, own = Star(_owned(os.getpid()), nodes), cable.model_copy(update={"latency": cable.latency / 2})
-    with _nodes(made, nodes + 1, [own]) as (netem, relays):
+    made, half = Star(_owned(os.getpid()), nodes), cable.model_copy(update={"latency": cable.latency / 2})
+    with _nodes(made, nodes + 1, [cable]) as (netem, relays):
         for k in range(nodes):
-            _link(made, k, made.ends(k), own, netem, relays)
+            up, down = made.ends(k)
+            if cable.latency and not netem:
+                _link(made, k, [(made.hub(), f"{made.name}h{k}"), up], cable, netem, relays)
+                _way_back(down, (made.node(k), f"{made.name}d{k}"), made.address(k), cable.bandwidth)
+            else:
+                _link(made, k, [down, up], half, netem, relays)
             _run("ip", "-n", made.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
         yield made
 
@@ -195,8 +202,7 @@ def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[tuple[b
 
 def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem: bool,
           relays: list[subprocess.Popen]) -> None:
-    """Join two nodes by link k. The first end has address 10.213.k.1 in a chain, in a star the hub's end has it."""
-    ends = ends[::-1] if isinstance(made, Star) else ends
+    """Join two nodes by link k, whose first end has address 10.213.k.1, the other 10.213.k.2."""
     if cable.latency and not netem:
         wire, inner = f"{made.name}w{k}", [f"{made.name}x{k}", f"{made.name}y{k}"]
         _run("ip", "netns", "add", wire)
@@ -219,6 +225,15 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem:
             _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "netem",
                  "delay", f"{cable.latency * 1e6:.0f}us", "limit", "100000")
         _rate(space, name, cable.bandwidth)
+
+
+def _way_back(hub: tuple[str, str], node: tuple[str, str], address: str, bandwidth: float) -> None:
+    """A cable of its own from the hub down to a node, which has its address on the other one."""
+    _run("ip", "link", "add", hub[1], "netns", hub[0], "type", "veth", "peer", "name", node[1], "netns", node[0])
+    for space, name in (hub, node):
+        _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
+    _run("ip", "-n", hub[0], "route", "add", f"{address}/32", "dev", hub[1])
+    _rate(*hub, bandwidth)
 
 
 def shape(*bandwidths: float) -> None:
@@ -272,6 +287,9 @@ def _run(*command: str) -> str:
 
 def relay(one: str, other: str, latency: float) -> None:
     """Hand every frame that arrives at one interface out at the other, `latency` seconds later; both ways."""
+    wake_in_time()
+    with suppress(OSError):  # a cable does not wait for a processor that computes
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     kind = socket.ntohs(3)  # every protocol
     ends = []
     for name in (one, other):
@@ -279,25 +297,23 @@ def relay(one: str, other: str, latency: float) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
         # Frames come before their checksums are made and may be longer than a cable's; the header says so, and goes on.
         end.setsockopt(_PACKET, _VNET_HEADER, 1)
+        end.setsockopt(_PACKET, _IGNORE_OUTGOING, 1)
         end.bind((name, 0))
         end.setblocking(False)
         ends.append(end)
-    waiting: list[tuple[float, int, bytes, socket.socket]] = []
-    order = count()
+    waiting: deque[tuple[float, bytes, socket.socket]] = deque()  # all wait as long: the first to come is first to go
+    space = memoryview(bytearray(_LONGEST))  # a frame of its own length is kept, not room for the longest
     while True:
-        left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 1.0
-        # select sleeps a little too long: spin through the last stretch
-        readable, _, _ = select.select(ends, [], [], max(0.0, left - 0.0002))
+        left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        readable, _, _ = select.select(ends, [], [], left)
         now = time.monotonic()
         for end in readable:
             out = ends[1 - ends.index(end)]
             with suppress(BlockingIOError):
                 for _ in range(64):
-                    frame, source = end.recvfrom(1 << 17)
-                    if source[2] != socket.PACKET_OUTGOING:
-                        heapq.heappush(waiting, (now + latency, next(order), frame, out))
+                    waiting.append((now + latency, bytes(space[:end.recv_into(space)]), out))
         while waiting and waiting[0][0] <= time.monotonic():
-            _, _, frame, out = heapq.heappop(waiting)
+            _, frame, out = waiting.popleft()
             with suppress(OSError):  # a link that is down loses what it is given
                 out.send(frame)
 

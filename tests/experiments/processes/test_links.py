@@ -55,6 +55,47 @@ def leftovers() -> list[str]:
     return [line for line in found.splitlines() if "pgrep" not in line]
 
 
+ECHO = '''
+import socket, sys, time
+if sys.argv[1] == "serve":
+    with socket.create_server(("0.0.0.0", 5555)) as server:
+        print("ready", flush=True)
+        with server.accept()[0] as client:
+            while data := client.recv(1 << 16):
+                client.sendall(data)
+else:
+    with socket.create_connection((sys.argv[2], 5555)) as there:
+        there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for nbytes in (1, 1, 200_000):
+            since, left = time.perf_counter(), nbytes
+            there.sendall(bytes(nbytes))
+            while left:
+                left -= len(there.recv(1 << 16))
+            print(time.perf_counter() - since)
+'''
+
+
+@rooted
+@pytest.mark.slow
+def test_a_frame_waits_once_between_two_nodes_of_a_star():
+    """An echo takes two latencies, and the bandwidth of both nodes' links up and down."""
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    with namespaces.star(3, Cable(bandwidth=10e6, latency=0.1)) as nodes:
+        echo = [[*command[:4], sys.executable, "-c", ECHO] for command in nodes.commands([])]
+        server = subprocess.Popen([*echo[2], "serve"], stdout=subprocess.PIPE, text=True)
+        assert server.stdout.readline() == "ready\n"
+        before = nodes.sent()
+        told = subprocess.run([*echo[0], "ask", nodes.address(2)], capture_output=True, text=True, timeout=60)
+        sent = {way: n - before[way] for way, n in nodes.sent().items()}
+        server.wait(20)
+    _, short, long = map(float, told.stdout.split())  # the first one asks who is where
+    assert 0.2 <= short < 0.29, "three waits would be 0.3 s"
+    assert long >= 0.2 + 200_000 * 8 / 10e6
+    assert all(200_000 < sent[way] < 230_000 for way in ("0 up", "2 down", "2 up", "0 down")), sent
+    assert sent["1 up"] + sent["1 down"] < 1000
+
+
 @rooted
 @pytest.mark.slow
 def test_links_that_differ_are_shaped_each_for_itself(tmp_path):
