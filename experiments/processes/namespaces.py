@@ -206,18 +206,15 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem:
     if cable.latency and not netem:
         wire, inner = f"{made.name}w{k}", [f"{made.name}x{k}", f"{made.name}y{k}"]
         _run("ip", "netns", "add", wire)
-        for (space, outer), inside in zip(ends, inner, strict=True):
-            _run("ip", "link", "add", outer, "netns", space, "type", "veth", "peer", "name", inside, "netns", wire)
-            _run("ip", "-n", wire, "link", "set", inside, "mtu", str(MTU), "up")
+        for outer, inside in zip(ends, inner, strict=True):
+            _cable(outer, (wire, inside))
         relays.append(subprocess.Popen(
             ["ip", "netns", "exec", wire, sys.executable, "-m", "commsweep.experiments.processes.namespaces", *inner,
              str(cable.latency)], stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(9)))
     else:
-        (left, one), (right, other) = ends
-        _run("ip", "link", "add", one, "netns", left, "type", "veth", "peer", "name", other, "netns", right)
+        _cable(*ends)
     for turn, (space, name) in enumerate(ends):
         _run("ip", "-n", space, "addr", "add", f"10.213.{k}.{turn + 1}/24", "dev", name)
-        _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
         # Of a link that both ends fill, some congestion controls let one direction starve until the other is done.
         _run("ip", "netns", "exec", space, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle;"
              "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
@@ -227,11 +224,16 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem:
         _rate(space, name, cable.bandwidth)
 
 
+def _cable(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """Join two (namespace, interface), which this makes."""
+    _run("ip", "link", "add", one[1], "netns", one[0], "type", "veth", "peer", "name", other[1], "netns", other[0])
+    for space, name in (one, other):
+        _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
+
+
 def _way_back(hub: tuple[str, str], node: tuple[str, str], address: str, bandwidth: float) -> None:
     """A cable of its own from the hub down to a node, which has its address on the other one."""
-    _run("ip", "link", "add", hub[1], "netns", hub[0], "type", "veth", "peer", "name", node[1], "netns", node[0])
-    for space, name in (hub, node):
-        _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
+    _cable(hub, node)
     _run("ip", "-n", hub[0], "route", "add", f"{address}/32", "dev", hub[1])
     _rate(*hub, bandwidth)
 
