@@ -190,7 +190,9 @@ class Exchange:
     this machine from the run's own measurement over unlimited links; the latencies and bytes of the others are known.
 
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
-    and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. Messages whose length
+    and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. What a learner waited
+    without any latency, because another was later, is no part of computing: the word of one that is early is on its way
+    meanwhile, so that of the first latency only what is longer adds to it. Messages whose length
     depends on the data need another exchange, of their lengths; factors of low rank go in two. The first learner's
     running statistics travel meanwhile. Learners that train apart do so once in `interval` steps for every fragment,
     with one other learner where they meet in pairs; what they use late may travel meanwhile, but for the statistics.
@@ -220,8 +222,14 @@ class Exchange:
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
         others = 1 if outer.get("meet") == "pairs" else one.network.learners - 1
         wire = max(0.0, link.seconds(others * sent) * ACKNOWLEDGED - link.spare)
-        exposed = exchanges * 2 * one.network.latency + wire - outer.get("overlap", 0) * base.seconds
-        return base.seconds + parts / interval * max(exposed, statistics * 2 * one.network.latency)
+        share, latency = parts / interval, one.network.latency
+        uneven = base.timing.get("waited", 0.0) / share  # earlier versions did not tell
+
+        def waits(exchanges: int, wire: float) -> float:
+            return max(uneven, latency) + (2 * exchanges - 1) * latency + wire
+
+        exposed = waits(exchanges, wire) - outer.get("overlap", 0) * base.seconds
+        return base.seconds + share * (max(exposed, waits(1, 0.0) if statistics else uneven) - uneven)
 
 
 def _shared(line: Line, one: Measured) -> Line:

@@ -86,8 +86,8 @@ def _ddp(args: argparse.Namespace) -> int:
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
 
 
-def measure(args: argparse.Namespace, plan: list, store: Store) -> None:
-    """Take a plan's missing measurements of learners."""
+def measure(args: argparse.Namespace, plan: list, store: Store, calm: bool = False) -> None:
+    """Take a plan's missing measurements of learners; calm: again while something else has the machine."""
     from tqdm import tqdm
 
     from commsweep.experiments.processes import ddp
@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace, plan: list, store: Store) -> None:
     missing = sum(ddp.folder_of(store, *one).row() is None for one in plan)
     print(f"{len(plan)} measurements, {missing} missing", file=sys.stderr)
     with tqdm(total=missing, unit="measurement", disable=args.json or None, leave=False) as bar:
-        ddp.execute(plan, store, execution(args), args.patience, lambda n: bar.update(n - bar.n))
+        ddp.execute(plan, store, execution(args), args.patience, lambda n: bar.update(n - bar.n), calm=calm)
 
 
 def measured(args: argparse.Namespace, plan: list, store: Store) -> list[Measured]:
@@ -129,6 +129,8 @@ def describe(row: Row, compared: str, folder: RunFolder) -> str:
                      f"{timing['steps']}); exposed:")
         lines += [f"    {name:25} {1e3 * timing['parts'][part]:8.1f} ms" for part, name in PARTS.items()
                   if timing["parts"].get(part)]
+        if "waited" in timing:  # earlier versions did not tell
+            lines.append(f"    {'waiting, within these':25} {1e3 * timing['waited']:8.1f} ms")
     return "\n".join([*lines, f"  simulation            {compared}", f"  folder {folder.path}"])
 
 

@@ -55,7 +55,7 @@ def _learners(args: argparse.Namespace, measurements: list, store: Store) -> int
     from commsweep.sweeps.papers.local import TUNING_SEED
 
     if args.only in (None, "measure"):
-        measure(args, measurements, store)
+        measure(args, measurements, store, calm=True)
     if args.only in (None, "report"):
         found = measured(args, measurements, store)
         made = links.write_learners(found, args.out or Path("out") / args.plan, store, range(TUNING_SEED))

@@ -8,6 +8,7 @@ bits.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -80,6 +81,7 @@ class Collectives:
     """Base: the learners there are, those of this process, and the bytes handed to a transport, by what they were."""
 
     bucket = 0  # bytes of layers that go together; 0: each for itself
+    waited = 0.0  # seconds of this process for what was under way
 
     def __init__(self, learners: int, here: tuple[int, ...]) -> None:
         self.learners, self.here = learners, here
@@ -188,7 +190,7 @@ class Processes(Collectives):
         work = dist.all_gather(every, mine, self.group, async_op=True)
 
         def finish() -> list[Tensor]:
-            work.wait()
+            self._wait(work)
             return every
 
         return Handle(finish)
@@ -248,11 +250,13 @@ class Processes(Collectives):
         posted += [dist.P2POp(dist.isend, out[k], self._rank(k), self.group) for k in others if out[k].numel()]
         works = dist.batch_isend_irecv(posted) if posted else []
 
-        def finish() -> None:
-            for work in works:
-                work.wait()
+        return Handle(lambda: self._wait(*works))
 
-        return Handle(finish)
+    def _wait(self, *works: dist.Work) -> None:
+        began = time.perf_counter()
+        for work in works:
+            work.wait()
+        self.waited += time.perf_counter() - began
 
     def broadcast(self, parts: Callable[[int], list[Tensor]], leader: int, what: str,
                   among: tuple[int, ...] | None = None) -> Handle[list[Tensor]]:
@@ -261,16 +265,16 @@ class Processes(Collectives):
             return Handle(lambda: own)
         mine, leads = _joined(own), leader in self.here
         self.sent[what] += mine.numel() * leads
-        work: dist.Work | Handle[None]
         if self.ring:
             work = dist.broadcast(mine, self._rank(leader), self._groups.get(among, self.group), async_op=True)
+            under_way = Handle(lambda: self._wait(work))
         else:  # down a tree it would take a latency more for each of its levels
             others = [k for k in self._others() if among is None or k in among] if leads else [leader]
             ours, theirs = (mine, mine[:0]) if leads else (mine[:0], mine)
-            work = self._posted(dict.fromkeys(others, ours), dict.fromkeys(others, theirs), others)
+            under_way = self._posted(dict.fromkeys(others, ours), dict.fromkeys(others, theirs), others)
 
         def finish() -> list[Tensor]:
-            work.wait()
+            under_way.wait()
             return _parted(mine, own)
 
         return Handle(finish)

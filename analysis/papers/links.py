@@ -127,7 +127,7 @@ def write_learners(found: list[learners.Measured], folder: Path, store: Store, s
                      "method": one.method, "bytes": one.row["gradients"]["up"],
                      "seconds": one.seconds, "quartile_1": one.timing["spread"][0],
                      "quartile_3": one.timing["spread"][1], "steps": one.timing["steps"],
-                     "exposed": one.timing["parts"]["gradients"],
+                     "exposed": one.timing["parts"]["gradients"], "waited": one.timing.get("waited"),
                      **{what: sum(sent.get(what, 0) for sent in one.row["transport"]) / one.row["steps"]
                         for what in ("gradients", "lengths", "statistics")},
                      "cores": one.row["cores"], "predicted": guess})

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -51,11 +52,12 @@ def folder_of(store: Store, run: Run, wiring: LearnerWiring) -> RunFolder:
 
 
 def execute(wanted: Sequence[Measurement], store: Store, execution: Execution, patience: float = PATIENCE,
-            done: Callable[[int], None] = lambda n: None, keep_weights: bool = False) -> list[Row]:
+            done: Callable[[int], None] = lambda n: None, keep_weights: bool = False,
+            calm: bool = False) -> list[Row]:
     """The rows of these runs over these wirings: as recorded, or by executing them now; `done` hears how many are new.
 
-    keep_weights: leave the trained network beside the row, as weights.pt. Raises UserError when a process fails; all
-    others are ended then.
+    keep_weights: leave the trained network beside the row, as weights.pt. calm: take what is ended after some steps
+    again while something else has the machine. Raises UserError when a process fails; all others are ended then.
     """
     for run, wiring in wanted:
         check(run, wiring)
@@ -72,7 +74,7 @@ def execute(wanted: Sequence[Measurement], store: Store, execution: Execution, p
         folder.make()
         with _own(folder):
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience,
-                                                       "keep_weights": keep_weights})
+                                                       "keep_weights": keep_weights, "calm": calm})
             write_json(folder.path / "todo.json", {"todo": [
                 [name, record(run), wiring.model_dump(mode="json")] for name, (run, wiring) in own.items()]})
             _launch(folder, learners, latency, shaped, patience,
@@ -113,11 +115,13 @@ def work(store: Store, folder: RunFolder) -> None:
     import torch.distributed as dist
 
     from commsweep.experiments.processes import namespaces
+    from commsweep.experiments.processes.timing import Calm
     from commsweep.experiments.training.record import environment
 
     told = read_json(folder.path / "execution.json")
-    patience, keep = told.pop("patience"), told.pop("keep_weights")
+    patience, keep, repeats = (told.pop(what) for what in ("patience", "keep_weights", "calm"))
     execution, rank, world = Execution.read(told), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    calm = Calm()
     execution = replace(execution, device="cpu", progress=execution.progress and rank == 0)
     dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
     for n, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
@@ -133,7 +137,8 @@ def work(store: Store, folder: RunFolder) -> None:
             if namespaces.CHAIN in os.environ:
                 namespaces.shape(wiring.bandwidth)
         dist.barrier()
-        row = _train(run, wiring, replace(execution, threads=wiring.threads), recorded, keep)
+        train = partial(_train, run, wiring, replace(execution, threads=wiring.threads), recorded, keep)
+        row = calm.measure(train) if repeats and wiring.steps else train()
         if rank == 0:
             recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})
             for left in (*recorded.path.glob("learner*.ckpt"), *recorded.path.glob(".learner*.part")):
@@ -157,7 +162,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
 
     collectives = Processes(ring=run.kfac is not None)
     parts = build(run, execution, collectives=collectives, wiring=wiring)
-    watch, name, rank = Steps(), f"learner{dist.get_rank()}", dist.get_rank()
+    watch, name, rank = Steps(collectives), f"learner{dist.get_rank()}", dist.get_rank()
 
     class Noting(Checkpoint):
         """Times, evaluations and checkpoints, which Lightning takes after the task's own end of an epoch."""

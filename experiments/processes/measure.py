@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count, groupby
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from commsweep.experiments.config import Cable, Execution, Run, Wiring, parse, record
 from commsweep.experiments.processes import launch, namespaces, pipeline, stages
 from commsweep.experiments.store import Row, RunFolder, Store, read_json, write_json
 
-WIDE = 0.25  # quartiles further apart than this share of the median: measured again
-TRIES = 6  # times at most, once the processes are older than
-SETTLE = 75.0  # seconds: machines that reclaim idle memory stall young processes
 MODULE = "commsweep.experiments.processes.measure"
 
 Measurement = tuple[Run, Wiring]
@@ -59,13 +57,14 @@ def work(store: Store, folder: RunFolder) -> None:
     """A stage's part in all measurements of the same latencies."""
     import torch.distributed as dist
 
-    from commsweep.experiments.processes.trainer import Trainer, connect
+    from commsweep.experiments.processes.timing import Calm
+    from commsweep.experiments.processes.trainer import connect
     from commsweep.experiments.training.record import environment
 
-    told, began, device = read_json(folder.path / "execution.json"), time.monotonic(), None
+    told, device = read_json(folder.path / "execution.json"), None
     patience = told.pop("patience")
     execution = replace(Execution.read(told), checkpoint_every=math.inf)
-    first = os.environ["RANK"] == "0"
+    first, calm = os.environ["RANK"] == "0", Calm()
     for done, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
         run, wiring, recorded = parse(settings), Wiring(**wires), store.pipeline(name)
         device = device or connect(run, execution, patience)
@@ -73,23 +72,18 @@ def work(store: Store, folder: RunFolder) -> None:
             recorded.make()
             pipeline.begin(recorded, run, wiring, environment(str(device)))
             namespaces.shape(*(one.bandwidth for one in wiring.cables(stages.count(run))))
-        for turn in count():
-            dist.barrier()
-            row = Trainer(run, wiring, execution, recorded, device).train()
-            again = [first and disturbed(row) and (turn < TRIES or time.monotonic() - began < SETTLE)]
-            dist.broadcast_object_list(again, src=0)
-            if not again[0]:
-                break
+        dist.barrier()
+        row = calm.measure(partial(_train, run, wiring, execution, recorded, device))
         if first:
-            recorded.finish(row | {"tries": turn + 1})
+            recorded.finish(row)
             write_json(folder.path / "progress.json", {"done": done + 1})
     dist.destroy_process_group()
 
 
-def disturbed(row: Row) -> bool:
-    """Whether the quartiles of a measurement's steps lie far apart: something else had the machine."""
-    timing = row["timing"]
-    return bool(timing) and timing["spread"][1] - timing["spread"][0] > WIDE * timing["step_seconds"]
+def _train(*what: Any) -> Row | None:
+    from commsweep.experiments.processes.trainer import Trainer
+
+    return Trainer(*what).train()
 
 
 def main(root: str) -> int:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import count, pairwise
 from typing import Any
+
+import torch.distributed as dist
+
+from commsweep.experiments.collectives import Collectives
+from commsweep.experiments.store import Row
 
 KEPT = 400  # steps whose times are remembered beyond an epoch
 SETTLED = 8  # first steps of a learner, in which what is fused is decided
 WAITS = 200  # tasks whose waits are told
+WIDE = 0.25  # quartiles further apart than this share of the median: measured again
+TRIES = 6  # times at most, once the processes are older than
+SETTLE = 75.0  # seconds: machines that reclaim idle memory stall young processes
 SKIPPED = 2  # first steps of a process, in which memory is allocated and kernels are loaded
 
 
@@ -48,16 +57,40 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+class Calm:
+    """Measurements by all processes together, again while something else has the machine; it begins with them."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    def measure(self, take: Callable[[], Row | None]) -> Row | None:
+        """What this process makes of it, with `tries`, how often it was taken; the first one's row decides."""
+        for tries in count(1):
+            row = take()
+            again = [dist.get_rank() == 0 and disturbed(row)
+                     and (tries <= TRIES or time.monotonic() - self.began < SETTLE)]
+            dist.broadcast_object_list(again, src=0)
+            if not again[0]:
+                return row and row | {"tries": tries}
+
+
+def disturbed(row: Row) -> bool:
+    """Whether the quartiles of a measurement's steps lie far apart: something else had the machine."""
+    timing = row["timing"]
+    return bool(timing) and timing["spread"][1] - timing["spread"][0] > WIDE * timing["step_seconds"]
+
+
 class Steps:
     """Seconds of a learner's steps, by part, and what they say together."""
 
-    def __init__(self) -> None:
+    def __init__(self, collectives: Collectives) -> None:
         self.steps: list[dict[str, Any]] = []
-        self._began, self._before = 0.0, {}
+        self.collectives = collectives
+        self._began, self._waited, self._before = 0.0, 0.0, {}
 
     def begin(self, task: Any) -> None:
         """A step begins."""
-        self._before, self._began = self._parts(task), time.perf_counter()
+        self._before, self._waited, self._began = self._parts(task), self.collectives.waited, time.perf_counter()
 
     def end(self, task: Any) -> None:
         """It is over."""
@@ -65,7 +98,7 @@ class Steps:
         kfac = dict(task.components).get("kfac")
         met = getattr(task.components["learners"], "met", False)  # a step with an exchange is another kind of step
         kind = [kfac.collected, kfac.inverted] if kfac is not None else [False, met]
-        self.steps.append({"kind": kind, "seconds": seconds,
+        self.steps.append({"kind": kind, "seconds": seconds, "waited": self.collectives.waited - self._waited,
                            "parts": {name: value - self._before.get(name, 0.0) for name, value in now.items()}})
 
     @staticmethod
@@ -77,28 +110,32 @@ class Steps:
     def summary(every: list[list[dict[str, Any]]], task: Any) -> dict[str, Any]:
         """Seconds a step and its parts, means over the learners and over the middle half of the steps of each kind.
 
-        parts: the exposed time of each; "passes" is what is left: forward, backward and the optimizer. ready: when
-        each factor was there, of the first learner, with its place in the order of messages.
+        parts: the exposed time of each; "passes" is what is left: forward, backward and the optimizer. waited: within
+        them, for what was under way or others had not sent yet. ready: when each factor was there, of the first
+        learner, with its place in the order of messages. spread: quartiles of a step beside others of its kind.
         """
         skipped = min(SETTLED, max(0, len(every[0]) - 4))
         learners = [own[skipped:] for own in every]
         if not learners[0]:
             return {}
-        whole, parts, kinds = 0.0, {}, {}
+        whole, waited, parts, kinds, beside = 0.0, 0.0, {}, {}, []
         for turn, one in enumerate(learners[0]):
             kinds.setdefault(tuple(one["kind"]), []).append(turn)
         for turns in kinds.values():
             ranked = sorted(turns, key=lambda turn: learners[0][turn]["seconds"])
             middle = ranked[len(ranked) // 4 : len(ranked) - len(ranked) // 4]
+            usual = learners[0][ranked[len(ranked) // 2]]["seconds"]
+            beside += [learners[0][turn]["seconds"] / usual for turn in turns]
             weight = len(turns) / len(learners[0]) / len(middle) / len(learners)
             for own in learners:
                 for turn in middle:
                     whole += weight * own[turn]["seconds"]
+                    waited += weight * own[turn]["waited"]
                     for name, value in own[turn]["parts"].items():
                         parts[name] = parts.get(name, 0.0) + weight * value
         parts["passes"] = whole - sum(parts.values())
-        seconds = sorted(one["seconds"] for one in learners[0])
+        beside.sort()
         kfac = dict(task.components).get("kfac")
-        return {"step_seconds": whole, "steps": len(seconds), "parts": parts,
-                "spread": [seconds[len(seconds) // 4], seconds[3 * len(seconds) // 4]],
+        return {"step_seconds": whole, "steps": len(beside), "parts": parts, "waited": waited,
+                "spread": [whole * beside[len(beside) // 4], whole * beside[3 * len(beside) // 4]],
                 **({} if kfac is None else kfac.profile())}

@@ -121,14 +121,14 @@ def test_measured_claims_follow_the_measurements():
         assert len(measured.values) == 3 and measured.verdict == verdict
 
 
-def apart(network, sent, steps=38, seconds=0.05, statistics=0, **changes):
+def apart(network, sent, steps=38, seconds=0.05, statistics=0, waited=0.0, **changes):
     """A measurement of plain exchanges: every learner has handed `sent` bytes to the transport."""
     run = override(tiny(model__cuts=[]), {"grad.learners": network.learners} | {
         key.replace("__", "."): value for key, value in changes.items()})
     return Measured({"run": record(run), "run_id": run_id(run), "steps": steps, "id": "x", "cores": 2,
                      "gradients": {"up": sent / steps},
                      "timing": {"step_seconds": seconds, "spread": [seconds, seconds], "steps": steps,
-                                "parts": {"gradients": seconds / 2}},
+                                "waited": waited, "parts": {"gradients": seconds / 2}},
                      "wiring": {"bandwidth": network.bandwidth, "latency": network.latency},
                      "transport": [{"gradients": sent, "statistics": statistics, "evaluation": 10**9}
                                    for _ in range(network.learners)]})
@@ -154,6 +154,16 @@ def test_a_step_pays_its_share_of_an_exchange(changes, rounds, others, exchanges
     assert told == pytest.approx(0.05 + share * (exchanges * 0.04 + wire), rel=0.01)
     assert Exchange([base, late]).step(base) == pytest.approx(0.05)
     assert Exchange([late]).step(late) is None
+
+
+@pytest.mark.parametrize(("changes", "share"), [({}, 1.0), ({"grad__outer__interval": 10}, 0.1)])
+def test_a_latency_absorbs_what_learners_waited_for_each_other(changes, share):
+    """Two latencies from one's own end on, however much earlier that is than the others' by less than a latency."""
+    base = apart(Network(4), ROUND, waited=share * 0.01, **changes)
+    for latency, more in ((0.02, 0.04 - 0.01), (0.004, 0.004)):
+        late = apart(Network(4, 0.0, latency), ROUND, **changes)
+        assert Exchange([base, late]).step(late) == pytest.approx(0.05 + share * more)
+    assert Exchange([base]).step(base) == pytest.approx(0.05)
 
 
 def test_what_is_used_late_travels_meanwhile_and_shards_are_not_predicted():

@@ -528,6 +528,7 @@ def test_processes_equal_the_simulation_bit_for_bit(name, store):
     assert 0 <= framing <= 4 * ledger.steps * 2 * (8 + 16 * len(ledger.layers))  # lengths, types, sizes
     if name in ("dense", "PowerSGD 2", "Local SGD, 4 steps"):
         assert framing == 0
+    assert 0 < row["timing"]["waited"] < row["timing"]["parts"]["gradients"], "waiting is part of the exchange"
 
 
 def _disagree(rank, port, line):
