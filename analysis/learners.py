@@ -192,10 +192,11 @@ class Exchange:
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
     and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. What a learner waited
     without any latency, because another was later, is no part of computing: the word of one that is early is on its way
-    meanwhile, so that of the first latency only what is longer adds to it. Messages whose length
-    depends on the data need another exchange, of their lengths; factors of low rank go in two. The first learner's
-    running statistics travel meanwhile. Learners that train apart do so once in `interval` steps for every fragment,
-    with one other learner where they meet in pairs; what they use late may travel meanwhile, but for the statistics.
+    meanwhile, so that of the first latency only what is longer adds to it. Messages whose length depends on the data
+    need another exchange, of their lengths; factors of low rank go in two. The first learner's running statistics, and
+    vectors, which are not compressed, travel while the rest is. Learners that train apart do so once in `interval`
+    steps for every fragment, with one other learner where they meet in pairs; what they use late may travel meanwhile,
+    but for the statistics.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -217,7 +218,12 @@ class Exchange:
         rounds = parts * (base.row["steps"] // interval)
         if not rounds:
             return None
-        sent = max(sum(n for what, n in own.items() if what != "evaluation") for own in told) / rounds
+        # What is not compressed is on its way while the rest is.
+        early = kind != "none" and not outer
+        apart = ("evaluation", "statistics") if early else ("evaluation",)
+        sent = max(sum(n for what, n in own.items() if what not in apart) for own in told) / rounds
+        if early and not grad.get("vectors"):
+            sent -= base.row["gradients"].get("vector.up", 0.0)
         rate = one.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
         others = 1 if outer.get("meet") == "pairs" else one.network.learners - 1

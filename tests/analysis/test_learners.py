@@ -166,6 +166,20 @@ def test_a_latency_absorbs_what_learners_waited_for_each_other(changes, share):
     assert Exchange([base]).step(base) == pytest.approx(0.05)
 
 
+def test_what_is_not_compressed_travels_while_the_rest_is():
+    """Statistics and vectors are sent before; where all layers are compressed, or none, they are not."""
+    slow, pressed = Network(2, 20e6), {"grad__compressor__kind": "topk", "grad__exchange": "allgather"}
+    steps = {}
+    for name, changes in {"dense": {}, "TopK": pressed, "all": pressed | {"grad__vectors": True}}.items():
+        found = [apart(network, 38 * ROUND, statistics=38 * 50_000, **changes) for network in (Network(2), slow)]
+        for one in found:
+            one.row["gradients"]["vector.up"] = 100_000
+        steps[name] = Exchange(found).step(found[1])
+    wire = Wire(20e6).seconds(1) * ACKNOWLEDGED
+    assert steps["dense"] - steps["TopK"] == pytest.approx(150_000 * wire)
+    assert steps["all"] - steps["TopK"] == pytest.approx(100_000 * wire)
+
+
 def test_what_is_used_late_travels_meanwhile_and_shards_are_not_predicted():
     outer = {"grad__outer__interval": 10}
     plain, hidden = ([apart(network, 3 * ROUND, **outer, **more) for network in (Network(4), LATE)]
