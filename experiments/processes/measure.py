@@ -81,6 +81,7 @@ def work(store: Store, folder: RunFolder) -> None:
 
 
 def _train(*what: Any) -> Row | None:
+    """By a trainer of its own: what is taken again begins anew."""
     from commsweep.experiments.processes.trainer import Trainer
 
     return Trainer(*what).train()

@@ -222,6 +222,16 @@ def test_every_plan_is_made_of_runs_that_can_be_cut():
             assert {stages.count(run) for run, _ in made} == ({2, 3, 4} if name == "heldout-links" else {4})
 
 
+def test_published_errors_of_learners_follow_from_the_published_measurements():
+    folder = ROOT / "docs" / "results" / "heldout-learners"
+    rows = pd.read_csv(folder / "measurements.csv")
+    shaped = rows[(rows.bandwidth > 0) | (rows.latency > 0)]
+    errors = (shaped.predicted / shaped.seconds - 1).abs()
+    assert (folder / "errors.md").read_text() == f"{links.said(list(errors))}\n"
+    told = [line.split("|") for line in (folder / "learners.md").read_text().splitlines() if " ms  " in line]
+    assert sorted(f"{1e3 * one:.0f}" for one in rows.seconds) == sorted(cells[6].strip() for cells in told)
+
+
 @pytest.mark.parametrize("name", ["heldout-links", "heldout-advice", "unequal-links"])
 def test_published_ranks_follow_from_the_published_measurements(name):
     """Each line of ranks.md, from the seconds and predictions of measurements.csv."""
