@@ -220,16 +220,17 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
 
 def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.DataFrame:
     """id, seed, base, kind, score and whether it diverged, of the runs that fit."""
-    chosen = frame[frame.status.isin(["finished", "diverged"])]
+    fits = frame.status.isin(["finished", "diverged"])
     plain = {f"{side}.{key}": (value, None) for side in ("fwd", "bwd") for key, value in DEFAULTS.items()}
     plain |= {f"{side}.feedback.kind": "none" for side in ("fwd", "bwd")}
     for key, value in (plain | wanted).items():
         options = value if isinstance(value, tuple) else (value,)
-        if key in chosen:
-            chosen = chosen[chosen[key].isin([one for one in options if one is not None])
-                            | (chosen[key].isna() if None in options else False)]
+        if key in frame:
+            fits &= (frame[key].isin([one for one in options if one is not None])
+                     | (frame[key].isna() if None in options else False))
         elif None not in options:
-            chosen = chosen.iloc[:0]
+            fits &= False
+    chosen = frame[fits]
     if chosen.empty or metric not in chosen:
         return pd.DataFrame()
     out = pd.DataFrame({"id": chosen.id, "seed": chosen.seed, "base": base(chosen, "fwd.", "bwd."),

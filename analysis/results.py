@@ -82,8 +82,10 @@ def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
 def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
     """All settings but the seed and those that begin so, as one text to pair or group by."""
     names = [name for name in settings(frame) if not name.startswith(apart)]
-    kinds = frame.drop_duplicates("setting").set_index("setting")[names].astype(object)
-    return frame.setting.map(kinds.where(kinds.notna(), None).map(_value).agg("|".join, axis=1))
+    kinds = frame.drop_duplicates("setting")
+    told = zip(kinds[names].to_numpy(dtype=object), kinds[names].notna().to_numpy(), strict=True)
+    texts = ["|".join(_value(one) if has else "" for one, has in zip(*row, strict=True)) for row in told]
+    return frame.setting.map(dict(zip(kinds.setting, texts, strict=True)))
 
 
 def uneven(frame: pd.DataFrame) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -110,10 +111,10 @@ def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
     tells them apart."""
     if "setting" in rows and rows.setting.nunique() > 1:
         raise ValueError(f"{rows.setting.nunique()} settings in one cell: {', '.join(rows.method.unique()[:4])}")
-    done = rows[rows.status == "finished"]
-    values = done[metric].dropna() if metric in done else pd.Series(dtype=float)
-    lost = tuple((status, n) for status in UNFINISHED if (n := int((rows.status == status).sum())))
-    return Cell(tuple(values), tuple(done.id.loc[values.index]), len(rows), lost, unit)
+    values = rows[metric][rows.status == "finished"].dropna() if metric in rows else pd.Series(dtype=float)
+    statuses = Counter(rows.status)
+    lost = tuple((status, n) for status in UNFINISHED if (n := statuses[status]))
+    return Cell(tuple(values), tuple(rows.id.loc[values.index]), len(rows), lost, unit)
 
 
 def _short(value: float) -> str:

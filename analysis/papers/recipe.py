@@ -106,7 +106,7 @@ def additive(frame: pd.DataFrame) -> Table:
     text = is_text(frame)
     table = Table("additive", f"Boundaries and learners: {'nats' if text else 'points'} lost", [
         "Boundaries", "Gradients", "lost", "sum of the single losses", "seeds"])
-    for links, grads, both, one, other in _factorial(frame):
+    for links, grads, both, one, other, _ in _factorial(frame):
         seeds = sorted(both.keys() & one.keys() & other.keys())
         if seeds:
             means = [sum(part[seed] for seed in seeds) / len(seeds) for part in (both, one, other)]
@@ -114,8 +114,8 @@ def additive(frame: pd.DataFrame) -> Table:
     return table
 
 
-def _factorial(frame: pd.DataFrame) -> list[tuple[str, str, dict, dict, dict]]:
-    """(boundaries, gradients, what both lose by seed, what either alone loses)."""
+def _factorial(frame: pd.DataFrame) -> list[tuple[str, str, dict, dict, dict, list[str]]]:
+    """(boundaries, gradients, what both lose by seed, what either alone loses, ids of all four arms)."""
     own = frame[(frame["grad.learners"] > 1) & (frame.status == "finished")]
     if own.empty:
         return []
@@ -128,7 +128,8 @@ def _factorial(frame: pd.DataFrame) -> list[tuple[str, str, dict, dict, dict]]:
     dense = scores.get((plain_links, plain_grads), {})
     lost = {key: {seed: sign * (score - dense[seed]) for seed, score in part.items() if seed in dense}
             for key, part in scores.items()}
-    return [(links, grads, part, lost.get((links, plain_grads), {}), lost.get((plain_links, grads), {}))
+    return [(links, grads, part, lost.get((links, plain_grads), {}), lost.get((plain_links, grads), {}),
+             list(own[own.links.isin([links, plain_links]) & own.grads.isin([grads, plain_grads])].id))
             for (links, grads), part in lost.items() if links != plain_links and grads != plain_grads]
 
 
@@ -215,9 +216,8 @@ def f5(frame: pd.DataFrame) -> Claim:
     """Additivity."""
     margin, digits = (NOTICEABLE, 3) if is_text(frame) else (SLIGHT, 1)
     effects = [combined(f"lost by both minus sum of each: {links} and {grads}", [
-        (1.0, both), (-1.0, one), (-1.0, other)], within=margin, digits=digits, ids=list(
-            frame[frame.method.str.contains(grads, regex=False)].id)) for links, grads, both, one, other in
-               _factorial(frame)]
+        (1.0, both), (-1.0, one), (-1.0, other)], within=margin, digits=digits, ids=ids)
+               for links, grads, both, one, other, ids in _factorial(frame)]
     return Claim("F5", "What compression at the boundaries and of the learners' gradients loses adds up (within "
                  f"{margin:g} {'points' if digits == 1 else 'nats'}).", effects)
 

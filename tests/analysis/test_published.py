@@ -44,8 +44,9 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
     assert adopt(name, runs, rows, store) == len(rows) > 0
     told = json.loads((RESULTS / name / "claims.json").read_text())
     frame = results.load(tmp_path, name)
-    assert told["note"] == results.uneven(frame) and all(table.rows for table in all_tables(frame))
-    titles = [table.title for table in all_tables(frame)]
+    tables = all_tables(frame)
+    assert told["note"] == results.uneven(frame) and all(table.rows for table in tables)
+    titles = [table.title for table in tables]
     assert len(set(titles)) == len(titles) and all(title.count("(") == title.count(")") for title in titles)
     assert told["claims"] == json.loads(json.dumps([one.record() for one in all_claims(frame, told["papers"])])), (
         f"renew it: commsweep sweep adopt {name} docs/results/{name}/rows.csv && commsweep report {name}")

@@ -6,8 +6,12 @@ import json
 import re
 import shlex
 
+import pandas as pd
 import pytest
 
+from commsweep.analysis import design
+from commsweep.analysis.contents import all_claims
+from commsweep.analysis.results import of_cells
 from commsweep.experiments.config import record, run_id
 from commsweep.experiments.store import Store
 from commsweep.main import main
@@ -66,6 +70,27 @@ def test_the_printed_command_runs_what_decides(demo, capsys):
     assert main([words[0], "plan", *words[2:], "--json", "--store", str(demo.root)]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["cells"] == 3 * seeds and plan["missing"] == 3 * (seeds - 5)  # dense, TopK 10 and 5 %
+
+
+@pytest.mark.parametrize("name", ["text_recipe", "demo-kfac", "demo-text", *(pytest.param(one, marks=pytest.mark.slow)
+                         for one in ("demo", "demo-gradients", "demo-sparse", "cifar_recipe", "text_bias",
+                                     "local_methods", "unequal_ratios", "cifar_small"))])
+def test_the_runs_behind_a_claim_are_all_that_its_effects_need(tmp_path, monkeypatch, name):
+    """With only these finished each effect has as many values as with all."""
+    frame = of_cells(Store(tmp_path).root, {run_id(run): record(run) for run in sweep(name)})
+    for claim in design.planned(frame):
+        behind = frame.id.isin({one for effect in claim.effects for one in effect.ids})
+
+        def only(cells, papers, behind=behind):
+            status = pd.Series("missing", cells.index).mask(behind, "finished")
+            return all_claims(cells.assign(status=status, **{one: cells[one].where(behind) for one in design.SCORES}),
+                              papers)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(design, "all_claims", only)
+            alone = {one.name: one for one in design.planned(frame)}[claim.name]
+        assert [(one.what, len(one.values)) for one in alone.effects] == [
+            (one.what, len(one.values)) for one in claim.effects]
 
 
 @pytest.mark.slow
