@@ -73,9 +73,12 @@ FINDINGS = [
             "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed. With Muon inside, "
             "plain training ends far lower than with AdamW, and learners that meet rarely lose more of that.",
             "local_methods/bytes_up.png", "test perplexity against bytes a learner sends up a step, by method"),
-    Finding("F5", "Do the losses of boundaries and of learners' gradients add?", (("text_recipe", "F5"),),
+    Finding("F5", "Do the losses of boundaries and of learners' gradients add?",
+            (("text_recipe", "F5"), ("cifar_recipe_jpeg", "F5")),
             "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
-            "where losses are small: AdaComp alone loses 0.6 nats here, near what a gradient that says nothing loses."),
+            "where losses are small: AdaComp alone loses 0.6 nats on text, near what a gradient that says nothing "
+            "loses. On images what both lose lies near the sum (results/cifar_recipe_jpeg/tables.md), but three seeds "
+            "scatter by points."),
     Finding("C1-C6, F2, middle scale", "What of it holds on 10,000 CIFAR-10 images (a JPEG copy)?",
             tuple(("cifar_small_jpeg", name) for name in (
                 "C1, 2 bit", "C1, 4 bit", "C1-group, 2 bit", "C1-group, 4 bit", "C2", "C3", "C4", "C5", "C6", "F2")),
