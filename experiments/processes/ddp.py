@@ -77,7 +77,8 @@ def execute(wanted: Sequence[Measurement], store: Store, execution: Execution, p
                                                        "keep_weights": keep_weights, "calm": calm})
             write_json(folder.path / "todo.json", {"todo": [
                 [name, record(run), wiring.model_dump(mode="json")] for name, (run, wiring) in own.items()]})
-            _launch(folder, learners, latency, shaped, patience,
+            fastest = max(wiring.bandwidth for _, wiring in own.values())
+            _launch(folder, learners, Cable(bandwidth=fastest, latency=latency) if shaped else None, patience,
                     lambda seen, before=before: done(before + seen["done"]))
         before += len(own)
         done(before)
@@ -98,15 +99,15 @@ def _own(folder: RunFolder) -> Iterator[None]:
                         "with --store") from None
 
 
-def _launch(folder: RunFolder, learners: int, latency: float, shaped: bool, patience: float,
+def _launch(folder: RunFolder, learners: int, cable: Cable | None, patience: float,
             show: Callable[[dict[str, Any]], None]) -> None:
     command = [MODULE, str(folder.root.resolve())]
-    if not shaped:
+    if cable is None:
         launch.supervise(folder, launch.torchrun(command, learners, None), [{}], show, patience, "learner")
         return
     from commsweep.experiments.processes import namespaces
 
-    with namespaces.star(learners, Cable(latency=latency)) as nodes:
+    with namespaces.star(learners, cable) as nodes:
         launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience, "learner")
 
 
@@ -155,6 +156,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
 
     from commsweep.experiments import checkpoint
     from commsweep.experiments.collectives import Processes, gathered
+    from commsweep.experiments.processes import namespaces
     from commsweep.experiments.processes.timing import Steps
     from commsweep.experiments.training.readback import nothing_lost
     from commsweep.experiments.training.record import row
@@ -196,13 +198,13 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
 
     made = trainer(run, parts, [Noting()], execution.progress, steps=wiring.steps)
     status, error = MEASURED if wiring.steps else FINISHED, None
-    begun = None if wiring.steps else launch.newest(recorded.path, name)
+    begun, before = None if wiring.steps else launch.newest(recorded.path, name), namespaces.relayed()
     try:
         made.fit(parts.task, parts.data.train, [] if wiring.steps else parts.data.val_dataloader(),
                  ckpt_path=begun and str(begun), weights_only=True)
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
-    ran = installed(run, parts, made)
+    relayed, ran = namespaces.relayed() - before, installed(run, parts, made)
     if status == FINISHED:
         nothing_lost(run, ran.record())
     parts.task.components["learners"].settle()
@@ -212,10 +214,13 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
         raise RuntimeError("the learners ended with different weights")
     if keep and rank == 0:
         torch.save(state, recorded.path / "weights.pt")
+    timing = Steps.summary([one["steps"] for one in every], parts.task)
+    if timing:
+        timing["relayed"] = relayed / len(watch.steps)
     return row(run, status, error, ran=ran if status == FINISHED else None, evaluations=recorded.metrics(),
                steps=made.global_step, totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device,
                tokens=tokens(parts.data), transport=[one["sent"] for one in every], weights=every[0]["digest"],
-               timing=Steps.summary([one["steps"] for one in every], parts.task), cores=len(os.sched_getaffinity(0)))
+               timing=timing, cores=len(os.sched_getaffinity(0)))
 
 
 def digest(state: dict[str, Any]) -> str:

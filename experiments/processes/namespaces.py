@@ -20,10 +20,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
+from struct import Struct
 
 from commsweep.experiments.config.execution import MTU, Cable, bucket
 from commsweep.experiments.errors import UserError, notice
@@ -31,9 +33,13 @@ from commsweep.experiments.processes.launch import die_with_parent, wake_in_time
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a process the name of the chain or star it is in
 STAR = "COMMSWEEP_STAR"  # that it is a star
-RELAY_RATE = 550e6  # bits a second that the relay was measured to carry
+RELAYS = "COMMSWEEP_RELAYS"  # which processes its relays are
+RELAY_FRAMES = 25e3  # a second that a relay was measured to hand on, on a slow core
 # <linux/if_packet.h>: frames with what the kernel left to the hardware; without those that one sends oneself
 _PACKET, _VNET_HEADER, _IGNORE_OUTGOING, _LONGEST = 263, 15, 23, 1 << 17
+# <asm/socket.h>: a buffer beyond what users may ask for; when a frame came, in seconds and nanoseconds
+_RECEIVE_BUFFER, _NOTE_TIMES, _NOTED = 33, 35, Struct("qq")
+_TOGETHER = 1e-4  # seconds: what is due within them goes at once
 
 
 class Chain:
@@ -41,10 +47,16 @@ class Chain:
 
     def __init__(self, name: str, nodes: int) -> None:
         self.name, self.nodes = name, nodes
+        self.late: list[tuple[str, str, float]] = []  # interfaces, and how long what goes between them is held back
+        self.relays: list[subprocess.Popen] = []
 
     def node(self, k: int) -> str:
         """The namespace of a stage."""
         return f"{self.name}n{k}"
+
+    def wire(self) -> str:
+        """The namespace of the relay."""
+        return f"{self.name}w0"
 
     def interface(self, k: int, right: bool) -> str:
         """Node k's end of the link to its right or left neighbour."""
@@ -62,6 +74,7 @@ class Chain:
         """Each node's part of what torchrun would have set."""
         return [{"RANK": str(k), "WORLD_SIZE": str(self.nodes), "LOCAL_RANK": "0", "MASTER_ADDR": self.address(0),
                  "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", CHAIN: self.name,
+                 RELAYS: " ".join(str(one.pid) for one in self.relays),
                  "GLOO_SOCKET_IFNAME": self.interface(k, right=k == 0)} for k in range(self.nodes)]
 
     def sent(self) -> dict[str, int]:
@@ -147,12 +160,13 @@ def chain(cables: Sequence[Cable]) -> Iterator[Chain]:
     """
     nodes = len(cables) + 1
     made = Chain(_owned(os.getpid()), nodes)
-    with _nodes(made, nodes, cables) as (netem, relays):
+    with _nodes(made, nodes, cables) as netem:
         for k, cable in enumerate(cables):
             ends = [(made.node(k), made.interface(k, True)), (made.node(k + 1), made.interface(k + 1, False))]
-            _link(made, k, ends, cable, netem, relays)
+            _link(made, k, ends, cable, netem)
         for k in range(nodes):
             made._route(k)
+        _begin_relays(made)
         yield made
 
 
@@ -161,26 +175,26 @@ def star(nodes: int, cable: Cable) -> Iterator[Star]:
     """Namespaces for `nodes` learners, each with a link of this bandwidth to a hub; the latency is from node to node.
     As `chain` otherwise."""
     made, half = Star(_owned(os.getpid()), nodes), cable.model_copy(update={"latency": cable.latency / 2})
-    with _nodes(made, nodes + 1, [cable]) as (netem, relays):
+    with _nodes(made, nodes + 1, [cable] * nodes) as netem:
         for k in range(nodes):
             up, down = made.ends(k)
             if cable.latency and not netem:
-                _link(made, k, [(made.hub(), f"{made.name}h{k}"), up], cable, netem, relays)
+                _link(made, k, [(made.hub(), f"{made.name}h{k}"), up], cable, netem)
                 _way_back(down, (made.node(k), f"{made.name}d{k}"), made.address(k), cable.bandwidth)
             else:
-                _link(made, k, [down, up], half, netem, relays)
+                _link(made, k, [down, up], half, netem)
             _run("ip", "-n", made.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
+        _begin_relays(made)
         yield made
 
 
 @contextmanager
-def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[tuple[bool, list[subprocess.Popen]]]:
-    """Empty namespaces; (whether the kernel has netem, processes that are to be ended with them)."""
+def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]:
+    """Empty namespaces; whether the kernel has netem."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         raise UserError("--bandwidth and --latency need Linux, root and iproute2 (ip, tc); run the processes on "
                         "machines with real links instead, by torchrun")
     sweep_up()
-    relays: list[subprocess.Popen] = []
     try:
         for k in range(nodes):
             _run("ip", "netns", "add", made.node(k))
@@ -188,29 +202,29 @@ def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[tuple[b
             _run("ip", "netns", "exec", made.node(k), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         late = [one for one in cables if one.latency]
         netem = bool(late) and _has_netem(made)
-        if not netem and any(not 0 < one.bandwidth < RELAY_RATE for one in late):
-            notice(f"this kernel has no netem: latency comes from a relay process, which carries at most about "
-                   f"{RELAY_RATE / 1e6:.0f} Mbit/s each way, whatever --bandwidth says")
-        yield netem, relays
+        # Of learners each frame passes once, and what confirms it is a frame, too.
+        full = sum(2 * one.bandwidth / 8 / _segments(one.bandwidth) / MTU for one in late if one.bandwidth)
+        if not netem and full > RELAY_FRAMES:
+            notice(f"this kernel has no netem: latency comes from a relay process, which hands on about "
+                   f"{RELAY_FRAMES:,.0f} frames a second; these links have {full:,.0f} when full, and may be slower")
+        yield netem
     finally:
-        for relay in relays:
-            relay.kill()
-            relay.wait()
-        for name in (*(made.node(k) for k in range(nodes)), *(f"{made.name}w{k}" for k in range(nodes))):
+        for one in made.relays:
+            one.kill()
+            one.wait()
+        for name in (*(made.node(k) for k in range(nodes)), made.wire()):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem: bool,
-          relays: list[subprocess.Popen]) -> None:
+def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem: bool) -> None:
     """Join two nodes by link k, whose first end has address 10.213.k.1, the other 10.213.k.2."""
     if cable.latency and not netem:
-        wire, inner = f"{made.name}w{k}", [f"{made.name}x{k}", f"{made.name}y{k}"]
-        _run("ip", "netns", "add", wire)
+        if not made.late:
+            _run("ip", "netns", "add", made.wire())
+        inner = [f"{made.name}x{k}", f"{made.name}y{k}"]
         for outer, inside in zip(ends, inner, strict=True):
-            _cable(outer, (wire, inside))
-        relays.append(subprocess.Popen(
-            ["ip", "netns", "exec", wire, sys.executable, "-m", "commsweep.experiments.processes.namespaces", *inner,
-             str(cable.latency)], stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(9)))
+            _cable(outer, (made.wire(), inside))
+        made.late.append((*inner, cable.latency))
     else:
         _cable(*ends)
     for turn, (space, name) in enumerate(ends):
@@ -222,6 +236,17 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem:
             _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "netem",
                  "delay", f"{cable.latency * 1e6:.0f}us", "limit", "100000")
         _rate(space, name, cable.bandwidth)
+
+
+def _begin_relays(made: Chain) -> None:
+    """One for all late links where nodes take all cores: woken for one link, it has frames of others to hand on, too.
+    Where there are cores to spare, one on each."""
+    spare = max(1, len(os.sched_getaffinity(0)) - made.nodes)
+    for own in (made.late[turn::spare] for turn in range(min(spare, len(made.late)))):
+        made.relays.append(subprocess.Popen(
+            ["ip", "netns", "exec", made.wire(), sys.executable, "-m", "commsweep.experiments.processes.namespaces",
+             *(str(what) for one in own for what in one)],
+            stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(9)))
 
 
 def _cable(one: tuple[str, str], other: tuple[str, str]) -> None:
@@ -254,20 +279,31 @@ def shape(*bandwidths: float) -> None:
                 _rate(made.node(k), made.interface(k, right), bandwidths[k if right else k - 1])
 
 
+def relayed() -> float:
+    """Processor seconds that the relays of the chain or star this process is in have taken so far; 0 without any."""
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+               for pid in os.environ.get(RELAYS, "").split()) / 1e9
+
+
 def _rate(space: str, name: str, bandwidth: float) -> None:
     """A token bucket at an interface, inside of netem where there is one; none if unlimited."""
     shown = _run("ip", "netns", "exec", space, "tc", "qdisc", "show", "dev", name)
     where = ["parent", "1:1"] if "netem" in shown else ["root"]
-    burst = bucket(bandwidth) if bandwidth else 1 << 16
-    # What is longer than the bucket is cut up at every hop, which costs more of the processor than all else. The kernel
-    # asks for the longest packet when it looks for a route.
-    _run("ip", "-n", space, "link", "set", name, "gso_max_size", str(min(round(0.9 * burst), 1 << 16)))
+    # What is longer than the bucket is cut up at every hop, which costs most of the processor. The kernel asks for the
+    # longest packet, its headers and some room, when it looks for a route.
+    longest = _segments(bandwidth) * (MTU - 52) + 400
+    _run("ip", "-n", space, "link", "set", name, "gso_max_size", str(min(longest, 1 << 16)))
     _run("ip", "-n", space, "route", "flush", "cache")
-    if bandwidth:
+    if bandwidth:  # a few bytes more: it counts in ticks, downwards
         _run("ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", name, *where, "handle", "2:", "tbf",
-             "rate", f"{round(bandwidth)}bit", "burst", str(burst), "latency", "5s")
+             "rate", f"{round(bandwidth)}bit", "burst", str(bucket(bandwidth) + 64), "latency", "5s")
     elif "tbf" in shown:
         _run("ip", "netns", "exec", space, "tc", "qdisc", "del", "dev", name, *where)
+
+
+def _segments(bandwidth: float) -> int:
+    """Of the longest packet of a link: what its bucket lets through at once."""
+    return (bucket(bandwidth) if bandwidth else 1 << 16) // (MTU + 14)
 
 
 def _has_netem(made: Chain) -> bool:
@@ -287,38 +323,50 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def relay(one: str, other: str, latency: float) -> None:
-    """Hand every frame that arrives at one interface out at the other, `latency` seconds later; both ways."""
+def relay(links: Sequence[tuple[str, str, float]]) -> None:
+    """Hand every frame that arrives at an interface out at the other one of its link, a latency later; both ways.
+
+    The kernel notes when a frame came, so that it may be read late: with the ones before it, when the next is due.
+    """
     wake_in_time()
     with suppress(OSError):  # a cable does not wait for a processor that computes
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    kind = socket.ntohs(3)  # every protocol
-    ends = []
-    for name in (one, other):
-        end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, kind)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
-        # Frames come before their checksums are made and may be longer than a cable's; the header says so, and goes on.
-        end.setsockopt(_PACKET, _VNET_HEADER, 1)
-        end.setsockopt(_PACKET, _IGNORE_OUTGOING, 1)
-        end.bind((name, 0))
-        end.setblocking(False)
-        ends.append(end)
-    waiting: deque[tuple[float, bytes, socket.socket]] = deque()  # all wait as long: the first to come is first to go
+    ways: dict[socket.socket, tuple[socket.socket, float]] = {}
+    for *names, latency in links:
+        one, other = (_end(name) for name in names)
+        ways[one], ways[other] = (other, latency), (one, latency)
+    ends, turn = list(ways), count()
+    waiting: list[tuple[float, int, bytes, socket.socket]] = []
     space = memoryview(bytearray(_LONGEST))  # a frame of its own length is kept, not room for the longest
     while True:
-        left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        readable, _, _ = select.select(ends, [], [], left)
-        now = time.monotonic()
-        for end in readable:
-            out = ends[1 - ends.index(end)]
-            with suppress(BlockingIOError):
-                for _ in range(64):
-                    waiting.append((now + latency, bytes(space[:end.recv_into(space)]), out))
-        while waiting and waiting[0][0] <= time.monotonic():
-            _, frame, out = waiting.popleft()
+        if waiting:
+            time.sleep(min(max(_TOGETHER, waiting[0][0] - time.time()), 1.0))
+        while ready := select.select(ends, [], [], 0 if waiting else None)[0]:
+            for end in ready:
+                out, latency = ways[end]
+                size, [(_, _, noted), *_], _, _ = end.recvmsg_into([space], 64)
+                seconds, nanoseconds = _NOTED.unpack(noted)
+                heappush(waiting, (seconds + 1e-9 * nanoseconds + latency, next(turn), bytes(space[:size]), out))
+        now = time.time()
+        while waiting and waiting[0][0] <= now:
+            _, _, frame, out = heappop(waiting)
             with suppress(OSError):  # a link that is down loses what it is given
                 out.send(frame)
 
 
+def _end(name: str) -> socket.socket:
+    """What reads and writes whole frames at an interface."""
+    end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))  # every protocol
+    end.setsockopt(socket.SOL_SOCKET, _RECEIVE_BUFFER, 1 << 26)
+    end.setsockopt(socket.SOL_SOCKET, _NOTE_TIMES, 1)
+    # Frames come before their checksums are made and may be longer than a cable's; the header says so, and goes on.
+    end.setsockopt(_PACKET, _VNET_HEADER, 1)
+    end.setsockopt(_PACKET, _IGNORE_OUTGOING, 1)
+    end.bind((name, 0))
+    end.setblocking(False)
+    return end
+
+
 if __name__ == "__main__":
-    relay(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    told = sys.argv[1:]
+    relay([(told[k], told[k + 1], float(told[k + 2])) for k in range(0, len(told), 3)])
