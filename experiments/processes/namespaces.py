@@ -1,13 +1,14 @@
 """Network namespaces on this machine, joined by veth links of a real bandwidth and latency: a chain, or a star.
 
-    node 0 --(tbf)-- relay 0 --(tbf)-- node 1 --(tbf)-- relay 1 --(tbf)-- node 2 ...
+    node 0 --(tbf)-- relay --(tbf)-- node 1 --(tbf)-- relay --(tbf)-- node 2 ...
 
-    node k --(tbf)-- relay k --- hub, which routes between all nodes
-    node k -----------(tbf)----- hub
+    node k --(tbf)-- relay --- hub, which routes between all nodes
+    node k ---------(tbf)----- hub
 
 Every node shapes what it sends to each neighbour with a token bucket. A relay is there only where there is a latency
 and the kernel has no netem: a small process that holds every frame back for that long. It needs the processor that the
-nodes compute on, so that a frame meets one between two nodes of a star: on the way up. Needs root and iproute2.
+nodes compute on, so that one serves all links, and a frame meets it once between two nodes of a star: on the way up.
+Needs root and iproute2.
 """
 
 from __future__ import annotations

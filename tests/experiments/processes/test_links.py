@@ -76,6 +76,9 @@ else:
 '''
 
 
+RELAYED = "from commsweep.experiments.processes import namespaces; print(namespaces.relayed())"
+
+
 @rooted
 @pytest.mark.slow
 def test_a_frame_waits_once_between_two_nodes_of_a_star():
@@ -92,9 +95,41 @@ def test_a_frame_waits_once_between_two_nodes_of_a_star():
         server.wait(20)
     _, short, long = map(float, told.stdout.split())  # the first one asks who is where
     assert 0.2 <= short < 0.29, "three waits would be 0.3 s"
-    assert long >= 0.2 + 200_000 * 8 / 10e6
+    assert 0.2 + 200_000 * 8 / 10e6 <= long < 3, "what came while the relay held something back goes on in its turn"
     assert all(200_000 < sent[way] < 230_000 for way in ("0 up", "2 down", "2 up", "0 down")), sent
     assert sent["1 up"] + sent["1 down"] < 1000
+
+
+@rooted
+@pytest.mark.slow
+def test_late_links_of_a_chain_hold_back_what_goes_over_them_each_as_long_as_it_is_late():
+    """A relay of both, 20 and 150 ms, does not keep what goes over the nearer one for what waits for the other."""
+    if not allowed():
+        pytest.skip("this machine allows no network namespaces")
+    with namespaces.chain([Cable(latency=0.02), Cable(latency=0.15)]) as nodes:
+        echo, rounds = [[*command[:4], sys.executable, "-c", ECHO] for command in nodes.commands([])], []
+        for near, far in ((0, 1), (0, 2)):
+            server = subprocess.Popen([*echo[far], "serve"], stdout=subprocess.PIPE, text=True)
+            assert server.stdout.readline() == "ready\n"
+            told = subprocess.run([*echo[near], "ask", nodes.address(far)], capture_output=True, text=True, timeout=60)
+            server.wait(20)
+            rounds.append(float(told.stdout.split()[1]))
+        spent = subprocess.run([sys.executable, "-c", RELAYED], env=os.environ | nodes.environments()[0],
+                               capture_output=True, text=True).stdout
+    assert 0.04 <= rounds[0] < 0.1 and 0.34 <= rounds[1] < 0.42, rounds
+    assert 0 < float(spent) < 5, "seconds of the processor"
+
+
+def test_without_late_links_nothing_is_relayed(monkeypatch):
+    monkeypatch.setenv(namespaces.RELAYS, "")
+    assert namespaces.relayed() == 0.0
+
+
+@pytest.mark.parametrize("rate", [5e6, 96e6, 200e6, 1e9, 0.0])
+def test_the_longest_packet_fits_into_the_bucket(rate):
+    """It would be cut up otherwise; and with one segment more it would not fit."""
+    room, segments = bucket(rate) if rate else 1 << 16, namespaces._segments(rate)
+    assert segments * 1514 <= room < (segments + 1) * 1514
 
 
 @rooted
