@@ -25,6 +25,7 @@ from commsweep.analysis.timeline.iterations import (
     Work,
     iteration,
 )
+from commsweep.analysis.timeline.learners import step as exchanging
 from commsweep.analysis.timeline.pipelines import Network as Wire
 from commsweep.experiments.config import flatten
 from commsweep.experiments.config.execution import bucket
@@ -191,12 +192,12 @@ class Exchange:
 
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
     and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. What a learner waited
-    without any latency, because another was later, is no part of computing: the word of one that is early is on its way
-    meanwhile, so that of the first latency only what is longer adds to it. Messages whose length depends on the data
-    need another exchange, of their lengths; factors of low rank go in two. The first learner's running statistics, and
-    vectors, which are not compressed, travel while the rest is. Learners that train apart do so once in `interval`
-    steps for every fragment, with one other learner where they meet in pairs; what they use late may travel meanwhile,
-    but for the statistics.
+    without any latency, because another was later, is no part of computing; the timeline knows what late links make of
+    that, and of cores that learners share. What relays took of a core they passed frames on for so long: that is a link
+    of its own. Messages whose length depends on the data need another exchange, of their lengths; factors of low rank
+    go in two. The first learner's running statistics, and vectors, which are not compressed, travel while the rest is.
+    Learners that train apart do so once in `interval` steps for every fragment, with one other learner where they meet
+    in pairs; what they use late may travel meanwhile, but for the statistics.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -226,13 +227,17 @@ class Exchange:
             sent -= base.row["gradients"].get("vector.up", 0.0)
         rate = one.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
-        others = 1 if outer.get("meet") == "pairs" else one.network.learners - 1
-        wire = max(0.0, link.seconds(others * sent) * ACKNOWLEDGED - link.spare)
-        share, latency = parts / interval, one.network.latency
-        uneven = base.timing.get("waited", 0.0) / share  # earlier versions did not tell
+        share, learners = parts / interval, one.network.learners
+        meeting = 2 if outer.get("meet") == "pairs" else learners
+        wire = max(0.0, link.seconds((meeting - 1) * sent) * ACKNOWLEDGED - link.spare,
+                   one.timing.get("relayed", 0.0) / share)
+        uneven = base.timing.get("waited", 0.0) / share  # earlier versions told neither
+        computing, cores = base.seconds / share - uneven, base.row["cores"] * meeting / learners
+        each = computing * min(1.0, cores / meeting)
 
         def waits(exchanges: int, wire: float) -> float:
-            return max(uneven, latency) + (2 * exchanges - 1) * latency + wire
+            late = exchanging(meeting, cores, each, one.network.latency, wire, exchanges, uneven)
+            return max(uneven, late - computing)
 
         exposed = waits(exchanges, wire) - outer.get("overlap", 0) * base.seconds
         return base.seconds + share * (max(exposed, waits(1, 0.0) if statistics else uneven) - uneven)

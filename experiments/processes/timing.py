@@ -15,7 +15,7 @@ from commsweep.experiments.store import Row
 KEPT = 400  # steps whose times are remembered beyond an epoch
 SETTLED = 8  # first steps of a learner, in which what is fused is decided
 WAITS = 200  # tasks whose waits are told
-WIDE = 0.25  # quartiles further apart than this share of the median: measured again
+WIDE = 0.2  # quartiles further apart than this share of the median: measured again
 TRIES = 6  # times at most, once the processes are older than
 SETTLE = 75.0  # seconds: machines that reclaim idle memory stall young processes
 SKIPPED = 2  # first steps of a process, in which memory is allocated and kernels are loaded
@@ -64,20 +64,24 @@ class Calm:
         self.began = time.monotonic()
 
     def measure(self, take: Callable[[], Row | None]) -> Row | None:
-        """What this process makes of it, with `tries`, how often it was taken; the first one's row decides."""
+        """What this process makes of it, with `tries`, how often it was taken; the first one's rows decide, of which
+        the calmest counts."""
+        calmest: Row | None = None
         for tries in count(1):
-            row = take()
-            again = [dist.get_rank() == 0 and disturbed(row)
-                     and (tries <= TRIES or time.monotonic() - self.began < SETTLE)]
+            row, first = take(), dist.get_rank() == 0
+            if not first or calmest is None or width(row) <= width(calmest):
+                calmest = row
+            again = [first and width(row) > WIDE and (tries <= TRIES or time.monotonic() - self.began < SETTLE)]
             dist.broadcast_object_list(again, src=0)
             if not again[0]:
-                return row and row | {"tries": tries}
+                return calmest and calmest | {"tries": tries}
 
 
-def disturbed(row: Row) -> bool:
-    """Whether the quartiles of a measurement's steps lie far apart: something else had the machine."""
+def width(row: Row) -> float:
+    """How far apart the quartiles of a measurement's steps are, as a share of it: what something else had of the
+    machine."""
     timing = row["timing"]
-    return bool(timing) and timing["spread"][1] - timing["spread"][0] > WIDE * timing["step_seconds"]
+    return (timing["spread"][1] - timing["spread"][0]) / timing["step_seconds"] if timing else 0.0
 
 
 class Steps:

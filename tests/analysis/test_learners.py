@@ -121,11 +121,11 @@ def test_measured_claims_follow_the_measurements():
         assert len(measured.values) == 3 and measured.verdict == verdict
 
 
-def apart(network, sent, steps=38, seconds=0.05, statistics=0, waited=0.0, **changes):
+def apart(network, sent, steps=38, seconds=0.05, statistics=0, waited=0.0, cores=8, **changes):
     """A measurement of plain exchanges: every learner has handed `sent` bytes to the transport."""
     run = override(tiny(model__cuts=[]), {"grad.learners": network.learners} | {
         key.replace("__", "."): value for key, value in changes.items()})
-    return Measured({"run": record(run), "run_id": run_id(run), "steps": steps, "id": "x", "cores": 2,
+    return Measured({"run": record(run), "run_id": run_id(run), "steps": steps, "id": "x", "cores": cores,
                      "gradients": {"up": sent / steps},
                      "timing": {"step_seconds": seconds, "spread": [seconds, seconds], "steps": steps,
                                 "waited": waited, "parts": {"gradients": seconds / 2}},
@@ -158,11 +158,12 @@ def test_a_step_pays_its_share_of_an_exchange(changes, rounds, others, exchanges
 
 @pytest.mark.parametrize(("changes", "share"), [({}, 1.0), ({"grad__outer__interval": 10}, 0.1)])
 def test_a_latency_absorbs_what_learners_waited_for_each_other(changes, share):
-    """Two latencies from one's own end on, however much earlier that is than the others' by less than a latency."""
+    """Two latencies from one's own end on, however much earlier that is than the others' by less than a latency; a
+    short latency absorbs part of it."""
     base = apart(Network(4), ROUND, waited=share * 0.01, **changes)
-    for latency, more in ((0.02, 0.04 - 0.01), (0.004, 0.004)):
+    for latency, least, most in ((0.05, 0.09, 0.091), (0.02, 0.03, 0.034), (0.004, 0.002, 0.006)):
         late = apart(Network(4, 0.0, latency), ROUND, **changes)
-        assert Exchange([base, late]).step(late) == pytest.approx(0.05 + share * more)
+        assert share * least - 1e-4 <= Exchange([base, late]).step(late) - 0.05 <= share * most
     assert Exchange([base]).step(base) == pytest.approx(0.05)
 
 
@@ -188,7 +189,7 @@ def test_what_is_used_late_travels_meanwhile_and_shards_are_not_predicted():
     small = [apart(network, 30, grad__outer__interval=10, grad__outer__overlap=9) for network in (Network(4), LATE)]
     assert Exchange(small).step(small[1]) == pytest.approx(0.05)
     told = [apart(one.network, 30, statistics=30, grad__outer__interval=10, grad__outer__overlap=9) for one in small]
-    assert Exchange(told).step(told[1]) == pytest.approx(0.05 + 0.1 * 0.04), "statistics are needed at once"
+    assert Exchange(told).step(told[1]) == pytest.approx(0.05 + 0.1 * 0.04, rel=1e-3), "statistics are needed at once"
     owned = [apart(network, 38 * ROUND, grad__sharded__nodes=1) for network in (Network(4), LATE)]
     assert Exchange(owned).step(owned[1]) is None
 
