@@ -132,9 +132,8 @@ def describe(row: Row, compared: str, folder: RunFolder) -> str:
         if "waited" in timing:  # earlier versions did not tell
             lines.append(f"    {'waiting, within these':25} {1e3 * timing['waited']:8.1f} ms")
         if timing.get("relayed"):  # this machine's own, which real links would not take
-            share = timing["relayed"] / row["cores"] / timing["step_seconds"]
-            lines.append(f"    {'processor, of late links':25} {1e3 * timing['relayed']:8.1f} ms "
-                         f"({100 * share:.0f} % of the cores)")
+            share = timing["relayed"] / timing["step_seconds"]
+            lines.append(f"    {'a relay, of a core':25} {1e3 * timing['relayed']:8.1f} ms ({100 * share:.0f} %)")
     return "\n".join([*lines, f"  simulation            {compared}", f"  folder {folder.path}"])
 
 

@@ -116,7 +116,7 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
 
 def write_learners(found: list[learners.Measured], folder: Path, store: Store, seeds: range) -> Made:
     """The table of learners' steps, measured and predicted, and measurements.csv with what they are made of (seconds;
-    bytes a step that all learners handed over; relayed: what late links took of the processor); of those that train
+    bytes a step that all learners handed over; relayed: what late links took of a core); of those that train
     apart, what whole trainings take and reach, where the store has simulations of them with these seeds."""
     model = learners.Exchange(found)
     rows, errors, data = [], [], []

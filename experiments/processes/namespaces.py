@@ -281,9 +281,9 @@ def shape(*bandwidths: float) -> None:
 
 
 def relayed() -> float:
-    """Processor seconds that the relays of the chain or star this process is in have taken so far; 0 without any."""
-    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
-               for pid in os.environ.get(RELAYS, "").split()) / 1e9
+    """Processor seconds that the busiest relay of the chain or star this process is in has taken so far; 0 without."""
+    return max((int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+                for pid in os.environ.get(RELAYS, "").split()), default=0) / 1e9
 
 
 def _rate(space: str, name: str, bandwidth: float) -> None:
