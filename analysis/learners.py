@@ -231,16 +231,19 @@ class Exchange:
         meeting = 2 if outer.get("meet") == "pairs" else learners
         wire = max(0.0, link.seconds((meeting - 1) * sent) * ACKNOWLEDGED - link.spare,
                    one.timing.get("relayed", 0.0) / share)
-        uneven = base.timing.get("waited", 0.0) / share  # earlier versions told neither
-        computing, cores = base.seconds / share - uneven, base.row["cores"] * meeting / learners
+        waited, meanwhile = (base.timing.get(what, 0.0) / share for what in ("waited", "meanwhile"))
+        # How fast the machine was when this was measured. Earlier versions told none of these.
+        now, then = (of.timing.get("computed") for of in (one, base))
+        pace = now / then if now and then else 1.0
+        computing, cores = pace * (base.seconds / share - waited), base.row["cores"] * meeting / learners
         each = computing * min(1.0, cores / meeting)
 
         def waits(exchanges: int, wire: float) -> float:
-            late = exchanging(meeting, cores, each, one.network.latency, wire, exchanges, uneven)
-            return max(uneven, late - computing)
+            late = exchanging(meeting, cores, each, one.network.latency, wire, exchanges, waited)
+            return max(waited, late - computing - pace * meanwhile)
 
-        exposed = waits(exchanges, wire) - outer.get("overlap", 0) * base.seconds
-        return base.seconds + share * (max(exposed, waits(1, 0.0) if statistics else uneven) - uneven)
+        exposed = waits(exchanges, wire) - outer.get("overlap", 0) * share * (computing + waited)
+        return share * (computing + max(exposed, waits(1, 0.0) if statistics else waited))
 
 
 def _shared(line: Line, one: Measured) -> Line:

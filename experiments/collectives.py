@@ -82,6 +82,7 @@ class Collectives:
 
     bucket = 0  # bytes of layers that go together; 0: each for itself
     waited = 0.0  # seconds of this process for what was under way
+    meanwhile = 0.0  # that it computed since it sent its last message, before it waited for what answers it
 
     def __init__(self, learners: int, here: tuple[int, ...]) -> None:
         self.learners, self.here = learners, here
@@ -165,7 +166,7 @@ class Processes(Collectives):
         """ring: sums go round one; slower over links with a latency, but many large ones beside computing flow evenly,
         and take what their sizes say. group: of processes that are learners to each other; None: all."""
         super().__init__(dist.get_world_size(group), (dist.get_rank(group),))
-        self.ring, self.group = ring, group
+        self.ring, self.group, self._posts = ring, group, 0
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def among(self, groups: list[tuple[int, ...]]) -> None:
@@ -248,9 +249,16 @@ class Processes(Collectives):
         posted = [dist.P2POp(dist.irecv, into[k], self._rank(k), self.group) for k in reversed(others)
                   if into[k].numel()]
         posted += [dist.P2POp(dist.isend, out[k], self._rank(k), self.group) for k in others if out[k].numel()]
+        self._posts += 1
+        turn, began, waited = self._posts, time.perf_counter(), self.waited
         works = dist.batch_isend_irecv(posted) if posted else []
 
-        return Handle(lambda: self._wait(*works))
+        def finish() -> None:
+            if works and turn == self._posts:
+                self.meanwhile += time.perf_counter() - began - (self.waited - waited)
+            self._wait(*works)
+
+        return Handle(finish)
 
     def _wait(self, *works: dist.Work) -> None:
         began = time.perf_counter()

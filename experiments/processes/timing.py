@@ -18,6 +18,7 @@ WAITS = 200  # tasks whose waits are told
 WIDE = 0.2  # quartiles further apart than this share of the median: measured again
 TRIES = 6  # times at most, once the processes are older than
 SETTLE = 75.0  # seconds: machines that reclaim idle memory stall young processes
+NOTED = ("waited", "meanwhile")  # seconds that collectives count
 SKIPPED = 2  # first steps of a process, in which memory is allocated and kernels are loaded
 
 
@@ -90,19 +91,22 @@ class Steps:
     def __init__(self, collectives: Collectives) -> None:
         self.steps: list[dict[str, Any]] = []
         self.collectives = collectives
-        self._began, self._waited, self._before = 0.0, 0.0, {}
+        self._began, self._computed, self._noted, self._before = 0.0, 0.0, {}, {}
 
     def begin(self, task: Any) -> None:
         """A step begins."""
-        self._before, self._waited, self._began = self._parts(task), self.collectives.waited, time.perf_counter()
+        self._before, self._noted = self._parts(task), {name: getattr(self.collectives, name) for name in NOTED}
+        self._computed, self._began = time.thread_time(), time.perf_counter()
 
     def end(self, task: Any) -> None:
         """It is over."""
-        seconds, now = time.perf_counter() - self._began, self._parts(task)
+        seconds, computed = time.perf_counter() - self._began, time.thread_time() - self._computed
+        now = self._parts(task)
         kfac = dict(task.components).get("kfac")
         met = getattr(task.components["learners"], "met", False)  # a step with an exchange is another kind of step
         kind = [kfac.collected, kfac.inverted] if kfac is not None else [False, met]
-        self.steps.append({"kind": kind, "seconds": seconds, "waited": self.collectives.waited - self._waited,
+        self.steps.append({"kind": kind, "seconds": seconds, "computed": computed,
+                           **{name: getattr(self.collectives, name) - self._noted[name] for name in NOTED},
                            "parts": {name: value - self._before.get(name, 0.0) for name, value in now.items()}})
 
     @staticmethod
@@ -115,14 +119,15 @@ class Steps:
         """Seconds a step and its parts, means over the learners and over the middle half of the steps of each kind.
 
         parts: the exposed time of each; "passes" is what is left: forward, backward and the optimizer. waited: within
-        them, for what was under way or others had not sent yet. ready: when each factor was there, of the first
+        them, for what was under way or others had not sent yet. meanwhile: computed while the last message sent was
+        under way. computed: of a core, by the thread that trains. ready: when each factor was there, of the first
         learner, with its place in the order of messages. spread: quartiles of a step beside others of its kind.
         """
         skipped = min(SETTLED, max(0, len(every[0]) - 4))
         learners = [own[skipped:] for own in every]
         if not learners[0]:
             return {}
-        whole, waited, parts, kinds, beside = 0.0, 0.0, {}, {}, []
+        whole, sums, parts, kinds, beside = 0.0, dict.fromkeys((*NOTED, "computed"), 0.0), {}, {}, []
         for turn, one in enumerate(learners[0]):
             kinds.setdefault(tuple(one["kind"]), []).append(turn)
         for turns in kinds.values():
@@ -134,12 +139,13 @@ class Steps:
             for own in learners:
                 for turn in middle:
                     whole += weight * own[turn]["seconds"]
-                    waited += weight * own[turn]["waited"]
+                    for name in sums:
+                        sums[name] += weight * own[turn][name]
                     for name, value in own[turn]["parts"].items():
                         parts[name] = parts.get(name, 0.0) + weight * value
         parts["passes"] = whole - sum(parts.values())
         beside.sort()
         kfac = dict(task.components).get("kfac")
-        return {"step_seconds": whole, "steps": len(beside), "parts": parts, "waited": waited,
+        return {"step_seconds": whole, "steps": len(beside), "parts": parts, **sums,
                 "spread": [whole * beside[len(beside) // 4], whole * beside[3 * len(beside) // 4]],
                 **({} if kfac is None else kfac.profile())}

@@ -86,9 +86,9 @@ def heldout_learners() -> list[LearnerMeasurement]:
     1 Gbit/s, 0 to 50 ms; each also over unlimited links. What predicts them was settled before they were
     measured."""
     ways = [METHODS_OF_LEARNERS[name] for name in ("dense", "TopK 1 %", "TernGrad")]
-    links = {2: [(0.0, 0.0), (16e6, 0.0), (70e6, 0.02), (5e6, 0.03), (1e9, 0.005), (400e6, 0.05)],
-             4: [(0.0, 0.0), (40e6, 0.003), (120e6, 0.03), (15e6, 0.05)],
-             8: [(0.0, 0.0), (30e6, 0.02), (12e6, 0.04)]}
+    links = {2: [(0.0, 0.0), (20e6, 0.0), (5e6, 0.01), (45e6, 0.015), (1e9, 0.025), (300e6, 0.05)],
+             4: [(0.0, 0.0), (60e6, 0.005), (200e6, 0.02), (10e6, 0.04)],
+             8: [(0.0, 0.0), (35e6, 0.015), (14e6, 0.03)]}
     return [(override(preset("digits"), {"grad.learners": n} | way),
              LearnerWiring(bandwidth=rate, latency=latency, steps=MANY_STEPS))
             for n, own in links.items() for rate, latency in own for way in ways]

@@ -121,14 +121,14 @@ def test_measured_claims_follow_the_measurements():
         assert len(measured.values) == 3 and measured.verdict == verdict
 
 
-def apart(network, sent, steps=38, seconds=0.05, statistics=0, waited=0.0, cores=8, **changes):
-    """A measurement of plain exchanges: every learner has handed `sent` bytes to the transport."""
+def apart(network, sent, steps=38, seconds=0.05, statistics=0, cores=8, timing=None, **changes):
+    """A measurement of plain exchanges: every learner has handed `sent` bytes to the transport. timing: more of it."""
     run = override(tiny(model__cuts=[]), {"grad.learners": network.learners} | {
         key.replace("__", "."): value for key, value in changes.items()})
     return Measured({"run": record(run), "run_id": run_id(run), "steps": steps, "id": "x", "cores": cores,
                      "gradients": {"up": sent / steps},
                      "timing": {"step_seconds": seconds, "spread": [seconds, seconds], "steps": steps,
-                                "waited": waited, "parts": {"gradients": seconds / 2}},
+                                "parts": {"gradients": seconds / 2}} | (timing or {}),
                      "wiring": {"bandwidth": network.bandwidth, "latency": network.latency},
                      "transport": [{"gradients": sent, "statistics": statistics, "evaluation": 10**9}
                                    for _ in range(network.learners)]})
@@ -160,11 +160,28 @@ def test_a_step_pays_its_share_of_an_exchange(changes, rounds, others, exchanges
 def test_a_latency_absorbs_what_learners_waited_for_each_other(changes, share):
     """Two latencies from one's own end on, however much earlier that is than the others' by less than a latency; a
     short latency absorbs part of it."""
-    base = apart(Network(4), ROUND, waited=share * 0.01, **changes)
+    base = apart(Network(4), ROUND, timing={"waited": share * 0.01}, **changes)
     for latency, least, most in ((0.05, 0.09, 0.091), (0.02, 0.03, 0.034), (0.004, 0.002, 0.006)):
         late = apart(Network(4, 0.0, latency), ROUND, **changes)
         assert share * least - 1e-4 <= Exchange([base, late]).step(late) - 0.05 <= share * most
     assert Exchange([base]).step(base) == pytest.approx(0.05)
+
+
+def test_what_is_computed_while_the_last_message_travels_is_not_waited_for():
+    """All of it where links are later than it takes; no step is shorter than without links."""
+    base = apart(Network(4), ROUND, timing={"meanwhile": 0.01})
+    for latency, more in ((0.02, 0.03), (0.006, 0.002), (0.004, 0.0)):
+        late = apart(Network(4, 0.0, latency), ROUND)
+        assert Exchange([base, late]).step(late) == pytest.approx(0.05 + more, abs=2e-4)
+
+
+def test_a_step_is_predicted_at_the_speed_that_the_machine_had():
+    """A fifth more seconds of a core for the same work: a fifth more of all but what is waited for."""
+    for then, now, computing in ((0.03, 0.036, 0.048), (0.03, 0.03, 0.04), (None, 0.036, 0.04), (0.03, None, 0.04)):
+        base = apart(Network(4), ROUND, timing={"waited": 0.01} | ({"computed": then} if then else {}))
+        late = apart(Network(4, 0.0, 0.05), ROUND, timing={"computed": now} if now else {})
+        assert Exchange([base, late]).step(late) == pytest.approx(computing + 0.1, rel=0.01)
+        assert Exchange([base, late]).step(base) == pytest.approx(0.05)
 
 
 def test_what_is_not_compressed_travels_while_the_rest_is():
