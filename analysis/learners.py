@@ -189,15 +189,17 @@ class Model:
 class Exchange:
     """Predicted steps of plain S-SGD over links that nobody probed: computing, packing and what the exchanges take on
     this machine from the run's own measurement over unlimited links; the latencies and bytes of the others are known.
+    A shared machine is not always as fast: both measurements tell what the training thread needed of a core.
 
     Everyone sends its message to everyone else over its own link, once that one has said that it waits: two latencies
     and n - 1 times the message's bytes, less what a shaped link's bucket lets through at once. What a learner waited
     without any latency, because another was later, is no part of computing; the timeline knows what late links make of
-    that, and of cores that learners share. What relays took of a core they passed frames on for so long: that is a link
-    of its own. Messages whose length depends on the data need another exchange, of their lengths; factors of low rank
-    go in two. The first learner's running statistics, and vectors, which are not compressed, travel while the rest is.
-    Learners that train apart do so once in `interval` steps for every fragment, with one other learner where they meet
-    in pairs; what they use late may travel meanwhile, but for the statistics.
+    that, of what is computed once the last message is under way, and of cores that learners share. What relays took of
+    a core they passed frames on for so long: that is a link of its own. Messages whose length depends on the data need
+    another exchange, of their lengths; factors of low rank go in two. The first learner's running statistics, and
+    vectors, which are not compressed, travel while the rest is. Learners that train apart do so once in `interval`
+    steps for every fragment, with one other learner where they meet in pairs; what they use late may travel meanwhile,
+    but for the statistics.
     """
 
     def __init__(self, found: list[Measured]) -> None:
@@ -236,11 +238,12 @@ class Exchange:
         now, then = (of.timing.get("computed") for of in (one, base))
         pace = now / then if now and then else 1.0
         computing, cores = pace * (base.seconds / share - waited), base.row["cores"] * meeting / learners
-        each = computing * min(1.0, cores / meeting)
+        core = min(1.0, cores / meeting)
 
         def waits(exchanges: int, wire: float) -> float:
-            late = exchanging(meeting, cores, each, one.network.latency, wire, exchanges, waited)
-            return max(waited, late - computing - pace * meanwhile)
+            late = exchanging(meeting, cores, core * computing, one.network.latency, wire, exchanges, waited,
+                              core * pace * meanwhile)
+            return max(waited, late - computing)
 
         exposed = waits(exchanges, wire) - outer.get("overlap", 0) * share * (computing + waited)
         return share * (computing + max(exposed, waits(1, 0.0) if statistics else waited))

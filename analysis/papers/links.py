@@ -116,8 +116,9 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
 
 def write_learners(found: list[learners.Measured], folder: Path, store: Store, seeds: range) -> Made:
     """The table of learners' steps, measured and predicted, and measurements.csv with what they are made of (seconds;
-    bytes a step that all learners handed over; relayed: what late links took of a core); of those that train
-    apart, what whole trainings take and reach, where the store has simulations of them with these seeds."""
+    bytes a step that all learners handed over; computed, of a core by a training thread; meanwhile, of that once its
+    last message was under way; relayed, of a core by late links); of those that train apart, what whole trainings take
+    and reach, where the store has simulations of them with these seeds."""
     model = learners.Exchange(found)
     rows, errors, data = [], [], []
     for one in sorted(found, key=lambda one: (one.network.learners, one.network.latency, one.network.bandwidth or
@@ -127,8 +128,8 @@ def write_learners(found: list[learners.Measured], folder: Path, store: Store, s
                      "method": one.method, "bytes": one.row["gradients"]["up"],
                      "seconds": one.seconds, "quartile_1": one.timing["spread"][0],
                      "quartile_3": one.timing["spread"][1], "steps": one.timing["steps"],
-                     "exposed": one.timing["parts"]["gradients"], "waited": one.timing.get("waited"),
-                     "relayed": one.timing.get("relayed"),
+                     "exposed": one.timing["parts"]["gradients"],
+                     **{what: one.timing.get(what) for what in ("computed", "waited", "meanwhile", "relayed")},
                      **{what: sum(sent.get(what, 0) for sent in one.row["transport"]) / one.row["steps"]
                         for what in ("gradients", "lengths", "statistics")},
                      "cores": one.row["cores"], "predicted": guess})

@@ -1,9 +1,9 @@
 """When learners compute, wait for each other's word and exchange messages, all with all.
 
-A learner that has computed tells every other that it waits. A message leaves once its sender is done and has heard that
-word; with the last message the next step begins. So nobody waits for what another is late by, up to a latency: over
-late links learners fall out of step, and where they share cores some compute while others still wait. What computes
-shares the cores evenly, what is sent shares the links at both ends.
+A learner that has computed tells every other that it waits, and may then compute what needs no message. A message
+leaves once its sender has told so and has heard the same; with the last one the next step begins. So nobody waits for
+what another is late by, up to a latency: over late links learners fall out of step, and where they share cores some
+compute while others still wait. What computes shares the cores evenly, what is sent shares the links at both ends.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ SPREAD = 0.125  # of one's computing from step to step, in latencies, at least: 
 
 
 def step(learners: int, cores: float, computing: float, latency: float, wire: float, exchanges: int = 1,
-         uneven: float = 0.0) -> float:
+         uneven: float = 0.0, meanwhile: float = 0.0) -> float:
     """Mean seconds of a step.
 
     computing: seconds of a core that each learner needs in a step; latency: seconds one way; wire: seconds that one's
     last messages to all others take where nothing else shares the links; exchanges: how many follow each other in a
     step, of which the earlier ones have no length; uneven: seconds of a step that learners wait for the last of them,
-    by chance another one each time, where messages take none.
+    by chance another one each time, where messages take none; meanwhile: of `computing`, what each does once it has
+    told that it waits, in the first exchange of a step.
     """
     last = NormalDist().inv_cdf((learners - 0.375) / (learners + 0.25))  # of so many draws, in deviations (Blom)
-    return _Learners(learners, cores, computing, latency, wire, exchanges, max(uneven / last, SPREAD * latency)).mean()
+    return _Learners(learners, cores, computing - meanwhile, meanwhile, latency, wire, exchanges,
+                     max(uneven / last, SPREAD * latency)).mean()
 
 
 class _Learners:
     """The state between two events."""
 
-    def __init__(self, learners: int, cores: float, computing: float, latency: float, wire: float, exchanges: int,
-                 spread: float) -> None:
+    def __init__(self, learners: int, cores: float, computing: float, meanwhile: float, latency: float, wire: float,
+                 exchanges: int, spread: float) -> None:
         self.learners, self.cores, self.latency, self.exchanges = range(learners), cores, latency, exchanges
-        self.computing, self.spread, self.message = computing, spread, wire / (learners - 1)
+        self.computing, self.meanwhile = computing, meanwhile
+        self.spread, self.message = spread, wire / (learners - 1)
         self.now, self.draws, self.turn = 0.0, Random(0), count()
         self.busy = {one: self._work() for one in self.learners}  # seconds of a core that it still needs
+        self.told: set[int] = set()  # of these, who has told that it waits
         self.sending: dict[tuple[int, int], float] = {}  # (from, to): seconds of a whole link that it still needs
         # When, in which order, which message; the seconds of a link that it needs from then on, or None: it is there.
         self.later: list[tuple[float, int, tuple[int, int], float | None]] = []
@@ -77,7 +81,7 @@ class _Learners:
         self.now += ahead[first]
         if first == "computed":
             del self.busy[computed]
-            self._waits(computed)
+            self._computed(computed)
         elif first == "sent":
             del self.sending[sent]
             self._later(self.now + self.latency, sent, None)
@@ -91,6 +95,16 @@ class _Learners:
     def _later(self, when: float, pair: tuple[int, int], needs: float | None) -> None:
         heapq.heappush(self.later, (when, next(self.turn), pair, needs))
 
+    def _computed(self, one: int) -> None:
+        if one in self.told:
+            self.told.remove(one)
+            self._goes_on(one)
+            return
+        self._waits(one)
+        if self.meanwhile:
+            self.busy[one] = self.meanwhile
+            self.told.add(one)
+
     def _waits(self, one: int) -> None:
         """It tells all others so; those that have said the same will get its message, and it theirs."""
         turn = self.turns[one]
@@ -103,9 +117,12 @@ class _Learners:
                 self._later(max(said, self.now + self.latency), (other, one), needs)
 
     def _arrived(self, one: int) -> None:
-        """A message; with the last of an exchange what is next begins."""
         self.got[one] += 1
-        if self.got[one] < len(self.learners) - 1:
+        self._goes_on(one)
+
+    def _goes_on(self, one: int) -> None:
+        """With the last message of an exchange, once it has nothing to do meanwhile, what is next begins."""
+        if one in self.told or self.got[one] < len(self.learners) - 1:
             return
         self.got[one] = 0
         self.ready[one].pop(self.turns[one] - 2, None)

@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from commsweep.analysis.timeline.learners import step
 
 
-def stepwise(learners, cores, computing, latency, wire, spread, steps=30, dt=0.001):
+def stepwise(learners, cores, computing, latency, wire, spread, meanwhile=0.0, steps=30, dt=0.001):
     """The same by small steps of time, without events: who computes, what is under way, who has heard what."""
     draws, now = Random(1), 0.0
-    left = [draws.gauss(computing, spread) for _ in range(learners)]
+    left = [draws.gauss(computing - meanwhile, spread) for _ in range(learners)]
+    tail = [meanwhile] * learners
     turn, done = [0] * learners, [{} for _ in range(learners)]  # turn -> when it was done
     sent, there = {}, {}  # (from, to, turn) -> seconds of the link left; when it is there
     ends = []
     while len(ends) < steps:
-        busy = [k for k in range(learners) if turn[k] not in done[k]]
+        busy = [k for k in range(learners) if turn[k] not in done[k] or tail[k] > 0]
         for k in busy:
-            left[k] -= dt * min(1.0, cores / len(busy))
+            rest = tail if turn[k] in done[k] else left
+            rest[k] -= dt * min(1.0, cores / len(busy))
             if left[k] <= 0:
-                done[k][turn[k]] = now
+                done[k].setdefault(turn[k], now)
         for k in range(learners):
             for other in range(learners):
                 at = done[k].get(turn[other]), done[other].get(turn[other])
@@ -39,9 +41,9 @@ def stepwise(learners, cores, computing, latency, wire, spread, steps=30, dt=0.0
                 there[key] = now + latency
         for k in range(learners):
             came = [there.get((other, k, turn[k]), math.inf) for other in range(learners) if other != k]
-            if turn[k] in done[k] and max(came) <= now:
+            if turn[k] in done[k] and tail[k] <= 0 and max(came) <= now:
                 turn[k] += 1
-                left[k] = draws.gauss(computing, spread)
+                left[k], tail[k] = draws.gauss(computing - meanwhile, spread), meanwhile
                 if k == 0:
                     ends.append(now)
         now += dt
@@ -72,11 +74,22 @@ def test_where_cores_are_shared_some_compute_while_others_wait(learners, cores, 
     assert (together + 2 * latency - told) / latency == pytest.approx(hidden, abs=0.1)
 
 
-@pytest.mark.parametrize(("learners", "cores", "wire"), [(3, 2, 0.0), (4, 2, 0.05), (3, 3, 0.1)])
-def test_a_simulation_by_small_steps_of_time_agrees(learners, cores, wire):
+@given(st.integers(2, 6), st.floats(0.01, 0.2), st.floats(0, 0.5), st.floats(0, 0.25))
+@settings(max_examples=25, deadline=None)
+def test_what_is_computed_once_one_has_told_that_it_waits_takes_no_time_while_messages_do(
+        learners, latency, wire, meanwhile):
+    told = step(learners, learners, 0.3, latency, wire, meanwhile=meanwhile)
+    assert told == pytest.approx(0.3 + max(0.0, 2 * latency + wire - meanwhile), rel=0.03)
+
+
+@pytest.mark.parametrize(("learners", "cores", "wire", "meanwhile"), [
+    (3, 2, 0.0, 0.0), (4, 2, 0.05, 0.0), (3, 3, 0.1, 0.0), (4, 2, 0.05, 0.03), (4, 1.5, 0.0, 0.05)])
+def test_a_simulation_by_small_steps_of_time_agrees(learners, cores, wire, meanwhile):
     computing, latency = 0.1, 0.04
-    slow = stepwise(learners, cores, computing, latency, wire, 0.125 * latency)
-    assert step(learners, cores, computing, latency, wire) == pytest.approx(slow, rel=0.025)
+    slow = stepwise(learners, cores, computing, latency, wire, 0.125 * latency, meanwhile)
+    told = step(learners, cores, computing, latency, wire, meanwhile=meanwhile)
+    assert told == pytest.approx(slow, rel=0.025)
+    assert told <= step(learners, cores, computing, latency, wire) + 1e-3
 
 
 def test_what_one_waits_for_the_last_is_given_back_without_a_latency_and_absorbed_by_one():

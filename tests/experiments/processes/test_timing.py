@@ -59,7 +59,8 @@ def test_steps_are_compared_with_others_of_their_kind():
     """One step in four meets the others and takes ten times as long, which is no disturbance; and what was waited is
     averaged as the steps are."""
     steps = [{"kind": [False, turn % 4 == 0], "seconds": 1.0 if turn % 4 == 0 else 0.1, "parts": {"gradients": 0.05},
-              "waited": 0.4 if turn % 4 == 0 else 0.02, "meanwhile": 0.01, "computed": 0.03} for turn in range(SETTLED + 40)]
+              "waited": 0.4 if turn % 4 == 0 else 0.02, "meanwhile": 0.01, "computed": 0.03}
+             for turn in range(SETTLED + 40)]
     task = SimpleNamespace(components={})
     told = Steps.summary([steps, steps], task)
     assert told["step_seconds"] == pytest.approx(0.325) and told["waited"] == pytest.approx(0.115)
