@@ -52,8 +52,9 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
                  medians["adacomp ms"] / MILLISECONDS, 1.0, medians=medians)
     yield Result("AdaComp / exact TopK 1 %, both with residue", paired(seconds, "adacomp", "topk"), 0.5,
                  medians=medians)
+    # Goal 1: it was 0.8 before one pass selected TopK's entries and kept its residue, which halved what it is held to.
     yield Result("SparseLoCo's message (tiles, 2-bit levels) / exact TopK 1 %, both with residue, 11.2 M",
-                 paired(seconds, "sparseloco", "topk"), 1.0, medians=medians)
+                 paired(seconds, "sparseloco", "topk"), 2.5, medians=medians)
 
 
 def _learners(net: torch.nn.Module) -> Result:
