@@ -234,6 +234,8 @@ class Exchange:
         wire = max(0.0, link.seconds((meeting - 1) * sent) * ACKNOWLEDGED - link.spare,
                    one.timing.get("relayed", 0.0) / share)
         waited, meanwhile = (base.timing.get(what, 0.0) / share for what in ("waited", "meanwhile"))
+        if outer.get("overlap"):  # that is told apart: all computing of so many steps
+            meanwhile = 0.0
         # How fast the machine was when this was measured. Earlier versions told none of these.
         now, then = (of.timing.get("computed") for of in (one, base))
         pace = now / then if now and then else 1.0

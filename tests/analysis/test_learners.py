@@ -201,7 +201,7 @@ def test_what_is_not_compressed_travels_while_the_rest_is():
 def test_what_is_used_late_travels_meanwhile_and_shards_are_not_predicted():
     outer = {"grad__outer__interval": 10}
     plain, hidden = ([apart(network, 3 * ROUND, **outer, **more) for network in (Network(4), LATE)]
-                     for more in ({}, {"grad__outer__overlap": 2}))
+                     for more in ({}, {"grad__outer__overlap": 2, "timing": {"meanwhile": 0.01}}))
     assert Exchange(plain).step(plain[1]) - Exchange(hidden).step(hidden[1]) == pytest.approx(0.1 * 2 * 0.05)
     small = [apart(network, 30, grad__outer__interval=10, grad__outer__overlap=9) for network in (Network(4), LATE)]
     assert Exchange(small).step(small[1]) == pytest.approx(0.05)
