@@ -67,7 +67,8 @@ class _Learners:
         for one, other in self.sending:
             up[one] += 1
             down[other] += 1
-        took = {pair: left * max(up[pair[0]], down[pair[1]]) for pair, left in self.sending.items()}
+        sharing = {(one, other): max(up[one], down[other]) for one, other in self.sending}
+        took = {pair: left * sharing[pair] for pair, left in self.sending.items()}
         computed = min(self.busy, key=self.busy.__getitem__, default=None)
         sent = min(took, key=took.__getitem__, default=None)
         ahead = {"computed": math.inf if computed is None else self.busy[computed] / core,
@@ -77,7 +78,7 @@ class _Learners:
         for one in self.busy:
             self.busy[one] -= ahead[first] * core
         for pair in self.sending:
-            self.sending[pair] -= ahead[first] / max(up[pair[0]], down[pair[1]])
+            self.sending[pair] -= ahead[first] / sharing[pair]
         self.now += ahead[first]
         if first == "computed":
             del self.busy[computed]

@@ -18,7 +18,7 @@ WAITS = 200  # tasks whose waits are told
 WIDE = 0.2  # quartiles further apart than this share of the median: measured again
 TRIES = 6  # times at most, once the processes are older than
 SETTLE = 75.0  # seconds: machines that reclaim idle memory stall young processes
-NOTED = ("waited", "meanwhile")  # seconds that collectives count
+NOTED = ("waited", "meanwhile", "computed")  # seconds that count up through all steps
 SKIPPED = 2  # first steps of a process, in which memory is allocated and kernels are loaded
 
 
@@ -91,23 +91,24 @@ class Steps:
     def __init__(self, collectives: Collectives) -> None:
         self.steps: list[dict[str, Any]] = []
         self.collectives = collectives
-        self._began, self._computed, self._noted, self._before = 0.0, 0.0, {}, {}
+        self._began, self._noted, self._before = 0.0, {}, {}
 
     def begin(self, task: Any) -> None:
         """A step begins."""
-        self._before, self._noted = self._parts(task), {name: getattr(self.collectives, name) for name in NOTED}
-        self._computed, self._began = time.thread_time(), time.perf_counter()
+        self._before, self._noted, self._began = self._parts(task), self._counted(), time.perf_counter()
 
     def end(self, task: Any) -> None:
         """It is over."""
-        seconds, computed = time.perf_counter() - self._began, time.thread_time() - self._computed
-        now = self._parts(task)
+        seconds, counted, now = time.perf_counter() - self._began, self._counted(), self._parts(task)
         kfac = dict(task.components).get("kfac")
         met = getattr(task.components["learners"], "met", False)  # a step with an exchange is another kind of step
         kind = [kfac.collected, kfac.inverted] if kfac is not None else [False, met]
-        self.steps.append({"kind": kind, "seconds": seconds, "computed": computed,
-                           **{name: getattr(self.collectives, name) - self._noted[name] for name in NOTED},
+        self.steps.append({"kind": kind, "seconds": seconds,
+                           **{name: counted[name] - self._noted[name] for name in NOTED},
                            "parts": {name: value - self._before.get(name, 0.0) for name, value in now.items()}})
+
+    def _counted(self) -> dict[str, float]:
+        return dict(zip(NOTED, (self.collectives.waited, self.collectives.meanwhile, time.thread_time()), strict=True))
 
     @staticmethod
     def _parts(task: Any) -> dict[str, float]:
@@ -127,7 +128,7 @@ class Steps:
         learners = [own[skipped:] for own in every]
         if not learners[0]:
             return {}
-        whole, sums, parts, kinds, beside = 0.0, dict.fromkeys((*NOTED, "computed"), 0.0), {}, {}, []
+        whole, sums, parts, kinds, beside = 0.0, dict.fromkeys(NOTED, 0.0), {}, {}, []
         for turn, one in enumerate(learners[0]):
             kinds.setdefault(tuple(one["kind"]), []).append(turn)
         for turns in kinds.values():
