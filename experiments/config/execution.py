@@ -96,9 +96,9 @@ def _has_driver() -> bool:
 
 
 def bucket(bandwidth: float) -> int:
-    """Bytes that a link shaped to so many bits a second (not 0) lets through at once: two frames, or what a fast link
-    sends in a quarter of a millisecond, for which timers are too coarse."""
-    return max(2 * (MTU + 14), round(bandwidth / 8 * 0.25e-3))
+    """Bytes that a link shaped to so many bits a second (not 0) lets through at once: two frames, or what it sends in a
+    millisecond. A bucket that runs over while its timer is late loses the rate that it should have."""
+    return max(2 * (MTU + 14), round(bandwidth / 8 * 1e-3))
 
 
 class Cable(Spec):

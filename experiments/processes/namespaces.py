@@ -5,10 +5,10 @@
     node k --(tbf)-- relay --- hub, which routes between all nodes
     node k ---------(tbf)----- hub
 
-Every node shapes what it sends to each neighbour with a token bucket. A relay is there only where there is a latency
-and the kernel has no netem: a small process that holds every frame back for that long. It needs the processor that the
-nodes compute on, so that one serves all links, and a frame meets it once between two nodes of a star: on the way up.
-Needs root and iproute2.
+Every node shapes what it sends to each neighbour with a token bucket, and processors are kept awake for its timers
+(`awake`). A relay is there only where there is a latency and the kernel has no netem: a small process that holds every
+frame back for that long. It needs the processor that the nodes compute on, so that one serves all links, and a frame
+meets it once between two nodes of a star: on the way up. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from struct import Struct
 
 from commsweep.experiments.config.execution import MTU, Cable, bucket
 from commsweep.experiments.errors import UserError, notice
+from commsweep.experiments.processes.awake import awake
 from commsweep.experiments.processes.launch import die_with_parent, wake_in_time
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a process the name of the chain or star it is in
@@ -208,7 +209,8 @@ def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]:
         if not netem and full > RELAY_FRAMES:
             notice(f"this kernel has no netem: latency comes from a relay process, which hands on about "
                    f"{RELAY_FRAMES:,.0f} frames a second; these links have {full:,.0f} when full, and may be slower")
-        yield netem
+        with awake():
+            yield netem
     finally:
         for one in made.relays:
             one.kill()

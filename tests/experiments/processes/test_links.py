@@ -15,7 +15,7 @@ import pytest
 
 from commsweep.experiments.config import Cable
 from commsweep.experiments.config.execution import bucket
-from commsweep.experiments.processes import launch, namespaces
+from commsweep.experiments.processes import awake, launch, namespaces
 from commsweep.experiments.store import Store
 
 COMMSWEEP = [sys.executable, "-m", "commsweep"]
@@ -273,6 +273,29 @@ def test_stages_with_different_texts_say_so(tmp_path):
     for process in processes:
         assert "processes 0 and 1 were started with different data" in process.communicate(timeout=120)[1]
         assert process.returncode == 1
+
+
+@rooted
+def test_while_links_are_shaped_every_processor_is_kept_awake_by_what_makes_way_for_others():
+    cores = os.sched_getaffinity(0)
+    with awake.awake() as turning:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not all(os.sched_getscheduler(one.pid) == os.SCHED_IDLE
+                                                      for one in turning):
+            time.sleep(0.1)
+        assert [os.sched_getscheduler(one.pid) for one in turning] == [os.SCHED_IDLE] * len(cores)
+        assert set().union(*(os.sched_getaffinity(one.pid) for one in turning)) == cores
+        assert all(len(os.sched_getaffinity(one.pid)) == 1 for one in turning)
+    assert all(one.returncode is not None for one in turning)
+    with namespaces.chain([Cable()]):
+        assert turners()
+    assert not turners()
+
+
+def turners() -> list[str]:
+    """Children of this process that turn in place."""
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "processes.awake"], capture_output=True, text=True)
+    return found.stdout.split()
 
 
 @rooted
