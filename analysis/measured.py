@@ -3,8 +3,9 @@
 A prediction takes the CPU seconds of each stage's tasks from the run's own measurement over an unlimited network, and
 fits one number to that measurement's step: the seconds of a core that handling a message takes at either end.
 Everything else about the run (bytes, order, cores, cables) is known. What is not about the run but about the machine,
-how much slower a process is after it has waited, is fitted once to measurements over slow links (`Machine`). Predicted
-numbers are called so wherever they stand.
+how much slower a process is after it has waited, is fitted once to measurements over slow links (`Machine`). Where the
+step predicted has been measured, too, what its tasks needed of a core tells how fast the machine was meanwhile: a
+shared one is not always. Predicted numbers are called so wherever they stand.
 """
 
 from __future__ import annotations
@@ -68,15 +69,21 @@ class Measured:
         """What it has in common with its measurements over other links."""
         return self.row["run_id"], self.schedule
 
-    def times(self, handling: float = 0.0, machine: Machine | None = None) -> Times:
-        """What its parts take; bytes are of one microbatch's message, framing included."""
+    @property
+    def computed(self) -> float:
+        """Seconds of a core that the tasks of a step need, all stages together."""
+        often = {"F": self.row["run"]["microbatches"], "B": self.row["run"]["microbatches"], "U": 1}
+        return sum(n * stage[what]["cpu"] for stage in self.row["timing"]["tasks"] for what, n in often.items())
+
+    def times(self, handling: float = 0.0, machine: Machine | None = None, pace: float = 1.0) -> Times:
+        """What its parts take, `pace` times as long; bytes are of one microbatch's message, framing included."""
         row, own = self.row, self.row["timing"]["tasks"]
         messages = row["steps"] * row["run"]["microbatches"]
         sent = row["transport"]
-        return Times(*([stage[what]["cpu"] for stage in own] for what in "FBU"),
+        return Times(*([pace * stage[what]["cpu"] for stage in own] for what in "FBU"),
                      fwd_bytes=[one["sent"]["fwd"] / messages for one in sent[:-1]],
                      bwd_bytes=[one["sent"]["bwd"] / messages for one in sent[1:]],
-                     handling=handling, cores=row["cores"], tied=sent[0]["tied"] / row["steps"],
+                     handling=pace * handling, cores=row["cores"], tied=sent[0]["tied"] / row["steps"],
                      **({} if machine is None else {"cold": machine.cold, "wake": machine.wake}))
 
 
@@ -190,9 +197,20 @@ class Model:
             self._known[network] = self._step(self.handling, network)
         return self._known[network]
 
+    def measured(self, one: Measured) -> float:
+        """The same of a step that was measured, at the speed that the machine had then: what its tasks needed of a core
+        says that, and includes what waits did to them."""
+        if one is self.base:
+            return self.step(one.network)
+        own = replace(self.machine, cold={})
+        return self._seconds(self.base.times(self.handling, own, one.computed / self.base.computed), one.network)
+
     def _step(self, handling: float, network: Network) -> float:
-        orders = SCHEDULES[self.base.schedule](len(self.base.times().forward), self.base.row["run"]["microbatches"])
-        return step_seconds(orders, self.times(handling), self.machine.network(network), TORCH[self.base.schedule])
+        return self._seconds(self.times(handling), network)
+
+    def _seconds(self, times: Times, network: Network) -> float:
+        orders = SCHEDULES[self.base.schedule](len(times.forward), self.base.row["run"]["microbatches"])
+        return step_seconds(orders, times, self.machine.network(network), TORCH[self.base.schedule])
 
     def times(self, handling: float | None = None) -> Times:
         """What the parts of a step take on this machine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -44,6 +44,7 @@ class Made:
     folder: Path
     tables: list[Table]
     errors: list[float]  # of predictions over links that their model was not fitted to
+    beforehand: list[float] = field(default_factory=list)  # of the same without the speed that the machine had there
 
     @property
     def error(self) -> float:
@@ -53,12 +54,17 @@ class Made:
     def record(self) -> dict[str, Any]:
         """For programs."""
         return {"folder": str(self.folder), "median_error": self.error, "errors": self.errors,
+                "errors_beforehand": self.beforehand,
                 "tables": {table.name: [table.header, *table.texts()] for table in self.tables}}
 
     def text(self) -> str:
         """For people."""
-        return "\n".join([*(table.markdown() for table in self.tables), said(self.errors),
-                          f"written to {self.folder}"])
+        return "\n".join([*(table.markdown() for table in self.tables), self.said(), f"written to {self.folder}"])
+
+    def said(self) -> str:
+        """How far its predictions are off, at the machine's speed then and without that."""
+        return said(self.errors) + (f"; without the speed that the machine had, which advice cannot know: "
+                                    f"{said(self.beforehand)}" if self.beforehand else "")
 
 
 def said(errors: list[float]) -> str:
@@ -83,8 +89,10 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     machine = machine_of(store, calibration or [])
     fits, known = models(found, machine), set(calibration or [])
     compared = [one for one in found if one.series in fits and one.network != Network() and one.row["id"] not in known]
-    errors = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
-    made = Made(folder, [steps_table(found, fits, known), ranks_table(compared, fits)], errors)
+    errors, beforehand = ([abs(guess / one.seconds - 1) for one, guess in zip(compared, guesses, strict=True)]
+                          for guesses in ([fits[one.series].measured(one) for one in compared],
+                                          [fits[one.series].step(one.network) for one in compared]))
+    made = Made(folder, [steps_table(found, fits, known), ranks_table(compared, fits)], errors, beforehand)
     try:
         metric, value, steps = quality(store, found)
         made.tables.insert(1, target_table(found, metric, value, steps))
@@ -99,7 +107,7 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
              "bubble": bubble(found, fits), "far": far(found, fits)}
     if steps is not None:
         drawn["time_to_target"] = time_to_target(found, metric, value, steps)
-    (folder / "errors.md").write_text(f"{said(errors)}; {_constants(machine)}\n")
+    (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n")
     pd.DataFrame([{"id": one.row["id"], "run": one.row["run_id"], "schedule": one.schedule,
                    "stages": len(one.row["transport"]), "bandwidth": one.network.bandwidth,
                    "latency": one.network.latency,
@@ -107,7 +115,8 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
                    "method": one.method, "bytes": one.bytes_a_step,
                    "seconds": one.seconds, "quartile_1": one.row["timing"]["spread"][0],
                    "quartile_3": one.row["timing"]["spread"][1], "steps": one.row["timing"]["steps"],
-                   "predicted": fits[one.series].step(one.network) if one.series in fits else None}
+                   "predicted": fits[one.series].measured(one) if one.series in fits else None,
+                   "beforehand": fits[one.series].step(one.network) if one.series in fits else None}
                   for one in sorted(found, key=_order)]).to_csv(folder / "measurements.csv", index=False)
     for name, one in drawn.items():
         figure.save(one, folder, name)
@@ -241,7 +250,7 @@ def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) ->
     for (schedule, stages, network), own in groups.items():
         if len(own) > 2:
             times = [[value(one) for one in own] for value in (lambda one: one.seconds,
-                                                              lambda one: fits[one.series].step(one.network))]
+                                                              lambda one: fits[one.series].measured(one))]
             counts.append(in_order(*times))
             table.rows.append([schedule, str(stages), rates(network), latencies(network),
                                str(len(own)), ranked(*times), *map(str, counts[-1])])
@@ -296,7 +305,7 @@ def steps_table(found: list[Measured], fits: dict[tuple[str, str], Model], known
     rows = []
     for one in sorted(found, key=_order):
         model = fits.get(one.series)
-        guess = model.step(one.network) if model else None
+        guess = model.measured(one) if model else None
         basis = model is not None and (model.base is one or one.row["id"] in known)
         rows.append([one.schedule, str(len(one.row["transport"])), rates(one.network),
                      latencies(one.network), one.method, f"{one.bytes_a_step:,.0f}",
@@ -392,14 +401,14 @@ def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> 
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
     for turn, (schedule, latency) in enumerate(sorted({(one.schedule, one.network.latency) for one in compared})):
         own = [one for one in compared if (one.schedule, one.network.latency) == (schedule, latency)]
-        axes.plot([1e3 * one.seconds for one in own], [1e3 * fits[one.series].step(one.network) for one in own],
+        axes.plot([1e3 * one.seconds for one in own], [1e3 * fits[one.series].measured(one) for one in own],
                   MARKS[turn % 9], color=INK[turn % 7], label=f"{schedule}, {1e3 * latency:g} ms latency")
     ends = [1e3 * limit(one.seconds for one in compared) for limit in (min, max)] if compared else [1.0, 1.0]
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="grey", alpha=0.2)
     axes.set(xlabel="measured ms a step", ylabel="predicted ms a step")
     logarithmic(axes.xaxis, axes.yaxis)
-    axes.legend()
+    axes.legend(fontsize=5.5, loc="upper left")
     return figure
 
 

@@ -83,8 +83,8 @@ def heldout_links() -> list[Measurement]:
 
 def heldout_learners() -> list[LearnerMeasurement]:
     """The same of learners: dense gradients and two ways of compressing them, two to eight learners, 5 Mbit/s to
-    1 Gbit/s, 0 to 50 ms; each also over unlimited links. What predicts them was settled before they were
-    measured, but for one mended double count."""
+    1 Gbit/s, 0 to 50 ms; each also over unlimited links. What predicts them was settled before the published sitting,
+    after an earlier one over the same links."""
     ways = [METHODS_OF_LEARNERS[name] for name in ("dense", "TopK 1 %", "TernGrad")]
     links = {2: [(0.0, 0.0), (20e6, 0.0), (5e6, 0.01), (45e6, 0.015), (1e9, 0.025), (300e6, 0.05)],
              4: [(0.0, 0.0), (60e6, 0.005), (200e6, 0.02), (10e6, 0.04)],
