@@ -89,9 +89,8 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     machine = machine_of(store, calibration or [])
     fits, known = models(found, machine), set(calibration or [])
     compared = [one for one in found if one.series in fits and one.network != Network() and one.row["id"] not in known]
-    errors, beforehand = ([abs(guess / one.seconds - 1) for one, guess in zip(compared, guesses, strict=True)]
-                          for guesses in ([fits[one.series].measured(one) for one in compared],
-                                          [fits[one.series].step(one.network) for one in compared]))
+    errors = [abs(fits[one.series].measured(one) / one.seconds - 1) for one in compared]
+    beforehand = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
     made = Made(folder, [steps_table(found, fits, known), ranks_table(compared, fits)], errors, beforehand)
     try:
         metric, value, steps = quality(store, found)
