@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from statistics import median
 
 import pandas as pd
 import pytest
@@ -253,6 +255,21 @@ def test_published_errors_of_learners_follow_from_the_published_measurements():
     assert (folder / "errors.md").read_text() == f"{links.said(list(errors))}\n"
     told = [line.split("|") for line in (folder / "learners.md").read_text().splitlines() if " ms  " in line]
     assert sorted(f"{1e3 * one:.0f}" for one in rows.seconds) == sorted(cells[6].strip() for cells in told)
+
+
+def test_what_is_said_of_all_predictions_follows_from_the_published_measurements():
+    errors = []
+    for name in ("heldout-links", "heldout-advice", "heldout-learners"):
+        rows = pd.read_csv(ROOT / "docs" / "results" / name / "measurements.csv")
+        shaped = rows[(rows.bandwidth > 0) | (rows.latency > 0)]
+        errors += list((shaped.predicted.astype(float) / shaped.seconds - 1).abs())
+    middle, late, worst = (f"{100 * one:.1f} %" for one in (median(errors), sorted(errors)[
+        math.ceil(0.95 * len(errors)) - 1], max(errors)))
+    flat = {path: " ".join((ROOT / path).read_text().split()) for path in ("README.md", "docs/guide/pipelines.md")}
+    assert (f"{len(errors)} steps over links that nothing was fitted to were predicted within {middle} (median; worst "
+            f"{worst})") in flat["README.md"]
+    assert (f"Over all {len(errors)} published steps of pipelines and learners that predictions were put to: {middle} "
+            f"in the median, {late} at the 95th percentile, {worst} at worst") in flat["docs/guide/pipelines.md"]
 
 
 @pytest.mark.parametrize("name", ["heldout-links", "heldout-advice", "unequal-links"])
