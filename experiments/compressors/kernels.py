@@ -54,7 +54,7 @@ def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor,
     Returns the masked rows and, if wanted, the boolean mask.
     """
     source = x.detach().contiguous()
-    out = _room(source)
+    out = _room(torch.empty_like(source))
     mask = torch.empty(source.shape if want_mask else (1, 0), dtype=torch.bool)
     arrays = source.view(torch.int32).numpy(), out.view(torch.int32).numpy(), mask.numpy()
     _over_rows(lambda a, b: _topk(arrays[0], k, strict, want_mask, arrays[1], arrays[2], a, b), *source.shape)
@@ -75,7 +75,7 @@ def topk_tiles(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def put_tiles(values: Tensor, columns: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
     """Inverse of `topk_tiles` for x of this shape; zeros elsewhere."""
-    out = torch.empty(shape)
+    out = _room(torch.empty(shape))
     args = values.contiguous().numpy(), columns.numpy(), out.numpy()
     _over_rows(lambda first, last: _put_tiles(*args, first, last), shape[0] * shape[1], math.prod(shape[2:]))
     return out
@@ -89,7 +89,7 @@ def few(n: int, k: int) -> bool:
 def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
     """Per row of float32 x [rows, n]: round((x - lo) * gain) * step + lo, with lo, gain, step each [rows]."""
     source = x.detach().contiguous()
-    out = _room(source)
+    out = _room(torch.empty_like(source))
     args = source.numpy(), lo.numpy(), gain.numpy(), step.numpy(), out.numpy()
     n_rows, n = source.shape
     if n_rows == 1 and n >= _SERIAL:  # one scale for the whole tensor: cut the only row into pieces
@@ -99,6 +99,13 @@ def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
     else:
         _over_rows(lambda a, b: _uniform(*args, a, b, 0, n), n_rows, n)
     return out
+
+
+def level_means(x: Tensor, bins: int, span: float) -> tuple[Tensor, Tensor]:
+    """`Statistical`'s codes int64 [n] of float32 x [n], and what they stand for [bins]."""
+    codes, book = np.empty(x.numel(), np.int64), np.empty(bins, np.float32)
+    _level_means(x.detach().contiguous().numpy(), span, codes, book)
+    return torch.from_numpy(codes), torch.from_numpy(book)
 
 
 def uniform_draws(n: int, start: int) -> Tensor:
@@ -122,10 +129,9 @@ def word_draws(n: int, start: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def _room(like: Tensor) -> Tensor:
-    """Memory like a tensor's, in large pages where the system has some: to get small ones takes longer than to write
-    them."""
-    out = torch.empty_like(like)
+def _room(out: Tensor) -> Tensor:
+    """A tensor that nobody has written to, in large pages where the system has some: to get small ones takes longer
+    than to write them."""
     begin = -(-out.data_ptr() // _PAGE) * _PAGE
     if (length := (out.data_ptr() + out.nbytes - begin) // _PAGE * _PAGE) > 0 and _HUGE is not None:
         _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _HUGE)
@@ -508,6 +514,33 @@ def _uniform(x, lo, gains, steps, out, row_from, row_to, a, b):  # pragma: no co
         row, near = x[r, a:b], out[r, a:b]
         for i in range(row.size):
             near[i] = np.rint((row[i] - low) * gain) * step + low
+
+
+@_compiled
+def _level_means(x, span, codes, book):  # pragma: no cover (compiled)
+    """Sums are float64; where a value is not finite, nor is what any code stands for."""
+    n, bins = x.size, book.size
+    total, square = 0.0, 0.0
+    for i in range(n):
+        total += x[i]
+    shift = np.float32(total / max(1, n))
+    for i in range(n):
+        off = np.float64(x[i] - shift)
+        square += off * off
+    scale = max(np.float32(span * math.sqrt(square / max(1, n - 1)) / bins), np.float32(1e-30))
+    half, last = np.float32(bins / 2), np.float32(bins - 1)
+    if not np.isfinite(total) or not np.isfinite(square):
+        codes[:], book[:] = 0, np.nan
+        return
+    sums, taken = np.zeros(bins), np.zeros(bins)
+    for i in range(n):
+        off = x[i] - shift
+        code = int(min(max(np.rint(off / scale + half), np.float32(0)), last))
+        codes[i] = code
+        sums[code] += off
+        taken[code] += 1
+    for code in range(bins):
+        book[code] = np.float32(sums[code] / max(1.0, taken[code])) + shift
 
 
 def elias_encode(levels: np.ndarray) -> np.ndarray:

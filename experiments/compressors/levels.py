@@ -143,7 +143,7 @@ class Statistical(Compressor):
     """2^bits levels over all values: code = round(c / scale + bins / 2) of c = x - mean(x), scale = range std / bins,
     bins = 2^bits; a level stands for the mean of the values that it takes.
 
-    nbytes = ceil(elements * bits / 8) + 4 * bins: the mean is added to the levels before they travel. Source:
+    Sums are float64, all else float32. nbytes = ceil(elements * bits / 8) + 4 * bins: the mean is added to the levels before they travel. Source:
     SparseLoCo, arXiv 2508.15706, whose code sends it apart.
     """
 
@@ -161,12 +161,15 @@ class Statistical(Compressor):
     def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """int64 codes [elements] in the order of the message's dimensions, and what they stand for [bins]."""
         flat, bins = x.reshape(-1).float(), 2**self.spec.bits
-        shift = flat.mean()
+        if kernels.usable(flat):
+            return kernels.level_means(flat, bins, self.spec.range)
+        shift = flat.mean(dtype=torch.float64).float()
         c = flat - shift
-        scale = self.spec.range * c.std(correction=min(1, c.numel() - 1)) / bins
-        codes = (c / scale.clamp(min=1e-30) + bins / 2).round().clamp(0, bins - 1).nan_to_num(0.0).long()
+        scale = self.spec.range * (c.double().square().sum() / max(1, c.numel() - 1)).sqrt() / bins
+        codes = (c / scale.float().clamp(min=1e-30) + bins / 2).round().clamp(0, bins - 1).nan_to_num(0.0).long()
         taken = torch.stack([codes == j for j in range(bins)])
-        return codes, (c * taken).sum(1) / taken.sum(1).clamp(min=1) + shift
+        means = (c * taken).sum(1, dtype=torch.float64) / taken.sum(1).clamp(min=1)
+        return codes, means.float() + shift
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         codes, book = self._codes(x)

@@ -44,9 +44,8 @@ class Residue(Feedback):
         self.register_buffer("e", torch.zeros(shape))
 
     def offer(self, g: Tensor) -> Tensor:
-        if getattr(self.spec, "decay", None) is not None:
-            self.e.mul_(self.spec.decay)
-        return self.e.add_(g)
+        decay = getattr(self.spec, "decay", None)
+        return self.e.add_(g) if decay is None else torch.add(g, self.e, alpha=decay, out=self.e)
 
     def settle(self, m: Tensor, y: Tensor) -> Tensor:
         y = y.clone() if y.data_ptr() == m.data_ptr() else y  # everything was kept

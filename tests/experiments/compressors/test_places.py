@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commsweep.experiments.compressors import build, rice
+from commsweep.experiments.compressors import build, kernels, rice
 from commsweep.experiments.compressors.sparse import tiles
 from commsweep.experiments.compressors.transform import KINDS, matrix, transformed
 from commsweep.experiments.errors import UserError
@@ -151,6 +152,19 @@ def test_statistical_codes_are_the_published_rule(bits):
     assert np.abs(made.roundtrip(x).numpy() - wanted).max() < 1e-5
     assert made.encode(x).nbytes == math.ceil(500 * bits / 8) + 4 * bins
     assert torch.equal(made.roundtrip(torch.full((9,), 2.5)), torch.full((9,), 2.5))
+
+
+@given(st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=40), st.integers(1, 6))
+def test_statistical_codes_are_the_same_compiled_and_by_torch(values, bits):
+    x, made = torch.tensor(values), build({"kind": "statistical", "bits": bits})
+    fast = made._codes(x)
+    with mock.patch.object(kernels, "usable", lambda x: False):
+        assert all(map(torch.equal, fast, made._codes(x)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_no_level_stands_for_what_is_no_number(bad):
+    assert not build({"kind": "statistical"}).apply(torch.tensor([1.0, bad, 2.0])).isfinite().any()
 
 
 @given(st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=30))
