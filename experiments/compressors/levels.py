@@ -143,8 +143,8 @@ class Statistical(Compressor):
     """2^bits levels over all values: code = round(c / scale + bins / 2) of c = x - mean(x), scale = range std / bins,
     bins = 2^bits; a level stands for the mean of the values that it takes.
 
-    Sums are float64, all else float32. nbytes = ceil(elements * bits / 8) + 4 * bins: the mean is added to the levels before they travel. Source:
-    SparseLoCo, arXiv 2508.15706, whose code sends it apart.
+    Sums are float64, all else float32. nbytes = ceil(elements * bits / 8) + 4 * bins: the mean is added to the levels
+    before they travel. Source: SparseLoCo, arXiv 2508.15706, whose code sends it apart.
     """
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
