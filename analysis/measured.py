@@ -185,7 +185,7 @@ class Model:
 
     def __init__(self, base: Measured, machine: Machine | None = None) -> None:
         self.base, self.machine, low, high = base, machine or Machine(), 0.0, base.seconds
-        self._known: dict[Network, float] = {}  # tables and figures ask for the same ones
+        self._known: dict[Network | tuple[Network, float], float] = {}  # tables and figures ask for the same ones
         for _ in range(20):  # the step grows with it
             middle = (low + high) / 2
             low, high = (middle, high) if self._step(middle, base.network) < base.seconds else (low, middle)
@@ -202,8 +202,11 @@ class Model:
         says that, and includes what waits did to them."""
         if one is self.base:
             return self.step(one.network)
-        own = replace(self.machine, cold={})
-        return self._seconds(self.base.times(self.handling, own, one.computed / self.base.computed), one.network)
+        pace = one.computed / self.base.computed
+        if (key := (one.network, pace)) not in self._known:
+            own = replace(self.machine, cold={})
+            self._known[key] = self._seconds(self.base.times(self.handling, own, pace), one.network)
+        return self._known[key]
 
     def _step(self, handling: float, network: Network) -> float:
         return self._seconds(self.times(handling), network)
