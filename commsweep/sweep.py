@@ -96,13 +96,14 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                                "at least N")
         each.add_argument("--claim", metavar="NAME",
                           help="only the settings that this claim compares (commsweep claims SWEEP names them), with "
-                               "--seeds of each")
+                               "--seeds of each; none of those whose effects are all decided by what is recorded, "
+                               "unless all of the claim's are")
         each.add_argument("--workers", type=count, help="processes (default: one a GPU, or one a CPU core)")
 
 
 def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], list[Run]]:
-    """(what the store calls the sweep, its runs, those of them that are meant): with --claim, those that it compares;
-    with --seeds, with so many seeds at least."""
+    """(what the store calls the sweep, its runs, those of them that are meant): with --claim, those that it compares
+    and that may decide something yet; with --seeds, with so many seeds at least."""
     name, runs = _cells(args, store)
     if args.claim is None and (args.seeds is None or args.base is not None):
         return name, runs, runs
@@ -113,16 +114,23 @@ def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], lis
 
 
 def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
-    """The runs that a claim compares. Raises UserError when there is no such claim."""
+    """The runs that a claim compares, of effects that are not decided. Raises UserError when there is no such claim."""
+    from commsweep.analysis.claim import CONTRADICTED, SUPPORTED
+    from commsweep.analysis.contents import all_claims
     from commsweep.analysis.design import planned
     from commsweep.analysis.results import of_cells
 
     by_id = {run_id(run): run for run in runs}
-    claims = {one.name: one for one in planned(of_cells(store.root, {key: record(run) for key, run in by_id.items()}))}
+    frame = of_cells(store.root, {key: record(run) for key, run in by_id.items()})
+    claims = {one.name: one for one in planned(frame)}
     if claim not in claims:
         raise UserError(f"--claim '{claim}': sweep '{name}' has runs for {', '.join(claims) or 'none'}"
                         f"{nearest(claim, claims)}")
-    wanted = {one for effect in claims[claim].effects for one in effect.ids}
+    decided = {effect.what for one in all_claims(frame) if one.name == claim for effect in one.effects
+               if effect.verdict in (SUPPORTED, CONTRADICTED)}
+    effects = claims[claim].effects
+    undecided = [effect for effect in effects if effect.what not in decided] or effects
+    wanted = {one for effect in undecided for one in effect.ids}
     return [run for key, run in by_id.items() if key in wanted]
 
 

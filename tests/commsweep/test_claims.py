@@ -69,7 +69,17 @@ def test_the_printed_command_runs_what_decides(demo, capsys):
     words = shlex.split(command[1])
     assert main([words[0], "plan", *words[2:], "--json", "--store", str(demo.root)]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["cells"] == 3 * seeds and plan["missing"] == 3 * (seeds - 5)  # dense, TopK 10 and 5 %
+    assert plan["cells"] == 2 * seeds and plan["missing"] == 2 * (seeds - 5)  # dense and TopK 5 %: 10 % is decided
+
+
+def test_a_claim_that_is_decided_is_run_whole(demo, capsys):
+    """Who asks for more of it means all of it."""
+    assert main(["claims", "demo", "--store", str(demo.root)]) == 0
+    c3 = capsys.readouterr().out.split("**C3")[1]
+    assert "undecided" not in c3 and "TopK 10 %" in c3 and "TopK 5 %" in c3
+    assert main(["sweep", "plan", "demo", "--claim", "C3", "--seeds", "6", "--json", "--store", str(demo.root)]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["missing"] == plan["cells"] - 10 and plan["cells"] % 6 == 0 and plan["cells"] >= 12
 
 
 @pytest.mark.parametrize("name", ["text_recipe", "demo-kfac", "demo-text", *(pytest.param(one, marks=pytest.mark.slow)
