@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -181,48 +182,56 @@ def _cold(pairs: list[tuple[float, float]]) -> Cold:
 
 
 class Model:
-    """Predictions for one run and schedule, from its measurement over unlimited links."""
+    """Predictions for one run and schedule, from its measurement over unlimited links.
 
-    def __init__(self, base: Measured, machine: Machine | None = None) -> None:
-        self.base, self.machine, low, high = base, machine or Machine(), 0.0, base.seconds
+    pace: how much longer its tasks are to take than they did in that measurement.
+    """
+
+    def __init__(self, base: Measured, machine: Machine | None = None, pace: float = 1.0) -> None:
+        self.base, self.machine, self.pace, low, high = base, machine or Machine(), pace, 0.0, base.seconds
         self._known: dict[Network | tuple[Network, float], float] = {}  # tables and figures ask for the same ones
         for _ in range(20):  # the step grows with it
             middle = (low + high) / 2
-            low, high = (middle, high) if self._step(middle, base.network) < base.seconds else (low, middle)
+            made = self._seconds(base.times(middle, self.machine), base.network)
+            low, high = (middle, high) if made < base.seconds else (low, middle)
         self.handling = low
 
     def step(self, network: Network) -> float:
         """Predicted seconds of a step over these links."""
         if network not in self._known:
-            self._known[network] = self._step(self.handling, network)
+            self._known[network] = self._seconds(self.times(), network)
         return self._known[network]
 
     def measured(self, one: Measured) -> float:
         """The same of a step that was measured, at the speed that the machine had then: what its tasks needed of a core
         says that, and includes what waits did to them."""
-        if one is self.base:
-            return self.step(one.network)
         pace = one.computed / self.base.computed
         if (key := (one.network, pace)) not in self._known:
-            own = replace(self.machine, cold={})
+            own = self.machine if one is self.base else replace(self.machine, cold={})
             self._known[key] = self._seconds(self.base.times(self.handling, own, pace), one.network)
         return self._known[key]
-
-    def _step(self, handling: float, network: Network) -> float:
-        return self._seconds(self.times(handling), network)
 
     def _seconds(self, times: Times, network: Network) -> float:
         orders = SCHEDULES[self.base.schedule](len(times.forward), self.base.row["run"]["microbatches"])
         return step_seconds(orders, times, self.machine.network(network), TORCH[self.base.schedule])
 
-    def times(self, handling: float | None = None) -> Times:
+    def times(self) -> Times:
         """What the parts of a step take on this machine."""
-        return self.base.times(self.handling if handling is None else handling, self.machine)
+        return self.base.times(self.handling, self.machine, self.pace)
 
 
 def models(found: list[Measured], machine: Machine | None = None) -> dict[tuple[str, str], Model]:
-    """A model for every series that has a measurement over an unlimited network without latency."""
-    return {one.series: Model(one, machine) for one in found if one.network == Network()}
+    """A model for every series that has a measurement over an unlimited network without latency.
+
+    The schedules of a run order the same computations: where their measurements needed more or less of a core for them,
+    the machine's speed differed, and all are predicted at the mean.
+    """
+    bases = {one.series: one for one in found if one.network == Network()}
+    computed: dict[str, list[float]] = {}
+    for (run, _), base in bases.items():
+        computed.setdefault(run, []).append(base.computed)
+    return {series: Model(base, machine, fmean(computed[series[0]]) / base.computed)
+            for series, base in bases.items()}
 
 
 # Quality, from the simulated runs.

@@ -96,22 +96,42 @@ def test_what_was_measured_is_predicted_at_the_speed_that_the_machine_had(store)
     """A step taken while every part took 1.5 times as long; without a word of that it is not what was predicted."""
     found = measured.measurements(store)
     fits, one = measured.models(found), next(one for one in found if one.network.bandwidth == 1e8)
-    model, pace = fits[one.series], 1.5
-    tasks = [{what: {"seconds": pace * told["seconds"], "cpu": pace * told["cpu"]} for what, told in stage.items()}
-             for stage in one.row["timing"]["tasks"]]
-    name = "topk" if one.method != "dense" else "dense"
-    parts = times(name, pace * HANDLING)
-    parts = replace(parts, **{what: [pace * part for part in getattr(parts, what)]
-                              for what in ("forward", "backward", "update")})
-    seconds = step_seconds(SCHEDULES[one.schedule](4, 4), parts, model.machine.network(one.network),
-                           TORCH[one.schedule])
-    slow = measured.Measured(one.row | {"timing": one.row["timing"] | {"step_seconds": seconds, "tasks": tasks}})
+    model, slow = fits[one.series], slower(one, 1.5)
     assert slow.computed == pytest.approx(1.5 * one.computed)
-    assert one.computed == pytest.approx(4 * (4 * 3 * COMPUTE[name] + 0.001))
-    assert model.measured(slow) == pytest.approx(seconds, rel=0.02)
-    assert model.step(slow.network) < 0.8 * seconds
+    assert one.computed == pytest.approx(4 * (4 * 3 * COMPUTE["topk" if one.method != "dense" else "dense"] + 0.001))
+    assert model.measured(slow) == pytest.approx(slow.seconds, rel=0.02)
+    assert model.step(slow.network) < 0.8 * slow.seconds
     assert model.measured(one) == pytest.approx(model.step(one.network))
     assert model.measured(model.base) == pytest.approx(model.base.seconds, rel=0.001)
+
+
+def slower(one, pace):
+    """What is measured where every part takes `pace` times as long."""
+    tasks = [{what: {"seconds": pace * told["seconds"], "cpu": pace * told["cpu"]} for what, told in stage.items()}
+             for stage in one.row["timing"]["tasks"]]
+    parts = times("topk" if one.method != "dense" else "dense", pace * HANDLING)
+    parts = replace(parts, **{what: [pace * part for part in getattr(parts, what)]
+                              for what in ("forward", "backward", "update")})
+    seconds = step_seconds(SCHEDULES[one.schedule](4, 4), parts, measured.Machine().network(one.network),
+                           TORCH[one.schedule])
+    return measured.Measured(one.row | {"timing": one.row["timing"] | {"step_seconds": seconds, "tasks": tasks}})
+
+
+def test_schedules_are_compared_at_one_speed_of_the_machine(store):
+    """The machine was slow while GPipe was measured and fast while 1F1B was: both are predicted at the mean."""
+    found = measured.measurements(store)
+    bases = [one for one in found if one.network == Network()]
+    run = bases[0].series[0]
+    gpipe, f1b = (next(one for one in bases if one.series == (run, schedule)) for schedule in ("gpipe", "1f1b"))
+    others = [one for one in found if one not in (gpipe, f1b)]
+    fits = measured.models([*others, slower(gpipe, 1.4), slower(f1b, 0.8)])
+    for base in (gpipe, f1b):
+        for one in (one for one in found if one.series == base.series):
+            wanted = slower(one, 1.1).seconds
+            assert fits[base.series].step(one.network) == pytest.approx(wanted, rel=0.02)
+    assert fits[gpipe.series].measured(slower(gpipe, 1.4)) == pytest.approx(slower(gpipe, 1.4).seconds, rel=0.02)
+    other = next(one for one in bases if one.series[0] != run)  # whose speed was as it had been
+    assert fits[other.series].step(other.network) == pytest.approx(other.seconds, rel=0.02)
 
 
 @pytest.mark.slow
