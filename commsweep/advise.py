@@ -73,7 +73,6 @@ def _advise(args: argparse.Namespace) -> int:
     return 0
 
 
-
 def _ratios(args: argparse.Namespace, store: Store, run: Run, network: Network, calibration: list[str]) -> int:
     import torch
 
