@@ -13,6 +13,7 @@ from commsweep.experiments.store import Store
 
 # What may differ between the run asked about and a candidate: the rest must be the same training.
 FREE = ("fwd.", "bwd.", "at.", "seed", "microbatches")
+APART = 0.05  # of a time: what differs by less is not chosen between for its speed
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,18 @@ class Advice:
     missed: list[str]
     calibrated: bool = False  # predictions know what slow links do to this machine
 
+    @property
+    def close(self) -> list[Choice]:
+        """Those that predictions do not tell from the best: less than `APART` behind it, unless both are measured."""
+        best = self.choices[0]
+        return [one for one in self.choices[1:]
+                if one.seconds < (1 + APART) * best.seconds and not (one.measured and best.measured)]
+
     def record(self) -> dict[str, Any]:
         """For programs."""
         return {"metric": self.metric, "target": self.target, "missed": self.missed, "calibrated": self.calibrated,
-                "choices": [vars(choice) | {"seconds": choice.seconds} for choice in self.choices]}
+                "choices": [vars(choice) | {"seconds": choice.seconds, "close": choice in self.close}
+                            for choice in self.choices]}
 
 
 def advise(store: Store, run: Run, network: Network, calibration: list[str] | None = None) -> Advice:

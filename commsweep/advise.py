@@ -66,6 +66,9 @@ def _advise(args: argparse.Namespace) -> int:
         print(f"  {title:10} {choice.text()}")
     for choice in made.choices[2:]:
         print(f"  {'':10} {choice.text()}")
+    if made.close:
+        print(f"  note: less than {100 * advise.APART:.0f} % behind the best, which predictions do not tell apart: "
+              + "; ".join(f"{one.method}, {one.schedule}" for one in made.close))
     if not made.calibrated and any(not choice.measured for choice in made.choices):
         print(ROUGH)
     if made.missed:

@@ -267,14 +267,14 @@ def ranked(measured: list[float], predicted: list[float]) -> str:
 
 
 def in_order(measured: list[float], predicted: list[float]) -> tuple[int, int]:
-    """(pairs whose measured times are more than `APART` apart, those of them that are predicted in the same order)."""
+    """(pairs whose measured times are more than `advise.APART` apart, those of them that are predicted in the same
+    order)."""
     pairs = [(a, b) for a, b in combinations(zip(measured, predicted, strict=True), 2)
-             if max(a[0], b[0]) > (1 + APART) * min(a[0], b[0])]
+             if max(a[0], b[0]) > (1 + advise.APART) * min(a[0], b[0])]
     return len(pairs), sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
 
 
 ALIKE = 0.02  # of a step: less is within what a measurement repeats to
-APART = 0.05  # of a step: methods that differ by less are not chosen between for their speed
 
 
 def rates(network: Network) -> str:

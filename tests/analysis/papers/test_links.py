@@ -194,6 +194,28 @@ def test_advice_is_the_fastest_to_the_target_and_says_what_it_rests_on(store, ba
     assert store.pipeline(first.basis[0]).row()["run_id"] == first.basis[1]
 
 
+def test_advice_names_what_predictions_do_not_tell_from_the_best():
+    def choice(seconds, measured):
+        return advising.Choice("dense", "gpipe", seconds, 10, measured, ("a", "b"))
+
+    def close(*choices):
+        return advising.Advice("test_on_acc", 0.9, [choice(*one) for one in choices], []).close
+
+    assert close((1.0, False), (1.04, False), (1.06, False)) == [choice(1.04, False)]
+    assert close((1.0, True), (1.04, False)) == close((1.0, False), (1.04, False))
+    assert not close((1.0, True), (1.01, True)) and not close((1.0, False))
+
+
+def test_advise_says_what_it_does_not_tell_apart(store, capsys):
+    arguments = ["advise", "synthetic", "--bandwidth", "2Mbit", "--latency", "1ms", "--store", str(store.root)]
+    assert main([*arguments, "--json"]) == 0
+    choices = json.loads(capsys.readouterr().out)["choices"]
+    close = [f"{one['method']}, {one['schedule']}" for one in choices if one["close"]]
+    assert main(arguments) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "tell apart" in line]
+    assert close and len(told) == 1 and told[0].endswith("; ".join(close))
+
+
 def test_advise_on_the_command_line(store, capsys):
     arguments = ["advise", "synthetic", "--bandwidth", "1Mbit", "--store", str(store.root)]
     assert main(arguments) == 0
