@@ -58,8 +58,9 @@ class Advice:
 
     def record(self) -> dict[str, Any]:
         """For programs."""
+        close = self.close
         return {"metric": self.metric, "target": self.target, "missed": self.missed, "calibrated": self.calibrated,
-                "choices": [vars(choice) | {"seconds": choice.seconds, "close": choice in self.close}
+                "choices": [vars(choice) | {"seconds": choice.seconds, "close": choice in close}
                             for choice in self.choices]}
 
 
