@@ -9,7 +9,7 @@ from torch import nn
 
 from commsweep.experiments.config import ImageModel, OwnModel, Run
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.models import cuts, mlp, own, resnet
+from commsweep.experiments.models import cuts, layout, mlp, own, resnet
 
 if TYPE_CHECKING:
     from commsweep.experiments.data import Blocks, ImageData
@@ -20,6 +20,11 @@ def build(run: Run, data: ImageData | Blocks, root: Path | None = None) -> tuple
 
     `root` holds folders of pretrained weights. Raises UserError on an illegal cut or unusable weights.
     """
+    model, modules = _build(run, data, root)
+    return layout.channels_last(model) if run.channels_last else model, modules
+
+
+def _build(run: Run, data: ImageData | Blocks, root: Path | None) -> tuple[nn.Module, dict[str, nn.Module]]:
     if isinstance(run.model, OwnModel):
         model = own.build(run.model, data.example, data.images.classes)
         return model, cuts.chosen(run.model, model, own.legal_cuts(model, data.example))

@@ -130,8 +130,6 @@ class Trainer:
                             "microbatches each: set data.drop_last=true or another data.batch_size")
         pl.seed_everything(run.seed, verbose=False)
         model, modules = models.build(run, self.data, execution.model_root)
-        if run.channels_last:
-            model = model.to(memory_format=torch.channels_last)
         (shapes, _), cuts = message_shapes(model, modules, self.data.example), list(modules)
         run.check_cuts(modules)
         self.model, self.embedded = model_of(run, model, tuple(cuts)), optim.embedded(model)

@@ -85,10 +85,11 @@ def output_factor(g: Tensor, terms: int, sharing: str) -> Tensor:
 
 
 def product(columns: Tensor) -> Tensor:
-    """x x^T of x [d, n]. By halves, so that of a large one only little over half is computed."""
+    """x x^T of x [d, n], its two triangles the same bits. By halves, so that only little over half is computed."""
     d = len(columns)
-    if d < 2 * BLOCK:
-        return columns @ columns.mT
+    if d < 2 * BLOCK:  # BLAS promises no symmetry; a triangle that travels must be what who has the whole computes with
+        matrix = columns @ columns.mT
+        return matrix.tril().add_(matrix.tril(-1).mT)
     h, matrix = d // 2, columns.new_empty(d, d)
     matrix[:h, :h], matrix[h:, h:] = product(columns[:h]), product(columns[h:])
     matrix[h:, :h] = columns[h:] @ columns[:h].mT

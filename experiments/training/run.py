@@ -105,8 +105,6 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     data = datasets.build(run, execution.data_root, execution.model_root, device)
     pl.seed_everything(run.seed, verbose=False)
     model, modules = models.build(run, data, execution.model_root)
-    if run.channels_last:
-        model = model.to(memory_format=torch.channels_last)
     run.check_cuts(modules)
     shapes, work = message_shapes(model, modules, data.example)
     torch.set_num_threads(execution.thread_count(work * run.data.batch_size))
