@@ -36,7 +36,7 @@ def network_of(wiring: Wiring) -> Network:
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: a run over a wiring."""
+    """A run over a wiring, measured once or in several turns, of which it is the mean."""
 
     row: Row
 
@@ -57,7 +57,7 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """Median seconds of a step."""
+        """Median seconds of a step, in the mean of its turns."""
         return self.row["timing"]["step_seconds"]
 
     @property
@@ -89,9 +89,27 @@ class Measured:
 
 
 def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
-    """The store's measurements of one pipeline that have a step time; of these ids, if given."""
-    return [Measured(row) for row in store.pipelines()
-            if row["timing"] and row["run"]["grad"]["learners"] == 1 and (names is None or row["id"] in names)]
+    """The store's measurements of one pipeline that have a step time; of these ids, if given. Turns are
+    one, under the id of the first."""
+    turns: dict[tuple[str, str], list[Row]] = {}
+    for row in store.pipelines():
+        if row["timing"] and row["run"]["grad"]["learners"] == 1 and (names is None or row["id"] in names):
+            turns.setdefault((row["run_id"], Wiring(**row["wiring"] | {"turn": 0}).model_dump_json()), []).append(row)
+    return [Measured(_mean(sorted(own, key=lambda row: Wiring(**row["wiring"]).turn))) for own in turns.values()]
+
+
+def _mean(turns: list[Row]) -> Row:
+    """One row of several; what a chart shows is of the first."""
+    if len(turns) == 1:
+        return turns[0]
+    every = [row["timing"] for row in turns]
+    tasks = [{what: {part: fmean(own[what][part] for own in stage) for part in ("seconds", "cpu")}
+              for what in stage[0]} for stage in zip(*(one["tasks"] for one in every), strict=True)]
+    waits = [[one for own in stage for one in own] for stage in zip(*(one.get("waits", []) for one in every),
+                                                                    strict=True)]
+    return turns[0] | {"timing": every[0] | {
+        "step_seconds": fmean(one["step_seconds"] for one in every), "steps": sum(one["steps"] for one in every),
+        "spread": [fmean(one["spread"][side] for one in every) for side in range(2)], "tasks": tasks, "waits": waits}}
 
 
 @dataclass(frozen=True)

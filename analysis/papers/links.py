@@ -82,10 +82,10 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     calibration: measurements that the machine's constants are fitted to; those that the store has.
     """
     store = Store(root)
-    found = measurements(store, names)
-    if len(found) < len(set(names)):
-        raise UserError(f"{len(set(names)) - len(found)} of {len(set(names))} measurements are missing in '{root}'; "
+    if gone := sum(store.pipeline(name).row() is None for name in set(names)):
+        raise UserError(f"{gone} of {len(set(names))} measurements are missing in '{root}'; "
                         "commsweep links PLAN --only measure takes them (Linux, root)")
+    found = measurements(store, names)
     machine = machine_of(store, calibration or [])
     fits, known = models(found, machine), set(calibration or [])
     compared = [one for one in found if one.series in fits and one.network != Network() and one.row["id"] not in known]

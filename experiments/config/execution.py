@@ -113,7 +113,8 @@ class Wiring(Spec):
 
     bandwidth: bits a second of every link, each way (0: as the machine has it); latency: seconds one way; both are
     imposed by real shaped links. links: where they differ, that of each boundary from the first stage on. steps: end
-    after so many, without an evaluation (0: the whole training).
+    after so many, without an evaluation (0: the whole training). turn: tells measurements of the same thing apart that
+    are taken at different times.
     """
 
     schedule: Literal["gpipe", "1f1b"] = "gpipe"
@@ -122,6 +123,7 @@ class Wiring(Spec):
     steps: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1, description="of each stage")] = 1
     links: Annotated[tuple[Cable, ...], Field(exclude_if=lambda links: not links)] = ()
+    turn: Annotated[int, Field(ge=0, exclude_if=lambda turn: not turn)] = 0
 
     @model_validator(mode="after")
     def _alike_or_not(self) -> Wiring:

@@ -1,6 +1,7 @@
 """Step times of many runs over links of many kinds, with one set of processes for all of the same latencies.
 
-Links are reshaped in between. What is to be measured, and how, lies in <store>/pipelines/.links; every measurement is
+Links are reshaped in between. Turns follow each other: what is measured in several is measured at different times. What
+is to be measured, and how, lies in <store>/pipelines/.links; every measurement is
 recorded as a pipeline's run of its own.
 """
 
@@ -34,12 +35,12 @@ def missing(measurements: list[Measurement], store: Store) -> dict[str, Measurem
 def measure(todo: dict[str, Measurement], store: Store, execution: Execution, patience: float,
             done: Callable[[int], None] = lambda n: None) -> None:
     """Take these measurements; `done` hears how many of them there are so far. Needs Linux, root and iproute2."""
-    def kind(item: tuple[str, Measurement]) -> list[float]:
+    def kind(item: tuple[str, Measurement]) -> tuple[int, list[float]]:
         run, wiring = item[1]
-        return [one.latency for one in wiring.cables(stages.count(run))]
+        return wiring.turn, [one.latency for one in wiring.cables(stages.count(run))]
 
     before = 0
-    for latencies, group in groupby(sorted(todo.items(), key=kind), key=kind):
+    for (_, latencies), group in groupby(sorted(todo.items(), key=kind), key=kind):
         own = dict(group)
         folder = RunFolder(store.root / "pipelines" / ".links", store.root)
         folder.make()

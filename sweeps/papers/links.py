@@ -16,6 +16,7 @@ LearnerMeasurement = tuple[Run, LearnerWiring]
 
 BANDWIDTHS = (10e6, 100e6, 1e9, 0.0)
 STEPS, MANY_STEPS = 30, 60  # of a measurement; more where predictions are fitted or judged
+TURNS, FEW_STEPS = 3, 24  # where what is measured is compared: a machine's speed changes within minutes
 ROUNDS = 38  # steps with three exchanges after the first eight, one in ten
 
 
@@ -104,11 +105,12 @@ def local_links() -> list[LearnerMeasurement]:
 
 def heldout_advice() -> list[Measurement]:
     """Advice put to the test: every method and both schedules over links of which the advice sees nothing, and over
-    unlimited ones, from which it predicts. What is compared is measured in turn: a machine's speed changes."""
+    unlimited ones, from which it predicts. All of them are measured in each of several turns."""
     base = override(preset("digits"), {"microbatches": 4})
     links = [(0.0, 0.0), (8e6, 0.0), (20e6, 0.005), (35e6, 0.0), (60e6, 0.001), (120e6, 0.01), (250e6, 0.0)]
-    return [one for rate, latency in links for schedule in ("gpipe", "1f1b")
-            for one in _grid(base, list(METHODS), (rate,), latency, schedule, MANY_STEPS)]
+    return [(run, wiring.model_copy(update={"turn": turn})) for turn in range(TURNS) for rate, latency in links
+            for schedule in ("gpipe", "1f1b")
+            for run, wiring in _grid(base, list(METHODS), (rate,), latency, schedule, FEW_STEPS)]
 
 
 def unequal_links() -> list[Measurement]:

@@ -14,7 +14,7 @@ from commsweep.analysis import advise as advising
 from commsweep.analysis import measured
 from commsweep.analysis.papers import links
 from commsweep.analysis.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
-from commsweep.experiments.config import SCHEMA, Wiring, record, run_id
+from commsweep.experiments.config import SCHEMA, Wiring, parse, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import pipeline
 from commsweep.experiments.store import Store
@@ -132,6 +132,26 @@ def test_schedules_are_compared_at_one_speed_of_the_machine(store):
     assert fits[gpipe.series].measured(slower(gpipe, 1.4)) == pytest.approx(slower(gpipe, 1.4).seconds, rel=0.02)
     other = next(one for one in bases if one.series[0] != run)  # whose speed was as it had been
     assert fits[other.series].step(other.network) == pytest.approx(other.seconds, rel=0.02)
+
+
+def test_turns_of_a_measurement_are_one_their_mean(store, tmp_path):
+    """Taken again while the machine was slow, and once more while it was slower."""
+    before = measured.measurements(store)
+    one = next(one for one in before if one.network.bandwidth == 1e8 and not one.network.latency)
+    for turn, pace in ((1, 1.3), (2, 1.6)):
+        wiring = Wiring(**one.row["wiring"] | {"turn": turn})
+        place = pipeline.folder_of(store, parse(one.row["run"]), wiring)
+        place.make()
+        place.finish(slower(one, pace).row | {"id": place.path.name, "wiring": wiring.model_dump(mode="json")})
+    after = measured.measurements(store)
+    assert {own.row["id"] for own in after} == {own.row["id"] for own in before} and len(after) == len(before)
+    mean = next(own for own in after if own.row["id"] == one.row["id"])
+    assert mean.seconds == pytest.approx(sum(slower(one, pace).seconds for pace in (1, 1.3, 1.6)) / 3)
+    assert mean.computed == pytest.approx(1.3 * one.computed) and mean.bytes_a_step == one.bytes_a_step
+    assert mean.row["timing"]["steps"] == 27 and mean.network == one.network
+    names = [place.name for place in (store.root / "pipelines").iterdir() if len(place.name) == 12]
+    with pytest.raises(UserError, match=f"1 of {len(names) + 1}"):
+        links.write(store.root, [*names, "000000000000"], tmp_path / "other")
 
 
 @pytest.mark.slow
