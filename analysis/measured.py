@@ -108,8 +108,9 @@ def _mean(turns: list[Row]) -> Row:
     waits = [[one for own in stage for one in own] for stage in zip(*(one.get("waits", []) for one in every),
                                                                     strict=True)]
     return turns[0] | {"timing": every[0] | {
-        "step_seconds": fmean(one["step_seconds"] for one in every), "steps": sum(one["steps"] for one in every),
-        "spread": [fmean(one["spread"][side] for one in every) for side in range(2)], "tasks": tasks, "waits": waits}}
+        "step_seconds": fmean(one["step_seconds"] for one in every), "turns": [one["step_seconds"] for one in every],
+        "steps": sum(one["steps"] for one in every), "tasks": tasks, "waits": waits,
+        "spread": [fmean(one["spread"][side] for one in every) for side in range(2)]}}
 
 
 @dataclass(frozen=True)

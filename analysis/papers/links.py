@@ -114,6 +114,7 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
                    "method": one.method, "bytes": one.bytes_a_step,
                    "seconds": one.seconds, "quartile_1": one.row["timing"]["spread"][0],
                    "quartile_3": one.row["timing"]["spread"][1], "steps": one.row["timing"]["steps"],
+                   "turns": " ".join(f"{seconds:.6f}" for seconds in one.row["timing"].get("turns", [])),
                    "predicted": fits[one.series].measured(one) if one.series in fits else None,
                    "beforehand": fits[one.series].step(one.network) if one.series in fits else None}
                   for one in sorted(found, key=_order)]).to_csv(folder / "measurements.csv", index=False)

@@ -16,7 +16,7 @@ from commsweep.bench import Result, alternate, paired
 from commsweep.experiments import compressors
 from commsweep.experiments.boundary.insert import Boundaries, message_shapes
 from commsweep.experiments.config import Run, override
-from commsweep.experiments.models import resnet
+from commsweep.experiments.models import layout, resnet
 from commsweep.experiments.models.cuts import chosen
 from commsweep.experiments.presets import preset
 from commsweep.experiments.training import arithmetic, compiled
@@ -99,7 +99,7 @@ def step_of(changes: dict[str, object], device: str = "cpu", batch: int = BATCH,
 
 
 def _staged(run: Run, batch: int, samples: int) -> tuple[torch.nn.Module, Boundaries]:
-    model = resnet.build(run.model, 3, 10).to(memory_format=torch.channels_last)
+    model = layout.channels_last(resnet.build(run.model, 3, 10))
     modules = chosen(run.model, model, resnet.legal_cuts(model))
     return model, Boundaries(
         {cut: run.links(cut) for cut in modules}, modules,

@@ -148,6 +148,7 @@ def test_turns_of_a_measurement_are_one_their_mean(store, tmp_path):
     mean = next(own for own in after if own.row["id"] == one.row["id"])
     assert mean.seconds == pytest.approx(sum(slower(one, pace).seconds for pace in (1, 1.3, 1.6)) / 3)
     assert mean.computed == pytest.approx(1.3 * one.computed) and mean.bytes_a_step == one.bytes_a_step
+    assert mean.row["timing"]["turns"] == [pytest.approx(slower(one, pace).seconds) for pace in (1, 1.3, 1.6)]
     assert mean.row["timing"]["steps"] == 27 and mean.network == one.network
     names = [place.name for place in (store.root / "pipelines").iterdir() if len(place.name) == 12]
     with pytest.raises(UserError, match=f"1 of {len(names) + 1}"):
