@@ -89,8 +89,8 @@ class Measured:
 
 
 def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
-    """The store's measurements of one pipeline that have a step time; of these ids, if given. Turns are
-    one, under the id of the first."""
+    """The store's measurements of one pipeline that have a step time; of these ids, if given. Turns of
+    one thing are one, under the id of the first."""
     turns: dict[tuple[str, str], list[Row]] = {}
     for row in store.pipelines():
         if row["timing"] and row["run"]["grad"]["learners"] == 1 and (names is None or row["id"] in names):

@@ -82,7 +82,7 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
     calibration: measurements that the machine's constants are fitted to; those that the store has.
     """
     store = Store(root)
-    if gone := sum(store.pipeline(name).row() is None for name in set(names)):
+    if gone := sum(not (row := store.pipeline(name).row()) or not row["timing"] for name in set(names)):
         raise UserError(f"{gone} of {len(set(names))} measurements are missing in '{root}'; "
                         "commsweep links PLAN --only measure takes them (Linux, root)")
     found = measurements(store, names)

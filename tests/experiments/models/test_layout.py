@@ -30,6 +30,16 @@ def test_narrow_shortcuts_leave_the_heap_whole():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("channels", [3, 4, 8, 12, 16])
+def test_the_weights_gradient_is_that_in_float64(channels):
+    conv, x, slope = nn.Conv2d(channels, 8, 1, stride=2, bias=False), torch.randn(32, channels, 8, 8), torch.randn(
+        32, 8, 4, 4)
+    weight = conv.weight.detach().double().requires_grad_()
+    nn.functional.conv2d(x.double(), weight, None, 2).backward(slope.double())
+    layout.channels_last(conv)(x.contiguous(memory_format=torch.channels_last)).backward(slope)
+    assert torch.allclose(conv.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("channels, stride, size", [(4, 2, 8), (3, 2, 7), (5, (1, 2), 6), (8, 2, 8), (4, 1, 8)])
 def test_the_layout_changes_no_value(channels, stride, size):
     plain = nn.Conv2d(channels, 6, 1, stride=stride).double()
@@ -47,7 +57,7 @@ def test_the_layout_changes_no_value(channels, stride, size):
 
 
 def test_only_what_may_break_is_changed():
-    kept = [nn.Conv2d(8, 4, 1, stride=2), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, stride=2),
+    kept = [nn.Conv2d(16, 4, 1, stride=2), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, stride=2),
             nn.Conv2d(4, 4, 1, stride=2, groups=2), nn.Conv2d(4, 4, 1, stride=2, padding=1)]
     changed = nn.Conv2d(4, 4, 1, stride=2)
     layout.channels_last(nn.Sequential(*kept, changed))
