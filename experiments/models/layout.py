@@ -12,9 +12,9 @@ WHOLE = 16  # float32 values in a vector register of AVX-512; of AVX2: 8
 class Thinned(nn.Conv2d):
     """A 1x1 convolution with strides that takes the pixels it reads first and then has none.
 
-    The same function. oneDNN (3.13, in torch 2.15) gathers those pixels itself for the weights' gradient; where channels
-    lie last and do not fill a register it writes behind its buffer (its issue 6035), and the process dies later, of a
-    broken heap, or learns from wrong gradients.
+    The same function. oneDNN (3.13, in torch 2.15) gathers those pixels itself for the weights' gradient; where
+    channels lie last and do not fill a register it writes behind its buffer (its issue 6035), and the process dies
+    later, of a broken heap, or learns from wrong gradients.
     """
 
     def forward(self, x: Tensor) -> Tensor:
