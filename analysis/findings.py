@@ -56,7 +56,7 @@ FINDINGS = [
     Finding("F3", "What to send forward, and what back, at equal bytes?",
             tuple((name, claim) for name in ("text_recipe", "cifar_recipe_jpeg") for claim in ("F3a", "F3b", "F3c")),
             "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
-            "which pairs are best at other lengths; on images, where every pair of few bytes loses more, three to five "
+            "which pairs are best at other lengths; on images, where every pair of few bytes loses more, three to ten "
             "seeds were run, and fewer pairs (results/cifar_recipe_jpeg/tables.md).",
             "text_recipe/fronts.png", "nats lost against bytes, forward alone, backward alone and both ways"),
     Finding("F4", "Which error feedback makes dense inference lossless, and why does a memory keyed by slot harm?",
