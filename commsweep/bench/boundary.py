@@ -107,10 +107,10 @@ def _staged(run: Run, batch: int, samples: int) -> tuple[torch.nn.Module, Bounda
 
 
 def _memory() -> Result:
-    """Peak resident memory of a fresh process that makes three steps, TopK against dense, libraries included."""
+    """Peak resident memory of a fresh process that makes two steps, TopK against dense, libraries included."""
     # Not ru_maxrss: a child inherits its parent's, and this process is larger than the one measured.
     code = ("import sys; from commsweep.bench.boundary import LINKS, step_of; step = step_of(LINKS[sys.argv[1]]); "
-            "step(); step(); step(); status = open('/proc/self/status').read(); "
+            "step(); step(); status = open('/proc/self/status').read(); "
             "print(status.split('VmHWM:')[1].split()[0])")
     peak = {name: float(subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True,
                                        check=True).stdout) / 1024 for name in ("dense", "topk")}
