@@ -318,14 +318,14 @@ def test_what_diverged_on_both_sides_is_no_evidence(store):
 @pytest.mark.slow
 def test_seeds_added_to_some_cells_only_are_said(store, tmp_path):
     frame = fill(store, flat_score)
-    said = results.uneven(frame)
-    assert said.startswith("Most settings have 3 seeds; 5 seeds: dense, TopK 10 %")
+    whole = results.uneven(frame)
+    assert whole.startswith("Most settings have 3 seeds; 5 seeds: dense, TopK 10 %")
     assert results.uneven(frame[frame.seed < 3]) == ""
     many = [name for name in dict.fromkeys(frame.method) if name != "dense"][: results.NAMED + 1]
-    said = results.uneven(frame[(frame.seed < 1) | (frame.method.isin(many) & (frame.seed < 2))])
-    assert said == f"Most settings have 1 seed; 2 seeds: {results.NAMED + 1} settings."
+    part = frame[(frame.seed < 1) | (frame.method.isin(many) & (frame.seed < 2))]
+    assert results.uneven(part) == f"Most settings have 1 seed; 2 seeds: {results.NAMED + 1} settings."
     assert main(["report", "demo", "--store", str(store.root), "--out", str(tmp_path / "o")]) == 0
-    assert said in (tmp_path / "o" / "claims.md").read_text()
+    assert whole in (tmp_path / "o" / "claims.md").read_text()
     assert "one sample standard deviation" in (tmp_path / "o" / "figures" / "captions.md").read_text()
 
 
