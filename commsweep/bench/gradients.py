@@ -4,6 +4,7 @@ what training apart does."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -18,6 +19,7 @@ from commsweep.experiments.data_parallel.outer import Apart
 from commsweep.experiments.models import resnet
 
 LEARNERS, BATCH = 4, 128  # as AdaComp and PowerSGD train: 32 rows a learner
+INTERVAL = 20  # steps between two exchanges of learners that train apart
 MILLISECONDS = 60.0
 
 
@@ -26,8 +28,7 @@ def bench() -> Iterator[Result]:
     torch.manual_seed(0)
     net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
     yield from _compression(net)
-    yield _learners(net)
-    yield _apart(net)
+    yield from _learners(net)
 
 
 def _compression(net: torch.nn.Module) -> Iterator[Result]:
@@ -58,61 +59,52 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
                  paired(seconds, "sparseloco", "topk"), 2.0, medians=medians)
 
 
-def _learners(net: torch.nn.Module) -> Result:
-    """One step of all learners, exchange included, against plain forward and backward passes of their shares."""
+def _learners(net: torch.nn.Module) -> Iterator[Result]:
+    """Steps of learners that exchange each time, and of those that train apart, against the passes in them."""
     spec = config.Gradients(learners=LEARNERS, exchange="allgather", compressor=config.AdaComp(),
-                           feedback=config.AdaCompResidue())
-    learners, moment = Learners(spec, net, 0, BATCH), Moment(0, 0, 0.0, 0, 0)
+                            feedback=config.AdaCompResidue())
+    learners, own = Learners(spec, net, 0, BATCH), deepcopy(net)
+    apart = Apart(config.Gradients(learners=LEARNERS, outer=config.Outer(interval=INTERVAL)), own, 0, BATCH, _sgd, None,
+                  10**9)
+    apart.configured(_sgd(list(own.parameters())))
+    plain = _sgd(list(net.parameters()))
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+    between, due = (Moment(number, 0, 1e-3, 0, 0) for number in (0, INTERVAL - 1))
 
-    def step() -> None:
+    def exchanging() -> None:
         net.zero_grad()
         for one in learners.passes(BATCH):
             cross_entropy(net(x[one.rows]), y[one.rows]).backward()
-            learners.after_pass(moment, one)
-        learners.after_backward(moment)
+            learners.after_pass(between, one)
+        learners.after_backward(between)
+
+    def training_apart() -> None:
+        for one in apart.passes(BATCH):
+            apart.before_pass(between, one, y, x.device)
+            cross_entropy(own(x[one.rows]), y[one.rows]).backward()
+            apart.after_pass(between, one)
+        apart.after_backward(between)
 
     def passes() -> None:
         for one in learners.passes(BATCH):
             net.zero_grad()
             cross_entropy(net(x[one.rows]), y[one.rows]).backward()
 
-    seconds = alternate({"learners": step, "passes": passes}, rounds=4, warmup=1)
-    medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
-    return Result(f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, minibatch {BATCH}",
-                  paired(seconds, "learners", "passes"), 1.15, medians=medians)
-
-
-def _apart(net: torch.nn.Module) -> Result:
-    """A step of learners that train apart, and a twentieth of an exchange, against the passes and SGD steps in it."""
-    interval = 20
-
-    def inner(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, 1e-3, fused=True)
-
-    plain = inner(list(net.parameters()))
-    spec = config.Gradients(learners=LEARNERS, outer=config.Outer(interval=interval))
-    apart = Apart(spec, net, 0, BATCH, inner, None, 10**9)
-    apart.configured(plain)
-    x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
-    between, due = (Moment(number, 0, 1e-3, 0, 0) for number in (0, interval - 1))
-
-    def step() -> None:
-        for one in apart.passes(BATCH):
-            apart.before_pass(between, one, y, x.device)
-            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
-            apart.after_pass(between, one)
-        apart.after_backward(between)
-
-    def passes() -> None:
-        for one in apart.passes(BATCH):
-            plain.zero_grad()
-            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
+    def updates() -> None:
+        for _ in range(LEARNERS):
             plain.step()
 
-    seconds = alternate({"step": step, "passes": passes, "exchange": lambda: apart.after_backward(due)}, rounds=4)
+    seconds = alternate({"learners": exchanging, "passes": passes, "updates": updates, "apart": training_apart,
+                         "exchange": lambda: apart.after_backward(due)}, rounds=4)
     medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
-    return Result(f"step of {LEARNERS} learners that meet every {interval} / its plain passes, ResNet-18, "
-                  f"minibatch {BATCH}",
-                  paired(seconds, "step", "passes") + paired(seconds, "exchange", "passes") / interval, 1.05,
-                  medians=medians)
+    yield Result(f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, minibatch {BATCH}",
+                 paired(seconds, "learners", "passes"), 1.15, medians=medians)
+    seconds["plain"] = [a + b for a, b in zip(seconds["passes"], seconds["updates"], strict=True)]
+    yield Result(f"step of {LEARNERS} learners that meet every {INTERVAL} / its plain passes and SGD steps, ResNet-18, "
+                 f"minibatch {BATCH}",
+                 paired(seconds, "apart", "plain") + paired(seconds, "exchange", "plain") / INTERVAL, 1.05,
+                 medians=medians)
+
+
+def _sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 1e-3, fused=True)
