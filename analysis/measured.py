@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -89,13 +90,15 @@ class Measured:
 
 
 def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
-    """The store's measurements of one pipeline that have a step time; of these ids, if given. Turns of
-    one thing are one, under the id of the first."""
-    turns: dict[tuple[str, str], list[Row]] = {}
+    """The store's measurements of one pipeline that have a step time; of these ids, if given. Turns of one thing are
+    one, under the id of the first."""
+    turns: dict[tuple[str, str], list[tuple[int, Row]]] = {}
     for row in store.pipelines():
         if row["timing"] and row["run"]["grad"]["learners"] == 1 and (names is None or row["id"] in names):
-            turns.setdefault((row["run_id"], Wiring(**row["wiring"] | {"turn": 0}).model_dump_json()), []).append(row)
-    return [Measured(_mean(sorted(own, key=lambda row: Wiring(**row["wiring"]).turn))) for own in turns.values()]
+            wiring = Wiring(**row["wiring"])
+            thing = row["run_id"], wiring.model_copy(update={"turn": 0}).model_dump_json()
+            turns.setdefault(thing, []).append((wiring.turn, row))
+    return [Measured(_mean([row for _, row in sorted(own, key=itemgetter(0))])) for own in turns.values()]
 
 
 def _mean(turns: list[Row]) -> Row:

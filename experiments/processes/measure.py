@@ -1,8 +1,8 @@
 """Step times of many runs over links of many kinds, with one set of processes for all of the same latencies.
 
 Links are reshaped in between. Turns follow each other: what is measured in several is measured at different times. What
-is to be measured, and how, lies in <store>/pipelines/.links; every measurement is
-recorded as a pipeline's run of its own.
+is to be measured, and how, lies in <store>/pipelines/.links; every measurement is recorded as a pipeline's run of its
+own.
 """
 
 from __future__ import annotations
