@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -134,7 +135,10 @@ def test_copies_work_where_the_file_system_has_no_fast_copy(tmp_path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_of_200_steps_with_buffers_far_larger_than_what_it_may_use(tmp_path):
-    """AQ-SGD over 800 blocks of 1024: 300 MiB of buffers cost the process less than 60 MiB more than no memory."""
+    """AQ-SGD over 800 blocks of 1024: 300 MiB of buffers cost the process less than 30 MiB more than no memory.
+
+    Freed blocks go back at once here. What glibc's heap keeps of them else, 40 to 60 MiB, is of its history.
+    """
     code = """
 import sys
 from pathlib import Path
@@ -150,13 +154,13 @@ row = execute(run, Store(sys.argv[2]), Execution("cpu", buffers="mmap", checkpoi
 assert row["status"] == "finished" and row["steps"] == 200, row["error"]
 print(row["memory_bytes"]["sample"], open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
-    peak = {}
+    peak, exact = {}, os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}
     for kind in ("plain", "aqsgd"):
         out = subprocess.run([sys.executable, "-c", code, kind, str(tmp_path / kind)], capture_output=True, text=True,
-                             check=True).stdout.split()
+                             check=True, env=exact).stdout.split()
         buffers, peak[kind] = int(out[-2]), int(out[-1]) / 1024
     assert buffers == 3 * 800 * 1024 * 64 * 2
-    assert peak["aqsgd"] - peak["plain"] < 60
+    assert peak["aqsgd"] - peak["plain"] < 30
 
 
 def test_rows_that_were_read_ahead_are_those_written_last(tmp_path, monkeypatch):
