@@ -24,8 +24,13 @@ class Thinned(nn.Conv2d):
 
 def channels_last(model: nn.Module) -> nn.Module:
     """The network itself, laid out with the channels last."""
+    thin(model)
+    return model.to(memory_format=torch.channels_last)
+
+
+def thin(model: nn.Module) -> None:
+    """What a network needs wherever its images may come to lie with the channels last, as in compiled blocks."""
     for module in model.modules():
         if (type(module) is nn.Conv2d and module.kernel_size == (1, 1) and module.stride != (1, 1)
                 and module.groups == 1 and module.padding == (0, 0) and module.in_channels < WHOLE):
             module.__class__ = Thinned
-    return model.to(memory_format=torch.channels_last)

@@ -16,6 +16,7 @@ from torch import nn
 
 from commsweep.experiments.config.execution import GRAPHS
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.models import layout
 
 LIMIT = 64  # variants of one piece of code: a block for each shape, also that of a short last batch
 
@@ -34,6 +35,7 @@ def install(model: nn.Module, mode: str, device: torch.device) -> list[str]:
     if mode in GRAPHS and device.type != "cuda":
         raise UserError(f"--compile {mode}: CUDA graphs need a GPU; use --compile default")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, LIMIT)
+    layout.thin(model)  # the compiler lays images out as it likes
     made = dict(blocks(model))
     for block in made.values():
         block.forward = _in_training(block, torch.compile(block.forward, mode=mode, dynamic=False))
