@@ -4,11 +4,11 @@ An effect is a difference of test accuracies in points (of losses in nats, for l
 every setting that is not compared. A claim says in which region the effect lies, before there are runs; it is supported
 when the effect is decided to lie there, contradicted when it is decided to lie elsewhere, undecided otherwise, and
 below three seeds there are not enough runs. "No loss" means within a margin both ways: equivalence, two one-sided
-tests. The tests of a report are adjusted for their number (`statistics`). Where one side of a pair diverged it counts
-as guessing: it did happen, and dropping it would flatter. Where both did, or where an effect is one within a run, there
-is nothing to compare: such pairs are left out and counted. What the papers call "severe" or "almost lossless" is not
-defined there; the margins here are ours. Settings of an arm that a claim does not name are those of the specs'
-defaults.
+tests. The tests of a report are adjusted for their number and for looks while seeds are added (`statistics`). Where one
+side of a pair diverged it counts as guessing: it did happen, and dropping it would flatter. Where both did, or where an
+effect is one within a run, there is nothing to compare: such pairs are left out and counted. What the papers call
+"severe" or "almost lossless" is not defined there; the margins here are ours. Settings of an arm that a claim does not
+name are those of the specs' defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from dataclasses import asdict, dataclass, field
 import pandas as pd
 
 from commsweep.analysis.results import CHANCE, base, distinct
-from commsweep.analysis.statistics import LEVEL, MOST, Region, holm, interval, mean_sd, p_value, seeds_needed
+from commsweep.analysis.statistics import (
+    LEVEL,
+    LOOKS,
+    MOST,
+    Region,
+    adjusted,
+    interval,
+    mean_sd,
+    next_look,
+    p_value,
+    seeds_needed,
+)
 
 SLIGHT = 1.0
 MIN_SEEDS = 3
@@ -79,7 +90,7 @@ class Effect:
         if self.verdict != UNDECIDED:
             return None
         mean, sd = mean_sd(self.values)
-        return seeds_needed(self.region.distance(mean), sd, self.tests, least=len(self.values) + 1)
+        return seeds_needed(self.region.distance(mean), sd, self.tests, least=next_look(len(self.values)))
 
     def text(self) -> str:
         """The effect for people."""
@@ -96,8 +107,8 @@ class Effect:
         """Its verdict for people, with p, and what would decide it."""
         if self.p is None:
             return self.verdict
-        adjusted = f", adjusted {_p(self.adjusted)}" if self.adjusted is not None and self.tests > 1 else ""
-        said = f"{self.verdict} (p {_p(self.p)}{adjusted})"
+        together = "" if self.adjusted is None else f", adjusted {_p(self.adjusted)}"
+        said = f"{self.verdict} (p {_p(self.p)}{together})"
         if self.verdict != UNDECIDED:
             return said
         more = self.seeds and self.seeds - len(self.values)
@@ -144,8 +155,8 @@ class Claim:
 def adjust(claims: list[Claim]) -> list[Claim]:
     """The claims of a report, their effects tested together."""
     tested = [effect for claim in claims for effect in claim.effects if effect.p is not None]
-    for effect, adjusted in zip(tested, holm([effect.p for effect in tested]), strict=True):
-        effect.tests, effect.adjusted = len(tested), adjusted
+    for effect, p in zip(tested, adjusted([effect.p for effect in tested]), strict=True):
+        effect.tests, effect.adjusted = len(tested), p
     return claims
 
 
@@ -246,9 +257,10 @@ DENSE: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
 
 def adjustment(claims: list[Claim]) -> str:
     """What was done to the verdicts, in a sentence; "" where nothing was tested."""
-    tests = max((effect.tests for claim in claims for effect in claim.effects), default=1)
-    return (f"Verdicts hold at {100 * LEVEL:g} % for all {tests} effects together (Holm); intervals are 95 % each."
-            if tests > 1 else "")
+    tested = [effect.tests for claim in claims for effect in claim.effects if effect.adjusted is not None]
+    together = f" for all {max(tested)} effects together (Holm)" if max(tested, default=0) > 1 else ""
+    return (f"Verdicts hold at {100 * LEVEL:g} %{together}, also where seeds were added because a verdict asked for "
+            f"them (every p counts {LOOKS} times for such looks); intervals are 95 % each." if tested else "")
 
 
 def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | None = None) -> str:

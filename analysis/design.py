@@ -10,7 +10,7 @@ import pandas as pd
 from commsweep.analysis.claim import Claim, Effect
 from commsweep.analysis.contents import all_claims
 from commsweep.analysis.results import base
-from commsweep.analysis.statistics import LEVEL, MOST, POWER, seeds_needed
+from commsweep.analysis.statistics import LEVEL, LOOKS, MOST, POWER, seeds_needed
 
 SCORES = tuple(f"test_{mode}_{name}" for mode in ("on", "off") for name in ("acc", "loss", "ppl"))
 
@@ -43,9 +43,9 @@ def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
     claims = planned(frame, papers)
     tests = max(1, sum(bool(effect.values) for claim in claims for effect in claim.effects))
     found = {unit: spread(frame, metric) for unit, metric in (("points", "test_on_acc"), ("nats", "test_on_loss"))}
-    lines = [f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm). Seeds needed: for a power of "
-             f"{100 * POWER:g} % to decide an effect that lies one margin from the edge, by the spread of the dense "
-             "runs over seeds, as if the two sides of a pair were independent."]
+    lines = [f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm), every p {LOOKS} times, because seeds "
+             f"may be added. Seeds needed: for a power of {100 * POWER:g} % to decide an effect that lies one margin "
+             "from the edge, by the spread of the dense runs over seeds, as if both sides of a pair were independent."]
     for unit, (sd, n) in found.items():
         if n:
             lines.append(f"Spread of {n} dense runs: {100 * sd if unit == 'points' else sd:.2g} {unit}.")

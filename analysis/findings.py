@@ -98,8 +98,9 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
     """The whole page; `link`: the way from it to the results. Raises UserError when a claim is not recorded."""
     known: dict[str, dict[str, Any]] = {}
     lines = ["# What was found", "", "Written by `commsweep findings` from the recorded verdicts; each leads to its "
-             "runs (rows.csv beside it). Verdicts hold at 5 % for all effects of a report together (Holm); intervals "
-             "are 95 % each. What did not decide is listed too. A verdict speaks for its model and data only.", ""]
+             "runs (rows.csv beside it). Verdicts hold at 5 % for all effects of a report together (Holm), also where "
+             "seeds were added because a verdict asked for them; intervals are 95 % each. What did not decide is "
+             "listed too. A verdict speaks for its model and data only.", ""]
     for one in findings:
         lines += [f"## {one.key}. {one.question}", ""]
         for folder, name in one.claims:

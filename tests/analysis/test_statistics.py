@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from commsweep.analysis.claim import CONTRADICTED, NOT_ENOUGH, SUPPORTED, UNDECIDED, Claim, Effect, adjust
-from commsweep.analysis.statistics import LEVEL, Region, holm, interval, p_value, seeds_needed
+from commsweep.analysis.statistics import (
+    LEVEL,
+    LOOKS,
+    Region,
+    adjusted,
+    holm,
+    interval,
+    next_look,
+    p_value,
+    seeds_needed,
+)
 
 samples = st.lists(st.floats(-50, 50).map(lambda value: round(value, 3)), min_size=3, max_size=12).filter(
     lambda values: np.std(values) > 1e-3)
@@ -76,21 +86,53 @@ def test_holm_rejects_what_stepping_down_rejects(ps):
 
 @pytest.mark.parametrize("distance, sd, tests", [(1.0, 0.7, 1), (1.0, 0.7, 14), (2.0, 0.8, 20), (0.02, 0.013, 4)])
 def test_the_seeds_have_the_power(distance, sd, tests):
-    """Simulated: with so many seeds about four in five effects are decided, with two thirds of them clearly fewer."""
+    """Simulated: with so many seeds three to four in five effects are decided, with two thirds of them clearly fewer."""
     n = seeds_needed(distance, sd, tests)
     draws = np.random.default_rng(0).normal(distance, sd, (20_000, n))
 
     def power(part):
         t = part.mean(1) / (part.std(1, ddof=1) / math.sqrt(part.shape[1]))
-        return (np.abs(t) > stats.t.ppf(1 - LEVEL / tests / 2, part.shape[1] - 1)).mean()
+        return (np.abs(t) > stats.t.ppf(1 - LEVEL / LOOKS / tests / 2, part.shape[1] - 1)).mean()
 
-    assert 0.75 < power(draws) < 0.93
-    assert power(draws[:, : max(2, 2 * n // 3)]) < 0.72
+    assert 0.72 < power(draws) < 0.93
+    assert power(draws[:, : max(2, 2 * n // 3)]) < 0.66
 
 
 def test_seeds_that_would_never_do():
     assert seeds_needed(0.0, 1.0) is None and seeds_needed(0.01, 1.0) is None
     assert seeds_needed(5.0, 0.0) == 3
+
+
+@pytest.mark.parametrize("effects, first, reports", [
+    (1, 3, 1000), (5, 3, 400), *(pytest.param(*more, marks=pytest.mark.slow) for more in (
+        (1, 3, 20_000), (1, 5, 20_000), (5, 3, 6000), (20, 3, 2500), (20, 5, 2500)))])
+def test_reports_that_ask_for_seeds_and_are_written_anew_hold_their_level(effects, first, reports):
+    """Every effect lies at the edge, so each verdict is an error; each undecided effect gets the seeds it asks for,
+    until it is decided or asks for none. (Without LOOKS 12 % of the first reports hold an error, 14 % of the second.)
+    """
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(reports):
+        own = [Effect("", above=1.0, values=list(rng.normal(1.0, 1.0, first))) for _ in range(effects)]
+        while True:
+            adjust([Claim("A", "", own)])
+            if any(effect.verdict != UNDECIDED for effect in own):
+                wrong += 1
+                break
+            more = [effect for effect in own if effect.seeds]
+            if not more:
+                break
+            for effect in more:
+                effect.values += list(rng.normal(1.0, 1.0, effect.seeds - len(effect.values)))
+    assert wrong / reports < LEVEL + (0 if reports > 2000 else math.sqrt(LEVEL / reports))
+
+
+def test_an_undecided_effect_is_looked_at_again_with_half_as_many_seeds_more():
+    assert [next_look(n) for n in (1, 2, 3, 4, 5, 10)] == [2, 3, 5, 6, 8, 15]
+    effect = adjust([Claim("A", "", [Effect("", above=0.0, values=[1.0, 1.2, 0.8, 1.3, 0.9, 1.1])] * 2)])[0].effects[0]
+    clear = adjust([Claim("A", "", [Effect("", above=0.0, values=[2.0, 2.6, 1.2])])])[0].effects[0]
+    assert effect.verdict == SUPPORTED and clear.verdict == UNDECIDED and clear.seeds >= 5
+    assert adjusted([0.01, 0.2]) == pytest.approx([0.1, 1.0])
 
 
 def test_the_effects_of_a_report_are_adjusted_together():
