@@ -86,7 +86,8 @@ def test_holm_rejects_what_stepping_down_rejects(ps):
 
 @pytest.mark.parametrize("distance, sd, tests", [(1.0, 0.7, 1), (1.0, 0.7, 14), (2.0, 0.8, 20), (0.02, 0.013, 4)])
 def test_the_seeds_have_the_power(distance, sd, tests):
-    """Simulated: with so many seeds three to four in five effects are decided, with two thirds of them clearly fewer."""
+    """Simulated: with so many seeds three or four in five effects are decided, with two thirds of them clearly fewer.
+    """
     n = seeds_needed(distance, sd, tests)
     draws = np.random.default_rng(0).normal(distance, sd, (20_000, n))
 
