@@ -11,6 +11,7 @@ from commsweep.sweeps.papers import adacomp, bias, kfac, local, mst, recipe, rud
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
     "demo": rudakov.demo,
+    "digits_core": rudakov.digits_core,
     "smoke": rudakov.smoke,
     "cifar_small": rudakov.cifar_small,
     "cifar_small_jpeg": rudakov.cifar_small_jpeg,
