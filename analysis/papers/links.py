@@ -240,9 +240,13 @@ def _constants(machine: Machine) -> str:
 
 def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
     """Rank correlation (Spearman) of predicted and measured step times of the methods that share a link, and how many
-    of the pairs of methods that are far enough apart to choose by were predicted in their order."""
+    of the pairs of methods that are far enough apart to choose by were predicted in their order; where measurements
+    were taken in turns, how much the turns agree with each other, which is all that one measurement can tell."""
+    turns = {one.row["id"]: one.row["timing"].get("turns", []) for one in compared}
+    several = any(len(own) > 1 for own in turns.values())
     table = Table("ranks", "Methods ranked by step time, predicted against measured (Spearman's correlation)",
-                  ["schedule", "stages", "bandwidth", "latency", "methods", "correlation", "pairs apart", "in order"])
+                  ["schedule", "stages", "bandwidth", "latency", "methods", "correlation", "pairs apart", "in order",
+                   *(["turns with each other"] if several else [])])
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for one in sorted(compared, key=_order):
         groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
@@ -253,10 +257,19 @@ def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) ->
                                                               lambda one: fits[one.series].measured(one))]
             counts.append(in_order(*times))
             table.rows.append([schedule, str(stages), rates(network), latencies(network),
-                               str(len(own)), ranked(*times), *map(str, counts[-1])])
+                               str(len(own)), ranked(*times), *map(str, counts[-1]),
+                               *([agreement([turns[one.row["id"]] for one in own])] if several else [])])
     if counts:
-        table.rows.append(["all", "", "", "", "", "", *(str(sum(own)) for own in zip(*counts, strict=True))])
+        table.rows.append(["all", *[""] * 5, *(str(sum(own)) for own in zip(*counts, strict=True)),
+                           *([""] if several else [])])
     return table
+
+
+def agreement(turns: list[list[float]]) -> str:
+    """Mean rank correlation between any two turns of the same measurements, [methods][turns] seconds; "" of one."""
+    ranks = [pd.Series(times).rank() for times in zip(*turns, strict=True)]
+    pairs = [a.corr(b) for a, b in combinations(ranks, 2)]
+    return f"{mean(pairs):.2f}" if pairs else ""
 
 
 def ranked(measured: list[float], predicted: list[float]) -> str:

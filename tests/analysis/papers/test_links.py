@@ -335,6 +335,12 @@ def test_what_is_said_of_all_predictions_follows_from_the_published_measurements
             f"in the median, {late} at the 95th percentile, {worst} at worst") in flat["docs/guide/pipelines.md"]
 
 
+def test_turns_agree_as_far_as_their_rankings_do():
+    assert links.agreement([[1.0, 1.1], [2.0, 2.2], [3.0, 2.9]]) == "1.00"
+    assert links.agreement([[1.0, 3.0, 1.0], [2.0, 2.0, 2.0], [3.0, 1.0, 3.0]]) == "-0.33"  # (-1 + 1 - 1) / 3
+    assert links.agreement([[1.0], [2.0]]) == ""
+
+
 @pytest.mark.parametrize("name", ["heldout-links", "heldout-advice", "unequal-links"])
 def test_published_ranks_follow_from_the_published_measurements(name):
     """Each line of ranks.md, from the seconds and predictions of measurements.csv."""
@@ -347,6 +353,8 @@ def test_published_ranks_follow_from_the_published_measurements(name):
         if len(own) > 2:
             times = list(own.seconds), list(map(float, own.predicted))
             want.append([str(len(own)), links.ranked(*times), *map(str, links.in_order(*times))])
+            if "turns" in rows and (rows.turns != "").any():
+                want[-1].append(links.agreement([[float(one) for one in told.split()] for told in own.turns]))
     lines = [[cell.strip() for cell in line.split("|")[5:-1]]
              for line in (folder / "ranks.md").read_text().splitlines() if line.startswith(("| gpipe", "| 1f1b"))]
     assert sorted(lines) == sorted(want)
