@@ -103,10 +103,11 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
              "runs (rows.csv beside it). Verdicts hold at 5 % for all effects of a report together (Holm), also where "
              "seeds were added because a verdict asked for them; intervals are 95 % each. What did not decide is "
              "listed too. A verdict speaks for its model and data only.", ""]
-    for one in findings:
-        lines += [f"## {one.key}. {one.question}", ""]
-        for folder, name in one.claims:
-            claim = _claim(known, results, folder, name)
+    told = [[(folder, name, _claim(known, results, folder, name)) for folder, name in one.claims] for one in findings]
+    lines += _overview(findings, told)
+    for one, claims in zip(findings, told, strict=True):
+        lines += [f"## {_heading(one)}", ""]
+        for folder, name, claim in claims:
             lines.append(f"- **{ANSWERS[claim['verdict']]}** ({name}, [{folder}]({link}/{folder}/claims.md)): "
                          f"{claim['statement']}")
             lines += [f"  - {effect['said']}: {effect['judged']}" for effect in claim["effects"]]
@@ -114,6 +115,25 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
             lines += ["", f'<img src="{link}/{one.figure}" width="640" alt="{one.alt}">']
         lines += ["", f"Repeat: `{one.command}`", "", f"Not said: {one.limits}", ""]
     return "\n".join(lines)
+
+
+def _heading(finding: Finding) -> str:
+    return f"{finding.key}. {finding.question}"
+
+
+def _overview(findings: list[Finding], told: list[list[tuple[str, str, dict[str, Any]]]]) -> list[str]:
+    """Which claims answer which way, a line a question."""
+    lines = ["| question | supported | contradicted | undecided |", "|---|---|---|---|"]
+    for finding, claims in zip(findings, told, strict=True):
+        places = {folder for folder, _, _ in claims}
+        cells = []
+        for wanted in ((SUPPORTED,), (CONTRADICTED,), (UNDECIDED, NOT_ENOUGH, NOT_EVALUABLE)):
+            names = [name if len(places) == 1 else f"{name} ({folder})" for folder, name, claim in claims
+                     if claim["verdict"] in wanted]
+            cells.append("; ".join(names))
+        kept = "".join(one for one in _heading(finding).lower() if one.isalnum() or one in " -_")
+        lines.append(f"| [{_heading(finding)}](#{kept.replace(' ', '-')}) | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _claim(known: dict[str, dict[str, Any]], results: Path, folder: str, name: str) -> dict[str, Any]:

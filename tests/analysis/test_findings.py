@@ -37,9 +37,11 @@ def test_another_verdict_is_another_page(tmp_path):
     (tmp_path / "some" / "claims.json").write_text(json.dumps(told))
     finding = Finding("X", "Does it?", (("some", "X"),), "commsweep demo", "more")
     assert "- **Supported** (X, [some](results/some/claims.md)): It holds." in page([finding], tmp_path)
+    assert "| [X. Does it?](#x-does-it) | X |  |  |" in page([finding], tmp_path)
     told["claims"][0]["verdict"] = "contradicted"
     (tmp_path / "some" / "claims.json").write_text(json.dumps(told))
     assert "- **Contradicted**" in page([finding], tmp_path)
+    assert "| [X. Does it?](#x-does-it) |  | X |  |" in page([finding], tmp_path)
     with pytest.raises(UserError, match="has no claim Y"):
         page([Finding("Y", "", (("some", "Y"),), "", "")], tmp_path)
 
