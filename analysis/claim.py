@@ -13,6 +13,7 @@ name are those of the specs' defaults.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 
 import pandas as pd
@@ -139,11 +140,6 @@ class Claim:
     def has_runs(self) -> bool:
         """Whether any of its effects has runs at all."""
         return any(effect.values or effect.lost for effect in self.effects)
-
-    @property
-    def seeds(self) -> int | None:
-        """Seeds that would decide what is undecided of it and can be; None where nothing is."""
-        return max((effect.seeds for effect in self.effects if effect.seeds), default=None)
 
     def record(self) -> dict:
         """For JSON."""
@@ -278,9 +274,11 @@ def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | Non
     return "\n".join(lines) + "\n"
 
 
-def deciding(claims: list[Claim], sweep: str, frame: pd.DataFrame) -> dict[str, str]:
-    """By claim, the command that runs the seeds which would decide it; of claims that rest on the sweep's runs."""
-    known = set(frame.id)
-    return {claim.name: f"commsweep sweep launch {sweep} --claim '{claim.name}' --seeds {claim.seeds}"
-            for claim in claims if claim.seeds and any(effect.seeds and set(effect.ids) <= known
-                                                       for effect in claim.effects)}
+def deciding(claims: list[Claim], sweep: str, frame: pd.DataFrame, papers: Collection[str] = ()) -> dict[str, str]:
+    """By claim, the command that runs the seeds which would decide it; of claims that rest on the sweep's runs.
+
+    papers: that the report is restricted to: its effects are fewer, and so are the seeds.
+    """
+    known, only = set(frame.id), f" --papers {','.join(papers)}" if papers else ""
+    return {claim.name: f"commsweep sweep launch {sweep} --claim '{claim.name}' --decide{only}"
+            for claim in claims if any(effect.seeds and set(effect.ids) <= known for effect in claim.effects)}

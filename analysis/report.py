@@ -74,7 +74,7 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Coll
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     drawn = more.figures + list(contents.all_figures(frame, curves, papers))
     made.note = results.uneven(frame)
-    made.commands = claim.deciding(made.claims, sweep, frame)
+    made.commands = claim.deciding(made.claims, sweep, frame, papers)
     _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
     _text(folder / "claims.json", json.dumps(
         {"sweep": sweep, "papers": sorted(papers), "note": made.note,

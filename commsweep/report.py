@@ -75,5 +75,5 @@ def _claims(args: argparse.Namespace) -> int:
     frame = load(args.store, name)
     verdicts = all_claims(frame, args.papers)
     print(json.dumps([claim.record() for claim in verdicts]) if args.json else
-          markdown(verdicts, uneven(frame), deciding(verdicts, name, frame)))
+          markdown(verdicts, uneven(frame), deciding(verdicts, name, frame, args.papers)))
     return 0

@@ -41,7 +41,6 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     plan.add_argument("--cells", action="store_true", help="also list every cell")
     plan.add_argument("--claims", action="store_true",
                       help="print what the claims are, with margins, and how many seeds would decide them")
-    plan.add_argument("--papers", type=words, default=(), metavar="NAMES", help="with --claims: only of these")
     plan.set_defaults(command=_plan)
     start = kinds.add_parser("launch", parents=[shared, execution_options(), simulation_options()],
                              help="execute the missing cells")
@@ -98,19 +97,55 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                           help="only the settings that this claim compares (commsweep claims SWEEP names them), with "
                                "--seeds of each; none of those whose effects are all decided by what is recorded, "
                                "unless all of the claim's are")
+        each.add_argument("--decide", action="store_true",
+                          help="only what would decide the claims (or --claim) by what is recorded: each undecided "
+                               "effect's settings with the seeds that it asks for (commsweep claims SWEEP); what "
+                               "an earlier launch of these settings left undone comes first")
+        each.add_argument("--papers", type=words, default=(), metavar="NAMES",
+                          help="with --decide (and --claims of a plan): only the claims of these, as of a report")
         each.add_argument("--workers", type=count, help="processes (default: one a GPU, or one a CPU core)")
 
 
 def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], list[Run]]:
     """(what the store calls the sweep, its runs, those of them that are meant): with --claim, those that it compares
-    and that may decide something yet; with --seeds, with so many seeds at least."""
+    and that may decide something yet; with --seeds, with so many seeds at least; with --decide, with the seeds that its
+    effects ask for."""
     name, runs = _cells(args, store)
+    if args.decide:
+        if args.seeds is not None:
+            raise UserError(f"--seeds {args.seeds} and --decide: an effect asks for seeds of its own; leave one out")
+        chosen = _deciding(args.claim, store, name, runs, args.papers)
+        return name, union(runs, chosen), chosen
     if args.claim is None and (args.seeds is None or args.base is not None):
         return name, runs, runs
     chosen = runs if args.claim is None else _behind(args.claim, store, name, runs)
     settings = {setting(run): run for run in chosen}
     chosen = union(chosen, seeds(list(settings.values()), args.seeds or 0))
     return name, union(runs, chosen), chosen
+
+
+def _deciding(claim: str | None, store: Store, name: str, runs: list[Run], papers: tuple[str, ...]) -> list[Run]:
+    """What undecided effects, of one claim or of all, compare, each with the seeds that would decide it by what is
+    recorded; while seeds that were asked for before are missing, these. Raises UserError when there is no such claim,
+    or nothing that seeds would decide."""
+    from commsweep.analysis.contents import all_claims
+    from commsweep.analysis.results import of_cells
+
+    by_id = {run_id(run): run for run in runs}
+    claims = {one.name: one for one in all_claims(
+        of_cells(store.root, {key: record(run) for key, run in by_id.items()}), papers)}
+    if claim is not None and claim not in claims:
+        raise UserError(f"--claim '{claim}': sweep '{name}' has results for {', '.join(claims) or 'none'}"
+                        f"{nearest(claim, claims)}")
+    asking = [effect for one in claims.values() if claim in (None, one.name) for effect in one.effects if effect.seeds]
+    if not asking:
+        raise UserError(f"--decide: of {f'claim {claim!r}' if claim else f'the claims of {name!r}'} nothing is left "
+                        f"that seeds would decide (commsweep claims {name})")
+    settings = [{setting(by_id[one]): by_id[one] for one in effect.ids if one in by_id} for effect in asking]
+    begun = [run for run in runs if any(setting(run) in own for own in settings)]
+    if missing(begun, store):  # half of what was asked for is no time to ask again
+        return begun
+    return union(*(seeds(list(own.values()), effect.seeds) for effect, own in zip(asking, settings, strict=True)))
 
 
 def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:

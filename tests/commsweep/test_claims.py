@@ -62,14 +62,42 @@ def test_seeds_needed_come_from_the_spread_of_dense_runs(demo, capsys):
 def test_the_printed_command_runs_what_decides(demo, capsys):
     assert main(["claims", "demo", "--store", str(demo.root)]) == 0
     out = capsys.readouterr().out
-    command = re.search(r"`commsweep (sweep launch demo --claim 'C2' --seeds (\d+))`", out)
-    assert "more seed" in out and "Holm" in out
-    seeds = int(command[2])
-    assert seeds > 5
+    command = re.search(r"`commsweep (sweep launch demo --claim 'C2' --decide)`", out)
+    more = int(re.search(r"about (\d+) more seeds would decide it", out)[1])
+    assert "Holm" in out and more > 2
     words = shlex.split(command[1])
     assert main([words[0], "plan", *words[2:], "--json", "--store", str(demo.root)]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["cells"] == 2 * seeds and plan["missing"] == 2 * (seeds - 5)  # dense and TopK 5 %: 10 % is decided
+    assert plan["cells"] == 2 * (5 + more) and plan["missing"] == 2 * more  # dense and TopK 5 %: 10 % is decided
+    assert main([words[0], "plan", "demo", "--decide", "--json", "--store", str(demo.root)]) == 0
+    assert json.loads(capsys.readouterr().out) == plan  # C3 is decided
+
+
+def test_each_effect_gets_the_seeds_that_it_asks_for(tmp_path, capsys):
+    """TopK 10 % nearly as clear as TopK 5 %, which scatters more."""
+    store, runs = Store(tmp_path / "store"), sweep("demo")
+    noise, worse = (0.9, -1.0, 0.4, 1.1, -1.3), {0.1: (0.012, 0.009), 0.05: (0.035, 0.012)}
+
+    def score(run):
+        at, spread = worse.get(getattr(run.fwd.compressor, "ratio", None), (0.0, 0.0))
+        return 0.95 - at + spread * noise[run.seed]
+
+    made_up(store, [run for run in runs if run.fwd == run.bwd and run.fwd.feedback.kind == "none" and (
+        run.fwd.compressor.kind == "none" or getattr(run.fwd.compressor, "ratio", 0) in worse)], score)
+    register("demo", runs, store)
+    assert main(["claims", "demo", "--json", "--store", str(store.root)]) == 0
+    asked = [effect["seeds_to_decide"] for claim in json.loads(capsys.readouterr().out) if claim["claim"] == "C2"
+             for effect in claim["effects"]]
+    assert len(set(asked)) == 2 and all(asked)
+    command = ["sweep", "plan", "demo", "--claim", "C2", "--decide", "--store", str(store.root)]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"] == sum(asked) + max(asked)  # the dense runs serve both
+    begun = next(run for run in runs if getattr(run.fwd.compressor, "ratio", None) == 0.05)
+    register("demo", [*runs, begun.model_copy(update={"seed": 5})], store)
+    assert main([*command, "--json"]) == 0  # what was begun comes first
+    assert json.loads(capsys.readouterr().out)["missing_runs"] == [run_id(begun.model_copy(update={"seed": 5}))]
+    assert main([*command, "--seeds", "9"]) == 2
+    assert "--seeds 9 and --decide" in capsys.readouterr().err
 
 
 def test_a_claim_that_is_decided_is_run_whole(demo, capsys):
@@ -120,6 +148,14 @@ def test_added_seeds_stay_in_the_sweep(tmp_path, capsys):
     assert plan["cells"] == len(named) and plan["missing"] == len(named) - 4
     assert {json.dumps(record(run)) for run in sweep("smoke")} <= {
         json.dumps(told) for told in Store(store).cells("smoke").values()}
+
+
+def test_where_seeds_decide_nothing_it_is_said(demo, capsys):
+    assert main(["sweep", "launch", "demo", "--claim", "C3", "--decide", "--store", str(demo.root)]) == 2
+    err = capsys.readouterr().err
+    assert "of claim 'C3' nothing is left that seeds would decide" in err and err.count("\n") == 1
+    assert main(["sweep", "plan", "demo", "--claim", "C22", "--decide", "--store", str(demo.root)]) == 2
+    assert "did you mean 'C2'" in capsys.readouterr().err
 
 
 def test_an_unknown_claim_is_named(capsys, tmp_path):
