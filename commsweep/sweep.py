@@ -111,6 +111,8 @@ def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], lis
     and that may decide something yet; with --seeds, with so many seeds at least; with --decide, with the seeds that its
     effects ask for."""
     name, runs = _cells(args, store)
+    if args.papers and not (args.decide or getattr(args, "claims", False)):
+        raise UserError(f"--papers {','.join(args.papers)}: chooses claims, of --decide or of a plan's --claims")
     if args.decide:
         if args.seeds is not None:
             raise UserError(f"--seeds {args.seeds} and --decide: an effect asks for seeds of its own; leave one out")

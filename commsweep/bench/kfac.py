@@ -116,7 +116,8 @@ def _steps() -> Iterator[Result]:
     for name, what in (("every 10", "factors and inverses every 10"), ("every 1", "factors in every one")):
         yield Result(f"K-FAC step of ResNet-18, batch 64, {what} / plain step and the same products by hand",
                      paired(seconds, name, f"{name} by hand"), 1.2, medians=medians)
-    yield Result("the same, factors and inverses every 10 / plain step", paired(seconds, "every 10", "plain"), None)
+    yield Result("K-FAC step of ResNet-18, batch 64, factors and inverses every 10 / plain step",
+                 paired(seconds, "every 10", "plain"), None)
 
 
 class _ByHand:

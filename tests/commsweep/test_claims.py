@@ -96,6 +96,8 @@ def test_each_effect_gets_the_seeds_that_it_asks_for(tmp_path, capsys):
     register("demo", [*runs, begun.model_copy(update={"seed": 5})], store)
     assert main([*command, "--json"]) == 0  # what was begun comes first
     assert json.loads(capsys.readouterr().out)["missing_runs"] == [run_id(begun.model_copy(update={"seed": 5}))]
+    assert main([*command[:3], "--papers", "images", *command[-2:]]) == 2
+    assert "--papers images: chooses claims" in capsys.readouterr().err
     assert main([*command, "--seeds", "9"]) == 2
     assert "--seeds 9 and --decide" in capsys.readouterr().err
 
