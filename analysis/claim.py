@@ -57,6 +57,7 @@ class Effect:
     by: list[int] = field(default_factory=list)  # the seed of each value, where each has one
     tests: int = 1  # that are adjusted together
     adjusted: float | None = None  # p, after that
+    each: str = "seed"  # what a value is of; of others no launch adds any
 
     @property
     def region(self) -> Region:
@@ -83,8 +84,8 @@ class Effect:
         return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
 
     @property
-    def seeds(self) -> int | None:
-        """Seeds that would decide it, if its mean and spread stayed as they are; None where there are too many, or
+    def enough(self) -> int | None:
+        """Values that would decide it, if its mean and spread stayed as they are; None where there are too many, or
         nothing to decide."""
         if self.verdict == NOT_ENOUGH and self.values:
             return MIN_SEEDS
@@ -92,6 +93,11 @@ class Effect:
             return None
         mean, sd = mean_sd(self.values)
         return seeds_needed(self.region.distance(mean), sd, self.tests, least=next_look(len(self.values)))
+
+    @property
+    def seeds(self) -> int | None:
+        """The same where more seeds give more values."""
+        return self.enough if self.each == "seed" else None
 
     def text(self) -> str:
         """The effect for people."""
@@ -112,9 +118,9 @@ class Effect:
         said = f"{self.verdict} (p {_p(self.p)}{together})"
         if self.verdict != UNDECIDED:
             return said
-        more = self.seeds and self.seeds - len(self.values)
-        return said + (f"; about {more} more seed{'s' * (more > 1)} would decide it" if more else
-                       f"; it lies so near the edge that more than {MOST} seeds would be needed")
+        more = self.enough and self.enough - len(self.values)
+        return said + (f"; about {more} more {self.each}{'s' * (more > 1)} would decide it" if more else
+                       f"; it lies so near the edge that more than {MOST} {self.each}s would be needed")
 
 
 def _p(value: float) -> str:

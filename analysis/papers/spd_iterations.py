@@ -185,9 +185,10 @@ def k1(found: list[Measured]) -> Claim:
             for own in _settings(found)]
     ids = sorted(one.row["id"] for _, own in seen for one in own.values())
     return Claim("K1", f"SPD-KFAC is 10 to 35 % faster than the better of D- and MPD-KFAC ({quoted}).", [
-        Effect("predicted, 64 GPUs: % gained, lower edge", GAIN, None, made),
-        Effect("predicted, 64 GPUs: % gained, upper edge", None, MOST, made),
-        Effect("measured here, a setting each: % gained, lower edge", GAIN, None, [value for value, _ in seen], ids)])
+        Effect("predicted, 64 GPUs: % gained, lower edge", GAIN, None, made, each="network"),
+        Effect("predicted, 64 GPUs: % gained, upper edge", None, MOST, made, each="network"),
+        Effect("measured here, a setting each: % gained, lower edge", GAIN, None, [value for value, _ in seen], ids,
+               each="setting")])
 
 
 def _quoted(told: list[float]) -> str:
@@ -212,10 +213,10 @@ def k2(found: list[Measured]) -> Claim:
         made = [_saved(fused(name, fusion).parts[FACTOR_MESSAGES], fused(name, "pipelined").parts[FACTOR_MESSAGES])
                 for name in networks()]
         pairs = _fusions(found, fusion)
-        effects += [Effect(f"predicted: % of exposed messages saved over {text}", 0.0, None, made),
+        effects += [Effect(f"predicted: % of exposed messages saved over {text}", 0.0, None, made, each="network"),
                     Effect(f"measured here: % of the step saved over {text}", 0.0, None,
                            [_saved(other.seconds, own.seconds) for other, own in pairs],
-                           sorted(one.row["id"] for pair in pairs for one in pair))]
+                           sorted(one.row["id"] for pair in pairs for one in pair), each="setting")]
     told = [_saved(min(after, layer, threshold) - computing, pipelined - computing)
             for computing, after, layer, threshold, pipelined in (spd_kfac.PIPELINING[name] for name in PUBLISHED)]
     return Claim("K2", "Pipelined fusion exposes less communication than layer by layer, by threshold, and none "
@@ -242,10 +243,11 @@ def k3(found: list[Measured]) -> Claim:
         made = [_saved(_inverting(predicted(name, algorithm)), _inverting(predicted(name, "d+balance")))
                 for name in networks()]
         seen = [(own[NAMES[algorithm]], own["SPD-KFAC"]) for own in _settings(found)]
-        effects += [Effect(f"{kind}: % of inversion and its messages saved over {text}", 0.0, None, values, ids)
-                    for kind, values, ids in (
-                        ("predicted", made, []),
-                        ("measured here", [_saved(_exposed(a), _exposed(b)) for a, b in seen],
+        effects += [Effect(f"{kind}: % of inversion and its messages saved over {text}", 0.0, None, values, ids,
+                           each=each)
+                    for kind, each, values, ids in (
+                        ("predicted", "network", made, []),
+                        ("measured here", "setting", [_saved(_exposed(a), _exposed(b)) for a, b in seen],
                          sorted(one.row["id"] for pair in seen for one in pair)))]
     slower = [TITLES[name] for name in PUBLISHED if sum(PUBLISHED[name]["mpd"]) > sum(PUBLISHED[name]["d"])]
     told = [_saved(min(everywhere, spread), balanced)
@@ -266,7 +268,7 @@ def k6() -> Claim:
     return Claim("K6", f"With factors and inverses new every {USUAL} iterations smart parallelism gains less than "
                  f"{LITTLE:g} % over the better of D and MPD (predicted to fall below it above an interval of "
                  f"{', '.join(edges)}; published bars, thinned out to every {USUAL}: {_quoted(told)}).", [
-                     Effect(f"predicted, every {USUAL}: % gained", None, LITTLE, made)])
+                     Effect(f"predicted, every {USUAL}: % gained", None, LITTLE, made, each="network")])
 
 
 def _gained(name: str, interval: int) -> float:
