@@ -42,8 +42,8 @@ FINDINGS = [
     Finding("F1, images", "Is it the same on images, with SGD and with AdamW?",
             tuple(("cifar_bias_jpeg", f"F1{letter}") for letter in "abdefghi"),
             "commsweep sweep launch cifar_bias_jpeg --diagnose && commsweep report cifar_bias_jpeg --papers bias",
-            "much where effects are small: most settings have three to six seeds, and all effects are tested together. "
-            "The images are a JPEG copy of CIFAR-10.",
+            "much where effects are small: most settings have three to nine seeds, and all effects are tested together."
+            " The images are a JPEG copy of CIFAR-10.",
             "cifar_bias_jpeg/error_and_harm.png", "points lost over the relative error of the gradient's message"),
     Finding("C8", "Is the shared mask a thing of its own, or the same?", (("demo-text", "C8"), ("text_bias", "F1i")),
             "commsweep sweep launch demo-text && commsweep report demo-text",
@@ -56,8 +56,8 @@ FINDINGS = [
     Finding("F3", "What to send forward, and what back, at equal bytes?",
             tuple((name, claim) for name in ("text_recipe", "cifar_recipe_jpeg") for claim in ("F3a", "F3b", "F3c")),
             "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
-            "which pairs are best at other lengths; on images, where every pair of few bytes loses more, three to ten "
-            "seeds were run, and fewer pairs (results/cifar_recipe_jpeg/tables.md).",
+            "which pairs are best at other lengths; on images, where every pair of few bytes loses more, three to "
+            "sixteen seeds were run, and fewer pairs (results/cifar_recipe_jpeg/tables.md).",
             "text_recipe/fronts.png", "nats lost against bytes, forward alone, backward alone and both ways"),
     Finding("F4", "Which error feedback makes dense inference lossless, and why does a memory keyed by slot harm?",
             tuple(("cifar_recipe_jpeg", f"F4{letter}") for letter in "abc"),
@@ -83,7 +83,7 @@ FINDINGS = [
             tuple(("cifar_small_jpeg", name) for name in (
                 "C1, 2 bit", "C1, 4 bit", "C1-group, 2 bit", "C1-group, 4 bit", "C2", "C3", "C4", "C5", "C6", "F2")),
             "commsweep sweep launch cifar_small_jpeg --diagnose && commsweep report cifar_small_jpeg --papers images",
-            "how ResNet-18 on all of CIFAR-10 does; three to eight seeds, a ResNet of width 16, eight epochs. Error "
+            "how ResNet-18 on all of CIFAR-10 does; three to eleven seeds, a ResNet of width 16, eight epochs. Error "
             "feedback is keyed by slot there, as in the paper.",
             "cifar_small_jpeg/quality.png", "test accuracy against K, with each feedback, both kinds of inference"),
     Finding("C1-C6", "What of arXiv 2401.07788 holds on small images?",
