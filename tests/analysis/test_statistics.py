@@ -109,7 +109,7 @@ def test_seeds_that_would_never_do():
         (1, 3, 20_000), (1, 5, 20_000), (5, 3, 6000), (20, 3, 2500), (20, 5, 2500)))])
 def test_reports_that_ask_for_seeds_and_are_written_anew_hold_their_level(effects, first, reports):
     """Every effect lies at the edge, so each verdict is an error; each undecided effect gets the seeds it asks for,
-    until it is decided or asks for none. (Without LOOKS 12 % of the first reports hold an error, 14 % of the second.)
+    until it is decided or asks for none. (Without LOOKS 11 % of the first reports hold an error, 13 % of the second.)
     """
     rng = np.random.default_rng(0)
     wrong = 0
