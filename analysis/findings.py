@@ -42,8 +42,8 @@ FINDINGS = [
     Finding("F1, images", "Is it the same on images, with SGD and with AdamW?",
             tuple(("cifar_bias_jpeg", f"F1{letter}") for letter in "abdefghi"),
             "commsweep sweep launch cifar_bias_jpeg --diagnose && commsweep report cifar_bias_jpeg --papers bias",
-            "much where effects are small: most settings have three to nine seeds, and all effects are tested together."
-            " The images are a JPEG copy of CIFAR-10.",
+            "much where effects are small: settings have three to fourteen seeds, and all effects are tested together. "
+            "The images are a JPEG copy of CIFAR-10.",
             "cifar_bias_jpeg/error_and_harm.png", "points lost over the relative error of the gradient's message"),
     Finding("C8", "Is the shared mask a thing of its own, or the same?", (("demo-text", "C8"), ("text_bias", "F1i")),
             "commsweep sweep launch demo-text && commsweep report demo-text",
