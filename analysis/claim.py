@@ -118,9 +118,10 @@ class Effect:
         said = f"{self.verdict} (p {_p(self.p)}{together})"
         if self.verdict != UNDECIDED:
             return said
-        more = self.enough and self.enough - len(self.values)
-        return said + (f"; about {more} more {self.each}{'s' * (more > 1)} would decide it" if more else
-                       f"; it lies so near the edge that more than {MOST} {self.each}s would be needed")
+        if (enough := self.enough) is None:
+            return f"{said}; it lies so near the edge that more than {MOST} {self.each}s would be needed"
+        more = enough - len(self.values)
+        return f"{said}; about {more} more {self.each}{'s' * (more > 1)} would decide it"
 
 
 def _p(value: float) -> str:

@@ -111,7 +111,7 @@ def adjusted(ps: Sequence[float]) -> list[float]:
 
 def next_look(n: int) -> int:
     """Seeds at which an effect that n did not decide may be looked at again."""
-    return n + max(1, -(-n // 2))
+    return n + -(-n // 2)
 
 
 def seeds_needed(distance: float, sd: float, tests: int = 1, least: int = 3, most: int = MOST) -> int | None:

@@ -7,11 +7,11 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commsweep.experiments.config import Run, record, run_id
 from commsweep.experiments.errors import UserError, nearest
@@ -23,6 +23,9 @@ from commsweep.sweeps.grid import axes, opened, product, seeds, setting, union
 from commsweep.sweeps.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
 from commsweep.sweeps.papers import SWEEPS, label, sweep
 from commsweep.sweeps.plan import estimate, rate
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -131,20 +134,18 @@ def _deciding(claim: str | None, store: Store, name: str, runs: list[Run], paper
     recorded; while seeds that were asked for before are missing, these. Raises UserError when there is no such claim,
     or nothing that seeds would decide."""
     from commsweep.analysis.contents import all_claims
-    from commsweep.analysis.results import of_cells
 
     by_id = {run_id(run): run for run in runs}
-    claims = {one.name: one for one in all_claims(
-        of_cells(store.root, {key: record(run) for key, run in by_id.items()}), papers)}
-    if claim is not None and claim not in claims:
-        raise UserError(f"--claim '{claim}': sweep '{name}' has results for {', '.join(claims) or 'none'}"
-                        f"{nearest(claim, claims)}")
+    claims = {one.name: one for one in all_claims(_told(store, by_id), papers)}
+    if claim is not None:
+        _check(claim, claims, f"sweep '{name}' has results")
     asking = [effect for one in claims.values() if claim in (None, one.name) for effect in one.effects if effect.seeds]
     if not asking:
         raise UserError(f"--decide: of {f'claim {claim!r}' if claim else f'the claims of {name!r}'} nothing is left "
                         f"that seeds would decide (commsweep claims {name})")
-    settings = [{setting(by_id[one]): by_id[one] for one in effect.ids if one in by_id} for effect in asking]
-    begun = [run for run in runs if any(setting(run) in own for own in settings)]
+    settings = [{setting(by_id[one]): by_id[one] for one in effect.ids} for effect in asking]
+    wanted = {one for own in settings for one in own}
+    begun = [run for run in runs if setting(run) in wanted]
     if missing(begun, store):  # half of what was asked for is no time to ask again
         return begun
     return union(*(seeds(list(own.values()), effect.seeds) for effect, own in zip(asking, settings, strict=True)))
@@ -155,20 +156,29 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     from commsweep.analysis.claim import CONTRADICTED, SUPPORTED
     from commsweep.analysis.contents import all_claims
     from commsweep.analysis.design import planned
-    from commsweep.analysis.results import of_cells
 
     by_id = {run_id(run): run for run in runs}
-    frame = of_cells(store.root, {key: record(run) for key, run in by_id.items()})
+    frame = _told(store, by_id)
     claims = {one.name: one for one in planned(frame)}
-    if claim not in claims:
-        raise UserError(f"--claim '{claim}': sweep '{name}' has runs for {', '.join(claims) or 'none'}"
-                        f"{nearest(claim, claims)}")
+    _check(claim, claims, f"sweep '{name}' has runs")
     decided = {effect.what for one in all_claims(frame) if one.name == claim for effect in one.effects
                if effect.verdict in (SUPPORTED, CONTRADICTED)}
     effects = claims[claim].effects
     undecided = [effect for effect in effects if effect.what not in decided] or effects
     wanted = {one for effect in undecided for one in effect.ids}
     return [run for key, run in by_id.items() if key in wanted]
+
+
+def _told(store: Store, by_id: dict[str, Run]) -> pd.DataFrame:
+    """What is recorded of these runs, and that the others are missing."""
+    from commsweep.analysis.results import of_cells
+
+    return of_cells(store.root, {key: record(run) for key, run in by_id.items()})
+
+
+def _check(claim: str, known: Iterable[str], has: str) -> None:
+    if claim not in known:
+        raise UserError(f"--claim '{claim}': {has} for {', '.join(known) or 'none'}{nearest(claim, known)}")
 
 
 def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
@@ -202,9 +212,8 @@ def _plan(args: argparse.Namespace) -> int:
     cells = {run_id(run): run for run in runs}
     if args.claims:
         from commsweep.analysis.design import markdown
-        from commsweep.analysis.results import of_cells
 
-        print(markdown(of_cells(store.root, {cell: record(run) for cell, run in cells.items()}), args.papers), end="")
+        print(markdown(_told(store, cells), args.papers), end="")
         return 0
     rows = store.rows()
     statuses = store.statuses(list(cells), rows)

@@ -51,10 +51,10 @@ def machine() -> str:
     """What the last bits depend on beside the code: two processors with the same instructions may sum in other orders,
     because libraries choose by maker and model."""
     try:
-        told = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines())
-        kind = " ".join({key.strip(): value.strip() for key, value in told.items()}[key]
-                        for key in ("vendor_id", "cpu family", "model"))
-    except (OSError, KeyError, ValueError):
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+        kind = " ".join(told[key] for key in ("vendor_id", "cpu family", "model"))
+    except (OSError, KeyError):
         kind = platform.processor()
     return f"torch {torch.__version__.split('+')[0]} {torch.backends.cpu.get_cpu_capability()} {kind}"
 

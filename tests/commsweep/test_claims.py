@@ -29,21 +29,29 @@ def made_up(store, runs, score):
                               bytes={"ratio": 1.0, "fwd_per_step": 1.0, "bwd_per_step": 1.0}))
 
 
+def topk_of_demo(tmp_path, score):
+    """A store with the demo's dense and plain TopK 10 and 5 % runs, scored by `score(ratio or None, seed)`."""
+    store, runs = Store(tmp_path / "store"), sweep("demo")
+
+    def ratio(run):
+        return getattr(run.fwd.compressor, "ratio", None)
+
+    made_up(store, [run for run in runs if run.fwd == run.bwd and run.fwd.feedback.kind == "none" and (
+        run.fwd.compressor.kind == "none" or ratio(run) in (0.1, 0.05))], lambda run: score(ratio(run), run.seed))
+    register("demo", runs, store)
+    return store
+
+
 @pytest.fixture
 def demo(tmp_path):
     """A store with the demo's dense and TopK runs: TopK 5 % is 2.2 points worse, give or take."""
-    store, runs = Store(tmp_path / "store"), sweep("demo")
     worse = {0.1: 0.0, 0.05: 0.022}
     noise = (0.004, -0.003, 0.001, 0.005, -0.004)
 
-    def score(run):
-        ratio = getattr(run.fwd.compressor, "ratio", None)
-        return 0.95 - worse[ratio] + (noise[run.seed] if ratio == 0.05 else 0.0) if ratio else 0.95 + run.seed / 1000
+    def score(ratio, seed):
+        return 0.95 - worse[ratio] + (noise[seed] if ratio == 0.05 else 0.0) if ratio else 0.95 + seed / 1000
 
-    made_up(store, [run for run in runs if run.fwd == run.bwd and run.fwd.feedback.kind == "none" and (
-        run.fwd.compressor.kind == "none" or getattr(run.fwd.compressor, "ratio", 0) in worse)], score)
-    register("demo", runs, store)
-    return store
+    return topk_of_demo(tmp_path, score)
 
 
 def test_what_claims_can_decide_is_printed_before_there_are_runs(tmp_path, capsys):
@@ -75,16 +83,13 @@ def test_the_printed_command_runs_what_decides(demo, capsys):
 
 def test_each_effect_gets_the_seeds_that_it_asks_for(tmp_path, capsys):
     """TopK 10 % nearly as clear as TopK 5 %, which scatters more."""
-    store, runs = Store(tmp_path / "store"), sweep("demo")
     noise, worse = (0.9, -1.0, 0.4, 1.1, -1.3), {0.1: (0.012, 0.009), 0.05: (0.035, 0.012)}
 
-    def score(run):
-        at, spread = worse.get(getattr(run.fwd.compressor, "ratio", None), (0.0, 0.0))
-        return 0.95 - at + spread * noise[run.seed]
+    def score(ratio, seed):
+        at, spread = worse.get(ratio, (0.0, 0.0))
+        return 0.95 - at + spread * noise[seed]
 
-    made_up(store, [run for run in runs if run.fwd == run.bwd and run.fwd.feedback.kind == "none" and (
-        run.fwd.compressor.kind == "none" or getattr(run.fwd.compressor, "ratio", 0) in worse)], score)
-    register("demo", runs, store)
+    store, runs = topk_of_demo(tmp_path, score), sweep("demo")
     assert main(["claims", "demo", "--json", "--store", str(store.root)]) == 0
     asked = [effect["seeds_to_decide"] for claim in json.loads(capsys.readouterr().out) if claim["claim"] == "C2"
              for effect in claim["effects"]]
