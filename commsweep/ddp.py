@@ -143,9 +143,6 @@ def compare(row: Row, recorded: Row | None) -> str:
         return "not compared: it was not trained to the end"
     if recorded is None or recorded["status"] != FINISHED:
         return "not in the store: execute it with commsweep run and the same settings"
-    if row["run"]["model"].get("dropout"):
-        return "not compared: dropout draws differ between processes"
-    # The training loss is left out: a process knows that of its own share only.
     differ = max(abs(row["metrics"][key] - recorded["metrics"][key]) for key in recorded["metrics"]
-                 if key.startswith(("val_", "test_")))
+                 if key.startswith(("train_", "val_", "test_")))
     return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"

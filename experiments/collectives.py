@@ -87,6 +87,7 @@ class Collectives:
     def __init__(self, learners: int, here: tuple[int, ...]) -> None:
         self.learners, self.here = learners, here
         self.sent: Counter[str] = Counter()
+        self.framing: Counter[str] = Counter()  # of these, what says where a message belongs and ends
 
     def gather(self, parts: Parts, what: str) -> Handle[Parts]:
         """Every learner's tensors, [learner][tensor]; all have the same shapes."""
@@ -203,7 +204,8 @@ class Processes(Collectives):
         packed = {to: message.pack(every, address) for to, every in payloads.items()}
         came = {other: torch.empty_like(one) for other, one in packed.items()} | {own: packed[own]}
         others = [to for to in self._others() if to in packed]
-        self.sent[what] += sum(packed[to].numel() for to in others)
+        for to in others:
+            self._count(what, packed[to].numel(), payloads[to])
         under_way = self._posted(packed, came, others)
 
         def finish() -> list[Parts]:
@@ -297,7 +299,7 @@ class Processes(Collectives):
         even = even or all(_even(one) for one in messages[0])
         payloads = [one.pack() for one in messages[0]]
         mine = message.pack(payloads, address)
-        self.sent[what] += mine.numel()
+        self._count(what, mine.numel(), payloads)
         lengths = None if even else self._exchanged(torch.tensor([mine.numel()], device=mine.device))
         under_way = self._exchanged(mine) if even else None
         if not even:
@@ -308,6 +310,11 @@ class Processes(Collectives):
             return [self._read(text, messages[0], payloads, address) for text in arrived.wait()]
 
         return Handle(finish)
+
+    def _count(self, what: str, packed: int, payloads: list[Payload]) -> None:
+        """Note a message of so many bytes that is handed to the transport."""
+        self.sent[what] += packed
+        self.framing[what] += message.framing(payloads)
 
     @staticmethod
     def _read(text: Tensor, messages: list[Message], own: list[Payload], address: message.Address) -> list[Tensor]:

@@ -28,6 +28,7 @@ class Pass:
     turn: int = 0  # place among all passes of the step, those in other processes included
     of: int = 1  # how many these are
     slot: int = 0  # of its first row, in memories that have one a batch slot: a learner keeps its own
+    batch: int = 0  # rows of the whole batch, those of other learners included
 
 
 @dataclass(frozen=True)

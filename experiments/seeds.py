@@ -2,7 +2,8 @@
 
 A draw is a pure function of the numbers that name it, so a message can be repeated bit for bit, after a resume as at
 the other end of a link, and nothing of it has to be kept. The network's first weights and its dropout are the only ones
-that come from torch's global stream, seeded with the run's seed and kept in checkpoints.
+that come from torch's global stream, seeded with the run's seed and kept in checkpoints. Where several learners share a
+batch, that stream is seeded anew before each of their passes, so that they draw alike in one process and in several.
 
     draw            messages of boundaries and learners, codes of kept values, first factors, masks: one for each
                     purpose, place and step
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 FIXED = 0
 (BOUNDARY, EXCHANGE, FACTOR, GRADIENT_FACTOR, KRONECKER, LABELS, MASKS, VALUES, PAIRS, SHARDS,
- SHARE) = range(11)  # purposes
+ SHARE, DROPOUT) = range(12)  # purposes
 _WORD = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64
 ROUNDS, LAST = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31

@@ -19,6 +19,20 @@ settings.register_profile("suite", deadline=None, max_examples=20, suppress_heal
 settings.load_profile("suite")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _imported_once():
+    """What was imported stays: each run of the tests would else look through all of it for garbage."""
+    import gc
+
+    import commsweep.experiments.models.causal_lm
+    import commsweep.experiments.training.run  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def store(tmp_path):
     from commsweep.experiments.store import Store

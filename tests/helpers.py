@@ -41,6 +41,8 @@ COMPRESSORS: list[dict[str, Any]] = [
                                                                   "group": 8, "rounding": "stochastic"}},
     {"kind": "randtopk", "ratio": 0.2, "values": {"kind": "natural"}},
     {"kind": "topk", "ratio": 0.1, "scope": "tile", "tile": 4},
+    {"kind": "topk", "ratio": 0.3, "scope": "tile", "tile": 4, "per_tile": "number"},
+    {"kind": "topk", "ratio": 0.3, "scope": "tile", "tile": 4, "per_tile": "number", "places": "rice"},
     {"kind": "topk", "ratio": 0.05, "places": "rice"},
     {"kind": "topk", "ratio": 0.3, "scope": "tensor", "places": "rice"},
     {"kind": "topk", "ratio": 1.0, "scope": "last", "places": "rice"},

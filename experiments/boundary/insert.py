@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,15 @@ class Boundaries(nn.ModuleDict, Component):
                 calls = getattr(boundary, side).counts.calls
                 if calls != passes:
                     raise RuntimeError(f"boundary {boundary.name}: {calls} {side} calls in {passes} training steps")
+
+    @contextmanager
+    def bypassed(self) -> Iterator[None]:
+        """While entered, messages cross as they are and nothing is counted: for a look at the model alone."""
+        before, self.step.compress = self.step.compress, False
+        try:
+            yield
+        finally:
+            self.step.compress = before
 
     def snapshot(self, tag: str) -> list[MappedMemory]:
         """Copy every memory that lies in a file, for a checkpoint; returns them."""

@@ -88,10 +88,14 @@ def keep_largest(flat: Tensor, k: int, strict: bool = False, want_mask: bool = T
 class FixedK(Sparsifier):
     """A sparsifier that keeps as many entries of every row, whatever they are; samples are the rows unless it says."""
 
+    def budget(self, row: int) -> int:
+        """Entries kept of a row of so many."""
+        return budget(self.spec.ratio, row)
+
     def kept(self, shape: torch.Size) -> tuple[int, int]:
         """(rows, entries kept of each) of a message of this shape."""
         n_rows, row = self._row_shape(shape)
-        return n_rows, budget(self.spec.ratio, row)
+        return n_rows, self.budget(row)
 
     def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """A message as the rows [rows, n], and what is kept of them."""
@@ -120,9 +124,14 @@ class TopK(FixedK):
     second term when k = d.
     """
 
+    def budget(self, row: int) -> int:
+        if self.spec.per_tile == "number":
+            return min(row, super().budget((self.spec.tile or TILE) ** 2))
+        return super().budget(row)
+
     def masked(self, x: Tensor, seed: int = 0, want_mask: bool = True) -> tuple[Tensor, Tensor | None]:
         flat = self.as_rows(x)
-        k = budget(self.spec.ratio, flat.shape[1])
+        k = self.budget(flat.shape[1])
         if k == flat.shape[1]:
             return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
         y, mask = keep_largest(flat, k, want_mask=want_mask)
@@ -132,7 +141,7 @@ class TopK(FixedK):
         if not gpu.usable(x):
             return None
         flat, kept = self.as_rows(x), self.as_rows(memory)
-        k = budget(self.spec.ratio, flat.shape[1])
+        k = self.budget(flat.shape[1])
         views = flat.data_ptr() == x.data_ptr() and kept.data_ptr() == memory.data_ptr()
         if not (views and x.dtype == memory.dtype == torch.float32 and x.stride() == memory.stride()
                 and flat.is_contiguous() and k < flat.shape[1]):
@@ -141,28 +150,28 @@ class TopK(FixedK):
 
     def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         flat = self.as_rows(x)
-        k = budget(self.spec.ratio, flat.shape[1])
+        k = self.budget(flat.shape[1])
         return flat, torch.ones_like(flat, dtype=torch.bool) if k == flat.shape[1] else keep_largest(flat, k)[1]
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = self._row_shape(shape)
-        k = budget(self.spec.ratio, row)
+        k = self.budget(row)
         return n_rows * k * dtype.itemsize + mask_bytes(n_rows, row, k)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         n_rows, row = self._row_shape(shape)
-        k = budget(self.spec.ratio, row)
+        k = self.budget(row)
         return [{"values": Field(dtype, (n_rows * k,)), "places": Field(torch.uint8, (mask_bytes(n_rows, row, k),))}]
 
     def mask(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
-        mask = unpack_mask(payload.parts["places"], n_rows, row, budget(self.spec.ratio, row))
+        mask = unpack_mask(payload.parts["places"], n_rows, row, self.budget(row))
         return self.from_rows(mask, payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat = self.as_rows(x)
         n_rows, row = flat.shape
-        k = budget(self.spec.ratio, row)
+        k = self.budget(row)
         if k < row and (kernels.usable(flat) or gpu.selects(flat)):
             short = indices_win(n_rows, row, k)
             if flat.is_cuda and not short and row % 8 == 0:
@@ -175,7 +184,7 @@ class TopK(FixedK):
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
-        k = budget(self.spec.ratio, row)
+        k = self.budget(row)
         values, places = payload.parts["values"], payload.parts["places"]
         if k < row and kernels.usable(values):
             if indices_win(n_rows, row, k):
@@ -199,7 +208,8 @@ class TopK(FixedK):
         """A message's rows as tiles of a matrix (samples, tiles down, rows of one, tiles across, columns of one); rows
         that are none are samples of one tile, which is one row."""
         if self.spec.scope == "tile":
-            return tiles(shape, self.spec.tile or TILE)
+            side = self.spec.tile or TILE
+            return tiles(shape, side, side if self.spec.per_tile == "number" else side * side)
         n_rows, row = self._row_shape(shape)
         return n_rows, 1, 1, 1, row
 
@@ -245,7 +255,7 @@ class RiceTopK(TopK):
     def place_bytes(self, mask: Tensor) -> Tensor:
         """Of the places in a mask [rows, n]."""
         n_rows, row = mask.shape
-        k = budget(self.spec.ratio, row)
+        k = self.budget(row)
         most = self._fixed(mask.shape)
         if k == row:
             return torch.zeros((), dtype=torch.int64, device=mask.device)
@@ -264,7 +274,7 @@ class RiceTopK(TopK):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         mask = self.as_rows(self.masked(x, seed)[1])
         row = mask.shape[1]
-        k = budget(self.spec.ratio, row)
+        k = self.budget(row)
         values = taken(self.as_rows(x), mask, k).view(-1)
         if k < row:
             places = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
@@ -280,11 +290,11 @@ class RiceTopK(TopK):
 
     def _fixed(self, rows: tuple[int, int]) -> int:
         """Bytes of the places without codes."""
-        return TopK.formula_bytes(self, torch.Size(rows), torch.uint8) - rows[0] * budget(self.spec.ratio, rows[1])
+        return mask_bytes(*rows, self.budget(rows[1]))
 
     def _mask(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
-        k, gaps = budget(self.spec.ratio, row), payload.parts["gaps"]
+        k, gaps = self.budget(row), payload.parts["gaps"]
         places = torch.from_numpy(rice.decode(gaps.cpu().numpy(), n_rows * k, rice.parameter(k, row))).view(n_rows, k)
         columns = places - torch.arange(n_rows)[:, None] * row
         if int(columns.min()) < 0:
@@ -298,14 +308,13 @@ TILE = 64  # SparseLoCo's
 
 
 @lru_cache(maxsize=1024)
-def tiles(shape: torch.Size, side: int) -> tuple[int, int, int, int, int]:
+def tiles(shape: torch.Size, side: int, run: int) -> tuple[int, int, int, int, int]:
     """(samples, tiles down, rows of one, tiles across, columns of one) of a message whose samples are matrices, their
-    first dimension by all others, or vectors. Sides are the largest divisors up to `side`, of a vector up to its
-    square."""
+    first dimension by all others, or vectors. Sides are the largest divisors up to `side`, of a vector up to `run`."""
     samples, *rest = shape if len(shape) > 1 else (1, *shape)
     if len(rest) < 2:
         n = shape.numel() // samples
-        b = divisor(n, side * side)
+        b = divisor(n, run)
         return samples, 1, 1, n // b, b
     down, across = rest[0], torch.Size(rest[1:]).numel()
     a, b = divisor(down, side), divisor(across, side)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from commsweep.experiments.compressors.sparse import TILE, divisor, tiles
+from commsweep.experiments.compressors.sparse import TILE, tiles
 
 KINDS = ("dct", "hadamard")
 
@@ -35,10 +35,7 @@ def matrix(kind: str, n: int) -> Tensor:
 
 def transformed(x: Tensor, kind: str, side: int = TILE, back: bool = False) -> Tensor:
     """x [*layer] with every tile transformed, or transformed back; a new tensor of x's shape."""
-    _, down, a, across, b = tiles(torch.Size([1, *x.shape]), side)
-    if x.dim() < 2:
-        a, b = 1, divisor(x.numel(), side)
-        across = x.numel() // b
+    _, down, a, across, b = tiles(torch.Size([1, *x.shape]), side, side)
     left, right = (matrix(kind, n).to(x.device) for n in (a, b))
     parts = x.reshape(down, a, across, b).transpose(1, 2)
     made = left.mT @ parts @ right if back else left @ parts @ right.mT

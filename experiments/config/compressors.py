@@ -236,8 +236,9 @@ class TopK(Selection):
     """Keep the `ratio` largest magnitudes of every sample, tile, last-dimension row, or of the tensor.
 
     Tiles are `tile` x `tile` entries of a sample as a matrix (its first dimension by all others), of fewer where sides
-    do not divide; a vector is cut into runs of tile^2. places: Rice codes of the gaps between kept places, where they
-    are shorter than indices and a bitmask.
+    do not divide; a vector is cut into runs of tile^2 (SparseLoCo). per_tile=number: smaller tiles keep as many entries
+    as a whole one, and a vector is cut into runs of `tile` (DeMo). places: Rice codes of the gaps between kept places,
+    where they are shorter than indices and a bitmask.
     """
 
     label: ClassVar[str] = "TopK"
@@ -248,12 +249,15 @@ class TopK(Selection):
     ratio: Ratio = 0.1
     scope: Literal["sample", "tensor", "last", "tile"] = "sample"
     tile: Annotated[int | None, Field(ge=2, le=256, description="side of a tile; absent: 64")] = None
+    per_tile: Annotated[Literal["number"] | None, Field(
+        description="what a tile keeps: ratio x tile^2 entries, however small it is; absent: the share ratio")] = None
     places: Places = None
 
     @model_validator(mode="after")
     def _tiled(self) -> TopK:
-        if self.tile is not None and self.scope != "tile":
-            raise ValueError(f"tile={self.tile} has no effect unless scope=tile")
+        for name in ("tile", "per_tile"):
+            if getattr(self, name) is not None and self.scope != "tile":
+                raise ValueError(f"{name}={getattr(self, name)} has no effect unless scope=tile")
         return self
 
 
@@ -398,6 +402,9 @@ class DionFactors(Compression):
     summable: ClassVar[bool] = True
     joint: ClassVar[bool] = True
     kind: Literal["dion"] = "dion"
+    rows: Annotated[Literal["outputs", "memory"], Field(
+        description="of a matrix: the layer's outputs; or as it lies in memory, in transformers' Conv1D its inputs"
+    )] = "outputs"
     fraction: Annotated[float, Field(gt=0, le=1, description="of a matrix's shorter side: the rank")] = 0.25
 
 

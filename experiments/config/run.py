@@ -94,10 +94,14 @@ class Run(Spec):
             raise ValueError(f"optim.kind={self.optim.kind} with grad.compressor.kind={self.grad.compressor.kind}: "
                              "optim.kind=dion and grad.compressor.kind=dion are halves of one method; set both, and "
                              "grad.feedback.kind=decoupled")
-        if self.grad.sharded is not None and (self.kfac is not None or self.sparsity is not None
-                                              or self.optim.kind not in ("sgd", "adamw")):
-            raise ValueError(f"grad.sharded: an owner steps by what it knows of its shard alone; use optim.kind=sgd or "
-                             f"adamw (now {self.optim.kind}), without kfac and sparsity")
+        if self.grad.sharded is not None:
+            for section in ("kfac", "sparsity"):
+                if getattr(self, section) is not None:
+                    raise ValueError(f"{section} does not go with grad.sharded, where an owner knows only its shard of "
+                                     f"a layer; set {section}=null or grad.sharded=null")
+            if self.optim.kind not in ("sgd", "adamw"):
+                raise ValueError(f"optim.kind={self.optim.kind} does not go with grad.sharded, where an owner knows "
+                                 "only its shard of a layer; set optim.kind=sgd or adamw")
         if self.kfac is not None:
             _second_order_fits(self)
         _sparsity_fits(self)
@@ -327,6 +331,9 @@ def _sparsity_fits(run: Run) -> None:
     if run.grad.local_steps > 1:
         raise ValueError(f"sparsity does not go with grad.local_steps={run.grad.local_steps}: a learner's own steps "
                          "would leave the mask; set grad.local_steps=1")
+    if run.grad.outer is not None:
+        raise ValueError("sparsity does not go with grad.outer: a learner's own steps would leave the mask; set "
+                         "grad.outer=null")
     if run.grad.compressor.joint or kind == "adacomp":
         raise ValueError(f"sparsity: grad.compressor.kind={kind} works on whole layers, not on the live weights alone; "
                          "use live, topk, uniform or another one but adacomp, cltk, dion and powersgd, and a feedback "

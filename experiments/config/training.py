@@ -160,8 +160,8 @@ class Dion(Spec):
     of the learners' momenta (grad.feedback.kind=decoupled); AdamW at a rate of its own for the rest, which travels
     dense.
 
-    A matrix [m, n], as it lies in memory, moves by lr sqrt(m / n) times an orthonormal product; `weight_decay` is
-    AdamW's, of both.
+    A matrix of m outputs and n inputs moves by lr sqrt(m / n) times an orthonormal product (grad.compressor.rows);
+    `weight_decay` is AdamW's, of both.
     """
 
     kind: Literal["dion"] = "dion"

@@ -47,8 +47,9 @@ class Exchange(nn.Module):
         for index, layer in enumerate(self.layers):
             if isinstance(self.base, PowerIteration) and not layer.dense:
                 largest = milder(spec) if spec.schedule.kind == "accordion" else self.base
+                shape = layer.shape[::-1] if self._turned(index) else layer.shape
                 self.register_buffer(f"warm{index}", largest.begin(
-                    layer.shape, seeds.draw(seeds.GRADIENT_FACTOR, seed, layer.place)))
+                    torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, seed, layer.place)))
             if isinstance(self.base, Periodic) and not layer.dense:
                 self.register_buffer(f"edge{index}", torch.zeros(len(self.collectives.here), 1, 1))
         self.messages = [0] * len(self.layers)  # compressed ones of a learner, of each layer
@@ -183,8 +184,12 @@ class Exchange(nn.Module):
     def _start_joint(self, bucket: list[int], compressors: list[JointCompressor], grads: list[list[Tensor]],
                      step: int) -> Arrival:
         offered = self._offered(bucket, grads)
+        messages = [[self._by_outputs(index, m) for index, m in zip(bucket, own, strict=True)] for own in offered]
         arrived, warm, seen = type(compressors[0]).combine(
-            compressors, offered, [getattr(self, f"warm{index}", None) for index in bucket], step, self.collectives)
+            compressors, messages, [getattr(self, f"warm{index}", None) for index in bucket], step, self.collectives)
+        arrived = [[self._by_outputs(index, y) for index, y in zip(bucket, every, strict=True)] for every in arrived]
+        if seen is not None:
+            seen = [self._by_outputs(index, y) for index, y in zip(bucket, seen, strict=True)]
         n, here = self.collectives.learners, len(self.collectives.here)
         for index, compressor, factor in zip(bucket, compressors, warm, strict=True):
             self._keep_warm(index, factor)
@@ -196,6 +201,14 @@ class Exchange(nn.Module):
             return merged if seen is None else seen
 
         return arrival
+
+    def _turned(self, index: int) -> bool:
+        """Whether a joint compressor takes a layer transposed, because its rows are the layer's outputs."""
+        return self.layers[index].turned and getattr(self.spec.compressor, "rows", "memory") == "outputs"
+
+    def _by_outputs(self, index: int, x: Tensor) -> Tensor:
+        """A layer's matrix as the compressor takes it, or from there back."""
+        return x.mT if self._turned(index) else x
 
     def _start_own(self, bucket: list[int], compressors: list[Compressor], grads: list[list[Tensor]],
                    step: int) -> Arrival:

@@ -107,8 +107,9 @@ class PowerIteration(JointCompressor):
 class Orthonormal(PowerIteration):
     """Dion: P = orth(mean of M_l Q), R = mean of M_l^T P, Q = R with columns of length one (arXiv 2504.05295).
 
-    M_l [m, n] is a learner's own momentum. All receive P R^T, of which their momenta lose a share; the optimizer sees
-    sqrt(m / n) P Q^T. All that travels is linear in M, so it is what Dion makes of the mean momentum.
+    M_l [m, n] is a learner's own momentum of a layer with m outputs and n inputs. All receive P R^T, of which their
+    momenta lose a share; the optimizer sees sqrt(m / n) P Q^T. All that travels is linear in M, so it is what Dion
+    makes of the mean momentum.
     nbytes = 4 r (m + n), r = ceil(fraction min(m, n)).
     """
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from commsweep.experiments.config import Gradients
+from commsweep.experiments.second_order.factors import turned
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Layer:
     shape: torch.Size
     dense: bool  # travels as it is
     place: int = 0  # among all of the network
+    turned: bool = False  # a matrix that lies [inputs, outputs] in memory
 
     @property
     def dense_bytes(self) -> int:
@@ -31,8 +33,10 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
     part of, by their identity."""
     if known is not None:
         return [known[id(p)] for p in model.parameters() if p.requires_grad]
-    found = {}
+    found, lying = {}, set()
     for module in model.modules():
+        if turned(module):
+            lying.add(id(module.weight))
         for p in module.parameters(recurse=False):
             kind = "vector" if p.dim() < 2 else "conv" if p.dim() > 2 else (
                 "embedding" if isinstance(module, nn.Embedding) else "fc")
@@ -44,7 +48,7 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
             return p.dim() != 2 or found[id(p)] == "embedding"
         return every or (p.dim() < 2 and not spec.vectors)
 
-    made = [Layer(name, found[id(p)], p.shape, dense(p))
+    made = [Layer(name, found[id(p)], p.shape, dense(p), turned=id(p) in lying)
             for name, p in model.named_parameters() if p.requires_grad]
     return [replace(one, place=place) for place, one in enumerate(made)]
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from commsweep.experiments import seeds
 from commsweep.experiments.collectives import Collectives
 from commsweep.experiments.component import Component, Moment, Pass
 from commsweep.experiments.config import Gradients, NoCompressor
@@ -52,13 +54,17 @@ class Learners(Component):
                         for cut in range(self.microbatches + 1)]
                 every += [Pass(slice(a, b), b - a, sizes[learner] * n / batch, learner,
                                part is parts[-1] and b == part.stop, slot=first + a,
-                               share=(b - a) / (part.stop - part.start), whole=b == part.stop)
+                               share=(b - a) / (part.stop - part.start), whole=b == part.stop, batch=batch)
                           for a, b in pairwise(cuts) if b > a]
         made = [replace(one, turn=turn, of=len(every)) for turn, one in enumerate(every) if one.learner in self.here]
         if not made:
             raise UserError(f"a batch of {batch} has no row for learner {self.here[0]} of {n}: set data.drop_last=true "
                             "or another data.batch_size")
         return made
+
+    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+        if self.exchange is not None:  # dropout of a pass is the same whichever process it is in
+            torch.manual_seed(seeds.draw(seeds.DROPOUT, self.exchange.seed, moment.passed + one.turn))
 
     def after_pass(self, moment: Moment, one: Pass) -> None:
         if self.exchange is None or not one.whole:
@@ -122,7 +128,7 @@ def memory_bytes(spec: Gradients, model: nn.Module, here: int | None = None, sta
     tensors = here * (1 + kind.tensors) + (spec.learners - here) * issubclass(kind, feedback.EF21)
     tensors += 2 * (spec.sharded is not None)  # the owners' weights, and parts on their way
     if spec.outer is not None:
-        tensors += here * (1 + states + (spec.outer.merge == "add"))
+        tensors += here * (1 + max(states, 1) + (spec.outer.merge == "add"))  # plain SGD: what it has moved by
         tensors += (here if spec.outer.meet == "pairs" else 1) * (1 + (spec.outer.momentum > 0))
     return tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
 

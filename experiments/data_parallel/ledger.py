@@ -138,7 +138,7 @@ class Ledger:
         """Of learners with so many stages each, one after the other, what the ledger of a stage says of its layers,
         which have these places in the network. Tied embeddings, which two stages have, count once."""
         for number, (places, state) in enumerate(told):
-            self.steps = state["steps"]
+            self.steps, self.places = state["steps"], state["places"]  # told by one learner, noted by all
             if number % stages == 0:
                 seen: set[int] = set()
             for here, place in enumerate(places):

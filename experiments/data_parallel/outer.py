@@ -41,9 +41,9 @@ class Apart(Learners):
 
     def __init__(self, spec: Gradients, model: nn.Module, seed: int, batch: int, inner: Inner, clip: Clip | None,
                  steps: int, collectives: Collectives | None = None, microbatches: int = 1,
-                 known: dict[int, Layer] | None = None) -> None:
+                 known: dict[int, Layer] | None = None, plain: bool = False) -> None:
         """inner: makes a learner's optimizer. clip: shortens its gradient where that is too long. steps: of the whole
-        training; all fragments are exchanged after the last one."""
+        training; all fragments are exchanged after the last one. plain: the inner optimizer is SGD without momentum."""
         super().__init__(spec, model, seed, batch, collectives, microbatches, known)
         self.outer, self.inner, self.clip, self.steps = spec.outer, inner, clip, steps
         self.trained = self.exchange.trained
@@ -51,6 +51,11 @@ class Apart(Learners):
         whole = self.exchange.layers if known is None else known.values()
         self.fragments = [(offset, [here[place] for place in among if place in here])
                           for offset, among in fragments([layer.name for layer in whole], self.outer)]
+        # Where every learner begins at the common weights and takes plain SGD steps, what it has moved by is known
+        # better than by the difference of weights, which rounds a small step away.
+        outer = self.outer
+        self._adds_up = plain and outer.meet is None and outer.merge == "mix" and not (outer.keep or outer.overlap)
+        self._moved: list[list[Tensor]] = []
         self._pending: dict[int, tuple[int, Any]] = {}  # by fragment: when it is used, and what has arrived
         self.met = False  # whether a fragment was sent or used in the last step
         self._loaded: int | None = None  # the learner whose weights the model holds; None: the common ones
@@ -68,6 +73,8 @@ class Apart(Learners):
         self.references = [[nn.Parameter(p.detach().clone()) for p in self.trained]
                            for _ in (here if self.outer.meet == "pairs" else (0,))]
         self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]  # what a learner that adds sent last
+        if self._adds_up:
+            self._moved = [[torch.zeros_like(p) for p in self.trained] for _ in here]
         self._inner = []
         for turn in here:
             self._take(turn)
@@ -112,6 +119,7 @@ class Apart(Learners):
     # A step.
 
     def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+        super().before_pass(moment, one, samples, device)
         self._take(one.learner - self.here[0])
 
     @torch.no_grad()
@@ -124,11 +132,21 @@ class Apart(Learners):
             self.clip(self.trained)
         for group, told in zip(self._inner[turn].param_groups, self._rates.param_groups, strict=True):
             group["lr"] = told["lr"]
+        if self._adds_up:
+            self._add_up(turn)
         self._inner[turn].step()
         for p in self.trained:
             p.grad = None
         for kept, buffer in zip(self._kept[turn], self._statistics(), strict=True):
             kept.copy_(buffer)
+
+    def _add_up(self, turn: int) -> None:
+        """Add the plain SGD step that a learner here is about to take to what it has moved by."""
+        group = self._inner[turn].param_groups[0]
+        for moved, p in zip(self._moved[turn], self.trained, strict=True):
+            if p.grad is not None:
+                moved.add_(p.grad, alpha=group["lr"])
+                moved.add_(p, alpha=group["lr"] * group["weight_decay"])
 
     @torch.no_grad()
     def after_backward(self, moment: Moment) -> None:
@@ -151,6 +169,10 @@ class Apart(Learners):
         for turn in range(len(self.here)):
             every: list[Tensor | None] = [None] * len(self.trained)
             for index in among:
+                if self._adds_up:
+                    every[index] = self._moved[turn][index].clone()
+                    self._moved[turn][index].zero_()
+                    continue
                 every[index] = self._reference(turn)[index].data - self._own[turn][index]
                 if self.outer.merge == "add" and self.outer.overlap:
                     self._sent[turn][index] = self._own[turn][index].clone()
@@ -237,7 +259,7 @@ class Apart(Learners):
             return self._told
         for number, (due, arrived) in self._pending.items():  # what is under way has been decided when it was sent
             self._pending[number] = due, arrived() if callable(arrived) else arrived
-        return {"own": self._own, "kept": self._kept, "common": self._common, "sent": self._sent,
+        return {"own": self._own, "kept": self._kept, "moved": self._moved, "common": self._common, "sent": self._sent,
                 "references": [[one.data for one in own] for own in self.references],
                 "inner": [one.state_dict() for one in self._inner],
                 "outers": [one.state_dict() for one in self.outers], "pending": self._pending}
@@ -250,7 +272,8 @@ class Apart(Learners):
 
     def _restore(self, told: dict[str, Any]) -> None:
         references = [[one.data for one in own] for own in self.references]
-        for name, own in (("own", self._own), ("kept", self._kept), ("references", references)):
+        own_too = (("moved", self._moved),) if "moved" in told else ()  # earlier checkpoints have none
+        for name, own in (("own", self._own), ("kept", self._kept), ("references", references), *own_too):
             for mine, theirs in zip(own, told[name], strict=True):
                 for one, other in zip(mine, theirs, strict=True):
                     one.copy_(other)

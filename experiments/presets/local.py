@@ -6,8 +6,8 @@
                         were sent, half of one's own kept (Streaming DiLoCo, arXiv 2501.18512)
 `sotu_nano_sparseloco`  1/64 of every tile of 64 x 64 in 2-bit codes, error feedback that decays by 0.95, a plain outer
                         step (SparseLoCo, arXiv 2508.15706); the published message is 146 times smaller than dense
-`sotu_nano_demo`        32 of 4096 places of every tile's DCT, exchanged every step, the sign of what arrives (DeMo,
-                        arXiv 2411.19870; each learner's residue is its momentum)
+`sotu_nano_demo`        32 of 4096 places of every tile's DCT, and 32 of every 64 of a vector's, exchanged every step,
+                        the sign of what arrives (DeMo, arXiv 2411.19870; each learner's residue is its momentum)
 `sotu_nano_mesh`        2 learners of 2 stages and 2 microbatches each, both kinds of messages compressed: TopK 20 % in
                         4 bits forward, its mask back in 2 unbiased bits, and SparseLoCo between the learners; made for
                         `commsweep pipeline sotu_nano_mesh`, four processes
@@ -43,7 +43,7 @@ SPARSELOCO = Gradients(
     outer=Outer(interval=16, rate=1.0, momentum=0.0, nesterov=False))
 DEMO = Gradients(
     learners=4, exchange="allgather", vectors=True, feedback=Residue(decay=0.999), transform="dct",
-    compressor=TopK(ratio=32 / 4096, scope="tile"),
+    compressor=TopK(ratio=32 / 4096, scope="tile", per_tile="number"),
     outer=Outer(interval=1, rate=1.0, momentum=0.0, nesterov=False, aggregate="senders", sign=True))
 MESH = NANO.model_copy(update={
     "model": NANO.model.model_copy(update={"stages": 2}), "microbatches": 2,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +19,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commsweep.experiments.config import (
     SCHEMA,
@@ -38,6 +38,9 @@ from commsweep.experiments.errors import Diverged, UserError
 from commsweep.experiments.feedback.boundaries import sample_keyed
 from commsweep.experiments.processes import launch
 from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
+
+if TYPE_CHECKING:
+    from commsweep.experiments.data_parallel.ledger import Ledger
 
 MODULE = "commsweep.experiments.processes.ddp"
 MEASURED = "measured"  # status of a run that was ended after `LearnerWiring.steps`
@@ -156,6 +159,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
 
     from commsweep.experiments import checkpoint
     from commsweep.experiments.collectives import Processes, gathered
+    from commsweep.experiments.data_parallel.ledger import Ledger
     from commsweep.experiments.processes import namespaces
     from commsweep.experiments.processes.timing import Steps
     from commsweep.experiments.training.readback import nothing_lost
@@ -164,6 +168,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
 
     collectives = Processes(ring=run.kfac is not None)
     parts = build(run, execution, collectives=collectives, wiring=wiring)
+    parts.task.gather, exchange = gathered, parts.task.components["learners"].exchange
     watch, name, rank = Steps(collectives), f"learner{dist.get_rank()}", dist.get_rank()
 
     class Noting(Checkpoint):
@@ -178,7 +183,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
             watch.end(task)
 
         def on_validation_end(self, trainer: pl.Trainer, task: Any) -> None:
-            record = task.evaluation()
+            record = evaluation_of(gathered(task.evaluation()))
             if rank == 0:
                 recorded.append(record)
 
@@ -191,10 +196,11 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
                 dist.barrier()  # all have theirs
 
         def state_dict(self) -> dict[str, Any]:
-            return {"sent": dict(collectives.sent)}
+            return {"sent": dict(collectives.sent), "framing": dict(collectives.framing)}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             collectives.sent.update(state_dict["sent"])
+            collectives.framing.update(state_dict.get("framing", {}))
 
     made = trainer(run, parts, [Noting()], execution.progress, steps=wiring.steps)
     status, error = MEASURED if wiring.steps else FINISHED, None
@@ -209,7 +215,9 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
         nothing_lost(run, ran.record())
     parts.task.components["learners"].settle()
     state = {name: one.detach().cpu() for name, one in parts.task.model.state_dict().items()}
-    every = gathered({"sent": dict(collectives.sent), "digest": digest(state), "steps": watch.steps})
+    every = gathered({"sent": dict(collectives.sent), "framing": dict(collectives.framing), "digest": digest(state),
+                      "steps": watch.steps, "totals": parts.task.totals(),
+                      "ledger": exchange.ledger.state()})
     if len({one["digest"] for one in every}) > 1:
         raise RuntimeError("the learners ended with different weights")
     if keep and rank == 0:
@@ -217,10 +225,53 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
     timing = Steps.summary([one["steps"] for one in every], parts.task)
     if timing:
         timing["relayed"] = relayed / len(watch.steps)
+    transport = [one["sent"] for one in every]
+    if run.kfac is not None:  # which factors share a message, and its framing, follows from measured times
+        timing["framing"] = [one["framing"].get("factors", 0) for one in every]
+        transport = [sent | {"factors": sent.get("factors", 0) - framing}
+                     for sent, framing in zip(transport, timing["framing"], strict=True)]
+    whole = Ledger(exchange.layers, run.grad, run.grad.learners)
+    whole.take([(list(range(len(exchange.layers))), one["ledger"]) for one in every], stages=1)
+    totals = totals_of([one["totals"] for one in every], whole)
     return row(run, status, error, ran=ran if status == FINISHED else None, evaluations=recorded.metrics(),
-               steps=made.global_step, totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device,
-               tokens=tokens(parts.data), transport=[one["sent"] for one in every], weights=every[0]["digest"],
+               steps=made.global_step, totals=totals, seconds=parts.task.seconds, device=parts.device,
+               tokens=tokens(parts.data), transport=transport, weights=every[0]["digest"],
                timing=timing, cores=len(os.sched_getaffinity(0)))
+
+
+def evaluation_of(every: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of an evaluation, given that of every learner: bytes are added up, rates are of all learners' bytes;
+    the rest is the same at all of them."""
+    record = dict(every[0])
+    if "bytes" in record:
+        record["bytes"] = sum(one["bytes"] for one in every)
+    if "rates" in record:
+        record["rates"] = {name: len(every) / sum(1 / one["rates"][name] for one in every)
+                           for name in record["rates"]}
+    return record
+
+
+def totals_of(every: list[dict[str, Any]], ledger: Ledger) -> dict[str, Any]:
+    """What the row of a run says of its messages, given that of every learner, and all learners' ledger of gradients.
+
+    Bytes at boundaries are added up; bytes that a learner sends a step are means over the learners.
+    """
+    totals = dict(every[0])
+    totals["boundaries"] = {
+        name: {key: sum(one["boundaries"][name][key] for one in every) for key in sent}
+        for name, sent in totals["boundaries"].items()}
+    merged = ledger.totals()
+    hops = totals["gradients"].keys() - merged.keys()
+    totals["gradients"] = merged | {hop: _mean(one["gradients"][hop] for one in every) for hop in sorted(hops)}
+    if "kfac" in totals:
+        totals["kfac"] = {key: _mean(one["kfac"][key] for one in every) if key.startswith("factors_") else value
+                          for key, value in totals["kfac"].items()}
+    return totals
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
 def digest(state: dict[str, Any]) -> str:

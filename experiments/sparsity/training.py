@@ -82,8 +82,7 @@ class SparseTraining(Component):
     # A step.
 
     def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
-        parts = self._learners if self._learners > 1 else one.of
-        self._rows = round(one.size * parts / one.weight)
+        self._rows = one.batch
         if self.attending is not None:
             phase = self.schedule.at(moment.step).phase
             self.attending.switch(phase.attention, phase.beside)

@@ -137,8 +137,9 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
                                             shared.exchange and shared.exchange.collectives, wiring)
         second_order.name_left_out(components["kfac"].left)
     if run.sparsity is not None:
-        components["sparsity"] = sparsity.SparseTraining(
-            run.sparsity, model, trained, data.example, len(data.train) * run.epochs, run.seed, shared.exchange)
+        with boundaries.bypassed():  # products of a compressor are not the model's
+            components["sparsity"] = sparsity.SparseTraining(
+                run.sparsity, model, trained, data.example, len(data.train) * run.epochs, run.seed, shared.exchange)
     if execution.compile is not None:
         compiled.install(model, execution.compile, device)
     return Parts(kind(run)(run, model, components, divided(run, shared)), data, device, need)
@@ -157,7 +158,7 @@ def sharing(run: Run, model: nn.Module, embeddings: Collection[int], steps: int,
     if most := getattr(run.optim, "clip", 0.0):
         clip = clip or partial(nn.utils.clip_grad_norm_, max_norm=most)
     return Apart(*common, partial(optim.optimizer, run, embeddings=embeddings), clip if most else None, steps,
-                 collectives, run.microbatches, known)
+                 collectives, run.microbatches, known, plain=run.optim.kind == "sgd" and not run.optim.momentum)
 
 
 def divided(run: Run, shared: Learners) -> Callable[[int], list[Pass]]:
@@ -192,7 +193,7 @@ def installed(run: Run, parts: Parts, made: pl.Trainer) -> Installed:
     task = parts.task
     sections = {name: one for component in task.components.values() for name, one in component.installed().items()}
     cuts = tuple(boundary.name for boundary in task.components["boundaries"].values())
-    shares = sections["grad"].learners * sections["grad"].local_steps
+    shares = len(task.components["learners"].here) * sections["grad"].local_steps
     autocast = torch.bfloat16 if "bf16" in str(made.precision) else torch.float32
     return Installed(
         run, model_of(run, task.model, cuts), task.model, parts.data, made.optimizers[0], task.clip,

@@ -46,6 +46,9 @@ class Task(pl.LightningModule):
         self.spent: dict[str, float] = {}  # seconds of this process after backwards, by component
         self._totals: dict[str, Tensor] = {}
         self._loss_sum = self._samples = None
+        # Of a training whose passes are shared out among processes: gathers what all say, in their order.
+        self.gather: Callable[[Any], list[Any]] | None = None
+        self._untold: list[tuple[int, int, Tensor]] = []  # number, rows and loss of passes not gathered yet
 
     def logits(self, x: Tensor) -> Tensor:
         """What the model says of a batch."""
@@ -58,7 +61,8 @@ class Task(pl.LightningModule):
 
     def drawn(self, logits: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """The loss of labels drawn from the model's own distribution, of the form of y."""
-        return self.loss(logits, self.labels(sampled(logits, generator), y))
+        with self.trainer.precision_plugin.forward_context():
+            return self.loss(logits, self.labels(sampled(logits, generator), y))
 
     @staticmethod
     def labels(classes: Tensor, y: Tensor) -> Tensor:
@@ -90,53 +94,57 @@ class Task(pl.LightningModule):
         return x.to(device, non_blocking=True), y.to(device, non_blocking=True), samples
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """One step; the loss of its last pass."""
+        """One step; the loss of its last pass. Only the forward passes run in the precision of the trainer."""
         began = time.perf_counter()
         x, y, samples = batch
         optimizer, passes = self.optimizers(), self.divide(len(y))
         moment = Moment(self.global_step, self.current_epoch, optimizer.param_groups[0]["lr"], self.passed,
                         self.crossed + len(passes))
         optimizer.zero_grad()
+        with torch.autocast(x.device.type, enabled=False):  # a backward computes in the types of its forward
+            loss = self._passes(moment, passes, x, y, samples)
+            for component in self.components.values():
+                component.before_exchange(moment)
+            for name, component in self.components.items():
+                since = time.perf_counter()
+                component.after_backward(moment)
+                self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - since
+            if self.clip and not any(component.clips(self.clip) for component in self.components.values()):
+                nn.utils.clip_grad_norm_(self.parameters(), self.clip)
+            optimizer.step()
+            self.passed += passes[0].of
+            self.crossed += len(passes)
+            for component in self.components.values():
+                component.after_step(moment)
+        self._next_rate()
+        if self.global_step % CHECK_EVERY == 0:
+            self._check_finite()
+        self.seconds["train"] += time.perf_counter() - began
+        return {"loss": loss.detach()}
+
+    def _passes(self, moment: Moment, passes: list[Pass], x: Tensor, y: Tensor, samples: Tensor) -> Tensor:
+        """Forward and backward of every pass; the loss of the last one."""
         whole = True
         for one in passes:
             for component in self.components.values():
                 component.before_pass(moment, one, samples[one.rows], x.device)
             if whole:
                 self.begin_gradient()
-            logits = self.logits(x[one.rows])
-            loss = self.loss(logits, y[one.rows])
-            self._loss_sum += loss.detach() * one.size
-            self._samples += one.size
+            with self.trainer.precision_plugin.forward_context():
+                logits = self.logits(x[one.rows])
+                loss = self.loss(logits, y[one.rows])
+            self._note_loss(moment.passed + one.turn, loss.detach() * one.size, one.size)
             weight = one.weight if self.engine else one.share  # not 1 of a batch cut unevenly, or of a part of a share
             if weight != 1 and self.run.microbatches > 1:
                 loss = loss * weight
             for component in self.components.values():
                 component.after_forward(moment, one, logits, partial(self.drawn, logits, y[one.rows]))
-            with torch.autocast(x.device.type, enabled=False):  # a backward computes in the types of its forward
-                loss.backward()
+            loss.backward()
             if whole := one.whole:
                 self.end_gradient()
             for component in self.components.values():
                 component.after_pass(moment, one)
-        for component in self.components.values():
-            component.before_exchange(moment)
-        for name, component in self.components.items():
-            since = time.perf_counter()
-            component.after_backward(moment)
-            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - since
-        if self.clip and not any(component.clips(self.clip) for component in self.components.values()):
-            nn.utils.clip_grad_norm_(self.parameters(), self.clip)
-        with torch.autocast(x.device.type, enabled=False):
-            optimizer.step()
-        self.passed += passes[0].of
-        self.crossed += len(passes)
-        for component in self.components.values():
-            component.after_step(moment)
-        self._next_rate()
-        if self.global_step % CHECK_EVERY == 0:
-            self._check_finite()
-        self.seconds["train"] += time.perf_counter() - began
-        return {"loss": loss.detach()}
+        return loss
 
     def begin_gradient(self) -> None:
         """Before the first pass that a learner's gradient is summed over."""
@@ -156,6 +164,15 @@ class Task(pl.LightningModule):
     def on_train_epoch_start(self) -> None:
         self._loss_sum = torch.zeros((), device=self.device)
         self._samples = 0
+        self._untold = []
+
+    def _note_loss(self, number: int, loss: Tensor, rows: int) -> None:
+        """Count the loss of pass `number`, summed over its rows."""
+        if self.gather is not None:
+            self._untold.append((number, rows, loss))
+            return
+        self._loss_sum += loss
+        self._samples += rows
 
     def on_train_epoch_end(self) -> None:
         self._check_finite()
@@ -165,7 +182,14 @@ class Task(pl.LightningModule):
 
     @property
     def train_loss(self) -> float:
-        """Mean loss over the samples of this epoch so far (waits for the device)."""
+        """Mean loss over the samples of this epoch so far (waits for the device, and for other processes)."""
+        if self.gather is not None:
+            told = self.gather([(number, rows, float(loss)) for number, rows, loss in self._untold])
+            self._untold = []
+            # Sums of floats depend on their order: this is the simulation's.
+            for _, rows, loss in sorted(tuple(one) for every in told for one in every):
+                self._loss_sum += loss
+                self._samples += rows
         return float(self._loss_sum) / max(1, self._samples)
 
     def _check_finite(self) -> None:
@@ -201,7 +225,7 @@ class Task(pl.LightningModule):
                 for name, value in self.means(total.tolist()).items()}
 
     def evaluation(self) -> dict[str, Any]:
-        """The record of the last evaluation."""
+        """The record of the last evaluation, of all processes that train together."""
         record: dict[str, Any] = {"epoch": self.current_epoch + 1, "step": self.global_step,
                                   "train_loss": self.train_loss, **self.scores,
                                   "seconds": round(self.seconds["train"], 4)}
@@ -249,7 +273,7 @@ def microbatches(batch: int, count: int) -> list[Pass]:
     sizes = [batch // count + (part < batch % count) for part in range(count)]
     starts = [sum(sizes[:part]) for part in range(count)]
     return [Pass(slice(start, start + size), size, size * count / batch, whole=part == count - 1, turn=part, of=count,
-                 slot=start)
+                 slot=start, batch=batch)
             for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
 
 

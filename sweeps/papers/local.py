@@ -36,7 +36,7 @@ DEMO: Changes = {"grad.learners": 4, "optim.kind": "sgd", "optim.lr": 3e-3, "opt
                  "optim.weight_decay": 0.0, "grad.outer.interval": 1, "grad.outer.rate": 1.0,
                  "grad.outer.momentum": 0.0, "grad.outer.nesterov": False, "grad.outer.aggregate": "senders",
                  "grad.outer.sign": True, "grad.feedback.kind": "ef", "grad.feedback.decay": 0.999,
-                 } | _codes("topk", ratio=32 / 4096, scope="tile")
+                 } | _codes("topk", ratio=32 / 4096, scope="tile", per_tile="number")
 PAIRS = APART | {"grad.outer.meet": "pairs", "grad.outer.momentum": 0.5, "grad.outer.nesterov": False,
                  "optim.lr": 1e-2, "grad.outer.rate": 0.4}
 SPARTA = {"grad.learners": 4, "grad.outer.interval": 1, "grad.outer.rate": 1.0, "grad.outer.momentum": 0.0,

@@ -17,6 +17,7 @@ from commsweep.experiments.compressors import build, kernels, rice
 from commsweep.experiments.compressors.sparse import tiles
 from commsweep.experiments.compressors.transform import KINDS, matrix, transformed
 from commsweep.experiments.errors import UserError
+from tests.helpers import same_bits
 
 
 @given(places=st.sets(st.integers(0, 5000), min_size=1, max_size=200), b=st.integers(0, 14))
@@ -126,7 +127,18 @@ def test_sparselocos_message_is_146_times_smaller():
     ((1, 128, 192), (1, 2, 64, 3, 64)), ((2, 96, 100), (2, 2, 48, 2, 50)), ((1, 16, 3, 3, 3), (1, 1, 16, 1, 27)),
     ((1, 8192), (1, 1, 1, 2, 4096)), ((1, 7), (1, 1, 1, 1, 7)), ((10,), (1, 1, 1, 1, 10))])
 def test_tiles_are_as_large_as_divisors_allow(shape, wanted):
-    assert tiles(torch.Size(shape), 64) == wanted
+    assert tiles(torch.Size(shape), 64, 64 * 64) == wanted
+
+
+def test_tiles_may_keep_a_number_instead_of_a_share():
+    """DeMo sends 32 of every tile of 64 x 64, of every smaller tile, and of every 64 entries of a vector."""
+    one = build({"kind": "topk", "ratio": 32 / 4096, "scope": "tile", "per_tile": "number"})
+    for shape, tiles_, kept in (((1, 128, 64), 2, 32), ((1, 16, 8), 1, 32), ((1, 4, 4), 1, 16), ((1, 192), 3, 32),
+                                ((1, 10), 1, 10)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        assert one.kept(x.shape) == (tiles_, kept)
+        assert int((one.roundtrip(x) != 0).sum()) == tiles_ * kept
+        assert same_bits(one.roundtrip(x), one.decode(one.encode(x)))
 
 
 def test_topk_of_tiles_keeps_the_largest_of_each_tile():

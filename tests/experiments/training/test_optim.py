@@ -58,9 +58,10 @@ DION = {"optim.kind": "dion", "optim.lr": 0.02, "optim.rest_lr": 0.005, "optim.w
         "grad.feedback.momentum": 0.9}
 
 
-def dion(run, n):
+def dion(run, n, turned=True):
     """Dion as its simplest code has it (arXiv 2504.05295), on the mean of n learners' gradients: one momentum, which
-    nobody shares out; the weights after the run, and the momenta."""
+    nobody shares out; the weights after the run, and the momenta. turned: whether matrices of transformers' Conv1D,
+    which lie [inputs, outputs], are taken as the [outputs, inputs] of a Linear."""
     torch.set_num_threads(1)
     parts = build(run, Execution("cpu"))
     model, embeddings = parts.task.model, optim.embedded(parts.task)
@@ -69,7 +70,9 @@ def dion(run, n):
     q = {layer.name.removeprefix("model."): getattr(exchange, f"warm{index}").clone()
          for index, layer in enumerate(exchange.layers) if not layer.dense}
     assert q.keys() == {name for name, p in named.items() if p.dim() == 2 and id(p) not in embeddings}
-    momenta = {name: torch.zeros_like(named[name]) for name in q}
+    lying = {f"{name}.weight" for name, one in model.named_modules() if turned and type(one).__name__ == "Conv1D"}
+    assert not turned or len(lying) == len(q)
+    momenta = {name: torch.zeros_like(named[name].mT if name in lying else named[name]) for name in q}
     adamw = torch.optim.AdamW([p for name, p in named.items() if name not in q], 0.005, (0.9, 0.95), weight_decay=0.1)
     parts.data.train.set_epoch(0)
     for x, y, _ in parts.data.train:
@@ -79,24 +82,26 @@ def dion(run, n):
         with torch.no_grad():
             for name in q:
                 p, m = named[name], momenta[name]
-                m += p.grad
+                m += p.grad.T if name in lying else p.grad
                 left = torch.linalg.qr(m @ q[name]).Q
                 right = m.T @ left
                 m -= 0.1 * left @ right.T
                 q[name] = right / right.norm(dim=0)
-                p.mul_(1 - 0.02 * 0.1).sub_(left @ q[name].T, alpha=0.02 * (len(p) / p.shape[1]) ** 0.5)
+                step = left @ q[name].T * (len(m) / m.shape[1]) ** 0.5
+                p.mul_(1 - 0.02 * 0.1).sub_(step.T if name in lying else step, alpha=0.02)
         adamw.step()
     return named, momenta
 
 
-def test_dion_of_decoupled_momenta_is_dion_on_the_mean_gradient(store):
+@pytest.mark.parametrize("rows", ["outputs", "memory"])
+def test_dion_of_decoupled_momenta_is_dion_on_the_mean_gradient(rows, store):
     """With equal factors at the start, the mean of momenta that learners never exchange is the momentum of the mean."""
-    run = override(tiny_text(epochs=1), DION | {"grad.learners": 4})
+    run = override(tiny_text(epochs=1), DION | {"grad.learners": 4, "grad.compressor.rows": rows})
     torch.set_num_threads(1)
     parts = build(run, Execution("cpu"))
     before = {name: p.clone() for name, p in parts.task.model.named_parameters()}
     trainer(run, parts, [], False).fit(parts.task, parts.data.train, [])
-    wanted, momenta = dion(run, 4)
+    wanted, momenta = dion(run, 4, turned=rows == "outputs")
     exchange = parts.task.components["learners"].exchange
     for index, layer in enumerate(exchange.layers):
         name = layer.name.removeprefix("model.")
@@ -106,7 +111,8 @@ def test_dion_of_decoupled_momenta_is_dion_on_the_mean_gradient(store):
         assert float((ours - before[name]).detach().abs().max()) > 1e-2
         if not layer.dense:
             own = [learner[index].e for learner in exchange.memories]
-            assert float((sum(own) / 4 - momenta[name]).abs().max()) < 1e-5
+            mean = momenta[name].T if rows == "outputs" else momenta[name]
+            assert float((sum(own) / 4 - mean).abs().max()) < 1e-5
             assert not torch.allclose(own[0], own[1], atol=1e-5)  # and they differ
     sent = sum(4 * (-(-min(layer.shape) // 4)) * sum(layer.shape) if not layer.dense else layer.dense_bytes
                for layer in exchange.layers)
