@@ -13,7 +13,7 @@ from commsweep.experiments.config import Cable, Run, Wiring, override, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import DIVERGED, FINISHED, RunFolder, Store
-from commsweep.options import count, number, port, whole
+from commsweep.options import count, number, whole
 from commsweep.runs import changes, execution, execution_options
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -41,7 +41,6 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument("--links", type=cables, default=(), metavar="FILE",
                         help='where links differ, one for each pair of neighbouring stages: [{"bandwidth": "5Mbit", '
                              '"latency": "20ms"}, {"bandwidth": "1Gbit"}, ...]')
-    parser.add_argument("--port", type=port, help="where the stages find each other (default: any that is free)")
     parser.set_defaults(command=_pipeline)
 
 
@@ -122,7 +121,7 @@ def _pipeline(args: argparse.Namespace) -> int:
             bar.total = seen["of"]
             bar.update(seen["step"] - bar.n)
 
-        row = pipeline.execute(run, wiring, execution(args), folder, patience=args.patience, port=args.port, show=show)
+        row = pipeline.execute(run, wiring, execution(args), folder, patience=args.patience, show=show)
     compared = compare(row, store.folder(run_id(run)).row())
     print(json.dumps(row | {"simulation": compared}) if args.json else describe(row, folder, compared))
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)

@@ -8,6 +8,7 @@ bits.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -70,11 +71,41 @@ class Decided(Message):
         return payload
 
 
-def gathered(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """What every process of a group (None: of all) says, small and picklable; not counted."""
-    every: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, mine, group)
-    return every
+def gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What every process of a group (None: of all) says, as JSON has it (tuples become lists); not counted.
+
+    Processes exchange JSON and the bytes of tensors only: a pickle could run code of whoever sent it.
+    """
+    text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+    return [json.loads(bytes(one.numpy())) for one in _gathered_bytes(text, group)]
+
+
+def gathered_tensors(mine: dict[str, Tensor], group: dist.ProcessGroup | None = None) -> list[dict[str, Tensor]]:
+    """Every process's named tensors, which may differ in number and shape; on the host."""
+    every = gathered([[name, str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in mine.items()],
+                     group)
+    parts = _gathered_bytes(_joined([one.cpu() for one in mine.values()]), group)
+    return [dict(zip((name for name, _, _ in told), _parted(part, [
+        torch.empty(shape, dtype=getattr(torch, kind)) for _, kind, shape in told]), strict=True))
+        for told, part in zip(every, parts, strict=True)]
+
+
+def _gathered_bytes(mine: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Every process's bytes, uint8 [any], on the host."""
+    device = torch.device("cuda" if str(dist.get_backend(group)) == "nccl" else "cpu")
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([mine.numel()], device=device), group)
+    lengths = [int(size) for size in sizes]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+    padded[: mine.numel()] = mine.to(device)
+    every = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(every, padded, group)
+    return [one[:length].cpu() for one, length in zip(every, lengths, strict=True)]
+
+
+def told_by_first(value: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """The first process's value, as JSON has it."""
+    return gathered(value if dist.get_rank(group) == 0 else None, group)[0]
 
 
 class Collectives:
@@ -121,7 +152,7 @@ class Collectives:
         raise NotImplementedError
 
     def agree(self, value: T) -> T:
-        """The first learner's value, small and picklable."""
+        """The first learner's value, small and as JSON has it."""
         return value
 
     def all_reduce(self, parts: Parts, what: str) -> Handle[list[Tensor]]:
@@ -290,9 +321,7 @@ class Processes(Collectives):
         return Handle(finish)
 
     def agree(self, value: T) -> T:
-        box = [value]
-        dist.broadcast_object_list(box, self._rank(0), self.group)
-        return box[0]
+        return told_by_first(value, self.group)
 
     def share(self, messages: list[list[Message]], address: message.Address, what: str,
               even: bool = False) -> Handle[Parts]:

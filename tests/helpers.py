@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,13 @@ def resumed(run: Run, folder: Path) -> dict[str, Any]:
     with pytest.raises(KeyboardInterrupt):
         execute(run, store, Execution("cpu", checkpoint_every=0), stopping=once)
     return execute(run, store, Execution("cpu"))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

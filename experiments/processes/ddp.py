@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -106,7 +105,8 @@ def _launch(folder: RunFolder, learners: int, cable: Cable | None, patience: flo
             show: Callable[[dict[str, Any]], None]) -> None:
     command = [MODULE, str(folder.root.resolve())]
     if cable is None:
-        launch.supervise(folder, launch.torchrun(command, learners, None), [{}], show, patience, "learner")
+        with launch.local(folder, command, learners) as (commands, environments):
+            launch.supervise(folder, commands, environments, show, patience, "learner")
         return
     from commsweep.experiments.processes import namespaces
 
@@ -116,6 +116,7 @@ def _launch(folder: RunFolder, learners: int, cable: Cable | None, patience: flo
 
 def work(store: Store, folder: RunFolder) -> None:
     """A learner's part in all runs of one launch."""
+    import torch
     import torch.distributed as dist
 
     from commsweep.experiments.processes import namespaces
@@ -127,7 +128,7 @@ def work(store: Store, folder: RunFolder) -> None:
     execution, rank, world = Execution.read(told), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     calm = Calm()
     execution = replace(execution, device="cpu", progress=execution.progress and rank == 0)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
+    launch.join(torch.device("cpu"), patience)
     for n, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
         run, wiring, recorded = parse(settings), LearnerWiring(**wires), store.learners(name)
         if world != run.grad.learners:

@@ -9,19 +9,23 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import RunFolder, write_json
 
+if TYPE_CHECKING:
+    import torch
+
 LAUNCH = "COMMSWEEP_LAUNCH"  # in the environment of every process of a launch
+MEETING = "COMMSWEEP_MEETING"  # the file through which processes of one machine find each other
 GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
 
 
@@ -42,6 +46,8 @@ def worker(folder: RunFolder, work: Callable[[], None], who: str = "stage") -> i
         line = str(fault)
     except KeyboardInterrupt:
         line = "stopped"
+    except SystemExit:  # Lightning's way to end after the signal
+        line = "was ended by SIGTERM"
     except Exception as fault:
         line = explain(fault)
         with open(folder.path / "log.txt", "a") as log:
@@ -83,20 +89,29 @@ def wake_in_time() -> None:
         ctypes.CDLL(None).prctl(29, 1)  # <linux/prctl.h>: PR_SET_TIMERSLACK, nanoseconds
 
 
-def free_port(port: int | None = None) -> int:
-    """A port of this machine that nobody listens on. Raises UserError when the one asked for is taken."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port or 0))
-        except OSError:
-            raise UserError(f"--port {port}: in use by another process; choose another, or leave it out") from None
-        return probe.getsockname()[1]
+@contextmanager
+def local(folder: RunFolder, command: list[str], count: int) -> Iterator[tuple[list[list[str]], list[dict[str, str]]]]:
+    """(commands, environments) of so many processes on this machine. They meet through a file, and their messages go
+    through the loopback interface: nobody else can reach them."""
+    meeting = folder.path / f".meeting-{os.getpid()}-{secrets.token_hex(4)}"
+    common = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
+              MEETING: str(meeting.resolve()), "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+    try:
+        yield ([[sys.executable, "-m", *command]] * count,
+               [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)])
+    finally:
+        meeting.unlink(missing_ok=True)
 
 
-def torchrun(command: list[str], stages: int, port: int | None) -> list[list[str]]:
-    """The command that starts all stages on this machine."""
-    return [[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(stages), "--master-addr",
-             "127.0.0.1", "--master-port", str(free_port(port)), "-m", *command]]
+def join(device: torch.device, patience: float) -> None:
+    """Join the other processes of a launch: through the file that `local` named, else as torchrun has said."""
+    import torch.distributed as dist
+
+    meeting = os.environ.get(MEETING)
+    where = {"init_method": f"file://{meeting}", "rank": int(os.environ["RANK"]),
+             "world_size": int(os.environ["WORLD_SIZE"])} if meeting else {}
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience),
+                            **where, **({"device_id": device} if device.type == "cuda" else {}))
 
 
 def supervise(folder: RunFolder, commands: list[list[str]], environments: list[dict[str, str]],
@@ -110,18 +125,17 @@ def supervise(folder: RunFolder, commands: list[list[str]], environments: list[d
         for path in folder.path.glob(left):
             path.unlink()
     log = open(folder.path / "log.txt", "a")  # noqa: SIM115 (closed below, after the processes that write to it)
-    start = log.tell()
     own = f"{os.getpid()}.{secrets.token_hex(8)}"
     running = [subprocess.Popen(command, env=os.environ | extra | {LAUNCH: own}, stdin=subprocess.DEVNULL, stdout=log,
                                 stderr=log, start_new_session=True,
                                 preexec_fn=lambda: die_with_parent(signal.SIGTERM))
                for command, extra in zip(commands, environments, strict=True)]
     halted, stopped = _Halted(own, patience, who), ""
+    died: list[tuple[int, int]] = []  # (rank, exit code) of those that failed by themselves
     try:
         while any(one.poll() is None for one in running):
             if any(one.poll() for one in running) or any(folder.path.glob("stage*.error")):
-                # torchrun says which stage failed first only when it ends by itself, which takes it some seconds.
-                deadline = time.monotonic() + 3 * GRACE
+                deadline = time.monotonic() + GRACE  # for the others to say what they saw
                 while time.monotonic() < deadline and any(one.poll() is None for one in running):
                     time.sleep(0.1)
                 break
@@ -130,16 +144,14 @@ def supervise(folder: RunFolder, commands: list[list[str]], environments: list[d
             if stopped := halted.look():
                 break
             time.sleep(0.1)
+        died = [(rank, code) for rank, one in enumerate(running) if (code := one.poll())]
     finally:
         end(own, running)
         log.close()
     if stopped:
         raise UserError(f"{stopped}; all were ended. Start again to continue from the last checkpoint ({folder.path})")
-    codes = [one.returncode for one in running]
-    if any(codes):
-        with open(folder.path / "log.txt") as text:
-            text.seek(start)
-            raise UserError(blame(folder, codes, text.read(), who))
+    if any(one.returncode for one in running):
+        raise UserError(blame(folder, died, who))
 
 
 def _stages(launch: str) -> dict[int, tuple[str, str]]:
@@ -201,23 +213,21 @@ def newest(folder: Path, name: str) -> Path | None:
     return files[max(all_have)] if all_have else None
 
 
-def blame(folder: RunFolder, codes: list[int], log: str, who: str = "stage") -> str:
-    """One line about the process that failed first: one that a signal ended, else the first one that said something."""
-    failed = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
-    others, _, root = log.partition("Root Cause")
-    died = [(int(stage), int(code)) for stage, code in failed.findall(root)[:1]] or list(enumerate(codes))
+def blame(folder: RunFolder, died: list[tuple[int, int]], who: str = "stage") -> str:
+    """One line about the process that failed first: one that a signal ended, else the first one that said something.
+
+    died: rank and exit code of processes that failed before any was ended.
+    """
+    for rank, code in died:
+        if code < 0 and not (folder.path / f"stage{rank}.error").exists():
+            return (f"{who} {rank} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
+                    f"continue from the last checkpoint ({folder.path})")
     said = []
     for path in folder.path.glob("stage*.error"):
         with suppress(OSError, ValueError):
             told = json.loads(path.read_text())
             said.append(("neighbour" in told["line"], told["time"], int(path.stem[5:]), told["line"]))
-    if said and min(said)[0]:  # its neighbours may have been seen to end first
-        died += [(int(stage), int(code)) for stage, code in failed.findall(others.rpartition("Failures:")[2])]
-    for stage, code in died:
-        if code < 0 and not (folder.path / f"stage{stage}.error").exists() and -code != signal.SIGTERM:
-            return (f"{who} {stage} was ended by {signal.Signals(-code).name}; all others were ended. Start again to "
-                    f"continue from the last checkpoint ({folder.path})")
     if said:
-        _, _, stage, line = min(said)
-        return f"{who} {stage}: {line}"
+        _, _, rank, line = min(said)
+        return f"{who} {rank}: {line}"
     return f"the {who}s could not be started; see {folder.path / 'log.txt'}"

@@ -36,7 +36,7 @@ def begin(folder: RunFolder, run: Run, wiring: Wiring, env: dict[str, Any]) -> N
 
 
 def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *, patience: float = 120.0,
-            port: int | None = None, show: Callable[[dict[str, Any]], None] = lambda seen: None) -> Row:
+            show: Callable[[dict[str, Any]], None] = lambda seen: None) -> Row:
     """The row of a run over this wiring: as recorded, or by executing it now. `show` hears of its progress.
 
     Raises UserError when a stage fails or is silent for `patience` seconds; the same call continues from the last
@@ -64,7 +64,8 @@ def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *
                 with namespaces.chain(cables) if learners == 1 else namespaces.star(n, cables[0]) as nodes:
                     launch.supervise(folder, nodes.commands(command), nodes.environments(), show, patience, who)
             else:
-                launch.supervise(folder, launch.torchrun(command, n, port), [{}], show, patience, who)
+                with launch.local(folder, command, n) as (commands, environments):
+                    launch.supervise(folder, commands, environments, show, patience, who)
     except Busy:
         raise UserError(f"pipeline {folder.path.name} is being executed by another process") from None
     return folder.row()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commsweep.experiments.collectives import Collectives
+from commsweep.experiments.collectives import Collectives, told_by_first
 from commsweep.experiments.store import Row
 
 KEPT = 400  # steps whose times are remembered beyond an epoch
@@ -72,9 +72,8 @@ class Calm:
             row, first = take(), dist.get_rank() == 0
             if not first or calmest is None or width(row) <= width(calmest):
                 calmest = row
-            again = [first and width(row) > WIDE and (tries <= TRIES or time.monotonic() - self.began < SETTLE)]
-            dist.broadcast_object_list(again, src=0)
-            if not again[0]:
+            again = first and width(row) > WIDE and (tries <= TRIES or time.monotonic() - self.began < SETTLE)
+            if not told_by_first(again):
                 return calmest and calmest | {"tries": tries}
 
 

@@ -11,7 +11,6 @@ import math
 import os
 import time
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -26,10 +25,10 @@ from commsweep.experiments import checkpoint, models
 from commsweep.experiments import data as datasets
 from commsweep.experiments.boundary.insert import Boundaries, sections
 from commsweep.experiments.boundary.plan import check_room, memory_bytes, message_shapes
-from commsweep.experiments.collectives import Processes, gathered
+from commsweep.experiments.collectives import Processes, gathered, gathered_tensors
 from commsweep.experiments.component import Moment, Pass
 from commsweep.experiments.compressors import message
-from commsweep.experiments.config import Execution, Run, Wiring, canonical, run_id
+from commsweep.experiments.config import Execution, Links, Run, Wiring, canonical, run_id
 from commsweep.experiments.data.module import Batch
 from commsweep.experiments.data_parallel import learners
 from commsweep.experiments.data_parallel.layers import identified
@@ -65,14 +64,13 @@ def connect(run: Run, execution: Execution, patience: float) -> torch.device:
             raise UserError(f"--device cuda: {here} processes on this machine for {there} GPU{'s' * (there > 1)}, and "
                             "NCCL takes one each: use --device cpu, fewer stages, or torchrun on several machines")
         torch.cuda.set_device(device := torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience),
-                            **({"device_id": device} if device.type == "cuda" else {}))
+    launch.join(device, patience)
     return device
 
 
 def _agree(text: str, what: str) -> None:
     """Raise UserError unless all processes have the same text."""
-    digests = gathered(message.digest(text))
+    digests = gathered(message.digest(text).hex())
     if len(set(digests)) > 1:
         other = next(i for i, one in enumerate(digests) if one != digests[0])
         raise UserError(f"processes 0 and {other} were started with different {what}; start all with the same")
@@ -413,11 +411,13 @@ class Trainer:
     def _row(self, status: str, error: str | None, wall: float) -> Row | None:
         ledgers = gathered(self.boundaries.ledger())
         self.shared.settle()
-        state = gathered({name: one.detach().cpu() for name, one in
-                           self._owned().items()}, self.group) if self.keep_weights else []
+        state = gathered_tensors({name: one.detach() for name, one in self._owned().items()},
+                                 self.group) if self.keep_weights else []
         timing = gathered({"spans": self.stage.spans, "began": self.began, "passages": self.stage.passages},
                            self.group)
-        links = [link for one in gathered(list(self.boundaries.links().items()), self.group) for link in one]
+        told = gathered([[cut, one.model_dump(mode="json")] for cut, one in self.boundaries.links().items()],
+                        self.group)
+        links = [(cut, Links.model_validate(one)) for every in told for cut, one in every]
         evaluations = self.folder.metrics()
         ran = Installed(
             self.run, self.model, self.body, self.data, self.optimizer, self.clip, self.scheduler,

@@ -26,12 +26,11 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.feedback import gradients as feedback
 from commsweep.experiments.models import resnet
 from commsweep.experiments.processes import ddp
-from commsweep.experiments.processes.launch import free_port
 from commsweep.experiments.training.run import build as build_run
 from commsweep.experiments.training.run import execute
 from commsweep.main import main
 from commsweep.sweeps.papers.adacomp import METHODS
-from tests.helpers import resumed, same_bits, tiny, tiny_text, trained
+from tests.helpers import free_port, resumed, same_bits, tiny, tiny_text, trained
 
 HOW = Execution("cpu")
 GATHER = {"grad.exchange": "allgather"}

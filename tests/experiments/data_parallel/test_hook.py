@@ -9,7 +9,7 @@ from torch import nn
 
 from commsweep.experiments.data_parallel.hook import CompressionHook
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.processes.launch import free_port
+from tests.helpers import free_port
 
 EF = {"compressor": {"kind": "topk", "ratio": 0.2}, "feedback": {"kind": "ef"}}
 

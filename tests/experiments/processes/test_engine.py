@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from types import SimpleNamespace
 
@@ -66,14 +65,6 @@ def test_another_number_of_processes_than_stages_is_one_clear_line(monkeypatch):
         connect(tiny(), Execution(device="cpu"), 1)
 
 
-def test_a_port_in_use_is_named():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port {port}: in use by another process"):
-            launch.torchrun(["commsweep"], 4, port)
-
-
 def test_stages_of_images_are_cuts():
     assert stages.with_stages(tiny(), 4) == {}
     with pytest.raises(UserError, match="makes 4 stages; name the cuts"):
@@ -103,12 +94,12 @@ def told(place, stage, line, at=None):
     (place.path / f"stage{stage}.error").write_text(json.dumps({"time": at or time.time(), "line": line}))
 
 
-def blamed(tmp_path, codes, log="", **lines):
+def blamed(tmp_path, codes, **lines):
     place = pipeline.folder_of(Store(tmp_path), tiny(), Wiring())
     place.make()
     for turn, (stage, line) in enumerate(lines.items()):
         told(place, stage[1:], line, at=turn + 1)
-    return launch.blame(place, codes, log)
+    return launch.blame(place, [(rank, code) for rank, code in enumerate(codes) if code])
 
 
 def test_a_killed_stage_is_to_blame_not_those_that_miss_it(tmp_path):
@@ -116,20 +107,8 @@ def test_a_killed_stage_is_to_blame_not_those_that_miss_it(tmp_path):
     assert line.startswith("stage 1 was ended by SIGKILL; all others were ended. Start again to continue")
 
 
-def test_torchruns_root_cause_is_read(tmp_path):
-    log = ("Root Cause (first observed failure):\n[0]:\n  time  : x\n  rank      : 2 (local_rank: 2)\n"
-           "  exitcode  : -9 (pid: 1)")
-    assert "stage 2 was ended by SIGKILL" in blamed(tmp_path, [1], log, s1="the link to a neighbour broke")
-
-
-def test_a_killed_stage_that_torchrun_saw_later_is_to_blame(tmp_path):
-    """Its neighbour ended within the same look, with an error of its own."""
-    log = ("failed (exitcode: 1) local_rank: 0 (pid: 1) of binary\nFailures:\n[1]:\n  rank      : 1 (local_rank: 1)\n"
-           "  exitcode  : -9 (pid: 2)\n----\nRoot Cause (first observed failure):\n[0]:\n"
-           "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 1)")
-    line = blamed(tmp_path, [1], log, s0="the link to a neighbour broke")
-    assert line.startswith("stage 1 was ended by SIGKILL")
-    assert blamed(tmp_path / "b", [1], log, s0="no such data") == "stage 0: no such data"
+def test_a_stage_that_was_told_to_end_is_to_blame(tmp_path):
+    assert "stage 2 was ended by SIGTERM" in blamed(tmp_path, [1, 0, -15], s0="the link to a neighbour broke")
 
 
 def test_a_reason_goes_before_a_lost_neighbour_and_the_earlier_before_the_later(tmp_path):

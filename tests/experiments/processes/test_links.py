@@ -15,8 +15,9 @@ import pytest
 
 from commsweep.experiments.config import Cable
 from commsweep.experiments.config.execution import bucket
-from commsweep.experiments.processes import awake, launch, namespaces
+from commsweep.experiments.processes import awake, namespaces
 from commsweep.experiments.store import Store
+from tests.helpers import free_port
 
 COMMSWEEP = [sys.executable, "-m", "commsweep"]
 TWO = ['model.cuts=["layer2"]']
@@ -262,7 +263,7 @@ def test_stages_with_different_texts_say_so(tmp_path):
     for place, folder in enumerate(texts):
         folder.mkdir()
         (folder / "all.txt").write_text("tT"[place] + "he stages send packed tensors to their peers. " * 400)
-    store, port = tmp_path / "s", launch.free_port()
+    store, port = tmp_path / "s", free_port()
     Store(store)
     processes = [subprocess.Popen([*COMMSWEEP, "pipeline", "synthetic_text", "data.name=text", "data.train_blocks=0",
                                    "data.eval_blocks=0", "model.stages=2", "--store", str(store), "--data-root",

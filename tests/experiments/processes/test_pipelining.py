@@ -13,9 +13,8 @@ import torch
 
 from commsweep.experiments.compressors import message
 from commsweep.experiments.config import Execution, record
-from commsweep.experiments.processes import launch
 from commsweep.experiments.training.run import build, trainer
-from tests.helpers import COMPRESSORS, FEEDBACKS, linked, name, tiny, tiny_text
+from tests.helpers import COMPRESSORS, FEEDBACKS, free_port, linked, name, tiny, tiny_text
 
 STAGES = 4
 IMAGES = {"epochs": 2, "eval_every": 1}
@@ -57,7 +56,7 @@ def start(root, runs: list[tuple]) -> None:
     (root / "runs.json").write_text(json.dumps([(run.model_dump(mode="json"), wiring, *(after or (None,)))
                                                 for run, wiring, *after in runs]))
     env = os.environ | {"WORLD_SIZE": str(STAGES), "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(launch.free_port()), "OMP_NUM_THREADS": "1"}
+                        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     processes = [subprocess.Popen([sys.executable, "-m", "tests.experiments.processes.pipeline_process", str(root)],
                                   env=env | {"RANK": str(rank)}) for rank in range(STAGES)]
     try:
