@@ -12,6 +12,7 @@ from commsweep.analysis.claim import Claim, adjust
 from commsweep.analysis.figure import GENERAL
 from commsweep.analysis.papers import PAPERS
 from commsweep.analysis.table import Table, settings_table
+from commsweep.experiments.config import own
 from commsweep.experiments.errors import UserError, nearest
 
 NAMES = tuple(paper.NAME for paper in PAPERS)
@@ -23,8 +24,8 @@ def _present(frame: pd.DataFrame, only: Collection[str]) -> list[tuple[str, pd.D
     for name in only:
         if name not in NAMES:
             raise UserError(f"--papers {name}: not one of {', '.join(NAMES)}{nearest(name, NAMES)}")
-    found = [(own, paper) for paper in PAPERS if (not only or paper.NAME in only) and len(own := paper.rows(frame))]
-    return [("" if len(found) == 1 else f"{paper.NAME}_", own, paper) for own, paper in found]
+    found = [(rows, paper) for paper in PAPERS if (not only or paper.NAME in only) and len(rows := paper.rows(frame))]
+    return [("" if len(found) == 1 else f"{paper.NAME}_", rows, paper) for rows, paper in found]
 
 
 def all_tables(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Table]:
@@ -37,10 +38,22 @@ def all_tables(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Table]:
     return [*made, settings_table(frame)]
 
 
-def all_claims(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Claim]:
-    """The claims of every paper that have runs, adjusted together."""
+def all_claims(frame: pd.DataFrame, only: Collection[str] = (), mine: str = "") -> list[Claim]:
+    """The claims of every paper that have runs, adjusted together.
+
+    What a paper found is not judged by a user's own data. mine: "claims.py:function", a function of the rows that
+    returns Claims of the user's own, which are judged instead.
+    """
+    if mine:
+        made = own.call(mine, "", frame)
+        if not isinstance(made, (list, tuple)) or not all(isinstance(claim, Claim) for claim in made):
+            raise UserError(f"--claims '{mine}' must return a list of Claims (commsweep.analysis.claim)")
+        return adjust(list(made))
     made = []
     for _, rows, paper in _present(frame, only):
+        rows = rows[rows["data.name"] != "own"]
+        if rows.empty:
+            continue
         for claim in paper.CLAIMS:
             made += found if isinstance(found := claim(rows), list) else [found]
     return adjust([claim for claim in made if claim.has_runs])

@@ -63,6 +63,8 @@ def _row(line: dict[str, str], run: Run, source: str) -> Row:
     diagnosis: dict[str, dict[str, Any]] = {}
     for name, text in line.items():
         part, _, key = name.partition(".")
+        if text and part == "inputs":
+            row.setdefault("inputs", {})[key] = text
         if not text or not (part in (*PARTS, "boundary", "diagnosis") or name.startswith(SCORES)):
             continue
         value = _number(name, text)

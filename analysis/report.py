@@ -44,11 +44,12 @@ class More:
     figures: list[tuple[str, Figure, str]]
 
 
-def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Collection[str] = (),
+def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Collection[str] = (), mine: str = "",
           beside: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None) -> Report:
     """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one sweep.
 
-    papers: whose tables, figures and claims (none: of all that have runs). beside: makes what else belongs there, of
+    papers: whose tables, figures and claims (none: of all that have runs). mine: a function of one's own that makes the
+    claims. beside: makes what else belongs there, of
     the runs and their curves; it comes first, claims by their names.
     Raises UserError when the sweep is unknown to the store or none of its runs is finished.
     """
@@ -67,7 +68,7 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Coll
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     more = beside(frame, curves) if beside else More([], [], [])
     made = Report(folder, more.tables + contents.all_tables(frame, papers),
-                  claim.adjust(sorted(more.claims + contents.all_claims(frame, papers),
+                  claim.adjust(sorted(more.claims + contents.all_claims(frame, papers, mine),
                                       key=lambda claim: claim.name if beside else "")))
     for table in made.tables:
         for suffix, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):

@@ -13,6 +13,7 @@ from commsweep.analysis import index
 from commsweep.analysis.labels import describe
 from commsweep.experiments.config import flatten
 from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.inputs import mixed
 from commsweep.experiments.store import Store
 
 SECTIONS = ("model.", "data.", "optim.", "schedule.", "fwd.", "bwd.", "at.", "grad.", "kfac.", "sparsity.")
@@ -27,13 +28,13 @@ def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
     Raises UserError when the store has no such sweep.
     """
     if sweep is None:
-        return named(pd.DataFrame(list(index.read(Store(store), _flat).values())))
-    return of_cells(store, _cells(Store(store), sweep))
+        return named(pd.DataFrame(list(index.read(Store(store, create=False).exists(), _flat).values())))
+    return of_cells(store, _cells(Store(store, create=False).exists(), sweep))
 
 
 def of_cells(store: str | Path, cells: dict[str, dict[str, Any]]) -> pd.DataFrame:
     """As `load`, of these Runs by id, as they are stored."""
-    opened = Store(store)
+    opened = Store(store, create=False)
     recorded = index.read(opened, _flat)
     return named(pd.DataFrame([recorded.get(name) or _flat({"id": name, "status": opened.status(name), "run": run})
                                for name, run in cells.items()]))
@@ -48,11 +49,23 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     """With labels (`method`) that no two settings share: what tells equal ones apart is added to them."""
     if frame.empty:
         return frame
+    _alike(frame)
     shared = frame.groupby("method").setting.nunique()
     for label in shared[shared > 1].index:
         for text, part in distinct(frame[frame.method == label], label):
             frame.loc[part.index, "method"] = text
     return frame
+
+
+def _alike(frame: pd.DataFrame) -> None:
+    """Raise UserError when seeds of one setting were trained on different data: no number may pool them."""
+    for name in [column for column in frame if column.startswith("inputs.")]:
+        known = frame[frame[name].notna()]
+        for _, rows in known.groupby("setting"):
+            if rows[name].nunique() > 1:
+                one, other = rows.drop_duplicates(name).iloc[:2].to_dict("records")
+                what = name.removeprefix("inputs.")
+                raise UserError(mixed(one["id"], {what: one[name]}, other["id"], {what: other[name]}))
 
 
 def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
@@ -142,7 +155,7 @@ def masked(frame: pd.DataFrame) -> pd.Series:
 
 def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
     """The evaluations of these runs over time: one row an evaluation, with the run's id."""
-    opened = Store(store)
+    opened = Store(store, create=False)
     return pd.DataFrame([record | {"id": name} for name in ids for record in opened.folder(name).metrics()])
 
 
@@ -153,7 +166,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     out |= {"setting": sha256(text.encode()).hexdigest()[:12]} | settings
     if "model.cuts" in out:
         out["model.cuts"] = ",".join(out["model.cuts"])
-    out |= row.get("metrics", {})
+    out |= row.get("metrics", {}) | {f"inputs.{name}": digest for name, digest in row.get("inputs", {}).items()}
     for part in ("bytes", "seconds", "speed", "gradients"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
     out |= {f"second_order.{key}": value for key, value in row.get("kfac", {}).items()}

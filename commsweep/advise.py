@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commsweep.experiments.config import Run, override, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.presets import preset
 from commsweep.experiments.store import Store
 from commsweep.pipeline import bandwidth, cables, seconds
 from commsweep.runs import changes
@@ -27,8 +27,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         description="From the store's measurements, simulations and the timeline: the setting that reaches the target "
                     "quality (99 % of the dense run's accuracy, or 102 % of its perplexity) soonest over links of this "
                     "bandwidth and latency, the runner-up, and what both rest on.")
-    parser.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of the training, for instance epochs=5")
+    parser.add_argument("preset", help="a preset (commsweep presets lists them)")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE",
+                        help="of the training, for instance epochs=5")
     links = parser.add_mutually_exclusive_group(required=True)
     links.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="100Mbit, 1Gbit, unlimited")
     links.add_argument("--links", type=cables, default=(), metavar="FILE",

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from commsweep.experiments.errors import UserError
-from commsweep.options import folder, whole
+from commsweep.options import folder, whole, writable
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -14,6 +14,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser = commands.add_parser(
         "compress", help="compress an array: bytes, ratio and relative error",
         description="Encode and decode a NumPy array (first axis: samples) and write what the receiver would see.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example: commsweep compress --spec '{\"kind\": \"topk\", \"ratio\": 0.1}' in.npy out.npy\n"
                "kinds and their parameters: commsweep explain fwd.compressor.kind")
     parser.add_argument("--spec", required=True, help='a compressor as JSON: {"kind": "uniform", "bits": 4}')
@@ -30,6 +31,7 @@ def _compress(args: argparse.Namespace) -> int:
 
     from commsweep.experiments import compressors
 
+    writable(args.output, file=True)
     try:
         spec = json.loads(args.spec)
     except (ValueError, RecursionError) as error:

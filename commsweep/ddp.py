@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from commsweep.experiments.config import LearnerWiring, override, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.presets import preset
 from commsweep.experiments.store import DIVERGED, FINISHED, Row, RunFolder, Store
 from commsweep.options import count, number, whole
 from commsweep.pipeline import bandwidth, seconds
@@ -34,8 +34,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "step, and whether the recorded simulation of the same run (commsweep run) agrees. Recorded in "
                     "STORE/learners. With --bandwidth or --latency the learners run in network namespaces, each with "
                     "a link of that kind to a common switch (Linux, root).")
-    parser.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for instance grad.compressor.kind=qsgd")
+    parser.add_argument("preset", help="a preset (commsweep presets lists them)")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE",
+                        help="for instance grad.compressor.kind=qsgd")
     parser.add_argument("--learners", type=count, help="processes (default: the preset's grad.learners)")
     parser.add_argument("--steps", type=whole(0), default=0,
                         help="measure so many steps and end (default: train to the end and evaluate)")

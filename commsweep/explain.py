@@ -22,15 +22,55 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         epilog="examples:\n  commsweep explain                                # the sections of a run\n"
                "  commsweep explain fwd.compressor.kind            # every compressor of a boundary\n"
                "  commsweep explain fwd.compressor.kind=uniform    # one of them, with its parameters\n"
+               "  commsweep explain topk                           # a kind, wherever it stands\n"
                "  commsweep explain schedule.t_max")
-    parser.add_argument("setting", nargs="?", default="", metavar="SETTING[=VALUE]")
+    parser.add_argument("setting", nargs="?", default="", metavar="SETTING[=VALUE]",
+                        help="a dotted setting, a kind, or a preset (default: the sections of a run)")
     parser.set_defaults(command=_explain)
 
 
 def _explain(args: argparse.Namespace) -> int:
     path, _, value = args.setting.partition("=")
-    print("\n".join(explain(path, value)))
+    print("\n".join(_by_name(path) if path and not value and "." not in path and path not in Run.model_fields
+                    else explain(path, value)))
     return 0
+
+
+def _by_name(name: str) -> list[str]:
+    """Lines about what is called so: a kind, wherever it stands, or a preset. Raises UserError when nothing is."""
+    from commsweep.experiments.presets import PRESETS
+
+    if name in PRESETS:
+        run = PRESETS[name]
+        return [f"{name}, a preset: {run.model.name} on {run.data.name}, {run.epochs} epochs; settings with their "
+                f"meaning: commsweep presets {name}"]
+    places = kinds()
+    if name not in places:
+        found = nearest(name, [*PRESETS, *places, *Run.model_fields], 3)
+        raise UserError(f"'{name}' is no setting, kind or preset{found} (commsweep explain lists the sections of a "
+                        "run, commsweep presets the presets)")
+    lines: list[str] = []
+    for owner in dict.fromkeys(owner for _, owner in places[name]):
+        where = [path for path, one in places[name] if one is owner]
+        lines += ["" for _ in lines[:1]] + [", ".join(f"{path}={name}" for path in where), "", *_record(owner)]
+    return lines
+
+
+def kinds() -> dict[str, list[tuple[str, type[Spec]]]]:
+    """Of every kind and name that a union's member is chosen by: the settings that choose it, and its record."""
+    found: dict[str, list[tuple[str, type[Spec]]]] = {}
+
+    def look(owner: type[Spec], path: str) -> None:
+        for key, field in owner.model_fields.items():
+            name = ".NAME" if get_origin(field.annotation) is dict else ""
+            for member in members(field):
+                for tag in tags(member, field.discriminator):
+                    found.setdefault(str(tag), []).append((f"{path}{key}{name}.{field.discriminator}", member))
+                if key != "at":  # as fwd and bwd
+                    look(member, f"{path}{key}{name}.")
+
+    look(Run, "")
+    return {kind: list(dict.fromkeys(places)) for kind, places in found.items()}
 
 
 def explain(path: str, value: str = "") -> list[str]:
@@ -46,12 +86,13 @@ def explain(path: str, value: str = "") -> list[str]:
         found = [(owner, owner.model_fields[part]) for owner in owners if part in owner.model_fields]
         if not found:
             known = [".".join([*parts[:place], name]) for owner in owners for name in owner.model_fields]
-            raise UserError(f"unknown setting '{path}'{nearest(path, known)} (one of: "
-                            f"{', '.join(dict.fromkeys(known))})")
+            above = ".".join(parts[:place])
+            raise UserError(f"unknown setting '{path}'{nearest(path, known, 3)} (all of them: commsweep explain"
+                            f"{' ' * bool(above)}{above})")
         owner, field = found[0]
         below = members(field)
         if not below and part in ("kind", "name") and len(owners) > 1:
-            return _choices(owners, part, value)
+            return _choices(owners, part, value, ".".join(parts[:place]))
         if not below:
             if place + 1 < len(parts):
                 raise UserError(f"'{'.'.join(parts[: place + 1])}' is a value, not a section")
@@ -75,7 +116,8 @@ def _choices(owners: list[type[Spec]], key: str, value: str, path: str = "") -> 
     named = {tag: owner for owner in owners for tag in tags(owner, key)}
     if value:
         if value not in named:
-            raise UserError(f"no {key} '{value}'{nearest(value, named)} (one of: {', '.join(named)})")
+            raise UserError(f"no {key} '{value}'{nearest(value, named, 3)} (all of them: commsweep explain {path}"
+                            f"{'.' * bool(path)}{key})")
         return _record(named[value])
     width = max(map(len, named))
     return [f"{tag:{width}}  {_first(owner)}" for tag, owner in named.items()] + [
@@ -115,7 +157,7 @@ def said_of(field: FieldInfo) -> str:
     options = get_args(field.annotation)
     words = [field.description] if field.description else []
     if options and all(isinstance(one, (str, int)) and not isinstance(one, type) for one in options):
-        words.append("one of " + ", ".join(map(str, options)))
+        words += ["one of " + ", ".join(map(str, options))] if len(options) > 1 else []
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = [f"{sign} {limit}" for one in field.metadata for key, sign in signs.items()
               if (limit := getattr(one, key, None)) is not None]

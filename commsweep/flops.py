@@ -30,7 +30,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "masks throughout, as --block, --sparsity and the like say. Matrix "
                     "products count two operations a pair; norms, softmax and the optimizer are left out.")
     parser.add_argument("model", metavar="NAME", help="a preset, or a GPT-2 by its size")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE",
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE",
                         help="settings of the run, such as sparsity.phases.all.sparsity=0.8")
     parser.add_argument("--block", type=count, metavar="TOKENS", help="of a sample (default: as the model has)")
     parser.add_argument("--sparsity", type=number(0, 0.9999, included=True), metavar="SHARE",

@@ -9,7 +9,7 @@ from pathlib import Path
 from commsweep.ddp import measure, measured
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
-from commsweep.options import count, folder, number, whole
+from commsweep.options import count, folder, number, whole, writable
 from commsweep.pipeline import bandwidth, seconds
 from commsweep.runs import execution_options
 
@@ -60,6 +60,7 @@ def _kfac(args: argparse.Namespace) -> int:
     from commsweep.sweeps.papers.kfac import plan
 
     measurements, store = plan(args.plan), Store(args.store)
+    writable(args.out or Path("out") / args.plan)
     if args.only in (None, "measure"):
         measure(args, measurements, store)
     if args.only in (None, "report"):

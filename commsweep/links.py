@@ -11,7 +11,7 @@ from commsweep.ddp import measure, measured
 from commsweep.experiments.config import LearnerWiring, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
-from commsweep.options import folder, number
+from commsweep.options import folder, number, writable
 from commsweep.runs import execution, execution_options
 
 
@@ -38,6 +38,7 @@ def _links(args: argparse.Namespace) -> int:
     from commsweep.sweeps.papers.links import plan
 
     measurements, store = plan(args.plan), Store(args.store)
+    writable(args.out or Path("out") / args.plan)
     if isinstance(measurements[0][1], LearnerWiring):
         return _learners(args, measurements, store)
     if args.only in (None, "measure"):

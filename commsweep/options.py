@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,20 @@ def folder(text: str) -> Path:
     if not text.strip() or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r}: an empty path; name a file or folder")
     return Path(text)
+
+
+def writable(path: Path, file: bool = False) -> None:
+    """Raise UserError, before any work, unless a folder (or file) of this name can be written."""
+    place = path.parent if file else path
+    if file and path.is_dir():
+        raise UserError(f"'{path}' is a folder; name a file")
+    if path.exists() and (not path.is_file() if file else not path.is_dir()):
+        raise UserError(f"'{path}' is no {'file' if file else 'folder'}; name another")
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK) or (
+            file and path.exists() and not os.access(path, os.W_OK)):
+        raise UserError(f"'{path}' cannot be written ('{place}' is not a folder that may be written to); name another")
 
 
 def name(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from commsweep.experiments.config import Cable, Run, Wiring, override, run_id
 from commsweep.experiments.errors import UserError
-from commsweep.experiments.presets import PRESETS, preset
+from commsweep.experiments.presets import preset
 from commsweep.experiments.store import DIVERGED, FINISHED, RunFolder, Store
 from commsweep.options import count, number, whole
 from commsweep.runs import changes, execution, execution_options
@@ -31,8 +31,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                     "On several machines, start it with torchrun on each:\n"
                     "  torchrun --nnodes 4 --node-rank K --nproc-per-node 1 --master-addr HOST --master-port 29500 \\\n"
                     "    -m commsweep pipeline PRESET ...")
-    parser.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for instance fwd.compressor.kind=topk")
+    parser.add_argument("preset", help="a preset (commsweep presets lists them)")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE",
+                        help="for instance fwd.compressor.kind=topk")
     add_wiring(parser)
     parser.add_argument("--bandwidth", type=bandwidth, default=0.0, metavar="RATE",
                         help="of every link, each way: 10Mbit, 1Gbit, ... (default: as it is)")

@@ -7,9 +7,14 @@ import json
 import os
 from pathlib import Path
 
-from commsweep.options import folder, words
+from commsweep.experiments.errors import UserError
+from commsweep.options import folder, words, writable
 
 PAPERS = "only the claims, tables and figures of these, comma-separated, such as images,bias (default: all with runs)"
+
+
+MINE = ("judge claims of your own instead of the papers': a function of the rows (a DataFrame) that returns a list of "
+        "commsweep.analysis.claim.Claim")
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -19,6 +24,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     report.add_argument("name", help="a sweep that was launched into this store")
     report.add_argument("--out", type=folder, help="folder to write to (default: out/NAME)")
     report.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
+    report.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
     found = commands.add_parser("findings", help="write the page of findings from the recorded verdicts",
@@ -31,6 +37,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     claims = commands.add_parser("claims", parents=[shared], help="print the verdict on each claim of the paper")
     claims.add_argument("name", help="a sweep that was launched into this store")
     claims.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
+    claims.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
     claims.set_defaults(command=_claims)
 
 
@@ -40,8 +47,9 @@ def _report(args: argparse.Namespace) -> int:
     from commsweep.sweeps.papers import label
 
     name = label(args.name)
+    writable(args.out or Path("out") / name)
     made = report.write(args.store, name, args.out or Path("out") / name, page=not args.no_page,
-                        papers=args.papers)
+                        papers=args.papers, mine=args.claims)
     if args.json:
         print(json.dumps({"folder": str(made.folder), "page": made.page and str(made.page),
                           "tables": [table.name for table in made.tables],
@@ -58,6 +66,10 @@ def _report(args: argparse.Namespace) -> int:
 def _findings(args: argparse.Namespace) -> int:
     from commsweep.analysis.findings import FINDINGS, page
 
+    if not any(args.results.glob("*/claims.json")):
+        raise UserError(f"--results '{args.results}': no folder in it has a claims.json; this command is for those who "
+                        "maintain commsweep: it makes a page of folders that commsweep report --out has written")
+    writable(args.out, file=True)
     text = page(FINDINGS, args.results, os.path.relpath(args.results, args.out.parent))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(text)
@@ -73,7 +85,7 @@ def _claims(args: argparse.Namespace) -> int:
 
     name = label(args.name)
     frame = load(args.store, name)
-    verdicts = all_claims(frame, args.papers)
+    verdicts = all_claims(frame, args.papers, args.claims)
     print(json.dumps([claim.record() for claim in verdicts]) if args.json else
           markdown(verdicts, uneven(frame), deciding(verdicts, name, frame, args.papers)))
     return 0

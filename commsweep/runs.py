@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from commsweep.experiments import inputs
 from commsweep.experiments.config import Execution, Run, check_device, flatten, override, record, run_id
 from commsweep.experiments.config.execution import MODES
 from commsweep.experiments.errors import UserError, notice
 from commsweep.experiments.presets import PRESETS, preset
-from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Store
+from commsweep.experiments.store import DIVERGED, FINISHED, Busy, Row, Store
 from commsweep.explain import meaning
 from commsweep.options import count, folder, number
 
@@ -22,8 +23,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                               help="execute one run",
                               description="Execute one run: a preset with some settings changed. A finished run is "
                                           "shown, not repeated; an interrupted one continues from its checkpoint.")
-    run.add_argument("preset", help=f"one of: {', '.join(PRESETS)}")
-    run.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for instance fwd.compressor.ratio=0.05")
+    run.add_argument("preset", help="a preset (commsweep presets lists them)")
+    run.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE",
+                     help="for instance fwd.compressor.ratio=0.05")
     run.add_argument("--wandb", choices=("disabled", "offline", "online"), default="disabled",
                      help="show the run in Weights & Biases when it is recorded")
     run.set_defaults(command=_run)
@@ -88,7 +90,8 @@ def execution(args: argparse.Namespace, progress: bool = False, by: str = "run")
         if root is not None and not root.is_dir():
             raise UserError(f"--{name}-root '{root}': no such folder")
     check_device(args.device)
-    return Execution(args.device, args.data_root, args.model_root, args.buffers, args.checkpoint_every, progress,
+    roots = [root and root.absolute() for root in (args.data_root, args.model_root)]  # own code may change the folder
+    return Execution(args.device, *roots, args.buffers, args.checkpoint_every, progress,
                      getattr(args, "diagnose", False), args.tensorboard, args.threads,
                      compile=getattr(args, "compile", None), by=by)
 
@@ -112,8 +115,9 @@ def _run(args: argparse.Namespace) -> int:
     recorded = store.folder(run_id(run)).row()
     if args.diagnose and recorded is not None and "diagnosis" not in recorded:
         notice(f"run {run_id(run)} was recorded without --diagnose; another --store executes it again")
-    from commsweep.experiments.training.run import execute
-
+    how = execution(args, progress=not args.json)
+    if recorded is not None:
+        inputs.check(store.folder(run_id(run)), run, recorded, how)
     view = None
     if args.wandb != "disabled":
         from commsweep.sweeps.views.wandb import View
@@ -122,13 +126,19 @@ def _run(args: argparse.Namespace) -> int:
         view.check()
 
     try:
-        row = recorded or execute(run, store, execution(args, progress=not args.json))
+        row = recorded or _execute(run, store, how)
     except Busy:
         raise UserError(f"run {run_id(run)} is being executed by another process") from None
     if view is not None:
         view.push([row["id"]])
     print(json.dumps(row) if args.json else _describe(row, store.folder(row["id"]).path, recorded is not None))
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 1)
+
+
+def _execute(run: Run, store: Store, how: Execution) -> Row:
+    from commsweep.experiments.training.run import execute  # torch, which a recorded run does not need
+
+    return execute(run, store, how)
 
 
 def _presets(args: argparse.Namespace) -> int:
@@ -149,7 +159,7 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
 
 
 def _list(args: argparse.Namespace) -> int:
-    store = Store(args.store)
+    store = Store(args.store, create=False).exists()
     entries = []
     for name in store.ids():
         row = store.read(name) or {}
@@ -189,7 +199,7 @@ def _method(store: Store, name: str, row: dict[str, Any]) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
-    store = Store(args.store)
+    store = Store(args.store, create=False).exists()
     folder = store.find(args.run_id)
     name = folder.path.name
     row = folder.row() or {"id": name, "status": store.status(name), "error": None,

@@ -7,10 +7,12 @@ import json
 import sys
 from typing import Any
 
+from commsweep.experiments.config import override, run_id
 from commsweep.experiments.errors import UserError
+from commsweep.experiments.presets import preset
 from commsweep.experiments.store import Store
 from commsweep.options import count, name
-from commsweep.runs import execution, execution_options
+from commsweep.runs import changes, execution, execution_options
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -20,7 +22,12 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         description="Search over K, bits, scales and feedback of both directions: the best validation quality within a "
                     "byte budget, or (without --budget) the front of quality against bytes. A killed search continues "
                     "with the same command; its runs are ordinary runs of the store.")
-    parser.add_argument("name", help="what to search: synthetic, digits, sotu_nano, resnet18, gpt2_scratch")
+    parser.add_argument("name", nargs="?", help="what to search: synthetic, digits, sotu_nano, resnet18, gpt2_scratch "
+                                                "(presets of the same names, resnet18_corrected for resnet18); or, "
+                                                "with --base, a name of yours")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE",
+                        help="with --base: settings of the preset, for instance model.name=own model.build=mine.py:net")
+    parser.add_argument("--base", metavar="PRESET", help="search over the boundaries of this preset")
     parser.add_argument("--trials", type=count, default=30, help="trials the study shall have in the end (default: 30)")
     parser.add_argument("--budget", type=float, metavar="SHARE", help="largest share of the dense bytes, such as 0.125")
     parser.add_argument("--sampler", choices=("tpe", "nsga2"), default="tpe")
@@ -38,19 +45,22 @@ def _search(args: argparse.Namespace) -> int:
 
     from commsweep.sweeps import search as searching
 
-    searching.search_of(args.name)
+    title, search = _chosen(args)
     goal = _goal(args)
+    if goal.per_boundary and not search.cuts:
+        raise UserError("--per-boundary: the boundaries of pretrained weights are not known before they are loaded; "
+                        "leave it out")
     aim = "front" if args.budget is None else f"budget-{args.budget:g}"
-    name = args.study or f"{args.name}{'-boundaries' if args.per_boundary else ''}-{aim}"
+    name = args.study or f"{title}{'-boundaries' if args.per_boundary else ''}-{aim}"
     bar = None
 
     def show(made: int) -> None:
         nonlocal bar  # begun by the first word of progress: a mistake is one line, without a bar
-        bar = bar or tqdm(total=args.trials, unit="trial", desc=args.name, file=sys.stderr, disable=args.json)
+        bar = bar or tqdm(total=args.trials, unit="trial", desc=title, file=sys.stderr, disable=args.json)
         bar.update(min(args.trials, made) - bar.n)
 
     try:
-        study = searching.run(args.name, name, goal, args.storage, Store(args.store), execution(args, by="search"),
+        study = searching.run(search, name, goal, args.storage, Store(args.store), execution(args, by="search"),
                               args.trials, args.workers, show)
     finally:
         if bar is not None:
@@ -64,7 +74,29 @@ def _search(args: argparse.Namespace) -> int:
             f"best validation quality within {100 * args.budget:g} % of the bytes:" if chosen else
             f"none within {100 * args.budget:g} % of the bytes"))
         print("\n".join(searching.describe(trial) for trial in chosen))
+        if chosen:
+            base = args.base or searching.preset_of(args.name)
+            given = [f"{key}={value}" for key, value in changes(args.settings).items()]
+            best = [f"{key}={json.dumps(value) if not isinstance(value, str) else value}"
+                    for key, value in searching.settings(search, chosen[0], goal).items()]
+            print("again: commsweep run " + " ".join([base, *given, *best]))
     return 0 if done >= args.trials else 1
+
+
+def _chosen(args: argparse.Namespace) -> tuple[str, Any]:
+    """(the name of the search, the search): one of ours, or over the boundaries of a preset."""
+    from commsweep.sweeps import search as searching
+
+    if "=" in (args.name or ""):
+        args.settings, args.name = [args.name, *args.settings], None
+    if args.base is not None:
+        run = override(preset(args.base), changes(args.settings))
+        return args.name or f"{args.base}-{run_id(run)[:6]}", searching.based(run)
+    if args.settings:
+        raise UserError(f"'{args.settings[0]}' changes a preset: name it with --base")
+    if args.name is None:
+        raise UserError(f"name a search ({', '.join(searching.SEARCHES)}), or a preset with --base")
+    return args.name, searching.search_of(args.name)
 
 
 def _goal(args: argparse.Namespace) -> Any:

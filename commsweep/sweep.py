@@ -13,10 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep.experiments.config import Run, record, run_id
+from commsweep.experiments import inputs
+from commsweep.experiments.config import Execution, Run, override, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
-from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Store
+from commsweep.experiments.store import CONTINUABLE, FINISHED, UNFINISHED, Damaged, Store
 from commsweep.options import count, folder, number, words
 from commsweep.runs import changes, execution, execution_options, simulation_options
 from commsweep.sweeps.grid import axes, opened, product, seeds, setting, union
@@ -87,8 +88,10 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     prune.set_defaults(command=_prune)
     status.add_argument("name", help="a sweep, my_grid.py:grid, or the name of one that was launched")
     for each in (plan, start):
-        each.add_argument("name", nargs="?", help=f"one of: {', '.join(SWEEPS)}; or a function of yours that returns a "
-                                                  "list of Runs, my_grid.py:grid")
+        each.add_argument("name", nargs="?", help="a sweep of a paper (commsweep sweep --help lists them), or a "
+                                                  "function of yours that returns a list of Runs, my_grid.py:grid")
+        each.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE",
+                          help="with --base: settings of the preset, for instance optim.lr=0.02")
         each.add_argument("--base", metavar="PRESET", help="make the sweep here: this preset, varied by --axis")
         each.add_argument("--axis", action="append", default=[], metavar="KEY=V1,V2",
                           help="settings to vary, such as fwd.compressor.ratio=0.1,0.05; KEY+KEY=... gives both the "
@@ -183,8 +186,12 @@ def _check(claim: str, known: Iterable[str], has: str) -> None:
 
 def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
     """(what the store calls the sweep, its runs): named, of one's own, or made of a base and axes."""
-    base = getattr(args, "base", None)
+    base, settings = getattr(args, "base", None), getattr(args, "settings", [])
+    if base is not None and "=" in (args.name or ""):  # no name, and settings of the preset
+        args.settings, args.name = [args.name, *settings], None
     if base is None:
+        if settings or "=" in (args.name or ""):
+            raise UserError(f"'{(settings or [args.name])[0]}' changes a preset: name it with --base")
         if getattr(args, "axis", None):
             raise UserError("--axis varies a preset: name it with --base")
         if args.name is None:
@@ -194,9 +201,13 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
         return name, union(runs, added(name, runs, store)) if args.name in SWEEPS else runs
     if args.name in SWEEPS or ":" in (args.name or ""):
         raise UserError(f"'{args.name}' is a sweep already; give the one of --base another name, or none")
-    run = preset(base)
+    run = override(preset(base), changes(args.settings))
     varied = axes(args.axis)
-    runs = seeds(product(run, opened(run, varied) | varied), args.seeds or 1)
+    runs = union(product(run, opened(run, varied) | varied))
+    if "seed" not in [name for axis in varied for name in axis.split("+")]:
+        runs = seeds(runs, args.seeds or 1, run.seed)
+    elif args.seeds is not None:
+        raise UserError(f"--seeds {args.seeds} and --axis seed=...: the axis names the seeds already; leave one out")
     return args.name or f"{base}-{sha256(' '.join(map(run_id, runs)).encode()).hexdigest()[:6]}", runs
 
 
@@ -207,7 +218,7 @@ def _probe(args: argparse.Namespace) -> Callable[[Run], float]:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    store = Store(args.store)
+    store = Store(args.store, create=False)
     name, _, runs = _chosen(args, store)
     cells = {run_id(run): run for run in runs}
     if args.claims:
@@ -226,17 +237,15 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plan))
         return 0
-    from commsweep.analysis.labels import describe
-    from commsweep.experiments.config import flatten
-
     if seconds is None:
         time = "the time is unknown (no run of this kind was timed yet: add --probe)"
     else:
         time = f"about {_clock(plan['seconds'])} with {workers} workers, by {basis}"
     print(f"{len(runs)} cells, {len(left)} missing; {time}" if left else f"{len(runs)} cells, none missing")
     groups: dict[str, Counter] = {}
+    labels = dict(zip(frame.id, frame.method, strict=True)) if len(frame := _told(store, cells)) else {}
     for cell, run in cells.items():
-        what = describe(flatten(record(run)))
+        what = labels[cell]
         groups.setdefault(what, Counter())[statuses[cell]] += 1
         if args.cells:
             print(f"{cell}  {statuses[cell]:11}  seed {run.seed}  {what}")
@@ -256,7 +265,9 @@ def _launch(args: argparse.Namespace) -> int:
     retry = {part for part in args.retry.split(",") if part}
     if unknown := retry - set(UNFINISHED):
         raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use some of {', '.join(UNFINISHED)}")
+    _check_inputs(runs, store, asked)
     register(name, whole, store)
+    store.tidy()
     for line in store.mend([run_id(run) for run in runs]):
         print(f"commsweep: {line}", file=sys.stderr)
     set_aside(runs, store, retry)
@@ -294,6 +305,17 @@ def _launch(args: argparse.Namespace) -> int:
         for line in list(dict.fromkeys(report.errors))[:5]:
             print(f"  {line}", file=sys.stderr)
     return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused")) else 0
+
+
+def _check_inputs(runs: list[Run], store: Store, how: Execution) -> None:
+    """Raise UserError when outcomes that count here are of other data than the missing runs would get."""
+    rows = {}
+    for name in map(run_id, runs):
+        folder = store.folder(name)
+        with suppress(Damaged):
+            if (row := folder.row()) is not None:
+                rows[name] = folder, row
+    inputs.check_all(runs, rows, how)
 
 
 def _adopt(args: argparse.Namespace) -> int:
@@ -345,7 +367,7 @@ def _cluster(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _status(args: argparse.Namespace) -> int:
-    store = Store(args.store)
+    store = Store(args.store, create=False).exists()
     name, runs = _cells(args, store)
     recorded = store.rows()
     statuses = store.statuses([run_id(run) for run in runs], recorded)
@@ -370,7 +392,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    store = Store(args.store)
+    store = Store(args.store, create=False).exists()
     unnamed = store.unnamed()
     chosen = [name for name in unnamed if args.all or store.folder(name).begun_by() == "sweep"]
     spared = len(unnamed) - len(chosen)
@@ -382,11 +404,15 @@ def _prune(args: argparse.Namespace) -> int:
         if answer.strip().lower() not in ("y", "yes"):
             print("nothing was removed")
             return 1
-    for name in chosen:
-        if args.dry_run:
-            gone.append(name)
-        else:
-            (gone if store.remove(name) else kept).append(name)
+    if args.dry_run:
+        gone = chosen
+    else:
+        store.tidy()
+        with store.changing_sweeps():  # a launch may have named some of them since they were looked for
+            unnamed = store.unnamed()
+            for name in chosen:
+                if name in unnamed:
+                    (gone if store.remove(name) else kept).append(name)
     if args.json:
         print(json.dumps({"removed": gone, "running": kept, "spared": spared, "dry_run": args.dry_run}))
         return 0

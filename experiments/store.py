@@ -15,14 +15,21 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
+import secrets
 import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, Required
 
-from commsweep.experiments.config import SCHEMA, Run, parse, record, run_id
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+
+from commsweep.experiments.config import SCHEMA, Run, parse, record, run_id, text_id
 from commsweep.experiments.errors import UserError, notice
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
@@ -31,38 +38,47 @@ UNFINISHED = (DIVERGED, OOM, TIMEOUT, FAILED)  # outcomes without a number
 CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry continues from it
 
 
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Whole = Annotated[int, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+Numbers = dict[Text, Number]
+
+
 class Row(TypedDict, total=False):
     """The outcome of a run, as `training/record.py` builds it. Metrics are there only when it finished."""
 
-    schema: int
-    id: str
-    status: str
-    error: str | None
-    run: dict[str, Any]  # the Run, read back from the objects that ran
-    metrics: dict[str, float]
-    steps: int
-    boundaries: dict[str, dict[str, int]]  # bytes each way, dense bytes, calls and samples, by cut
-    bytes: dict[str, float]  # of all boundaries: a step each way, in total, and as a share of the dense bytes
-    gradients: dict[str, Any]  # bytes of the learners' exchange; empty without one
-    kfac: dict[str, float]  # of runs with K-FAC: its factors, and bytes of them a learner sends a step
-    speed: dict[str, float]
-    memory_bytes: dict[str, int]  # of simulated runs: what was remembered
-    device: str
-    seconds: dict[str, float]
-    when: str
-    run_id: str  # of real processes, whose id is another: the Run's
+    schema: Whole
+    id: Required[Text]
+    status: Required[Text]
+    error: Text | None
+    run: Required[dict[str, Any]]  # the Run, read back from the objects that ran
+    metrics: Required[Numbers]
+    steps: Whole
+    boundaries: dict[Text, dict[Text, Whole]]  # bytes each way, dense bytes, calls and samples, by cut
+    bytes: Numbers  # of all boundaries: a step each way, in total, and as a share of the dense bytes
+    gradients: Numbers  # bytes of the learners' exchange; empty without one
+    kfac: Numbers  # of runs with K-FAC: its factors, and bytes of them a learner sends a step
+    flops: dict[Text, Number | None]  # of runs with masks: by part, and as shares of the dense run
+    masks: Numbers
+    speed: Numbers
+    memory_bytes: dict[Text, Whole]  # of simulated runs: what was remembered
+    diagnosis: list[dict[Text, Text | Number | None]]  # what compression did to messages, by boundary and direction
+    device: Text
+    seconds: Required[Numbers]
+    when: Text
+    inputs: dict[Text, Text]  # digests of what was loaded: data, weights
+    run_id: Text  # of real processes, whose id is another: the Run's
     wiring: dict[str, Any]
     transport: list[dict[str, Any]]
     timing: dict[str, Any]
-    cores: int
-    tries: int
-    adopted: str  # of an outcome measured elsewhere: the published file it was taken from
-    weights: str  # of learners as processes: SHA-256 over the trained network
+    cores: Whole
+    tries: Whole
+    adopted: Text  # of an outcome measured elsewhere: the published file it was taken from
+    weights: Text  # of learners as processes: SHA-256 over the trained network
 
 
+ROW = TypeAdapter(Row)
 RUN = tuple(name for name, field in Run.model_fields.items() if field.default is not None)  # a section may be absent
-# What every row has, and of which type; an unfinished cell of a sweep has no more.
-ROW = {"id": str, "status": str, "run": dict, "metrics": dict, "seconds": dict}
 
 
 METRICS, DIAGNOSIS = "metrics.jsonl", "diagnosis.jsonl"  # a line an evaluation
@@ -112,10 +128,10 @@ class RunFolder:
 
     def append(self, metrics: dict[str, Any], file: str = METRICS) -> None:
         """Add one evaluation. A line torn by a crash is closed first, so it never swallows this one."""
-        path = self.path / file
+        path, metrics = self.path / file, _finite(metrics)
         torn = path.exists() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
         with open(path, "a") as handle:
-            handle.write("\n" * torn + json.dumps(metrics) + "\n")
+            handle.write("\n" * torn + json.dumps(metrics, allow_nan=False) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
 
@@ -126,9 +142,13 @@ class RunFolder:
         for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 record = json.loads(line)
-                by_epoch[int(record["epoch"])] = record
+                epoch = int(record["epoch"])
             except (ValueError, KeyError, TypeError):  # torn by a crash, or damaged
                 continue
+            if wrong := [key for key, value in record.items() if not _measured(key, value)]:
+                notice(f"'{path}': {wrong[0]} of epoch {epoch} is no number; this evaluation is left out")
+                continue
+            by_epoch[epoch] = record
         return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
     def finish(self, row: Row) -> None:
@@ -136,6 +156,12 @@ class RunFolder:
         if (self.path / "done.json").exists():
             raise FileExistsError(f"{self.path / 'done.json'} exists: a recorded outcome is never overwritten")
         write_json(self.path / "done.json", row)
+
+    def drop_checkpoints(self) -> None:
+        """Remove what a run would continue from. Call it with the run locked."""
+        for left in ("*.ckpt", "*.buffer*", ".*.part"):
+            for path in self.path.glob(left):
+                path.unlink(missing_ok=True)
 
     def row(self) -> Row | None:
         """The outcome, or None while there is none. Raises Damaged when the file is no row of this schema."""
@@ -146,10 +172,7 @@ class RunFolder:
             return None
         if row.get("schema") != SCHEMA and "schema" in row:
             raise Damaged(path, f"it is of schema {row['schema']}, and this commsweep reads {SCHEMA}")
-        lost = [key for key, kind in ROW.items() if not isinstance(row.get(key), kind)]
-        lost += [] if "run" in lost else [f"run.{key}" for key in RUN if key not in row["run"]]
-        if lost:
-            raise Damaged(path, f"no {', no '.join(lost[:3])} in it")
+        _check(row, path)
         if row["id"] != self.path.name:
             raise Damaged(path, f"it is of run {row['id']}")
         return row
@@ -200,14 +223,19 @@ class RunFolder:
 class Store:
     """A folder of run folders. Raises UserError when it was written in another schema."""
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        self.root.mkdir(parents=True, exist_ok=True)
+    def __init__(self, root: str | Path, create: bool = True) -> None:
+        """create: make the folder if it is not there; else a store that is not there is an empty one."""
+        self.root = Path(root).absolute()  # a user's own code may change the working folder
         mark = self.root / "store.json"
+        if not create and not self.root.is_dir():
+            return
+        self.root.mkdir(parents=True, exist_ok=True)
         if not mark.exists():
             if any(self.root.glob("[!.]*/run.json")):
                 raise UserError(f"store '{self.root}' holds runs and no store.json, which says their schema: if they "
                                 f"are of this commsweep, mend it with: echo '{{\"schema\": {SCHEMA}}}' > {mark}")
+            if not create:
+                return
             write_json(mark, {"schema": SCHEMA})
         try:
             schema = read_json(mark).get("schema")
@@ -224,6 +252,13 @@ class Store:
         if schema < SCHEMA:
             raise UserError(f"store '{self.root}' has schema {schema} and this commsweep writes {SCHEMA}, in which a "
                             "run has other settings: name another folder with --store")
+
+    def exists(self) -> Store:
+        """This store. Raises UserError when there is none in its folder."""
+        if not (self.root / "store.json").exists():
+            raise UserError(f"--store '{self.root}': no store lies there; runs are recorded by commsweep run, sweep "
+                            "launch and search")
+        return self
 
     def folder(self, name: str) -> RunFolder:
         """The folder of a run id (it need not exist yet)."""
@@ -272,7 +307,9 @@ class Store:
 
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Of every recorded outcome: when the file was last changed (ns) and its size. One look at each folder."""
-        found = {}
+        found: dict[str, tuple[int, int]] = {}
+        if not self.root.is_dir():
+            return found
         with os.scandir(self.root) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
@@ -300,17 +337,40 @@ class Store:
             raise Damaged(path, "no runs in it", f"commsweep sweep launch {sweep} writes it anew")
         return runs
 
+    @contextmanager
+    def changing_sweeps(self) -> Iterator[None]:
+        """Own the lists of which runs a sweep names: whoever reads, changes and writes one does it in here."""
+        folder = self.root / "sweeps"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "a") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
     def remove(self, name: str) -> bool:
         """Delete a run folder unless it is being executed; False then. Whole or not at all: it is renamed first."""
+        trash = self.root / f".removed-{name}-{secrets.token_hex(4)}"
         try:
             with self.folder(name).locked():
-                trash = self.root / f".removed-{name}"
                 os.replace(self.root / name, trash)
         except Busy:
             return False
-        for left in (trash, *self.root.glob(".removed-*")):  # also what a killed prune left behind
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(trash, ignore_errors=True)
         return True
+
+    def tidy(self) -> None:
+        """Remove what killed processes have left: runs half removed, files half written, and checkpoints of runs that
+        have an outcome which nothing continues from."""
+        for trash in self.root.glob(".removed-*"):
+            shutil.rmtree(trash, ignore_errors=True)
+        for part in (*self.root.glob("*/.*.part-*"), *self.root.glob(".*.part-*"), *self.root.glob("sweeps/.*.part-*")):
+            if _abandoned(part):
+                part.unlink(missing_ok=True)
+        left = {path.parent.name for path in (*self.root.glob("[!.]*/*.ckpt"), *self.root.glob("[!.]*/*.buffer*"))}
+        for name in left:
+            with suppress(Busy, UserError), self.folder(name).locked():
+                row = self.folder(name).row()
+                if row is not None and row["status"] not in CONTINUABLE:
+                    self.folder(name).drop_checkpoints()
 
     def mend(self, names: list[str]) -> list[str]:
         """Set damaged outcomes of these runs aside, so that they count as missing; one line about each."""
@@ -344,13 +404,61 @@ class Store:
         return "running" if folder.busy() else "interrupted"
 
 
+def _check(row: dict[str, Any], path: str) -> None:
+    """Raise Damaged unless this is a row whose settings are those of its id; the message names the field."""
+    try:
+        ROW.validate_python(row)
+    except ValidationError as error:
+        lost = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
+        if lost:
+            raise Damaged(path, f"no {', no '.join(lost[:3])} in it") from None
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Damaged(path, f"{where} is {str(first['input'])[:40]!r}: {first['msg'].lower()}") from None
+    if lost := [f"run.{key}" for key in RUN if key not in row["run"]]:
+        raise Damaged(path, f"no {', no '.join(lost[:3])} in it")
+    named = row.get("run_id", row["id"])
+    if text_id(row["run"]) == named:
+        return
+    try:
+        found = run_id(parse(row["run"]))  # the same values may be written in another way
+    except UserError as error:
+        raise Damaged(path, str(error)) from None
+    if found != named:
+        raise Damaged(path, f"its settings are those of run {found}, not of {named}")
+
+
+def _measured(key: str, value: Any) -> bool:
+    """Whether an evaluation may say this of something; what it says by name are numbers."""
+    named = key.startswith(("train_", "val_", "test_")) or key in ("epoch", "step", "seconds", "bytes")
+    return isinstance(value, (int, float)) and not isinstance(value, bool) if named else not isinstance(value, str)
+
+
+def _finite(value: Any) -> Any:
+    """Content as JSON has it, which knows no NaN and no infinity: null stands for them."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _abandoned(part: Path) -> bool:
+    """Whether the process that was writing this file has ended; of other machines after a day."""
+    host, _, pid = part.name.rpartition(".part-")[2].rpartition("-")
+    with suppress(OSError):
+        return not Path(f"/proc/{pid}").exists() if host == socket.gethostname() else (
+            time.time() - part.stat().st_mtime > 86400)
+    return False
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write whole or not at all: a temporary file beside it, flushed to disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.part-{socket.gethostname()}-{os.getpid()}")
     try:
-        with open(temporary, "w") as handle:
-            json.dump(content, handle, indent=1)
+        with open(temporary, "w", encoding="utf-8") as handle:
+            json.dump(_finite(content), handle, indent=1, allow_nan=False)
             handle.write("\n")
             handle.flush()
             os.fsync(handle.fileno())

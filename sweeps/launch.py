@@ -20,7 +20,7 @@ from typing import Any
 
 from commsweep.experiments.config import SCHEMA, Run, parse, record, run_id
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.experiments.store import Busy, Row, Store, write_json
+from commsweep.experiments.store import Busy, Damaged, Row, Store, write_json
 from commsweep.sweeps.grid import setting, union
 
 EXECUTORS = ("local", "ray", "slurm")  # modules of sweeps.executors, each with `run(job) -> Launched`
@@ -68,8 +68,13 @@ def register(name: str, runs: list[Run], store: Store) -> None:
     """Note in the store which runs the sweep names, so that analysis can show a missing cell as missing."""
     if "/" in name or name.startswith("."):
         raise UserError(f"sweep name '{name}' cannot be a file name")
-    write_json(store.root / "sweeps" / f"{name}.json",
-               {"name": name, "runs": {run_id(run): record(run) for run in runs}})
+    with store.changing_sweeps():  # another launch may have given it seeds since this one looked
+        try:
+            known = added(name, runs, store)
+        except Damaged:
+            known = []
+        write_json(store.root / "sweeps" / f"{name}.json",
+                   {"name": name, "runs": {run_id(run): record(run) for run in union(runs, known)}})
 
 
 def added(name: str, runs: list[Run], store: Store) -> list[Run]:

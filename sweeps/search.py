@@ -25,9 +25,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep.experiments.config import Run, canonical, override, run_id
+from commsweep.experiments.config import GPT2_SIZES, Run, TextModel, canonical, override, run_id
 from commsweep.experiments.errors import UserError, nearest
-from commsweep.experiments.presets import preset
+from commsweep.experiments.presets import PRESETS, preset
 from commsweep.experiments.store import DIVERGED, FINISHED, Store
 from commsweep.sweeps.executors.local import FORKS
 
@@ -216,7 +216,7 @@ def quality(row: dict[str, Any]) -> float:
     """Larger is better: validation accuracy, or minus the validation loss of a language model, compression on."""
     metrics = row["metrics"]
     if row["status"] == DIVERGED:  # it did happen: worse than any run that trains
-        return 0.0 if "width" in row["run"]["model"] else -100.0
+        return -100.0 if "tokenizer" in row["run"]["data"] else 0.0
     return metrics["val_on_acc"] if "val_on_acc" in metrics else -metrics["val_on_loss"]
 
 
@@ -301,35 +301,51 @@ def _end_with(launcher: Connection) -> None:
     os._exit(1)  # any moment is safe: store and study hold only whole records
 
 
+def based(run: Run) -> Search:
+    """A search over the boundaries of any run. Raises UserError where it has none."""
+    if isinstance(run.model, TextModel):
+        blocks = GPT2_SIZES[run.model.name][0] if run.model.name in GPT2_SIZES else 0
+        size = blocks // run.model.stages
+        cuts = tuple(f"block{last}" for last in range(size - 1, blocks - 1, size)) if size else ()
+        there = run.model.stages > 1
+    else:
+        cuts = tuple(cut.replace(".", "_") for cut in run.model.cuts)
+        there = bool(cuts)
+    if not there:
+        setting = "model.stages" if isinstance(run.model, TextModel) else "model.cuts"
+        raise UserError(f"the run has no boundary whose compression could be searched for; set {setting}")
+    return Search(run.model_copy(update={"seed": 0}), cuts)
+
+
 def search_of(name: str) -> Search:
     """The search of this name. Raises UserError naming the nearest one."""
     if name not in SEARCHES:
-        raise UserError(f"unknown search '{name}'{nearest(name, SEARCHES)} (one of: {', '.join(SEARCHES)})")
+        raise UserError(f"unknown search '{name}'{nearest(name, SEARCHES)} (one of: {', '.join(SEARCHES)}); any preset "
+                        "is searched with --base PRESET")
     return SEARCHES[name]
 
 
-def serve(launcher: Connection, name: str, study_name: str, goal: Goal, storage: str | None, root: str, execution: Any,
-          trials: int, workers: int) -> None:
+def serve(launcher: Connection, search: Search, study_name: str, goal: Goal, storage: str | None, root: str,
+          execution: Any, trials: int, workers: int) -> None:
     """One worker process of a search; it ends with its launcher, whose other end of the pipe closes then."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     execution = replace(execution, cores=max(1, len(os.sched_getaffinity(0)) // workers), by="search")
-    store, search = Store(root), search_of(name)
+    store = Store(root)
     log = os.open(store.root / "studies" / f"{study_name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
     work(open_study(study_name, search, goal, storage, store), search, goal, store, execution, trials)
 
 
-def run(name: str, study_name: str, goal: Goal, storage: str | None, store: Store, execution: Any, trials: int,
+def run(search: Search, study_name: str, goal: Goal, storage: str | None, store: Store, execution: Any, trials: int,
         workers: int | None = None, progress: Callable[[int], None] = lambda made: None) -> optuna.Study:
     """Search with worker processes until the study has `trials`; `progress` hears how many there are.
 
     Raises UserError when the study is another search's, or every worker broke down.
     """
-    search = search_of(name)
     workers = min(workers or execution.workers(), trials)
     study = open_study(study_name, search, goal, storage, store)
     with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
@@ -337,7 +353,7 @@ def run(name: str, study_name: str, goal: Goal, storage: str | None, store: Stor
             revive(study)
         here, there = mp.Pipe()
         processes = [FORKS.Process(target=serve, daemon=True, args=(
-            there, name, study_name, goal, storage, str(store.root), execution, trials, workers))
+            there, search, study_name, goal, storage, str(store.root), execution, trials, workers))
             for _ in range(workers)]
         for process in processes:
             process.start()
@@ -379,6 +395,18 @@ class _alone:
 
     def __exit__(self, *_: object) -> None:
         self.handle.close()
+
+
+def settings(search: Search, trial: optuna.trial.FrozenTrial, goal: Goal) -> dict[str, Any]:
+    """The dotted settings that a trial stands for, as `commsweep run` takes them."""
+    import optuna
+
+    return search.suggest(optuna.trial.FixedTrial(trial.params), goal.per_boundary)  # type: ignore[arg-type]
+
+
+def preset_of(name: str) -> str:
+    """The preset that a search of this name begins from."""
+    return next(key for key, run in PRESETS.items() if run == SEARCHES[name].base)
 
 
 def summary(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:

@@ -130,8 +130,8 @@ def toy(run: Run) -> Run:
             "model.name": "gpt2-nano", "model.weights": "", "model.stages": 4, "data.name": "synthetic-text",
             "data.tokenizer": "bytes", "data.block_size": 32, "data.batch_size": 8,
             "data.train_blocks": 32 if run.sparsity is None else 160, "data.eval_blocks": 8, "epochs": epochs,
-            "eval_every": 1, "seed": 0} | ({} if run.sparsity is None else {
-                "sparsity.width": 8, "sparsity.interval": 1}))
+            "eval_every": 1, "seed": 0} | ({} if run.sparsity is None else {"sparsity.interval": 1} | (
+                {"sparsity.width": 8} if run.sparsity.attends else {})))
     model = "mlp" if run.model.name == "mlp" else "resnet_small"
     changes = {"model.name": model, "model.width": 4, "data.name": "synthetic", "data.batch_size": 32,
                "data.val_size": min(run.data.val_size, 32), "epochs": epochs, "eval_every": 1, "seed": 0}

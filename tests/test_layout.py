@@ -18,16 +18,18 @@ FLOORS = (
     "experiments.store", "experiments.checkpoint", "experiments.component", "experiments.compressors",
     "experiments.feedback", "experiments.boundary", "experiments.collectives", "experiments.second_order",
     "experiments.data_parallel", "experiments.sparsity",
-    "experiments.data", "experiments.models", "experiments.training", "experiments.processes",
+    "experiments.data", "experiments.models", "experiments.inputs", "experiments.training", "experiments.processes",
     "sweeps", "analysis.timeline", "analysis", "commsweep",
 )
-READS = ("experiments.errors", "experiments.config", "experiments.store",  # all that analysis sees of a run
+# All that analysis sees of a run.
+READS = ("experiments.errors", "experiments.config", "experiments.store", "experiments.inputs",
          "experiments.second_order.placement", "experiments.second_order.fusion", "experiments.second_order.loads",
          "experiments.sparsity.flops")
 ROOMS = ("experiments", "sweeps", "analysis")
 PLACES = (*ROOMS, "commsweep")
 WITHOUT_TORCH = ("experiments/config", "experiments/presets", "experiments/store.py", "experiments/errors.py",
-                 "experiments/seeds.py", "experiments/second_order/placement.py", "experiments/second_order/fusion.py",
+                 "experiments/inputs.py", "experiments/seeds.py",
+                 "experiments/second_order/placement.py", "experiments/second_order/fusion.py",
                  "experiments/second_order/loads.py", "experiments/sparsity/schedule.py",
                  "experiments/sparsity/densities.py", "experiments/sparsity/flops.py", "analysis", "sweeps")
 

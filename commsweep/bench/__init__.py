@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 
 from commsweep.experiments.errors import UserError, nearest
 
@@ -44,24 +45,18 @@ def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
     return statistics.median(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
 
 
-def benches() -> dict[str, Callable[[], Iterable[Result]]]:
-    """All benches by name; a later one adds a line."""
-    from commsweep.bench import boundary, gpu, gradients, kfac, sparse, store, text, wire
-
-    return {"boundary": boundary.bench, "text": text.bench, "store": store.bench, "gradients": gradients.bench,
-            "wire": wire.bench, "kfac": kfac.bench, "sparse": sparse.bench,
-            "gpu": gpu.bench}
+# Modules of this folder, each with `bench() -> Iterable[Result]`; a new one adds its name.
+BENCHES = ("boundary", "text", "store", "gradients", "wire", "kfac", "sparse", "gpu")
 
 
 def run(name: str | None, as_json: bool) -> int:
     """Run one bench or all, print every ratio, exit 1 if a bound is missed."""
-    known = benches()
-    if name is not None and name not in known:
-        raise UserError(f"unknown bench '{name}'{nearest(name, known)} (one of: {', '.join(known)})")
+    if name is not None and name not in BENCHES:
+        raise UserError(f"unknown bench '{name}'{nearest(name, BENCHES)} (one of: {', '.join(BENCHES)})")
     results = []
-    for each in [name] if name else [one for one in known if one != "gpu"]:
+    for each in [name] if name else [one for one in BENCHES if one != "gpu"]:
         began = time.perf_counter()
-        for result in known[each]():
+        for result in import_module(f"commsweep.bench.{each}").bench():
             results.append(result)
             if not as_json:
                 sign = "<=" if result.at_most else ">="

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from commsweep.experiments.boundary.channel import Boundary, Channel, Step
 from commsweep.experiments.boundary.diagnosis import Watch
 from commsweep.experiments.boundary.plan import crossed, message_shapes
 from commsweep.experiments.component import Component, Moment, Pass
 from commsweep.experiments.config import Link, Links
-from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.errors import UserError, nearest, told
 from commsweep.experiments.feedback import boundaries as feedback
 from commsweep.experiments.feedback.memory import Keys, MappedMemory
 
@@ -36,6 +37,7 @@ class Boundaries(nn.ModuleDict, Component):
         for each has two ends. device: of the memories."""
         super().__init__()
         self.step, self.own = Step(), set(own)
+        self.hooks: list[RemovableHandle] = []
         for turn, (cut, module) in enumerate(modules.items()):
             if only is not None and cut not in only:
                 continue
@@ -50,10 +52,10 @@ class Boundaries(nn.ModuleDict, Component):
             boundary = Boundary(cut, *channels, coder)
             self[cut.replace(".", "_")] = boundary
             if only is None:  # the closure, not the module, is hooked: the boundary is no child of the model
-                module.register_forward_hook(partial(crossed, boundary.forward))
+                self.hooks.append(module.register_forward_hook(partial(crossed, boundary.forward)))
 
     def begin(self, number: int, samples: Tensor, epoch: int = 0, device: torch.device | str = "cpu") -> None:
-        """Training step `number` of a loop of one's own begins; samples: numbers of the batch's rows (host)."""
+        """Training step `number` begins, by hand; samples: numbers of the batch's rows (host)."""
         self._set(epoch, number, True, Keys(samples, torch.device(device)), training=True)
 
     def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
@@ -165,27 +167,115 @@ def traffic(ledger: dict[str, dict[str, int]], steps: int) -> dict[str, float]:
     return out
 
 
+class Inserted(Boundaries):
+    """Boundaries in a model of one's own, which see by themselves what each of its forwards is.
+
+    A forward in training mode with gradients is a training step: it is compressed, counted and remembered. Any other
+    (an evaluation, under no_grad, a look at shapes) is compressed without a memory and counts nothing; in `bypassed()`
+    messages cross as they are. Used as a context manager, or with `remove`, they leave the model as it was.
+    """
+
+    def __init__(self, model: nn.Module, links: dict[str, Links], modules: dict[str, nn.Module], shapes: Shapes,
+                 batch_size: int, n_samples: int, seed: int) -> None:
+        """As `Boundaries`; model: what a training step calls."""
+        super().__init__(links, modules, shapes, batch_size, n_samples, seed, own=links)
+        self.batch_size, self.n_samples = batch_size, n_samples
+        self.steps = self.looks = 0  # forwards in training; others since the last of these
+        self.epoch = 0  # the loop's to say, where a link begins with a later one
+        self._told: Tensor | None = None
+        self._by_sample = [cut for cut, own in links.items() for link in (own.fwd, own.bwd)
+                           if feedback.sample_keyed(link.feedback)]
+        self.hooks.append(model.register_forward_pre_hook(self._entered, with_kwargs=True))
+
+    def samples(self, numbers: Tensor) -> None:
+        """The numbers, from 0, of the samples of the next batch: where a feedback remembers samples."""
+        self._told = numbers.detach().cpu().long()
+
+    def _entered(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        batch = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
+        if not (model.training and torch.is_grad_enabled()) or batch is None or batch.is_meta:
+            self._set(self.epoch, self.looks, self.step.compress, None, training=False)
+            self.looks += 1
+            return
+        if len(batch) > self.batch_size:
+            raise UserError(f"a batch of {len(batch)} rows: the boundaries were made for at most {self.batch_size}; "
+                            "give insert(..., batch_size=...) the largest there is")
+        self._set(self.epoch, self.steps, self.step.compress, Keys(self._numbers(len(batch)), batch.device),
+                  training=True)
+        self.steps, self.looks = self.steps + 1, 0
+
+    def _numbers(self, rows: int) -> Tensor:
+        if not self._by_sample:
+            return torch.arange(rows)
+        numbers, self._told = self._told, None
+        if numbers is None:
+            raise UserError(f"boundary {self._by_sample[0]} remembers samples: call boundaries.samples(numbers) before "
+                            "each training forward, with the numbers of the batch's samples")
+        if numbers.shape != (rows,) or int(numbers.min()) < 0 or int(numbers.max()) >= self.n_samples:
+            raise UserError(f"boundaries.samples: {tuple(numbers.shape)} numbers from {int(numbers.min())} to "
+                            f"{int(numbers.max())}; a batch of {rows} needs as many, from 0 to {self.n_samples - 1}")
+        return numbers
+
+    def remove(self) -> None:
+        """Take the boundaries out of the model; what they counted stays."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+
+    def __enter__(self) -> Inserted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": self.steps, "epoch": self.epoch}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.steps, self.epoch = state["steps"], state["epoch"]
+
+
 def insert(model: nn.Module, links: dict[str, Links | dict[str, Any]], sample: Tensor, batch_size: int,
-           n_samples: int = 0, seed: int = 0) -> Boundaries:
-    """Put boundaries behind modules of a model of one's own; call `begin` before each training step.
+           n_samples: int = 0, seed: int = 0) -> Inserted:
+    """Put boundaries behind modules of a model of one's own; they follow its training by themselves.
 
     links: by the name of a module, such as {"layer2": {"fwd": {"compressor": {"kind": "topk"}}}}. sample: one input
-    [1, ...], which is passed through once. n_samples: how many there are, for memories with a row a sample.
-    Raises UserError on a module that is not there and on a link that cannot be.
+    [1, ...], which is passed through once. batch_size: rows of the largest batch. n_samples: how many samples there
+    are, for memories with a row each. Raises UserError on a module that is not there and on a link that cannot be.
     """
     from pydantic import ValidationError
 
     from commsweep.experiments.config import explain
+    from commsweep.experiments.config.run import links_fit
 
     known = dict(model.named_modules())
     for cut in links:
-        if cut not in known:
+        if cut not in known or not cut:
             raise UserError(f"the model has no module '{cut}'{nearest(cut, known)}")
     try:
         wanted = {cut: Links.model_validate(one) for cut, one in links.items()}
+        for cut, one in wanted.items():
+            links_fit(f"links.{cut}.", one)
     except ValidationError as error:
         raise UserError(explain(error, "links")) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    for cut, one in wanted.items():
+        if one.fwd.compressor.kind == "subspace":
+            raise UserError(f"links.{cut}.fwd.compressor.kind=subspace needs a language model that commsweep builds; "
+                            "choose another compressor")
+        keyed = next((link.feedback.kind for link in (one.fwd, one.bwd) if feedback.sample_keyed(link.feedback)), None)
+        if keyed and n_samples < 1:
+            raise UserError(f"links.{cut}: feedback.kind={keyed} remembers samples: say how many there are with "
+                            "insert(..., n_samples=...)")
+    if batch_size < 1:
+        raise UserError(f"batch_size={batch_size}: the rows of the largest batch are wanted, at least 1")
     modules = {cut: known[cut] for cut in wanted}
-    shapes, _ = message_shapes(model, modules, sample)
-    made = Boundaries(wanted, modules, shapes, batch_size, n_samples, seed, own=wanted)
-    return made.to(sample.device)
+    try:
+        shapes, _ = message_shapes(model, modules, sample)
+    except Exception as error:
+        raise UserError(f"sample of shape {tuple(sample.shape)} does not pass through the model ({told(error)}); one "
+                        "input [1, ...] is wanted") from None
+    if lost := [cut for cut in wanted if cut not in shapes]:
+        raise UserError(f"module '{lost[0]}' does not run in a forward of the model, or returns no tensor")
+    return Inserted(model, wanted, modules, shapes, batch_size, n_samples, seed).to(sample.device)

@@ -57,7 +57,7 @@ from commsweep.experiments.config.feedback import (
 from commsweep.experiments.config.gradients import Accordion, Gradients, Outer, Ramp, ShardCode, Sharded, Steady
 from commsweep.experiments.config.links import Link, Links
 from commsweep.experiments.config.override import explain, members, override, parse, parse_gradients, tags
-from commsweep.experiments.config.run import SCHEMA, Run, canonical, flatten, record, run_id
+from commsweep.experiments.config.run import SCHEMA, Run, canonical, flatten, record, run_id, text_id
 from commsweep.experiments.config.second_order import KFAC
 from commsweep.experiments.config.sparsity import Phase, Sparsity
 from commsweep.experiments.config.training import (
@@ -171,4 +171,5 @@ __all__ = [
     "record",
     "run_id",
     "tags",
+    "text_id",
 ]

@@ -15,7 +15,7 @@ from commsweep.experiments.config.base import Spec
 from commsweep.experiments.config.gradients import Gradients
 from commsweep.experiments.config.links import Link
 from commsweep.experiments.config.run import Run, gradients_fit, record
-from commsweep.experiments.errors import UserError, nearest
+from commsweep.experiments.errors import UserError, nearest, notice
 
 
 def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
@@ -59,7 +59,18 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     for key in sorted(changes, key=lambda name: (name.startswith("at."), not name.endswith((".kind", ".name")),
                                                  name.count("."))):
         _set(tree, key, _literal(changes[key]), kind, changes)
+    _evaluate_last(tree, changes)
     return parse(tree, kind)
+
+
+def _evaluate_last(tree: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Choose how often to evaluate a run of other epochs, where it is not said and would not evaluate the last one."""
+    epochs, every = tree.get("epochs"), tree.get("eval_every")
+    whole = all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (epochs, every))
+    if "epochs" not in changes or "eval_every" in changes or not whole or epochs % every == 0:
+        return
+    tree["eval_every"] = next(n for n in range(min(every, epochs), 0, -1) if epochs % n == 0)
+    notice(f"eval_every={tree['eval_every']} is taken for epochs={epochs}, of which {every} is no divisor")
 
 
 def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Iterable[str]) -> None:
@@ -70,7 +81,7 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
     for part in parts:
         parent, field = field, spec.model_fields.get(part)
         if field is None or not members(field):
-            hint = _elsewhere(parent, part, node) or nearest(key, _known(tree, kind))
+            hint = _elsewhere(parent, part, node) or _like(key, _known(tree, kind))
             raise UserError(f"unknown setting '{key}'{hint}")
         if part not in node:  # an absent section is opened
             kinds = tags(members(field)[0], field.discriminator)
@@ -96,13 +107,27 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
         return
     if leaf in spec.model_fields and members(own := spec.model_fields[leaf]):
         name = "NAME." if get_origin(own.annotation) is dict else ""
+        chosen = [tag for member in members(own) for tag in tags(member, own.discriminator)]
+        if isinstance(value, str) and chosen:
+            if value in chosen:
+                raise UserError(f"'{key}' is a section: write {key}.{own.discriminator}={value}")
+            raise UserError(f"'{key}' is a section, and '{value}' none of its kinds{nearest(value, chosen)}; write "
+                            f"{key}.{own.discriminator}=... (commsweep explain {key}.{own.discriminator})")
         raise UserError(f"'{key}' is a section: write {key}.{name}SETTING=VALUE"
                         + (f", or {key}=null to leave it out" if optional(own) else ""))
     if leaf not in spec.model_fields:
-        raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or nearest(key, _known(tree, kind))}")
+        raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or _like(key, _known(tree, kind))}")
     if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
         node.clear()
     node[leaf] = value
+
+
+def _like(key: str, known: list[str]) -> str:
+    """A hint at the settings that end as an unknown one without sections does, or else at the nearest."""
+    same = [one for one in known if one.endswith(f".{key}")][:3]
+    if not same:
+        return nearest(key, known)
+    return "; did you mean " + " or ".join(f"'{one}'" for one in same) + "?"
 
 
 def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
@@ -181,7 +206,8 @@ def _explain(problem: dict[str, Any], root: str) -> str:
     if problem["type"] == "union_tag_invalid":
         given, options = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
         tag = problem["ctx"]["discriminator"].strip("'")
-        return f"unknown {where}.{tag} '{given}'{nearest(given, options)} (one of: {', '.join(options)})"
+        return (f"unknown {where}.{tag} '{given}'{nearest(given, options, 3)} (all of them: commsweep explain "
+                f"{where}.{tag})")
     if problem["type"] == "literal_error":
         options = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         return f"{where}={given}: not one of {', '.join(options)}{nearest(str(given), options)}"

@@ -74,7 +74,7 @@ class Run(Spec):
         everywhere = Links(fwd=self.fwd, bwd=self.bwd)
         self.__dict__["at"] = {cut: links for cut, links in self.at.items() if links != everywhere}
         for where, links in (("", everywhere), *((f"at.{cut}.", links) for cut, links in self.at.items())):
-            _links_fit(where, links)
+            links_fit(where, links)
             for side in ("fwd", "bwd"):
                 if (start := getattr(links, side).start_epoch) >= self.epochs:
                     raise ValueError(_never(where + side, start, self.epochs))
@@ -166,7 +166,7 @@ def _never(where: str, start: int, epochs: int) -> str:
     return f"{where}.start_epoch={start}: the run has {epochs} epochs, so nothing would be compressed"
 
 
-def _links_fit(where: str, links: Links) -> None:
+def links_fit(where: str, links: Links) -> None:
     """Refuse links of a boundary that do not go together; `where` is "" or "at.CUT."."""
     fwd, bwd = links.fwd, links.bwd
     if fwd.compressor.kind == "forward_mask":
@@ -205,6 +205,8 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
         steps = f" times grad.local_steps={grad.local_steps}" if grad.local_steps > 1 else ""
         raise ValueError(f"grad.learners={grad.learners}{steps} does not divide data.batch_size={batch_size}; every "
                          "learner takes an equal share")
+    if grad.learners == 1 and kind == "none" and grad.exchange != "allreduce":
+        raise ValueError(f"grad.exchange={grad.exchange} has no effect with one learner; set grad.learners")
     if grad.sharded is not None:
         _shards_fit(grad)
     if kind == "none" and grad != Gradients(learners=grad.learners, exchange=grad.exchange,
@@ -347,6 +349,9 @@ def _sparsity_fits(run: Run) -> None:
             raise ValueError(f"sparsity.phases: model.name={run.model.name} has no attention; leave attention out")
         return
     block = run.data.block_size
+    if not spec.attends and spec.width != type(spec).model_fields["width"].default:
+        raise ValueError(f"sparsity.width={spec.width} has no effect without sparse attention: set "
+                         "sparsity.phases.NAME.attention")
     if spec.attends and spec.width > block:
         raise ValueError(f"sparsity.width={spec.width}: wider than data.block_size={block}, so the band is the whole "
                          "block; choose a smaller width")
@@ -402,12 +407,21 @@ def record(run: Run) -> dict[str, Any]:
 
 def canonical(run: Run) -> str:
     """The JSON text that is hashed: all fields that are there, sorted keys, no spaces."""
-    return json.dumps(record(run), sort_keys=True, separators=(",", ":"))
+    return _text(record(run))
+
+
+def _text(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"))
 
 
 def run_id(run: Run) -> str:
     """First 12 hexadecimal digits of SHA-256 over the schema number and the canonical JSON."""
-    return hashlib.sha256(f"{SCHEMA}:{canonical(run)}".encode()).hexdigest()[:12]
+    return text_id(record(run))
+
+
+def text_id(settings: dict[str, Any]) -> str:
+    """As `run_id`, of a Run as it is stored."""
+    return hashlib.sha256(f"{SCHEMA}:{_text(settings)}".encode()).hexdigest()[:12]
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from commsweep.experiments.config.base import Spec
 from commsweep.experiments.config.compressors import Cast, FixedPoint, NoCompressor, Uniform
@@ -43,3 +43,10 @@ class KFAC(Spec):
     feedback: FactorFeedback = NoFeedback()
     largest: Annotated[int, Field(ge=1, description="rows of a factor; larger layers are left out")] = 8192
     start_epoch: Annotated[int, Field(ge=0, description="first preconditioned epoch")] = 0
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> KFAC:
+        if self.method == "eigen" and self.split != type(self).model_fields["split"].default:
+            raise ValueError(f"kfac.split={self.split} has no effect with kfac.method=eigen, where damping is added to "
+                             "products of eigenvalues; leave it out")
+        return self

@@ -129,6 +129,14 @@ class Sparsity(Spec):
                              "sparsity; set its shape to linear or cubic")
 
     def _nothing_grows(self) -> None:
+        idle = ["drop_until", "restart", "regrow"]
+        levels = {one.sparsity for one in self.phases.values()}
+        if len(levels) == 1 and (self.ordered[0][1].shape == "step" or self.initial in levels):
+            idle += ["score", "moments", "steps"]  # the first mask stays
+        for name in idle:
+            if (value := getattr(self, name)) != (default := type(self).model_fields[name].default):
+                raise ValueError(f"sparsity.{name}={str(value).lower()} has no effect where nothing grows and nothing "
+                                 f"is dropped (sparsity.growth=none); set it to {str(default).lower()}, or set growth")
         if self.drop:
             raise ValueError(f"sparsity.growth=none: sparsity.drop={self.drop:g} would prune without end; set drop=0")
         before = self.initial

@@ -74,6 +74,12 @@ class ImageSet(Spec):
     drop_last: bool = False
     train_size: Annotated[int | None, Field(ge=1, description="training samples that are used; absent: all")] = None
 
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> ImageSet:
+        if self.fixed_augment and self.augment == "none":
+            raise ValueError("data.fixed_augment=true has no effect without augmentation: set data.augment")
+        return self
+
 
 class OwnSet(ImageSet):
     """Samples of one's own, from the function that `load` names ("my_data.py:load"), of `source`.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +38,15 @@ class Images:
     def channels(self) -> int:
         return self.train_x.shape[1]
 
+    @cached_property
+    def digest(self) -> str:
+        """Stands for all samples and labels."""
+        sha = hashlib.sha256()
+        for part in (self.train_x, self.train_y, self.test_x, self.test_y):
+            sha.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            sha.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return sha.hexdigest()[:12]
+
 
 def load_own(spec: OwnSet, root: Path | None) -> Images:
     """A user's own samples. Raises UserError when the function does not return what it should."""
@@ -43,14 +55,70 @@ def load_own(spec: OwnSet, root: Path | None) -> Images:
         parts = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
         raise UserError(f"data.load={spec.load} returned {type(made).__name__}{parts}; a tuple of training samples, "
                         "training labels, test samples and test labels is wanted")
-    x, y, test_x, test_y = (part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part)) for part in made)
-    for what, samples, labels in (("training", x, y), ("test", test_x, test_y)):
-        if len(samples) != len(labels) or not len(labels):
-            raise UserError(f"data.load={spec.load}: {len(samples)} {what} samples and {len(labels)} labels")
-        if labels.is_floating_point() or int(labels.min()) < 0:
-            raise UserError(f"data.load={spec.load}: {what} labels must be whole numbers from 0 on")
-    return Images(spec.load, x.float(), y.long(), test_x.float(), test_y.long(),
-                  int(max(y.max(), test_y.max())) + 1, own.source(spec.load))
+    parts = []
+    for what, samples, labels in (("training", made[0], made[1]), ("test", made[2], made[3])):
+        try:
+            x, y = _samples(samples), _labels(labels)
+        except ValueError as error:
+            raise UserError(f"data.load={spec.load}: {what} {error}") from None
+        if len(x) != len(y) or not len(y):
+            raise UserError(f"data.load={spec.load}: {len(x)} {what} samples and {len(y)} labels")
+        parts += [x, y]
+    x, y, test_x, test_y = parts
+    if x.shape[1:] != test_x.shape[1:]:
+        raise UserError(f"data.load={spec.load}: training samples of shape {tuple(x.shape[1:])} and test samples of "
+                        f"shape {tuple(test_x.shape[1:])}; all must have the same")
+    return Images(spec.load, x, y, test_x, test_y, int(max(y.max(), test_y.max())) + 1, own.source(spec.load))
+
+
+def _tensor(part: Any, what: str) -> Tensor:
+    """A tensor or array of numbers; raises ValueError, saying what of them it is not."""
+    if not isinstance(part, Tensor):
+        try:
+            array = np.asarray(part)
+        except ValueError:  # numpy's own message is of array internals
+            raise ValueError(f"{what} are lists of different lengths; give them one shape") from None
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{what} are of type {array.dtype}; numbers are wanted" + (
+                ", real and imaginary parts as two features" if array.dtype.kind == "c" else ""))
+        if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes with none of these
+            if array.size and int(array.max()) > np.iinfo(np.int64).max:
+                raise ValueError(f"{what} hold {array.max()}, which no 64-bit integer holds")
+            array = array.astype(np.int64)
+        part = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+    if part.layout != torch.strided:
+        raise ValueError(f"{what} are a sparse tensor; call to_dense() on it")
+    if part.is_complex():
+        raise ValueError(f"{what} are complex; give real and imaginary parts as two features")
+    if not part.dim():
+        raise ValueError(f"{what} are one number; a first dimension of samples is wanted")
+    return part.detach()
+
+
+def _samples(part: Any) -> Tensor:
+    """float32 [n, ...]; raises ValueError."""
+    x = _tensor(part, "samples").float()
+    finite = x.reshape(len(x), -1).isfinite().all(1)
+    if not bool(finite.all()):
+        raise ValueError(f"samples are not all finite: {int((~finite).sum())} of {len(x)} hold NaN or infinity, the "
+                         f"first of them is sample {int(finite.logical_not().nonzero()[0])}")
+    return x
+
+
+def _labels(part: Any) -> Tensor:
+    """int64 [n], also of a column [n, 1]; raises ValueError."""
+    y = _tensor(part, "labels")
+    if y.is_floating_point():
+        raise ValueError("labels must be whole numbers from 0 on; they are of a floating-point type")
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.dim() != 1:
+        raise ValueError(f"labels have the shape {tuple(y.shape)}; one whole number a sample is wanted "
+                         "(of one-hot rows: labels.argmax(1))")
+    y = y.long()
+    if len(y) and int(y.min()) < 0:
+        raise ValueError(f"labels must be whole numbers from 0 on; the least is {int(y.min())}")
+    return y
 
 
 def load(name: str, root: Path | None = None) -> Images:

@@ -124,7 +124,7 @@ class ImageData(pl.LightningDataModule):
 
     def __init__(self, spec: ImageSet, images: Images, seed: int, device: torch.device) -> None:
         super().__init__()
-        self.spec, self.images = spec, images
+        self.spec, self.images, self.source_digest = spec, images, images.digest
         n = len(images.train_y)
         if spec.val_size >= n:
             raise UserError(f"data.val_size={spec.val_size}: {spec.name} has {n} training samples; choose fewer")
@@ -177,7 +177,7 @@ class Blocks(pl.LightningDataModule):
 
     def __init__(self, spec: TextSet, corpus: Corpus, seed: int, device: torch.device) -> None:
         super().__init__()
-        self.spec, self.vocabulary = spec, corpus.vocabulary
+        self.spec, self.vocabulary, self.source_digest = spec, corpus.vocabulary, corpus.digest
         made = {}
         for split in ("train", "validation", "test"):
             key = "train_blocks" if split == "train" else "eval_blocks"

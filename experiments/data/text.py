@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,15 @@ class Corpus:
 
     tokens: dict[str, np.ndarray]
     vocabulary: int
+
+    @cached_property
+    def digest(self) -> str:
+        """Stands for all tokens of all splits."""
+        sha = hashlib.sha256()
+        for split in SPLITS:
+            sha.update(f"{split} {self.tokens[split].dtype} {len(self.tokens[split])} {self.vocabulary}".encode())
+            sha.update(np.ascontiguousarray(self.tokens[split]))
+        return sha.hexdigest()[:12]
 
 
 def load(name: str, tokenizer: str = "bytes", root: Path | None = None, models: Path | None = None,

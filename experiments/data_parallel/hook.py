@@ -37,17 +37,25 @@ class CompressionHook(nn.Module):
         Raises UserError on settings that do not go together.
         """
         super().__init__()
-        settings = {"exchange": "allgather", "learners": dist.get_world_size(), "compressor": compressor, **more}
-        spec = parse_gradients(settings | ({"feedback": feedback} if feedback else {}))
+        settings = {"exchange": "allgather", "compressor": compressor, **more} | (
+            {"feedback": feedback} if feedback else {})
+        spec = parse_gradients({"learners": 2} | settings)  # what is misspelt is said whatever else is missing
         if spec.outer is not None or spec.sharded is not None:
             raise UserError(f"{'outer' if spec.outer else 'sharded'}: a hook sees gradients only; leave it out, or "
                             "train with commsweep ddp")
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UserError("a CompressionHook belongs to a process group, and there is none: call "
+                            "torch.distributed.init_process_group first")
+        spec = parse_gradients({"learners": dist.get_world_size()} | settings)
         self.exchange = Exchange(spec, model, seed, Processes())
         self.places = {id(p): index for index, p in enumerate(self.exchange.trained)}
         self.step = self.epoch = 0  # the epoch is the loop's to say, where a schedule asks for it
 
     def attach(self, ddp: nn.parallel.DistributedDataParallel) -> None:
-        """Have it take the place of the all-reduce."""
+        """Have it take the place of the all-reduce. Raises UserError on a model that is not wrapped in it."""
+        if not isinstance(ddp, nn.parallel.DistributedDataParallel):
+            raise UserError(f"attach takes a torch.nn.parallel.DistributedDataParallel, not {type(ddp).__name__}: "
+                            "other wrappers (FSDP2's fully_shard, DataParallel) have no hook for compressed gradients")
         ddp.register_comm_hook(self, _exchanged)
 
     def totals(self) -> dict[str, Any]:

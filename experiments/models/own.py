@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.experiments.config import OwnModel, own
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, told
 
 
 def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
@@ -16,14 +16,46 @@ def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UserError(f"model.build={spec.build} returned {type(model).__name__}; a torch.nn.Module is wanted")
     try:
-        shape = tuple(_passed(model, sample).shape)
-    except Exception as error:
+        with own.no_exit(spec.build):
+            shape = tuple(_passed(model, sample).shape)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise UserError(f"model.build={spec.build}: a sample of shape {tuple(sample.shape)} does not pass through it "
-                        f"({type(error).__name__}: {(str(error).splitlines() or [''])[0]})") from None
+                        f"({told(error)})") from None
     if shape != (1, classes):
         raise UserError(f"model.build={spec.build}: a sample gives {shape}; logits of shape {(1, classes)} are wanted")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"model.build={spec.build}: no parameter of the model is to be trained; set requires_grad")
+    _try(spec, model, sample, classes)
     model.made_by = spec.model_copy(update={"source": own.source(spec.build)})  # read back when the run has finished
     return model
+
+
+def _try(spec: OwnModel, model: nn.Module, sample: Tensor, classes: int) -> None:
+    """Pass two samples forward and backward as in training, and leave everything as it was. Raises UserError."""
+    buffers = {name: one.clone() for name, one in model.named_buffers()}
+    training, state = model.training, torch.get_rng_state()
+    try:
+        with own.no_exit(spec.build), torch.random.fork_rng():
+            logits = model.train()(sample.repeat_interleave(2, 0))
+            if logits.shape != (2, classes):
+                raise ValueError(f"logits of shape {(2, classes)} are wanted, and {tuple(logits.shape)} came")
+            nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long)).backward()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UserError(f"model.build={spec.build}: two samples of shape {tuple(sample.shape[1:])} do not pass through "
+                        f"it in training ({told(error)})") from None
+    finally:
+        torch.set_rng_state(state)
+        model.train(training)
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.no_grad():
+            for name, one in model.named_buffers():
+                if name in buffers:
+                    one.copy_(buffers[name])
 
 
 def legal_cuts(model: nn.Module, sample: Tensor) -> list[str]:

@@ -30,8 +30,8 @@ MST = Sparsity(
             ULTRA: Phase(until=0.92, sparsity=0.96, attention="local_strided"),
             RESTORE: Phase(until=1.0, sparsity=0.0, shape="linear")},
     growth="mixed", interval=8, width=16)
-STATIC = Sparsity(phases={"all": Phase(until=1.0, sparsity=LEVEL)}, drop=0.0, growth="none",
-                  interval=MST.interval, width=MST.width)
+STATIC = Sparsity(phases={"all": Phase(until=1.0, sparsity=LEVEL)}, drop=0.0, growth="none", interval=MST.interval)
+ANY_WIDTH = Sparsity.model_fields["width"].default  # of attention that is dense throughout
 
 
 def _changed(spec: Sparsity, **changes: Any) -> Sparsity:
@@ -59,7 +59,7 @@ ABLATIONS: dict[str, Sparsity] = {
     "no_warmup": _changed(MST, phases=_phases(warmup=None)),
     "no_ultra": _changed(MST, phases=_phases(ultra={"sparsity": MST.phases[WARMUP].sparsity})),
     "no_restore": _changed(MST, phases=_phases(ultra={"until": 1.0}, restore=None)),
-    "dense_attention": _changed(MST, phases=_phases(ultra={"attention": "causal"})),
+    "dense_attention": _changed(MST, phases=_phases(ultra={"attention": "causal"}), width=ANY_WIDTH),
     "gradient_growth": _changed(MST, growth="gradient"),
     "random_growth": _changed(MST, growth="random"),
 }

@@ -9,6 +9,7 @@ beside the row; a training that ended early goes on from the newest that all hav
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commsweep.experiments import inputs
 from commsweep.experiments.config import (
     SCHEMA,
     Cable,
@@ -63,8 +65,13 @@ def execute(wanted: Sequence[Measurement], store: Store, execution: Execution, p
     """
     for run, wiring in wanted:
         check(run, wiring)
-    todo = {folder_of(store, *one).path.name: one for one in wanted}
-    todo = {name: one for name, one in todo.items() if store.learners(name).row() is None}
+    todo = {}
+    for run, wiring in wanted:
+        folder = folder_of(store, run, wiring)
+        if (recorded := folder.row()) is None:
+            todo[folder.path.name] = run, wiring
+        else:
+            inputs.check(folder, run, recorded, execution)
 
     def kind(item: tuple[str, Measurement]) -> tuple[int, float]:
         return item[1][0].grad.learners, item[1][1].latency
@@ -170,6 +177,10 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
     collectives = Processes(ring=run.kfac is not None)
     parts = build(run, execution, collectives=collectives, wiring=wiring)
     parts.task.gather, exchange = gathered, parts.task.components["learners"].exchange
+    if len({json.dumps(one) for one in gathered(parts.inputs)}) > 1:
+        raise UserError("the learners loaded different data; name the same with --data-root and --model-root")
+    if dist.get_rank() == 0:
+        inputs.keep(recorded, run, execution, parts.inputs)
     watch, name, rank = Steps(collectives), f"learner{dist.get_rank()}", dist.get_rank()
 
     class Noting(Checkpoint):
@@ -236,7 +247,7 @@ def _train(run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunF
     totals = totals_of([one["totals"] for one in every], whole)
     return row(run, status, error, ran=ran if status == FINISHED else None, evaluations=recorded.metrics(),
                steps=made.global_step, totals=totals, seconds=parts.task.seconds, device=parts.device,
-               tokens=tokens(parts.data), transport=transport, weights=every[0]["digest"],
+               tokens=tokens(parts.data), transport=transport, weights=every[0]["digest"], inputs=parts.inputs,
                timing=timing, cores=len(os.sched_getaffinity(0)))
 
 

@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from commsweep.experiments import inputs
 from commsweep.experiments.config import SCHEMA, Cable, Execution, Run, Wiring, canonical, record, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import launch, stages
@@ -47,6 +48,7 @@ def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *
     try:
         with folder.locked():
             if (row := folder.row()) is not None:
+                inputs.check(folder, run, row, execution)
                 return row
             execution.torch_device()  # one that is not there is said once
             n, learners = stages.processes(run), run.grad.learners

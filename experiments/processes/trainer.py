@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from commsweep.experiments import checkpoint, models
+from commsweep.experiments import checkpoint, inputs, models
 from commsweep.experiments import data as datasets
 from commsweep.experiments.boundary.insert import Boundaries, sections
 from commsweep.experiments.boundary.plan import check_room, memory_bytes, message_shapes
@@ -128,6 +128,9 @@ class Trainer:
                             "microbatches each: set data.drop_last=true or another data.batch_size")
         pl.seed_everything(run.seed, verbose=False)
         model, modules = models.build(run, self.data, execution.model_root)
+        self.inputs = inputs.digests(run, self.data, model)
+        if self.speaks:
+            inputs.keep(self.folder, run, execution, self.inputs)
         (shapes, _), cuts = message_shapes(model, modules, self.data.example), list(modules)
         run.check_cuts(modules)
         self.model, self.embedded = model_of(run, model, tuple(cuts)), optim.embedded(model)
@@ -453,8 +456,9 @@ class Trainer:
             self.run, status, error, ran=ran if status == FINISHED else None, evaluations=evaluations, steps=self.step,
             totals={"boundaries": ledger, "gradients": exchanged},
             seconds=self.seconds | {"wall": wall}, device=self.device, tokens=tokens(self.data),
-            run_id=run_id(self.run), wiring=self.wiring.model_dump(mode="json"), transport=transport,
-            timing=summary(timing), cores=len(os.sched_getaffinity(0))) | {"id": self.folder.path.name}
+            run_id=run_id(self.run), wiring=self.wiring.model_dump(mode="json"), inputs=self.inputs,
+            transport=transport, timing=summary(timing), cores=len(os.sched_getaffinity(0)),
+        ) | {"id": self.folder.path.name}
 
     def _owned(self) -> dict[str, Tensor]:
         """Parameters and buffers of this stage by the whole network's names; coders' halves where they are used."""

@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -18,22 +19,23 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from commsweep.experiments import checkpoint, models
+from commsweep.experiments import checkpoint, inputs, models
 from commsweep.experiments import data as datasets
 from commsweep.experiments.boundary.insert import Boundaries
 from commsweep.experiments.boundary.plan import check_room, gib, memory_bytes, message_shapes
 from commsweep.experiments.collectives import Collectives
 from commsweep.experiments.component import Component, Pass
-from commsweep.experiments.config import Execution, LearnerWiring, Run, run_id
+from commsweep.experiments.config import Execution, LearnerWiring, OwnModel, Run, own, parse, record, run_id
 from commsweep.experiments.data import Blocks, ImageData
 from commsweep.experiments.data_parallel import learners
 from commsweep.experiments.data_parallel.layers import Layer
 from commsweep.experiments.data_parallel.learners import Learners
 from commsweep.experiments.data_parallel.outer import Apart, Clip
 from commsweep.experiments.data_parallel.shards import Shards
-from commsweep.experiments.errors import Diverged, Stopped, UserError, notice
+from commsweep.experiments.errors import Diverged, Stopped, UserError, notice, told
 from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.sparsity import training as sparsity
@@ -41,7 +43,7 @@ from commsweep.experiments.store import CONTINUABLE, DIAGNOSIS, DIVERGED, FAILED
 from commsweep.experiments.training import arithmetic, compiled, optim
 from commsweep.experiments.training.readback import Installed, model_of, nothing_lost
 from commsweep.experiments.training.record import environment, row
-from commsweep.experiments.training.step import CHECK_EVERY, Task, check_microbatches, microbatches
+from commsweep.experiments.training.step import CHECK_EVERY, Task, check_microbatches, check_norms, microbatches
 from commsweep.experiments.training.subspace import Subspace
 from commsweep.experiments.training.tasks import kind
 
@@ -58,12 +60,15 @@ def execute(run: Run, store: Store, execution: Execution | None = None,
     when the run cannot start, and `store.Busy` when another process executes it.
     """
     execution = execution or Execution()
+    run = parse(record(run))  # a copy with fields replaced was not checked
     folder = store.folder(run_id(run))
     with folder.locked():
         if (recorded := folder.row()) is not None:
+            inputs.check(folder, run, recorded, execution)
             return recorded
         started = time.perf_counter()
         parts = build(run, execution, folder.path)
+        inputs.keep(folder, run, execution, parts.inputs)
         folder.begin(run, environment(str(parts.device)) | {
             "threads": torch.get_num_threads(), "by": execution.by, "compile": execution.compile})
         try:
@@ -77,9 +82,7 @@ def execute(run: Run, store: Store, execution: Execution | None = None,
         made["seconds"]["wall"] = time.perf_counter() - started
         folder.finish(made)
         if made["status"] not in CONTINUABLE:
-            for left in ("*.ckpt", "*.buffer*", ".*.part"):
-                for path in folder.path.glob(left):
-                    path.unlink()
+            folder.drop_checkpoints()
         return made
 
 
@@ -91,6 +94,7 @@ class Parts:
     data: ImageData | Blocks
     device: torch.device
     memory: dict[str, int]
+    inputs: dict[str, str]  # digests of what was loaded
 
 
 def build(run: Run, execution: Execution, folder: Path | None = None, collectives: Collectives | None = None,
@@ -105,6 +109,7 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     data = datasets.build(run, execution.data_root, execution.model_root, device)
     pl.seed_everything(run.seed, verbose=False)
     model, modules = models.build(run, data, execution.model_root)
+    loaded = inputs.digests(run, data, model)
     run.check_cuts(modules)
     shapes, work = message_shapes(model, modules, data.example)
     torch.set_num_threads(execution.thread_count(work * run.data.batch_size))
@@ -140,9 +145,12 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
         with boundaries.bypassed():  # products of a compressor are not the model's
             components["sparsity"] = sparsity.SparseTraining(
                 run.sparsity, model, trained, data.example, len(data.train) * run.epochs, run.seed, shared.exchange)
+    divide = divided(run, shared)
+    with boundaries.bypassed():
+        check_norms(run, model, data.example, divide, n, data.train.drop_last)
     if execution.compile is not None:
         compiled.install(model, execution.compile, device)
-    return Parts(kind(run)(run, model, components, divided(run, shared)), data, device, need)
+    return Parts(kind(run)(run, model, components, divide), data, device, need, loaded)
 
 
 def sharing(run: Run, model: nn.Module, embeddings: Collection[int], steps: int, collectives: Collectives | None = None,
@@ -256,26 +264,33 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, execution: Execution, st
               + "".join(f"; {gib(parts.memory[part])} of {name}"
                         for part, name in (("kfac", "K-FAC"), ("masks", "masks")) if part in parts.memory),
               file=sys.stderr, flush=True)
+    own_code = own.no_exit(run.model.build) if isinstance(run.model, OwnModel) else nullcontext()
     try:
-        made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),
-                 ckpt_path=begun and str(begun), weights_only=True)
+        with own_code:
+            made.fit(parts.task, parts.data.train, parts.data.val_dataloader(),
+                     ckpt_path=begun and str(begun), weights_only=True)
         nothing_lost(run, installed(run, parts, made).record())
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
-    except (SystemExit, Stopped):  # Lightning ends so after Ctrl-C
-        raise KeyboardInterrupt from None
     except OSError:
         raise  # the store cannot be written: nothing could be recorded either
-    except Exception as fault:
-        status = OOM if _out_of_memory(fault) else FAILED
-        error = f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
+    except BaseException as fault:  # a user's own model may raise anything
+        if _stopped(fault):
+            raise KeyboardInterrupt from None
+        status, error = OOM if _out_of_memory(fault) else FAILED, told(fault)
         with open(folder.path / "log.txt", "a") as log:
             log.write(traceback.format_exc())
     ran = installed(run, parts, made) if made.optimizers and status not in CONTINUABLE else None
     seen = folder.metrics(DIAGNOSIS)
     return row(run, status, error, ran=ran, evaluations=folder.metrics(), steps=made.global_step,
                totals=parts.task.totals(), seconds=parts.task.seconds, device=parts.device, tokens=tokens(parts.data),
-               memory_bytes=parts.memory, **({"diagnosis": seen[-1]["messages"]} if seen else {}))
+               memory_bytes=parts.memory, inputs=parts.inputs, **({"diagnosis": seen[-1]["messages"]} if seen else {}))
+
+
+def _stopped(fault: BaseException) -> bool:
+    """Whether somebody asked for the end: by Ctrl-C, after which Lightning exits, by SIGTERM, or after an epoch."""
+    return isinstance(fault, (KeyboardInterrupt, Stopped, SIGTERMException)) or (
+        isinstance(fault, SystemExit) and isinstance(fault.__context__, KeyboardInterrupt))
 
 
 def tokens(data: ImageData | Blocks) -> int:

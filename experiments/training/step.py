@@ -215,7 +215,11 @@ class Task(pl.LightningModule):
             add_scores(self._totals, split, modes, self.score(self.logits(x), y))
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self.scores)
+        self._check_finite()  # which says where it began
+        scores = self.scores
+        if bad := next((name for name, value in scores.items() if not math.isfinite(value)), None):
+            raise Diverged(f"non-finite {bad}, epoch {self.current_epoch + 1}")
+        self.log_dict(scores)
         self.seconds["eval"] += time.perf_counter() - self._clock
 
     @property
@@ -275,6 +279,35 @@ def microbatches(batch: int, count: int) -> list[Pass]:
     return [Pass(slice(start, start + size), size, size * count / batch, whole=part == count - 1, turn=part, of=count,
                  slot=start, batch=batch)
             for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+
+
+def check_norms(run: Run, model: nn.Module, example: Tensor, divide: Callable[[int], list[Pass]], samples: int,
+                drop_last: bool) -> None:
+    """Raise UserError when a pass would have one row only, and a BatchNorm of the model one value of it a channel."""
+    batch = run.data.batch_size
+    batches = [batch] if samples >= batch else []
+    batches += [samples % batch] if samples % batch and not drop_last else []
+    least = {rows: min(one.size for one in divide(rows)) for rows in batches}
+    short = next((rows for rows, size in least.items() if size == 1), None)
+    norms = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+    if short is None or not norms:
+        return
+    values: dict[str, int] = {}
+    hooks = [one.register_forward_hook(lambda _, inputs, out, name=name: values.update(
+        {name: out.numel() // out.shape[1]})) for name, one in norms]
+    training = model.training
+    with torch.no_grad():
+        model.eval()(example)
+    model.train(training)
+    for hook in hooks:
+        hook.remove()
+    single = next((name for name, count in values.items() if count == 1), None)
+    if single is None:
+        return
+    which = "the last batch of an epoch has" if short != batch else "a batch has"
+    mend = "data.drop_last=true, or another data.batch_size or data.val_size" if short != batch else "data.batch_size"
+    raise UserError(f"{which} {short} row{'s' * (short > 1)} for {len(divide(short))} passes, and BatchNorm {single} "
+                    f"needs two rows in each: set {mend}")
 
 
 def check_microbatches(run: Run, samples: int, drop_last: bool) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from commsweep.experiments.config import Run, own, parse
+from commsweep.experiments.config import Run, own, parse, record
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.store import Store
+from commsweep.sweeps.grid import union
 from commsweep.sweeps.papers import adacomp, bias, kfac, local, mst, recipe, rudakov, rudakov_text, unequal
 
 SWEEPS: dict[str, Callable[[], list[Run]]] = {
@@ -64,13 +65,14 @@ def sweep(name: str, store: Store | None = None) -> list[Run]:
         runs = own.call(name, "")
         if not isinstance(runs, (list, tuple)) or not runs or not all(isinstance(run, Run) for run in runs):
             raise UserError(f"'{name}' must return a list of Runs, at least one (see commsweep.sweeps.grid)")
-        return list(runs)
+        # Checked again: a copy with other fields was not. Twice the same is one cell.
+        return union([parse(record(run)) for run in runs])
     if name.endswith(".py"):
         raise UserError(f"'{name}' names no function: write {name}:FUNCTION, which returns a list of Runs")
     if name not in SWEEPS and store is not None and (store.root / "sweeps" / f"{name}.json").exists():
         return [parse(settings) for settings in store.cells(name).values()]
     if name not in SWEEPS:
-        raise UserError(f"unknown sweep '{name}'{nearest(name, SWEEPS)} (one of: {', '.join(SWEEPS)})")
+        raise UserError(f"unknown sweep '{name}'{nearest(name, SWEEPS, 3)} (all of them: commsweep sweep --help)")
     return SWEEPS[name]()
 
 

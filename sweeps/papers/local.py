@@ -43,7 +43,7 @@ SPARTA = {"grad.learners": 4, "grad.outer.interval": 1, "grad.outer.rate": 1.0, 
           "grad.outer.nesterov": False, "grad.outer.merge": "sent", "grad.compressor.kind": "randomk",
           "grad.compressor.ratio": 0.005, "grad.vectors": True}
 DION: Changes = {"grad.learners": 4, "grad.compressor.kind": "dion", "grad.feedback.kind": "decoupled",
-                 "optim.kind": "dion", "optim.lr": 8e-2, "optim.rest_lr": 1e-2, "optim.beta2": 0.95,
+                 "optim.kind": "dion", "optim.lr": 2e-2, "optim.rest_lr": 1e-2, "optim.beta2": 0.95,
                  "optim.weight_decay": 0.1}
 
 METHODS: dict[str, Changes] = {

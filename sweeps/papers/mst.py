@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from commsweep.experiments.config import GPT2_SIZES, Run, override
 from commsweep.experiments.presets import preset
-from commsweep.experiments.presets.sparse import ABLATIONS, METHODS
+from commsweep.experiments.presets.sparse import ABLATIONS, ANY_WIDTH, METHODS
 from commsweep.experiments.sparsity import plan
 from commsweep.sweeps.grid import seeds
 
@@ -58,18 +58,20 @@ def at_sparsity(run: Run, setting: str, flops: float) -> Run:
     return made(high)
 
 
-def arms(base: Run, share: float = SHARE, names: tuple[str, ...] = tuple(KNOBS)) -> dict[str, Run]:
-    """The dense run and arms at `share` of its FLOPs, by name. base: the dense run, counted."""
-    dense, like = base, {"interval": base.sparsity.interval, "width": base.sparsity.width,
-                         "modules": base.sparsity.modules}
+def arms(base: Run, share: float = SHARE, names: tuple[str, ...] = tuple(KNOBS), width: int = 16) -> dict[str, Run]:
+    """The dense run and arms at `share` of its FLOPs, by name. base: the dense run, counted. width: of sparse
+    attention, in tokens."""
+    dense, like = base, {"interval": base.sparsity.interval, "modules": base.sparsity.modules}
     flops = share * cost(dense)
     out = {"dense": dense, "short": for_steps(dense, flops), "narrow": for_steps(narrow(dense), flops)}
     specs = METHODS | ABLATIONS
     for name in names:
-        run = base.model_copy(update={"sparsity": specs[name].model_copy(update=like)})
+        own = like | ({"width": width} if specs[name].attends else {})
+        run = base.model_copy(update={"sparsity": specs[name].model_copy(update=own)})
         out[name] = at_sparsity(run, KNOBS[name], flops) if KNOBS[name] else for_steps(run, flops)
     if "mst" in out:  # as sparse at any time, so that attention alone differs
-        out["dense_attention"] = override(out["mst"], {"sparsity.phases.ultra.attention": "causal"})
+        out["dense_attention"] = override(out["mst"], {"sparsity.phases.ultra.attention": "causal",
+                                                       "sparsity.width": ANY_WIDTH})
     return out
 
 
@@ -103,15 +105,15 @@ def sparse_long() -> list[Run]:
 def smoke_sparse() -> list[Run]:
     """Every arm on the tests' twin, one seed."""
     base = override(preset("synthetic_text"), {"data.train_blocks": 192, "epochs": 1, "sparsity.interval": 1,
-                                               "sparsity.width": 8, "sparsity.growth": "none", "sparsity.drop": 0})
-    made = arms(base, 0.5)
+                                               "sparsity.growth": "none", "sparsity.drop": 0})
+    made = arms(base, 0.5, width=8)
     return [*made.values(), *wire(made)]
 
 
 def gpt2_mst() -> list[Run]:
     """GPT-2 small on a GPU: dense, for fewer steps, narrow, static, RigL and MST at a quarter of the FLOPs."""
     paper = preset("gpt2_mst")
-    like = {"interval": paper.sparsity.interval, "width": paper.sparsity.width, "modules": paper.sparsity.modules}
+    like = {"interval": paper.sparsity.interval, "modules": paper.sparsity.modules}
     dense = paper.model_copy(update={"sparsity": METHODS["counted"].model_copy(update=like)})
-    return seeds([*arms(dense, names=("static", "rigl")).values(), paper], 3)
+    return seeds([*arms(dense, names=("static", "rigl"), width=paper.sparsity.width).values(), paper], 3)
 

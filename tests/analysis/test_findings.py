@@ -49,4 +49,4 @@ def test_another_verdict_is_another_page(tmp_path):
 def test_missing_results_are_one_line(tmp_path, capsys):
     assert main(["findings", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 2
     err = capsys.readouterr().err
-    assert "has no claims.json: write it with commsweep report text_bias" in err and err.count("\n") == 1
+    assert "no folder in it has a claims.json" in err and "maintain" in err and err.count("\n") == 1

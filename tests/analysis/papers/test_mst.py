@@ -115,7 +115,8 @@ def test_what_runs_are_called(name, text):
     ({"sparsity.phases.a.sparsity": 0.5, "sparsity.phases.a.until": 0.5, "sparsity.phases.all.sparsity": 0},
      "50 -> 0 %")])
 def test_what_other_runs_are_called(changes, text):
-    run = override(preset("sotu_nano"), {"sparsity.width": 16} | changes)
+    width = {"sparsity.width": 16} if any(key.endswith(".attention") for key in changes) else {}
+    run = override(preset("sotu_nano"), width | changes)
     assert labels.describe(flatten(record(run))) == text
 
 

@@ -135,8 +135,8 @@ def test_processes_equal_the_simulation_bit_for_bit(base, store):
     ({"grad.sharded.across.kind": "uniform"}, "has no effect within one node"),
     ({"grad.outer.interval": 4}, "grad.outer does not go with grad.sharded"),
     ({"grad.exchange": "server"}, "grad.exchange does not go with"),
-    ({"kfac.damping": 0.1}, "without kfac and sparsity"),
-    ({"optim.kind": "muon"}, "now muon"),
+    ({"kfac.damping": 0.1}, "kfac does not go with grad.sharded"),
+    ({"optim.kind": "muon"}, "optim.kind=muon does not go with grad.sharded"),
 ])
 def test_what_does_not_go_together_is_one_line(changes, line):
     with pytest.raises(UserError, match=line):

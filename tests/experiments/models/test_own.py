@@ -126,7 +126,8 @@ def test_a_file_that_does_not_import_is_one_line(files, capsys):
 
 def test_a_fault_within_it_is_an_outcome(files, store):
     (files / "late.py").write_text(
-        "from torch import nn\nclass N(nn.Linear):\n    def forward(self, x):\n        if self.training:\n"
+        "from torch import nn\nclass N(nn.Linear):\n    steps = 0\n    def forward(self, x):\n"
+        "        self.steps += self.training\n        if self.steps > 3:\n"
         "            raise ValueError('mine')\n        return super().forward(x.flatten(1))\n"
         "def net(sample, classes):\n    return N(sample[0].numel(), classes)\n")
     row = execute(own(**{"model.build": "late.py:net"}), store, HOW)

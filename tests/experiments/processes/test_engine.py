@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from commsweep.analysis.papers import links
 from commsweep.experiments.boundary.channel import Step
 from commsweep.experiments.compressors import build
-from commsweep.experiments.config import Cable, Execution, Link, TopK, Wiring
+from commsweep.experiments.config import Cable, Execution, Link, TopK, Wiring, run_id
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.processes import launch, pipeline, stages
 from commsweep.experiments.processes.engine import Stage
@@ -166,7 +166,7 @@ def test_a_measurement_has_a_folder_of_its_own(tmp_path):
     place = pipeline.folder_of(store, tiny(), Wiring())
     place.make()
     pipeline.begin(place, tiny(), Wiring(), {})
-    row = outcome(tiny()) | {"id": place.path.name}
+    row = outcome(tiny()) | {"id": place.path.name, "run_id": run_id(tiny())}
     place.finish(row)
     assert store.pipelines() == [row] and store.ids() == [] and not store.rows()
     assert os.listdir(tmp_path / "pipelines") == [place.path.name]

@@ -50,7 +50,7 @@ def test_a_row_says_what_ran(store):
     assert row["id"] == run_id(run)
     folder = store.folder(row["id"])
     assert {p.name for p in folder.path.iterdir()} == {
-        "run.json", "env.json", "metrics.jsonl", "log.txt", "done.json", "lock"}
+        "run.json", "env.json", "inputs.json", "metrics.jsonl", "log.txt", "done.json", "lock"}
     assert [e["epoch"] for e in folder.metrics()] == [1, 2]
     assert set(row["boundaries"]) == {"layer1", "layer2", "layer3"}
     assert row["steps"] == 8 == row["boundaries"]["layer1"]["calls"]
