@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from commsweep.experiments import inputs
+from commsweep.experiments import inputs, sources
 from commsweep.experiments.config import Execution, Run, check_device, flatten, override, record, run_id
 from commsweep.experiments.config.execution import MODES
 from commsweep.experiments.errors import UserError, notice
@@ -116,7 +116,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.diagnose and recorded is not None and "diagnosis" not in recorded:
         notice(f"run {run_id(run)} was recorded without --diagnose; another --store executes it again")
     how = execution(args, progress=not args.json)
-    if recorded is not None:
+    if recorded is None:
+        sources.check(run.data.name, how.data_root)
+    else:
         inputs.check(store.folder(run_id(run)), run, recorded, how)
     view = None
     if args.wandb != "disabled":

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep.experiments import inputs
+from commsweep.experiments import inputs, sources
 from commsweep.experiments.config import Execution, Run, override, record, run_id
 from commsweep.experiments.errors import UserError, nearest
 from commsweep.experiments.presets import preset
@@ -265,6 +265,8 @@ def _launch(args: argparse.Namespace) -> int:
     retry = {part for part in args.retry.split(",") if part}
     if unknown := retry - set(UNFINISHED):
         raise UserError(f"--retry {','.join(sorted(unknown))}: not an outcome; use some of {', '.join(UNFINISHED)}")
+    for kind in {run.data.name for run in missing(runs, store)}:
+        sources.check(kind, asked.data_root)
     _check_inputs(runs, store, asked)
     register(name, whole, store)
     store.tidy()
@@ -304,7 +306,7 @@ def _launch(args: argparse.Namespace) -> int:
                  if report.outcomes else ""))
         for line in list(dict.fromkeys(report.errors))[:5]:
             print(f"  {line}", file=sys.stderr)
-    return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused")) else 0
+    return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused", "interrupted")) else 0
 
 
 def _check_inputs(runs: list[Run], store: Store, how: Execution) -> None:

@@ -112,6 +112,7 @@ def _loaded(run: Run, execution: Execution) -> Inputs:
     from commsweep.experiments import data as datasets
     from commsweep.experiments import models
 
+    datasets.forget()
     data = datasets.build(run, execution.data_root, execution.model_root, torch.device("cpu"))
     if not _pretrained(run):
         return {"data": data.source_digest}

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # The rooms from the lowest floor up: what is in one may import what is in it and below, never above.
 FLOORS = (
-    "experiments", "experiments.errors", "experiments.seeds", "experiments.pretrained", "experiments.config",
+    "experiments", "experiments.errors", "experiments.seeds", "experiments.pretrained", "experiments.sources",
+    "experiments.config",
     "experiments.presets",
     "experiments.store", "experiments.checkpoint", "experiments.component", "experiments.compressors",
     "experiments.feedback", "experiments.boundary", "experiments.collectives", "experiments.second_order",
@@ -28,7 +29,7 @@ READS = ("experiments.errors", "experiments.config", "experiments.store", "exper
 ROOMS = ("experiments", "sweeps", "analysis")
 PLACES = (*ROOMS, "commsweep")
 WITHOUT_TORCH = ("experiments/config", "experiments/presets", "experiments/store.py", "experiments/errors.py",
-                 "experiments/inputs.py", "experiments/seeds.py",
+                 "experiments/inputs.py", "experiments/sources.py", "experiments/seeds.py",
                  "experiments/second_order/placement.py", "experiments/second_order/fusion.py",
                  "experiments/second_order/loads.py", "experiments/sparsity/schedule.py",
                  "experiments/sparsity/densities.py", "experiments/sparsity/flops.py", "analysis", "sweeps")

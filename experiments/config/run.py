@@ -344,14 +344,14 @@ def _sparsity_fits(run: Run) -> None:
            for coded in (links.fwd.compressor,)):
         raise ValueError(f"sparsity does not go with fwd.compressor.kind={run.fwd.compressor.kind}, whose own products "
                          "no account of FLOPs has; choose another compressor")
+    if not spec.attends and spec.width != type(spec).model_fields["width"].default:
+        raise ValueError(f"sparsity.width={spec.width} has no effect without sparse attention: set "
+                         "sparsity.phases.NAME.attention")
     if not isinstance(run.model, TextModel):
         if spec.attends:
             raise ValueError(f"sparsity.phases: model.name={run.model.name} has no attention; leave attention out")
         return
     block = run.data.block_size
-    if not spec.attends and spec.width != type(spec).model_fields["width"].default:
-        raise ValueError(f"sparsity.width={spec.width} has no effect without sparse attention: set "
-                         "sparsity.phases.NAME.attention")
     if spec.attends and spec.width > block:
         raise ValueError(f"sparsity.width={spec.width}: wider than data.block_size={block}, so the band is the whole "
                          "block; choose a smaller width")

@@ -11,7 +11,7 @@ from commsweep.experiments.config import ImageSet, OwnSet, Run
 from commsweep.experiments.data import images, text
 from commsweep.experiments.data.module import Batches, Blocks, ImageData
 
-__all__ = ["Batches", "Blocks", "ImageData", "build"]
+__all__ = ["Batches", "Blocks", "ImageData", "build", "forget"]
 
 
 def build(run: Run, root: Path | None, models: Path | None, device: torch.device) -> ImageData | Blocks:
@@ -22,6 +22,12 @@ def build(run: Run, root: Path | None, models: Path | None, device: torch.device
         return ImageData(run.data, _images(run.data.name, root), run.seed, device)
     corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)
     return Blocks(run.data, corpus, run.seed, device)
+
+
+def forget() -> None:
+    """Read every set anew when it is asked for next: its files have changed."""
+    for known in (_own, _images, _corpus):
+        known.cache_clear()
 
 
 @cache

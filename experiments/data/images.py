@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.experiments import seeds
+from commsweep.experiments import seeds, sources
 from commsweep.experiments.config import OwnSet, own
 from commsweep.experiments.data import parquet
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, told
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # as the authors normalise
 CLASSES = 10
@@ -85,7 +85,7 @@ def _tensor(part: Any, what: str) -> Tensor:
             if array.size and int(array.max()) > np.iinfo(np.int64).max:
                 raise ValueError(f"{what} hold {array.max()}, which no 64-bit integer holds")
             array = array.astype(np.int64)
-        part = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+        part = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     if part.layout != torch.strided:
         raise ValueError(f"{what} are a sparse tensor; call to_dense() on it")
     if part.is_complex():
@@ -158,9 +158,9 @@ def _synthetic() -> Images:
 
 def _cifar(name: str, root: Path | None) -> Images:
     root = root or Path("data")
-    files = [_parquet(root, split) for split in ("train", "test")]
-    if all(files):
-        splits = [_from_parquet(path, name) for path in files]
+    files = sources.cifar_files(root)
+    if files is not None:
+        splits = [_from_parquet(files[split], name) for split in ("train", "test")]
     elif name == "cifar10-jpeg":
         raise UserError(f"data.name=cifar10-jpeg: no train and test Parquet files in '{root}'; "
                         "name their folder with --data-root")
@@ -170,27 +170,36 @@ def _cifar(name: str, root: Path | None) -> Images:
     return Images(name, _normalise(train_x), train_y, _normalise(test_x), test_y)
 
 
-def _parquet(root: Path, split: str) -> Path | None:
-    """train.parquet, or the hub's layout: train-00000-of-00001.parquet, maybe one or two folders down."""
-    found = sorted(root.glob(f"{split}*.parquet")) or sorted(root.glob(f"*/{split}*.parquet"))
-    return found[0] if found else None
+def _from_parquet(paths: list[Path], name: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of the Parquet files of a split of the hub's CIFAR-10 (columns `img` with encoded bytes,
+    `label`)."""
+    parts = [_shard(path, name) for path in paths]
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def _from_parquet(path: Path, name: str) -> tuple[Tensor, Tensor]:
-    """Images and labels of one Parquet file of the hub's CIFAR-10 (columns `img` with encoded bytes, `label`)."""
+def _shard(path: Path, name: str) -> tuple[Tensor, Tensor]:
     from PIL import Image
 
     try:
         table = parquet.read(path)
         encoded = [row["bytes"] for row in table.data.column("img").to_pylist()]
         labels = table.data.column("label").to_pylist()
-        jpeg = encoded[0][:2] == b"\xff\xd8"
         pixels = np.stack([np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in encoded])
     except Exception as error:
         raise UserError(f"data: '{path}' is not a readable CIFAR-10 Parquet file with columns img and label "
-                        f"({type(error).__name__}: {str(error).splitlines()[0][:120]})") from None
-    if jpeg != (name == "cifar10-jpeg"):
-        kind, right = ("JPEG re-encoded", "cifar10-jpeg") if jpeg else ("exact", "cifar10")
+                        f"({told(error)[:120]})") from None
+    for row, label in enumerate(labels):
+        if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < CLASSES:
+            raise UserError(f"data: '{path}', row {row}: label {label!r} is none of 0 to {CLASSES - 1}")
+    if pixels.shape[1:] != (32, 32, 3):
+        raise UserError(f"data: '{path}': images of {pixels.shape[1]} x {pixels.shape[2]} pixels; CIFAR-10's are 32 x "
+                        "32")
+    jpeg = [one[:2] == b"\xff\xd8" for one in encoded]
+    if any(jpeg) != all(jpeg):
+        raise UserError(f"data: '{path}' mixes JPEG images with exact ones (first: row {jpeg.index(not jpeg[0])}); use "
+                        "a set of one kind")
+    if jpeg[0] != (name == "cifar10-jpeg"):
+        kind, right = ("JPEG re-encoded", "cifar10-jpeg") if jpeg[0] else ("exact", "cifar10")
         raise UserError(f"data.name={name}: the images in '{path}' are {kind}; set data.name={right}")
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels)
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commsweep.experiments import seeds
+from commsweep.experiments import seeds, sources
 from commsweep.experiments.data import parquet
 from commsweep.experiments.errors import UserError
 from commsweep.experiments.pretrained import source
+from commsweep.experiments.sources import SPLITS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SPLITS = ("train", "validation", "test")
 Texts = dict[str, list[str]]  # documents by split
 WIKITEXT = ("Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3")
 WORD_END = re.compile(r"(?<=\S) (?=\S)")
@@ -96,23 +96,14 @@ def _synthetic() -> Texts:
 
 
 def _wikitext(name: str, root: Path | None, splits: tuple[str, ...] = SPLITS) -> Texts:
-    config = "wikitext-2-raw-v1" if name == "wikitext2-raw" else "wikitext-2-v1"
     if root is None:
-        return _hub(config)
-    folder = root / config if (root / config).is_dir() else root
-    suffix = "raw" if name == "wikitext2-raw" else "tokens"
+        return _hub("wikitext-2-raw-v1" if name == "wikitext2-raw" else "wikitext-2-v1")
     found = {}
-    for split in splits:
-        text = folder / f"wiki.{split[:5] if split != 'validation' else 'valid'}.{suffix}"
-        files = sorted(folder.glob(f"{split}*.parquet"))
-        if text.exists():
-            # The hub's rows are these lines, but its empty lines hold nothing; its texts are its rows, joined.
-            found[split] = [re.sub(r"^ \n", "", read(text), flags=re.M)]
-        elif files:
+    for split, files in sources.wikitext_files(name, root, splits).items():
+        if files[0].suffix == ".parquet":
             found[split] = [_parquet(files)]
-    if lost := [split for split in splits if split not in found]:
-        raise UserError(f"data.name={name}: '{folder}' has no {' and no '.join(lost)} text (looked for "
-                        f"wiki.train|valid|test.{suffix} and train|validation|test*.parquet)")
+        else:  # the hub's rows are these lines, but its empty lines hold nothing; its texts are its rows, joined
+            found[split] = [re.sub(r"^ \n", "", read(files[0]), flags=re.M)]
     return found
 
 
@@ -144,20 +135,13 @@ def _parquet(paths: list[Path]) -> str:
 
 
 def _folder(root: Path | None) -> Texts:
-    """Any folder of text files: split by file names that begin with train, valid or test, else 90, 5, 5 % of each."""
-    if root is None:
-        raise UserError("data.name=text: name the folder of text files with --data-root")
-    paths = sorted({path for suffix in ("txt", "md", "raw", "tokens") for path in root.rglob(f"*.{suffix}")})
-    texts = {path: read(path) for path in paths}
-    if not "".join(texts.values()).strip():
-        raise UserError(f"data.name=text: '{root}' holds no text (looked for *.txt, *.md, *.raw, *.tokens)")
-    named = {split: [text for path, text in texts.items() if path.name.lower().startswith(split[:5])]
-             for split in SPLITS}
-    if all(named.values()):
-        return named
+    """Any folder of text files, split by name, or 90, 5, 5 % of each (see `sources`)."""
+    files = sources.text_files(root)
+    if "" not in files:
+        return {split: [read(path) for path in files[split]] for split in SPLITS}
+    texts = [read(path) for path in files[""]]
     cuts = {split: (a, b) for split, a, b in zip(SPLITS, (0.0, 0.9, 0.95), (0.9, 0.95, 1.0), strict=True)}
-    return {split: [text[int(a * len(text)) : int(b * len(text))] for text in texts.values()]
-            for split, (a, b) in cuts.items()}
+    return {split: [text[int(a * len(text)) : int(b * len(text))] for text in texts] for split, (a, b) in cuts.items()}
 
 
 def read(path: Path) -> str:

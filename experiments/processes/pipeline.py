@@ -50,6 +50,7 @@ def execute(run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, *
             if (row := folder.row()) is not None:
                 inputs.check(folder, run, row, execution)
                 return row
+            stages.check_model(run, execution)
             execution.torch_device()  # one that is not there is said once
             n, learners = stages.processes(run), run.grad.learners
             who = "stage" if learners == 1 else "process"

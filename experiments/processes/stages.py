@@ -57,6 +57,18 @@ def check(run: Run, execution: Execution) -> None:
         raise UserError("--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out")
 
 
+def check_model(run: Run, execution: Execution) -> None:
+    """Raise UserError when a network of one's own cannot be taken apart, before any process is started."""
+    if not isinstance(run.model, OwnModel):
+        return
+    from commsweep.experiments import data as datasets
+    from commsweep.experiments import models
+
+    data = datasets.build(run, execution.data_root, execution.model_root, torch.device("cpu"))
+    model, modules = models.build(run, data, execution.model_root)
+    _own(run.model, model, list(modules), 0)
+
+
 def body(run: Run, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:
     """The part of the network between boundary `stage` - 1 and boundary `stage`. Changes a language model in place."""
     if isinstance(run.model, OwnModel):

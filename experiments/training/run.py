@@ -322,9 +322,9 @@ def _check_buffers(execution: Execution, folder: Path, by_sample: int) -> None:
                         f"and its checkpoint has the memories there; continue it with --buffers {before}")
 
 
-def _out_of_memory(fault: Exception) -> bool:
+def _out_of_memory(fault: BaseException) -> bool:
     """Whether memory ran out, on a GPU or on the host (where torch raises a plain RuntimeError)."""
-    return isinstance(fault, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(fault)
+    return isinstance(fault, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in told(fault)
 
 
 @cache

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Busy, Store
 from commsweep.sweeps.launch import Interrupts, Job, Launched, record_end
 
+TRIES = 3  # times that a cell is begun which something ends without an outcome
 LISTEN = 1.0  # seconds between looks at a stop that comes from elsewhere
 
 
@@ -37,7 +38,7 @@ def run(job: Job, *, threads: int | None = None, stopping: Callable[[], bool] | 
     For jobs on other machines: `threads` of each worker, `stopping` once true ends as the first Ctrl-C does, and
     without `patient` a cell that another launcher has is left to it.
     """
-    todo = deque(job.runs)
+    todo, ended = deque(job.runs), Counter[str]()
     asked = job.workers or job.execution.workers(job.per_gpu)
     report = Launched(workers=max(1, min(asked, len(todo))))
     started = time.monotonic()
@@ -59,7 +60,17 @@ def run(job: Job, *, threads: int | None = None, stopping: Callable[[], bool] | 
                         if patient:
                             time.sleep(0.2)
                             todo.append(cell)
-                    elif answer["status"] != "interrupted":
+                    elif answer["status"] == "interrupted":
+                        if interrupts.asked:
+                            continue
+                        ended[run_id(cell)] += 1  # something ended the cell: a signal, or code of its own
+                        if ended[run_id(cell)] < TRIES:
+                            todo.append(cell)
+                        else:
+                            report.add(cell, answer | {"error": f"ended by a signal {TRIES} times; the same launch "
+                                                                "continues it"})
+                            job.progress(cell, answer["status"])
+                    else:
                         report.add(cell, answer)
                         job.progress(cell, answer["status"])
                 if stopping is not None and stopping():

@@ -79,3 +79,22 @@ def test_mistakes_in_them_are_one_line(changes, line):
 def test_a_run_of_this_version_does_not_know_them():
     with pytest.raises(UserError, match=r"unknown setting 'second.damping'"):
         override(preset("digits"), {"second.damping": 1})
+
+
+@pytest.mark.parametrize(("name", "changes", "line"), [
+    ("digits", {"data.fixed_augment": True}, "no effect without augmentation"),
+    ("digits", {"grad.exchange": "server"}, "grad.exchange=server has no effect with one learner"),
+    ("digits", {"kfac.method": "eigen", "kfac.split": "direct"}, "kfac.split=direct has no effect with kfac.method"),
+    ("digits", {"sparsity.width": 3}, "sparsity.width=3 has no effect without sparse attention"),
+    ("sotu_nano_static", {"sparsity.width": 16}, "sparsity.width=16 has no effect without sparse attention"),
+    *(("sotu_nano_static", {f"sparsity.{key}": value}, f"sparsity.{key}={str(value).lower()} has no effect where")
+      for key, value in (("score", "sensitivity"), ("moments", "kept"), ("steps", "skipped"), ("regrow", True),
+                         ("restart", True), ("drop_until", 0.5))),
+    ("sotu_nano_oneshot", {"sparsity.regrow": True}, "sparsity.regrow=true has no effect where"),
+    ("sotu_nano_static", {"grad.learners": 4, "grad.outer.interval": 8}, "sparsity does not go with grad.outer"),
+])
+def test_what_has_no_effect_is_refused(name, changes, line):
+    with pytest.raises(UserError, match=line):
+        override(preset(name), changes)
+    if name == "sotu_nano_oneshot":  # what prunes later has a score
+        assert override(preset(name), {"sparsity.score": "sensitivity"})

@@ -108,6 +108,10 @@ def test_a_folder_of_texts_is_split_by_name_or_by_share(tmp_path):
         "train": [90, 180], "validation": [5, 10], "test": [5, 10]}
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(split * 50)
+    with pytest.raises(UserError, match=r"is split by name .*, and a.txt, deep/b.md belongs to none"):
+        text.documents("text", tmp_path)
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "deep" / "b.md").unlink()
     assert text.documents("text", tmp_path) == {"train": ["train" * 50], "validation": ["valid" * 50],
                                                 "test": ["test" * 50]}
 

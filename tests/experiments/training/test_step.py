@@ -7,6 +7,7 @@ import torch
 
 from commsweep.experiments.component import Component
 from commsweep.experiments.config import Execution, override
+from commsweep.experiments.errors import UserError
 from commsweep.experiments.training.run import build, trainer
 from tests.helpers import linked, tiny
 
@@ -117,3 +118,18 @@ def test_a_gradient_is_clipped_after_the_exchange():
     parts.task.components["norm"] = Norm()
     trainer(run, parts, [], False).fit(parts.task, parts.data.train, parts.data.val_dataloader())
     assert all(norm == pytest.approx(1e-3, rel=1e-2) for norm in norms)
+
+
+@pytest.mark.parametrize(("changes", "line"), [
+    ({"data.batch_size": 9, "data.val_size": 15}, "the last batch of an epoch has 1 row .*data.drop_last=true"),
+    ({"data.batch_size": 2, "grad.learners": 2}, "a batch has 2 rows for 2 passes, .*set data.batch_size"),
+    ({"data.batch_size": 9, "data.val_size": 15, "data.drop_last": True}, None),
+    ({"data.batch_size": 9, "data.val_size": 15, "model.name": "mlp"}, None),
+])
+def test_a_single_row_for_a_batchnorm_is_said_before_the_run(changes, line):
+    run = override(tiny(), changes)
+    if line is None:
+        assert build(run, Execution("cpu"))
+        return
+    with pytest.raises(UserError, match=line):
+        build(run, Execution("cpu"))
