@@ -175,7 +175,7 @@ class Exchange(nn.Module):
                 for learner, grad in enumerate(every):
                     if learner not in here:
                         self.memories[learner][index].saw(grad)
-                self.ledger.dense(index, len(here))
+                self.ledger.dense(index, len(here), every[0].element_size())
                 merged.append(mean(list(every)))
             return merged
 

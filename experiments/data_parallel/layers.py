@@ -21,11 +21,12 @@ class Layer:
     dense: bool  # travels as it is
     place: int = 0  # among all of the network
     turned: bool = False  # a matrix that lies [inputs, outputs] in memory
+    itemsize: int = 4  # bytes of an element
 
     @property
     def dense_bytes(self) -> int:
-        """Uncompressed, in float32."""
-        return 4 * self.shape.numel()
+        """Uncompressed."""
+        return self.itemsize * self.shape.numel()
 
 
 def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = None) -> list[Layer]:
@@ -46,9 +47,10 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
     def dense(p: nn.Parameter) -> bool:
         if matrices:  # the rest has an optimizer of its own
             return p.dim() != 2 or found[id(p)] == "embedding"
-        return every or (p.dim() < 2 and not spec.vectors)
+        return every or p.dim() == 0 or (p.dim() < 2 and not spec.vectors)
 
-    made = [Layer(name, found[id(p)], p.shape, dense(p), turned=id(p) in lying)
+    made = [Layer(name, found[id(p)], p.shape, dense(p), turned=id(p) in lying,
+                  itemsize=p.element_size())
             for name, p in model.named_parameters() if p.requires_grad]
     return [replace(one, place=place) for place, one in enumerate(made)]
 

@@ -37,12 +37,15 @@ class Ledger:
         self.coded[index] += messages
         self.entries[index] += messages * (of or self.layers[index].shape.numel())
 
-    def dense(self, index: int, messages: int) -> None:
-        """A layer travelled as it is, from so many learners; a server sends the mean back so, too."""
-        self.up[index] = self.up[index] + messages * self.layers[index].dense_bytes
+    def dense(self, index: int, messages: int, itemsize: int = 0) -> None:
+        """A layer travelled as it is, from so many learners; a server sends the mean back so, too. itemsize: bytes of
+        an element (0: as the layer has it)."""
+        layer = self.layers[index]
+        nbytes = (itemsize or layer.itemsize) * layer.shape.numel()
+        self.up[index] = self.up[index] + messages * nbytes
         self.plain[index] += messages
         if self.spec.exchange == "server":
-            self.down[index] = self.down[index] + self.layers[index].dense_bytes
+            self.down[index] = self.down[index] + nbytes
 
     def led(self, nbytes: int) -> None:
         """One learner sent the others so many bytes about all layers."""

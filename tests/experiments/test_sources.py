@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from commsweep.experiments import sources
+from commsweep.experiments import errors, sources
 from commsweep.experiments.data import images, text
 from commsweep.experiments.errors import UserError
 from commsweep.main import main
@@ -53,7 +53,8 @@ def test_checkpoints_of_notebooks_and_hidden_files_are_no_text(tmp_path):
     assert sources.text_files(tmp_path) == {"": [tmp_path / "a.txt"]}
 
 
-def test_what_went_where_is_said_before_the_run(tmp_path, capsys):
+def test_what_went_where_is_said_before_the_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(errors, "_told", set())  # a line is said once a process
     sources.text_files(written(tmp_path / "one", ("essays.txt", "letters.txt")))
     assert "essays.txt, letters.txt in" in (said := capsys.readouterr().err) and "each cut into 90 % training" in said
     sources.text_files(written(tmp_path / "two", FOLDERS["dev"]))
