@@ -117,6 +117,8 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
                         + (f", or {key}=null to leave it out" if optional(own) else ""))
     if leaf not in spec.model_fields:
         raise UserError(f"unknown setting '{key}'{_elsewhere(field, leaf, node) or _like(key, _known(tree, kind))}")
+    if leaf in ("build", "load"):
+        node.pop("source", None)  # the hash is of another file's function
     if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
         node.clear()
     node[leaf] = value

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from commsweep.experiments.config import OwnModel, own
 from commsweep.experiments.errors import UserError, told
+from commsweep.experiments.models.trial import undisturbed
 
 
 def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
@@ -34,11 +35,9 @@ def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
 
 def _try(spec: OwnModel, model: nn.Module, sample: Tensor, classes: int) -> None:
     """Pass two samples forward and backward as in training, and leave everything as it was. Raises UserError."""
-    buffers = {name: one.clone() for name, one in model.named_buffers()}
-    training, state = model.training, torch.get_rng_state()
     try:
-        with own.no_exit(spec.build), torch.random.fork_rng():
-            logits = model.train()(sample.repeat_interleave(2, 0))
+        with own.no_exit(spec.build), undisturbed(model):
+            logits = model(sample.repeat_interleave(2, 0))
             if logits.shape != (2, classes):
                 raise ValueError(f"logits of shape {(2, classes)} are wanted, and {tuple(logits.shape)} came")
             nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long)).backward()
@@ -47,15 +46,6 @@ def _try(spec: OwnModel, model: nn.Module, sample: Tensor, classes: int) -> None
     except BaseException as error:
         raise UserError(f"model.build={spec.build}: two samples of shape {tuple(sample.shape[1:])} do not pass through "
                         f"it in training ({told(error)})") from None
-    finally:
-        torch.set_rng_state(state)
-        model.train(training)
-        for parameter in model.parameters():
-            parameter.grad = None
-        with torch.no_grad():
-            for name, one in model.named_buffers():
-                if name in buffers:
-                    one.copy_(buffers[name])
 
 
 def legal_cuts(model: nn.Module, sample: Tensor) -> list[str]:

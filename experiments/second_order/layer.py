@@ -24,6 +24,7 @@ class Layer(nn.Module):
             self.register_buffer(f"{side}_inverse", torch.zeros(d, d))  # or eigenvectors
             self.register_buffer(f"{side}_values", torch.zeros(d))  # eigenvalues, where they are used
         self.register_buffer("bad", torch.full((), torch.inf))  # pass in which a factor was first found unusable
+        self.inverted = False  # whether there is anything to apply, here or at another learner
         self.taken = 0.0  # weight of the statistics in the running averages: 1 but for a decaying start
 
     @property
@@ -88,7 +89,11 @@ class Layer(nn.Module):
 
     def gradient(self) -> Tensor:
         """The layer's gradient [out, in], the bias's as a last column."""
-        module, grad = self.module, self.module.weight.grad
+        module = self.module
+        for p in module.parameters():
+            if p.grad is None:  # it was left out of the pass
+                p.grad = torch.zeros_like(p)
+        grad = module.weight.grad
         matrix = grad.mT if factors.turned(module) else grad.flatten(1)
         return matrix if module.bias is None else torch.cat([matrix, module.bias.grad[:, None]], 1)
 
@@ -109,7 +114,7 @@ class Layer(nn.Module):
         module.weight.grad.copy_(matrix.mT if factors.turned(module) else matrix.reshape(module.weight.shape))
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"taken": self.taken}
+        return {"taken": self.taken, "inverted": self.inverted}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.taken = state["taken"]
+        self.taken, self.inverted = state["taken"], state.get("inverted", True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,14 +39,16 @@ class Preconditioner(Component):
     """K-FAC over all supported layers of a network."""
 
     def __init__(self, spec: KFAC, model: nn.Module, terms: int, seed: int = 0, collectives: Collectives | None = None,
-                 wiring: LearnerWiring | None = None) -> None:
-        """terms: of the loss in a sample (1, or the predicted tokens). Raises UserError when no layer is supported."""
+                 wiring: LearnerWiring | None = None, calls: Mapping[int, int] | None = None) -> None:
+        """terms: of the loss in a sample (1, or the predicted tokens). calls: how often each module runs in a pass, by
+        its identity (None: once each). Raises UserError when no layer is supported."""
         super().__init__()
         self.spec, self.terms, self.seed, self.collectives = spec, terms, seed, collectives or Simulated(1)
-        found, self.left = supported(model, spec.largest)
+        found, self.left = supported(model, spec.largest, calls)
         if not found:
-            raise UserError("kfac: the model has no layer that it supports (Linear, Conv2d without groups, Conv1D) "
-                            f"with factors of at most kfac.largest={spec.largest} rows")
+            raise UserError("kfac: the model has no layer that it supports (Linear, Conv2d without groups, Conv1D, run "
+                            "once a pass and trained whole) with factors of at most "
+                            f"kfac.largest={spec.largest} rows")
         self.layers = nn.ModuleList(Layer(name, module) for name, module in found)
         self.factors = placement.factors_of([d for _, module in found for d in factors.sizes(module)])
         self.travels = len(self.collectives.here) < self.collectives.learners
@@ -64,7 +66,7 @@ class Preconditioner(Component):
         self._outputs: dict[int, Tensor] = {}
         for turn, layer in enumerate(self.layers):
             # Before a boundary's hook: what is wanted is the layer's own output and the gradient that comes to it.
-            layer.module.register_forward_hook(self._hook(turn), prepend=True)
+            layer.module.register_forward_hook(self._hook(turn), prepend=True, with_kwargs=True)
 
     def _placed(self, wiring: LearnerWiring | None) -> Placed:
         learners = self.collectives.learners
@@ -89,13 +91,18 @@ class Preconditioner(Component):
 
     # Statistics.
 
-    def _hook(self, turn: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        def entered(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def _hook(self, turn: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], None]:
+        def entered(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             if not (self._collects and module.training and output.requires_grad):
                 return
+            if turn in self._ran:
+                raise UserError(f"kfac: layer {self.layers[turn].name} runs more than once in a pass, which it did not "
+                                "in the first; leave kfac out")
+            self._ran.add(turn)
             if self._wants(turn):
                 with torch.no_grad(), torch.autocast(output.device.type, enabled=False), self._timed(COMPUTING):
-                    made = factors.input_factor(factors.inputs(module, inputs[0]), module.bias is not None,
+                    x = inputs[0] if inputs else named["input"]
+                    made = factors.input_factor(factors.inputs(module, x), module.bias is not None,
                                                 self.spec.sharing)
                 self._offer(2 * turn, made)
             if self.spec.fisher == "sampled":
@@ -132,6 +139,17 @@ class Preconditioner(Component):
             self._own: dict[int, Tensor] = {}
             self.messages.begin(moment.step)
         self._rows, self._weight, self._learner = one.size, one.weight, one.learner
+        self._ran: set[int] = set()
+
+    def after_pass(self, moment: Moment, one: Pass) -> None:
+        """A layer that was left out of the pass (layer drop) has nothing to say."""
+        if not self._collects or self.stays:
+            return
+        for turn, layer in enumerate(self.layers):
+            if turn not in self._ran and self._wants(turn):
+                for more, side in enumerate(SIDES):
+                    d = len(getattr(layer, side))
+                    self.messages.offer(2 * turn + more, getattr(layer, side).new_zeros(d * (d + 1) // 2))
 
     def _works(self, moment: Moment) -> bool:
         return moment.epoch >= self.spec.start_epoch
@@ -187,7 +205,10 @@ class Preconditioner(Component):
     def _invert(self, now: int) -> None:
         """Factors with a message first, the largest one first, which is the order in which learners get theirs."""
         self.inversions += 1
-        order = sorted(range(len(self.factors)), key=lambda place: (-self.factors[place].size, place))
+        for layer in self.layers:  # of an owner's statistics the others have none
+            layer.inverted |= bool(layer.taken) or self.spec.statistics == "owner"
+        order = sorted((place for place in range(len(self.factors)) if self.layers[place // 2].inverted),
+                       key=lambda place: (-self.factors[place].size, place))
         under_way: list[tuple[int, Handle[list[Tensor]]]] = []
         for place in order:
             receivers = self.placed.receivers(place) if self.travels else ()
@@ -215,22 +236,24 @@ class Preconditioner(Component):
             self.layers[place // 2].install(SIDES[place % 2], parts, now)
 
     def _precondition(self, rate: float) -> None:
+        turns = [turn for turn, layer in enumerate(self.layers) if layer.inverted]
         with self._timed(PRECONDITIONING):
-            grads = [layer.gradient() for layer in self.layers]
-        made = self._everybodys(grads)
+            grads = [self.layers[turn].gradient() for turn in turns]
+        made = self._everybodys(turns, grads)
         with self._timed(PRECONDITIONING):
             scale: Tensor | float = 1.0
-            if self.spec.kl_clip:
+            if self.spec.kl_clip and made:
                 size = sum(torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(made, grads, strict=True)
                            ).abs() * rate**2
                 scale = (self.spec.kl_clip / size.clamp(min=1e-30)).sqrt().clamp(max=1.0)
-            for layer, one in zip(self.layers, made, strict=True):
-                layer.write(one.mul_(scale))
+            for turn, one in zip(turns, made, strict=True):
+                self.layers[turn].write(one.mul_(scale))
 
-    def _everybodys(self, grads: list[Tensor]) -> list[Tensor]:
-        """Preconditioned gradients: made here, or by the learner that works for this one."""
+    def _everybodys(self, turns: list[int], grads: list[Tensor]) -> list[Tensor]:
+        """Preconditioned gradients of these layers: made here, or by the learner that works for this one."""
         under_way: list[Handle[list[Tensor]]] = []
-        for turn, (layer, grad) in enumerate(zip(self.layers, grads, strict=True)):
+        for turn, grad in zip(turns, grads, strict=True):
+            layer = self.layers[turn]
             column = self.placed.column(turn, self.collectives.here[0]) if self.travels else ()
 
             def made(layer: Layer = layer, grad: Tensor = grad, column: tuple[int, ...] = column) -> list[Tensor]:
@@ -307,8 +330,13 @@ def memory_bytes(spec: KFAC, model: nn.Module, learners: int) -> int:
     return 4 * squares * 2 + 2 * squares * (learners + remembered)
 
 
-def supported(model: nn.Module, largest: int) -> tuple[list[tuple[str, nn.Module]], list[str]]:
-    """(layers with factors, names of other layers with a matrix of weights)."""
+def supported(model: nn.Module, largest: int,
+              calls: Mapping[int, int] | None = None) -> tuple[list[tuple[str, nn.Module]], list[str]]:
+    """(layers with factors, names of other layers with a matrix of weights).
+
+    Factors are of a layer that runs once in a pass, and whose parameters are all trained. calls: how often each module
+    runs, by its identity (None: once each).
+    """
     seen: dict[int, int] = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):
@@ -318,7 +346,8 @@ def supported(model: nn.Module, largest: int) -> tuple[list[tuple[str, nn.Module
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.requires_grad:
             continue
-        fits = factors.supported(module) and seen[id(weight)] == 1 and max(factors.sizes(module)) <= largest
+        fits = (factors.supported(module) and seen.get(id(weight)) == 1 and max(factors.sizes(module)) <= largest
+                and all(p.requires_grad for p in module.parameters()) and (calls is None or calls[id(module)] == 1))
         found += [(name, module)] if fits else []
         left += [] if fits else [name]
     return found, left

@@ -77,7 +77,20 @@ def optimizer(run: Run, parameters: list[nn.Parameter], embeddings: Collection[i
     if optim.kind == "adamw":
         return torch.optim.AdamW(parameters, optim.lr, (optim.beta1, optim.beta2), optim.eps, optim.weight_decay,
                                  fused=True)
-    return torch.optim.SGD(parameters, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=True)
+    made = torch.optim.SGD(parameters, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=True)
+    if optim.momentum:
+        made.register_step_pre_hook(_begin_late)
+    return made
+
+
+def _begin_late(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Momentum of parameters that get their first gradient after others did (layer drop): torch's fused SGD takes it of
+    all, or of none."""
+    for group in optimizer.param_groups:
+        moved = [p for p in group["params"] if p.grad is not None]
+        late = [p for p in moved if "momentum_buffer" not in optimizer.state[p]]
+        for p in late if len(late) < len(moved) else ():
+            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
 def states(run: Run) -> int:

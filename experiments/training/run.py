@@ -36,6 +36,7 @@ from commsweep.experiments.data_parallel.learners import Learners
 from commsweep.experiments.data_parallel.outer import Apart, Clip
 from commsweep.experiments.data_parallel.shards import Shards
 from commsweep.experiments.errors import Diverged, Stopped, UserError, notice, told
+from commsweep.experiments.models.trial import calls
 from commsweep.experiments.second_order import preconditioner as second_order
 from commsweep.experiments.second_order.preconditioner import Preconditioner
 from commsweep.experiments.sparsity import training as sparsity
@@ -138,8 +139,10 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
         components["subspace"] = Subspace(run, model, boundaries)
     if run.kfac is not None:
         terms = tokens(data) - 1 if tokens(data) else 1
+        with boundaries.bypassed():
+            seen = calls(model, data.example)
         components["kfac"] = Preconditioner(run.kfac, model, terms, run.seed,
-                                            shared.exchange and shared.exchange.collectives, wiring)
+                                            shared.exchange and shared.exchange.collectives, wiring, seen)
         second_order.name_left_out(components["kfac"].left)
     if run.sparsity is not None:
         with boundaries.bypassed():  # products of a compressor are not the model's
