@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 os.environ.setdefault("SOURCE_DATE_EPOCH", "0")  # the same rows give the same bytes
@@ -19,12 +20,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.style.core import STYLE_BLACKLIST
 from matplotlib.ticker import LogLocator, NullFormatter
 
 COLUMN = 3.4  # inches, one column of a two-column page
 INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
-STYLE = {
+# Of a user's own matplotlibrc nothing is taken: a figure is a function of the rows.
+STYLE = {name: value for name, value in matplotlib.rcParamsDefault.items() if name not in STYLE_BLACKLIST} | {
     "font.size": 7.5, "axes.titlesize": 8, "legend.fontsize": 6.5, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5,
     "lines.linewidth": 1.2, "lines.markersize": 3.5, "legend.frameon": False, "figure.dpi": 200,
@@ -41,6 +44,20 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
             return draw(*args)
 
     return drawn
+
+
+def legend(figure: Figure, handles: Iterable[Any] | None = None, labels: Iterable[str] | None = None) -> None:
+    """A legend below the axes, in as many columns as the figure has room for; longer labels are folded."""
+    if handles is None or labels is None:
+        found = {label: handle for axis in figure.axes
+                 for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        handles, labels = list(found.values()), list(found)
+    letter = 0.55 * STYLE["legend.fontsize"] / 72  # inches, on average
+    line, room = 0.45, figure.get_figwidth() - 0.2  # of the handle and the space beside it
+    texts = [fill(label, int((room - line) / letter)) for label in labels]
+    longest = max((len(part) for text in texts for part in text.split("\n")), default=1)
+    columns = max(1, min(len(texts), int(room / (line + letter * longest))))
+    figure.legend(list(handles), texts, loc="outside lower center", ncols=columns)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -103,8 +120,7 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
         axes[0, 0].set_ylabel("loss")
         logarithmic(axes[0, 0].yaxis)
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        short = all(len(label) < 45 for label in labels)
-        figure.legend(handles, labels, loc="outside lower center", ncols=2 if short else 1)
+        legend(figure, handles, labels)
     return figure
 
 
@@ -137,7 +153,7 @@ def boundaries(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         axis.set(xlabel="kB a step")
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
-        figure.legend(loc="outside lower center", ncols=max(2, len(cuts)))
+        legend(figure)
     return figure
 
 

@@ -44,7 +44,7 @@ def read(store: Store, flat: Callable[[Row], dict[str, Any]]) -> dict[str, dict[
 
 def _known(store: Store, version: str) -> dict[str, Any]:
     known: dict[str, Any] = {}
-    with suppress(OSError, ValueError, KeyError, TypeError), open(store.root / NAME) as lines:
+    with suppress(OSError, ValueError, KeyError, TypeError), open(store.root / NAME, encoding="utf-8") as lines:
         if json.loads(next(lines, "null")) != version:
             return {}
         for line in lines:
@@ -58,7 +58,7 @@ def _write(store: Store, version: str, stamps: dict[str, tuple[int, int]], rows:
     part = store.root / f"{NAME}.{os.getpid()}"
     with suppress(OSError):  # a store that cannot be written is read without a cache
         try:
-            with open(part, "w") as out:
+            with open(part, "w", encoding="utf-8") as out:
                 out.write(json.dumps(version) + "\n")
                 for name, row in rows.items():
                     text, stamp = json.dumps(row), list(stamps[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from commsweep.analysis.figure import COLUMN, INK, STYLE
+from commsweep.analysis.figure import COLUMN, INK, STYLE, legend
 from commsweep.analysis.papers.spd_kfac import PUBLISHED, Setting
 from commsweep.analysis.table import Table
 from commsweep.analysis.timeline.iterations import NAMES, SENDS, STACK, Iteration, average, planned
@@ -54,5 +54,5 @@ def timelines(setting: Setting, found: Found) -> Figure:
             axis.grid(axis="y", visible=False)
         axes[-1, 0].set_xlabel(f"seconds (predicted; {setting.title}, {setting.cluster.gpus} GPUs)")
         handles = [plt.Rectangle((0, 0), 1, 1, color=ink) for ink in INK[: len(STACK)]]
-        figure.legend(handles, STACK, loc="outside lower center", ncols=3)
+        legend(figure, handles, STACK)
     return figure

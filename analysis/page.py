@@ -29,6 +29,10 @@ SCORES = {"test_on_acc": "accuracy, on", "test_off_acc": "accuracy, off", "test_
           "test_off_ppl": "perplexity, off", "bytes.ratio": "of dense bytes", "gradients.rate": "gradient rate"}
 
 
+def _beside(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
 def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tables: list[Table], claims: list[Claim],
          drawn: list[tuple[str, Path, str]]) -> str:
     """The page of sweep `name`; `drawn`: name, PNG file and caption. `store` is only named, never linked to."""
@@ -36,7 +40,7 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
     return "\n".join([
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>commsweep: {escape(name)}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1"><style>'
-        f'{(HERE / "page.css").read_text()}</style></head><body>',
+        f'{_beside("page.css")}</style></head><body>',
         f"<h1>{escape(name)}</h1>", _overview(frame),
         '<nav><a href="#verdicts">verdicts</a><a href="#tables">tables</a><a href="#figures">figures</a>'
         '<a href="#runs">runs</a></nav>',
@@ -57,7 +61,7 @@ def html(name: str, store: Path, frame: pd.DataFrame, curves: pd.DataFrame, tabl
         "</noscript></div>",
         f'<script type="application/octet-stream" id="data">{_packed(packed)}</script>',
         f'<script type="application/octet-stream" id="plotly">{_packed(_plotly())}</script>',
-        f"<script>{(HERE / 'page.js').read_text()}</script></body></html>",
+        f'<script>{_beside("page.js")}</script></body></html>',
     ])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -29,13 +30,22 @@ def outcomes(path: Path, runs: Iterable[Run]) -> tuple[list[Row], int]:
     has). Raises UserError when the file is no such table, naming the line that holds no number where one belongs."""
     try:
         content = path.read_bytes()
-        lines = list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))
+        text = content.decode("utf-8-sig")  # a spreadsheet's file begins with a mark
+        header = text.partition("\n")[0]
+        mark = ";" if header.count(";") > header.count(",") else ","
+        lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=mark))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"'{path}' cannot be read as rows ({error}); commsweep report writes them: rows.csv") from None
     if lost := {"id", "status", "seed", "steps"} - set(lines[0] if lines else ()):
         raise UserError(f"'{path}' has no column {', '.join(sorted(lost))}: not the rows.csv of a report")
     source = f"{path.name}, sha256 {sha256(content).hexdigest()[:16]}"
-    seeds = {int(line["seed"]) for line in lines if (line["seed"] or "").isdigit()}
+    seeds = set()
+    for number, line in enumerate(lines, 2):
+        if not re.fullmatch(r"[0-9a-f]{12}", line["id"] or ""):
+            raise UserError(f"'{path}', line {number}: id is {line['id']!r}, and ids have twelve digits from 0 to f (a "
+                            "spreadsheet takes some for numbers); take the file as commsweep report wrote it")
+        if re.fullmatch(r"\d+(\.0*)?", line["seed"] or ""):  # pandas makes floats of a column with gaps
+            seeds.add(int(float(line["seed"])))
     settings = _by_id(run.model_copy(update={"seed": 0}) for run in runs).values()
     known = _by_id(run.model_copy(update={"seed": seed}) for run in settings for seed in seeds)
     rows = []

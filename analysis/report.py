@@ -91,4 +91,4 @@ def write(store: Path, sweep: str, folder: Path, page: bool = True, papers: Coll
 
 def _text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")

@@ -11,6 +11,9 @@ def start() -> int:
 
     Container images often forbid bytecode; without it every worker compiles torch anew, 20 s instead of 8.
     """
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows ASCII only shows codes for other letters
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     from commsweep.main import main  # only now: its imports are to be kept, too

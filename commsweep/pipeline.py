@@ -82,7 +82,7 @@ def cables(path: str) -> tuple[Cable, ...]:
     """The links of a JSON file, in the words of --bandwidth and --latency."""
     read = {"bandwidth": bandwidth, "latency": seconds}
     try:
-        told = json.loads(Path(path).read_text())
+        told = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{path}: no JSON file of links ({error})") from None
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told) or not told:

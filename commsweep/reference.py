@@ -125,7 +125,7 @@ def main() -> None:
     """Write the pages."""
     folder = Path(__file__).resolve().parent.parent / "docs" / "reference"
     for name, text in pages().items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

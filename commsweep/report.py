@@ -72,7 +72,7 @@ def _findings(args: argparse.Namespace) -> int:
     writable(args.out, file=True)
     text = page(FINDINGS, args.results, os.path.relpath(args.results, args.out.parent))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(text)
+    args.out.write_text(text, encoding="utf-8")
     print(f"written to {args.out}")
     return 0
 

@@ -328,6 +328,9 @@ def _adopt(args: argparse.Namespace) -> int:
     told = [published.outcomes(path, runs) for path in args.files]
     rows = {row["id"]: row for found, _ in told for row in found}
     others = sum(left for _, left in told)
+    if not rows:
+        raise UserError(f"{', '.join(map(str, args.files))}: no line is an outcome of a run of sweep '{name}' (of "
+                        f"{others} lines); is it the rows.csv of this sweep, and of this version of it?")
     taken = adopt(name, runs, list(rows.values()), store)
     if args.json:
         print(json.dumps({"sweep": name, "adopted": taken, "kept": len(rows) - taken, "others": others}))

@@ -119,7 +119,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Own the run; the kernel gives the lock back when the process dies, however it dies."""
         self.make()
-        with open(self.path / "lock", "a") as handle:
+        with open(self.path / "lock", "a", encoding="utf-8") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -130,7 +130,7 @@ class RunFolder:
         """Add one evaluation. A line torn by a crash is closed first, so it never swallows this one."""
         path, metrics = self.path / file, _finite(metrics)
         torn = path.exists() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
-        with open(path, "a") as handle:
+        with open(path, "a", encoding="utf-8") as handle:
             handle.write("\n" * torn + json.dumps(metrics, allow_nan=False) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
@@ -342,7 +342,7 @@ class Store:
         """Own the lists of which runs a sweep names: whoever reads, changes and writes one does it in here."""
         folder = self.root / "sweeps"
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "a") as handle:
+        with open(folder / ".lock", "a", encoding="utf-8") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 

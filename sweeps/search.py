@@ -165,7 +165,7 @@ def _turn(store: Store, study: optuna.Study) -> Iterator[None]:
     """One worker of this store at a time."""
     path = store.root / "studies" / f".{study.study_name}.turn"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as handle:
+    with open(path, "a", encoding="utf-8") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -384,7 +384,7 @@ class _alone:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.handle = open(path, "a")  # noqa: SIM115 (held until __exit__)
+        self.handle = open(path, "a", encoding="utf-8")  # noqa: SIM115 (held until __exit__)
 
     def __enter__(self) -> bool:
         try:

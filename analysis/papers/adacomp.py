@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from commsweep.analysis.claim import SLIGHT, Claim, Effect, paired
-from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, logarithmic
+from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic
 from commsweep.analysis.labels import boundaries, exchange
 from commsweep.analysis.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, masked
 from commsweep.analysis.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
@@ -233,15 +233,18 @@ def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | N
         figure, axis = plt.subplots(figsize=(COLUMN, 4.2))
         for place, ((name,), part) in enumerate(_settings(rows, "gradient")):
             done = part[part.status == "finished"]
-            if done.empty or ON not in done:
+            if done.empty or not done[RATE_UP].notna().any():
                 continue
             error = 100 * (1 - done[ON])
             axis.errorbar(done[RATE_UP].mean(), error.mean(), yerr=error.std() if len(error) > 1 else None, ls="none",
                           marker=MARKS[place % 9], color=INK[place % 7], elinewidth=0.7, label=_short(name))
+        if not axis.containers:  # nothing was sent up
+            plt.close(figure)
+            return None
         axis.set(xscale="log", yscale="log", xlabel="compression rate (dense bytes / bytes sent up)",
                  ylabel="test error (%)")
         logarithmic(axis.xaxis, axis.yaxis)
-        figure.legend(loc="outside lower center", ncols=2)
+        legend(figure)
     return figure
 
 
@@ -295,7 +298,7 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             return None
         axis.set_xticks(counts, [str(n) for n in counts])
         axis.xaxis.set_minor_locator(NullLocator())
-        figure.legend(loc="outside lower center", ncols=2)
+        legend(figure)
     return figure
 
 

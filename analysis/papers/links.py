@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from commsweep.analysis import advise, figure, learners
-from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
+from commsweep.analysis.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.analysis.measured import Machine, Measured, Model, is_dense, machine_of, measurements, models, quality
 from commsweep.analysis.table import Table
 from commsweep.analysis.timeline.activities import ARRIVE, ASK, HANDLE, SEND
@@ -100,13 +100,13 @@ def write(root: str | Path, names: list[str], folder: Path, calibration: list[st
         steps = None
     folder.mkdir(parents=True, exist_ok=True)
     for table in made.tables:
-        (folder / f"{table.name}.md").write_text(table.markdown())
-        (folder / f"{table.name}.csv").write_text(table.csv())
+        (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
+        (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
     drawn = {"step_time": step_time(found, fits), "prediction": prediction(compared, fits), "gantt": gantt(found, fits),
              "bubble": bubble(found, fits), "far": far(found, fits)}
     if steps is not None:
         drawn["time_to_target"] = time_to_target(found, metric, value, steps)
-    (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n")
+    (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n", encoding="utf-8")
     pd.DataFrame([{"id": one.row["id"], "run": one.row["run_id"], "schedule": one.schedule,
                    "stages": len(one.row["transport"]), "bandwidth": one.network.bandwidth,
                    "latency": one.network.latency,
@@ -158,9 +158,9 @@ def write_learners(found: list[learners.Measured], folder: Path, store: Store, s
         if ends:
             figure.save(endings(ends), folder, "endings")
     for table in made.tables:
-        (folder / f"{table.name}.md").write_text(table.markdown())
-        (folder / f"{table.name}.csv").write_text(table.csv())
-    (folder / "errors.md").write_text(f"{said(errors)}\n")
+        (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
+        (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+    (folder / "errors.md").write_text(f"{said(errors)}\n", encoding="utf-8")
     pd.DataFrame(data).to_csv(folder / "measurements.csv", index=False)
     return made
 
@@ -407,7 +407,7 @@ def time_to_target(found: list[Measured], metric: str, value: float, steps: dict
     axes.set(xscale="log", yscale="log", xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
              ylabel="seconds (measured steps)", title=f"time to {shown}" + (
                  f"\nnot reached: {', '.join(missed)}" if missed else ""))
-    figure.legend(loc="outside lower center", ncols=2)
+    legend(figure)
     return figure
 
 
@@ -536,7 +536,7 @@ def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
                 title=f"predicted: 8 devices, {MICROBATCHES} microbatches, 1 Gbit/s")
     axes[1].legend()
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    legend(figure, handles, labels)
     return figure
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.analysis.claim import Claim, Effect, paired
-from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, pareto, styled
+from commsweep.analysis.figure import COLUMN, INK, MARKS, legend, logarithmic, pareto, styled
 from commsweep.analysis.labels import MST as WITHOUT
 from commsweep.analysis.labels import boundaries, exchange, levelless, phases, sparse
 from commsweep.analysis.results import base, distinct, is_text, masked
@@ -303,7 +303,7 @@ def _bytes(found: list[tuple[str, str, pd.DataFrame]]) -> Figure:
                       label=f"{weights}: {said}")
     axis.set(xlabel="kB of gradients a learner hands over a step", ylabel="test loss (nats)")
     logarithmic(axis.xaxis)
-    figure.legend(loc="outside lower center")
+    legend(figure)
     return figure
 
 
@@ -332,7 +332,7 @@ def _masks(told: dict[str, list[dict]]) -> Figure:
             axes[row, column].set(ylabel=f"{what} (%)" if not column else "")
         axes[0, column].set_title(name)
         axes[1, column].set_xlabel("step")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend(figure, *axes[0, 0].get_legend_handles_labels())
     return figure
 
 
@@ -357,7 +357,7 @@ def _ever(found: list[tuple[str, pd.DataFrame]]) -> Figure:
         axis.errorbar(100 * runs["masks.ever"].mean(), runs[LOSS].mean(), label=name, marker=MARKS[turn % 9],
                       yerr=runs[LOSS].std() if len(runs) > 1 else None, color=INK[turn % 7], ls="none", elinewidth=0.7)
     axis.set(xlabel="weights ever active (%)", ylabel="test loss (nats)")
-    figure.legend(loc="outside lower center", ncols=2)
+    legend(figure)
     return figure
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from commsweep.analysis.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
-from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, Draw, level, logarithmic, pareto
+from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, Draw, legend, level, logarithmic, pareto
 from commsweep.analysis.results import base, distinct, plain
 from commsweep.analysis.table import BYTES, OFF, ON, SHARE, Cell, Table, cell
 
@@ -298,7 +298,7 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             logarithmic(axis.xaxis)
         axes[0].set_ylabel("test accuracy (%)")
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        legend(figure, handles, labels)
     return figure
 
 
@@ -375,7 +375,7 @@ def bytes_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | 
                   label="Pareto front")
         axis.set(xlabel="bytes sent, activations and gradients (% of dense)", ylabel="test error (%)")
         logarithmic(axis.xaxis, axis.yaxis)
-        figure.legend(loc="outside lower center", ncols=2)
+        legend(figure)
     return figure
 
 
@@ -398,7 +398,7 @@ def on_off(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                           marker=MARKS[place], color=INK[place], elinewidth=0.7, label=label, zorder=3 - place)
         axis.set_yticks(list(height), both.method)
         axis.set(xlabel="test accuracy (%)")
-        figure.legend(loc="outside lower center", ncols=2)
+        legend(figure)
     return figure
 
 

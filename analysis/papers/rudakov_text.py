@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from commsweep.analysis.claim import DENSE, Claim, Effect, Wanted, difference
-from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, level, logarithmic, pareto
+from commsweep.analysis.figure import COLUMN, INK, MARKS, STYLE, legend, level, logarithmic, pareto
 from commsweep.analysis.results import distinct, plain
 from commsweep.analysis.table import PLAIN, RATE, SHARE, Cell, Table, cell
 
@@ -104,7 +104,7 @@ def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 axis.axhline(dense.mean, color="0.4", lw=1, ls="--", label=text)
         axis.set(xlabel="K (% of entries kept)", ylabel="test perplexity")
         logarithmic(axis.xaxis, axis.yaxis)
-        figure.legend(loc="outside lower center", ncols=1)
+        legend(figure)
     return figure
 
 
@@ -128,7 +128,7 @@ def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None
         axis.plot(front["bytes"], front["ppl"], color="0.5", lw=1, zorder=1, label="Pareto front")
         axis.set(xlabel="bytes a token and boundary, both ways", ylabel="test perplexity")
         logarithmic(axis.xaxis, axis.yaxis)
-        figure.legend(loc="outside lower center", ncols=2)
+        legend(figure)
     return figure
 
 
@@ -155,7 +155,7 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         axis.set_yticks(list(height), [method.replace(", ", "\n") for method, *_ in shown], fontsize=6)
         axis.set(xlabel="test perplexity", title="at about 1/8 of the dense bytes")
         axis.xaxis.set_major_locator(MaxNLocator(5))
-        figure.legend(loc="outside lower center", ncols=2)
+        legend(figure)
     return figure
 
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from commsweep.analysis import report
 from commsweep.analysis.claim import Claim, Effect
-from commsweep.analysis.figure import COLUMN, INK, MARKS, logarithmic, styled
+from commsweep.analysis.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.analysis.learners import FUSIONS, Measured, Model
 from commsweep.analysis.papers import kfac, spd_kfac
 from commsweep.analysis.papers.links import rate
@@ -320,7 +320,7 @@ def breakdown() -> Figure:
         axis.set_xticklabels([one.upper() for one in THREE])
         axis.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("seconds an iteration")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend(figure, *axes[0, 0].get_legend_handles_labels())
     return figure
 
 
@@ -416,7 +416,7 @@ def steps(found: list[Measured]) -> Figure:
         axis.set_xticklabels([_short(one) for one in own], rotation=90, fontsize=5.5)
         axis.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("ms a step")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend(figure, *axes[0, 0].get_legend_handles_labels())
     return figure
 
 

@@ -63,11 +63,11 @@ def generate(store: Store, runs: list[Run]) -> None:
                "steps": 10, "boundaries": boundaries,
                "bytes": {"fwd_per_step": 3e3, "bwd_per_step": 3e3, "ratio": 0.11},
                "seconds": {"train": 3.0, "eval": 1.0, "wall": 4.0}, "when": "2026-01-01T00:00:00+00:00"}
-        (folder / "run.json").write_text(json.dumps({"schema": SCHEMA, "id": name, "run": settings}))
-        (folder / "done.json").write_text(json.dumps(row, indent=1))
+        (folder / "run.json").write_text(json.dumps({"schema": SCHEMA, "id": name, "run": settings}), encoding="utf-8")
+        (folder / "done.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
         (folder / "metrics.jsonl").write_text("".join(json.dumps(
             {"epoch": epoch, "step": 20 * epoch, "bytes": 9000 * epoch, "seconds": 0.1 * epoch,
-             "train_loss": 1 / epoch, **scores}) + "\n" for epoch in (2, 4, 6, 8, 10)))
+             "train_loss": 1 / epoch, **scores}) + "\n" for epoch in (2, 4, 6, 8, 10)), encoding="utf-8")
     write_json(store.root / "sweeps" / "ten_thousand.json", {"name": "ten_thousand", "runs": named})
 
 

@@ -117,7 +117,8 @@ class Channel(nn.Module):
             self.feedback.saw_dense(x, step.keys)
             y = sending.send_dense(x)
         else:
-            looked_at = self.watch is not None and self.watch.wants()
+            coded = self.compressor.spec.coder  # whose boundary looks at what enters it and comes out
+            looked_at = self.watch is not None and not coded and self.watch.wants()
             if looked_at:
                 sending.said = []
             y = self.feedback.send(sending, x, step.keys)
@@ -345,6 +346,7 @@ class Boundary(nn.Module):
     def __init__(self, name: str, fwd: Channel, bwd: Channel, coder: Coder | None = None) -> None:
         super().__init__()
         self.name, self.fwd, self.bwd, self.coder = name, fwd, bwd, coder
+        self.looked: Callable[[Tensor, Tensor], None] | None = None  # hears what enters a coder and comes out of it
         if isinstance(bwd.compressor, CodedForwardMask):
             bwd.compressor.forward = fwd.compressor
 
@@ -353,7 +355,13 @@ class Boundary(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # a message is what it is, whatever the model computes in
             if self.coder is None or not self.codes:
                 return self._cross(x)
-            return self.decode(self._cross(self.encode(x)), x)
+            y = self.decode(self._cross(self.encode(x)), x)
+            if self.looked is not None:
+                self.looked(x, y)
+            watch = self.fwd.watch
+            if watch is not None and self.fwd.step.training and watch.wants():
+                watch.looked(x, y)
+            return y
 
     def encode(self, x: Tensor) -> Tensor:
         """The code that crosses for x; measured from frozen embeddings, with the tokens' numbers as one more feature.

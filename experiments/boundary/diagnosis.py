@@ -60,8 +60,17 @@ class Watch:
                  for again in (2, 4)]  # EF-mixed's second half has the seed after the first's
         sums = torch.stack([(x * x).sum(), (y * y).sum(), (x * y).sum(), (y - x).square().sum(),
                             (draws[0] * draws[1]).sum(), (x * x * (y != 0)).sum(), (u - x).square().sum()])
-        axis = channel_axis(y.shape)
-        heard = (y != 0).movedim(axis, 0).flatten(1).any(1)
+        self._add(sums, y)
+
+    def looked(self, x: Tensor, y: Tensor) -> None:
+        """x went into a coder and y comes out of it: nothing is drawn, and nothing remembered."""
+        x, y = x.detach().float(), y.detach().float()
+        error = (y - x).square().sum()
+        self._add(torch.stack([(x * x).sum(), (y * y).sum(), (x * y).sum(), error, error, (x * x * (y != 0)).sum(),
+                               torch.zeros_like(error)]), y)
+
+    def _add(self, sums: Tensor, y: Tensor) -> None:
+        heard = (y != 0).movedim(channel_axis(y.shape), 0).flatten(1).any(1)
         self.sums = sums if self.sums is None else self.sums + sums
         self.heard = heard if self.heard is None else self.heard | heard
         self.messages += 1

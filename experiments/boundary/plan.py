@@ -33,7 +33,8 @@ def message_shapes(model: nn.Module, modules: dict[str, nn.Module],
     def count(module: nn.Module, _input: Any, y: Any) -> None:
         nonlocal work
         weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() > 1 and not isinstance(module, nn.Embedding):
+        known = isinstance(weight, Tensor) and isinstance(y, Tensor)  # a router of experts returns several
+        if known and weight.dim() > 1 and not isinstance(module, nn.Embedding):
             work += weight.numel() * y.numel() // (y.shape[1] if weight.dim() > 2 else y.shape[-1])
 
     hooks = [module.register_forward_hook(partial(crossed, partial(note, cut))) for cut, module in modules.items()]

@@ -21,6 +21,9 @@ from commsweep.experiments.pretrained import source
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Names of the layers that end a block's attention and its perceptron.
+WRITERS = ("attn.c_proj", "mlp.c_proj", "o_proj", "down_proj", "out_proj", "attention.dense", "attn.dense",
+           "dense_4h_to_h", "fc2", "fc_out")
 POSITIONS = {"gpt2": 1024}  # of the published model; of others as many as the run's blocks have
 
 
@@ -111,10 +114,9 @@ def writers(model: PreTrainedModel, n_blocks: int) -> list[tuple[Tensor, int]]:
     found = []
     for block in blocks(model)[:n_blocks]:
         for name, module in block.named_modules():
-            if name.endswith(("attn.c_proj", "mlp.c_proj")):  # GPT-2's Conv1D: [in, out]
-                found += [(module.weight, 1), (module.bias, 0)]
-            elif name.endswith(("o_proj", "down_proj")):  # a Linear: [out, in]
-                found += [(module.weight, 0)] + ([(module.bias, 0)] if module.bias is not None else [])
+            if name.endswith(WRITERS) and isinstance(getattr(module, "weight", None), Tensor):
+                axis = 1 if type(module).__name__ == "Conv1D" else 0  # GPT-2's lies [in, out], a Linear [out, in]
+                found += [(module.weight, axis)] + ([(module.bias, 0)] if module.bias is not None else [])
     if not found:
         raise UserError(f"fwd.compressor.constrain: {type(model).__name__} has no output projections known here; "
                         "set fwd.compressor.constrain=false")

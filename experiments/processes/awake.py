@@ -41,7 +41,7 @@ def turn(core: int) -> None:
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):  # sessions share the processor evenly where the kernel groups by them
-        Path("/proc/self/autogroup").write_text(LEAST)
+        Path("/proc/self/autogroup").write_text(LEAST, encoding="utf-8")
     while True:
         pass
 

@@ -50,7 +50,7 @@ def worker(folder: RunFolder, work: Callable[[], None], who: str = "stage") -> i
         line = "was ended by SIGTERM"
     except Exception as fault:
         line = explain(fault)
-        with open(folder.path / "log.txt", "a") as log:
+        with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
             import traceback
 
             log.write(f"{who} {stage}\n{traceback.format_exc()}")
@@ -124,7 +124,7 @@ def supervise(folder: RunFolder, commands: list[list[str]], environments: list[d
     for left in ("stage*.error", "progress.json"):
         for path in folder.path.glob(left):
             path.unlink()
-    log = open(folder.path / "log.txt", "a")  # noqa: SIM115 (closed below, after the processes that write to it)
+    log = open(folder.path / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 (closed below, after the processes that write to it)
     own = f"{os.getpid()}.{secrets.token_hex(8)}"
     running = [subprocess.Popen(command, env=os.environ | extra | {LAUNCH: own}, stdin=subprocess.DEVNULL, stdout=log,
                                 stderr=log, start_new_session=True,
@@ -140,7 +140,7 @@ def supervise(folder: RunFolder, commands: list[list[str]], environments: list[d
                     time.sleep(0.1)
                 break
             with suppress(OSError, ValueError):
-                show(json.loads((folder.path / "progress.json").read_text()))
+                show(json.loads((folder.path / "progress.json").read_text(encoding="utf-8")))
             if stopped := halted.look():
                 break
             time.sleep(0.1)
@@ -164,7 +164,8 @@ def _stages(launch: str) -> dict[int, tuple[str, str]]:
             told = (process / "environ").read_bytes().split(b"\0")
             rank = next((one[5:].decode() for one in told if one.startswith(b"RANK=")), None)
             if wanted in told and rank is not None:
-                found[int(process.name)] = rank, (process / "stat").read_text().rpartition(")")[2].split()[0]
+                state = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+                found[int(process.name)] = rank, state
     return found
 
 
@@ -225,7 +226,7 @@ def blame(folder: RunFolder, died: list[tuple[int, int]], who: str = "stage") ->
     said = []
     for path in folder.path.glob("stage*.error"):
         with suppress(OSError, ValueError):
-            told = json.loads(path.read_text())
+            told = json.loads(path.read_text(encoding="utf-8"))
             said.append(("neighbour" in told["line"], told["time"], int(path.stem[5:]), told["line"]))
     if said:
         _, _, rank, line = min(said)

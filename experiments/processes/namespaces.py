@@ -138,7 +138,7 @@ def _owned(pid: int) -> str:
 def _born(pid: int) -> int:
     """When a process started, in ticks since boot; 0 when there is none."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     except OSError:
         return 0
 
@@ -284,7 +284,7 @@ def shape(*bandwidths: float) -> None:
 
 def relayed() -> float:
     """Processor seconds that the busiest relay of the chain or star this process is in has taken so far; 0 without."""
-    return max((int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+    return max((int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[0])
                 for pid in os.environ.get(RELAYS, "").split()), default=0) / 1e9
 
 

@@ -350,7 +350,7 @@ class Trainer:
                   "bytes": sum(one["bytes"] for one in every), "seconds": round(self.seconds["train"], 4)}
         if self.speaks:
             losses = [sum(step) / len(step) for step in zip(*(one["losses"] for one in ends), strict=True)]
-            with open(self.folder.path / "steps.jsonl", "a") as handle:
+            with open(self.folder.path / "steps.jsonl", "a", encoding="utf-8") as handle:
                 handle.write(json.dumps({"epoch": self.epoch + 1, "losses": losses,
                                          "began": self.epoch_began}) + "\n")
             if due and error is None:
@@ -363,7 +363,7 @@ class Trainer:
             self._shown = time.monotonic()
             part = self.folder.path / ".progress"
             part.write_text(json.dumps({"step": self.step, "of": self.wiring.steps or self.run.epochs * len(
-                self.data.train)}))
+                self.data.train)}), encoding="utf-8")
             os.replace(part, self.folder.path / "progress.json")
 
     _shown = 0.0

@@ -19,6 +19,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
@@ -136,7 +137,9 @@ def build(run: Run, execution: Execution, folder: Path | None = None, collective
     shared = sharing(run, trained, optim.embedded(trained), len(data.train) * run.epochs, collectives)
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
     if run.fwd.compressor.kind == "subspace" and boundaries:
-        components["subspace"] = Subspace(run, model, boundaries)
+        components["subspace"] = coder = Subspace(run, model, boundaries)
+        if run.fwd.compressor.constrain:
+            coder.check(model, data.example)
     if run.kfac is not None:
         terms = tokens(data) - 1 if tokens(data) else 1
         with boundaries.bypassed():
@@ -193,10 +196,36 @@ def trainer(run: Run, parts: Parts, callbacks: list[pl.Callback], progress: bool
         enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
         enable_model_summary=False, enable_progress_bar=progress,
         num_sanity_val_steps=0, use_distributed_sampler=False, callbacks=callbacks,
-        plugins=[checkpoint.CheckpointIO()])
+        plugins=[checkpoint.CheckpointIO(), Alone()])
     # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory each.
     torch.utils.deterministic.fill_uninitialized_memory = False
     return made
+
+
+class Alone(LightningEnvironment):
+    """A training in one process, whatever Slurm, torchrun or MPI have said to the process."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def world_size(self) -> int:
+        return 1
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return 0
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return 0
 
 
 def installed(run: Run, parts: Parts, made: pl.Trainer) -> Installed:
@@ -236,7 +265,7 @@ class Recorder(Checkpoint):
         self.folder.append(record)
         if seen := task.components["boundaries"].diagnosis():
             self.folder.append({"epoch": record["epoch"], "step": record["step"], "messages": seen}, DIAGNOSIS)
-        with open(self.folder.path / "log.txt", "a") as log:
+        with open(self.folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(" ".join(f"{key}={value:.5g}" for key, value in record.items()
                                if not isinstance(value, dict)) + "\n")
 
@@ -281,7 +310,7 @@ def _outcome(run: Run, parts: Parts, folder: RunFolder, execution: Execution, st
         if _stopped(fault):
             raise KeyboardInterrupt from None
         status, error = OOM if _out_of_memory(fault) else FAILED, told(fault)
-        with open(folder.path / "log.txt", "a") as log:
+        with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(traceback.format_exc())
     ran = installed(run, parts, made) if made.optimizers and status not in CONTINUABLE else None
     seen = folder.metrics(DIAGNOSIS)
@@ -310,7 +339,7 @@ def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
         path = None
     for line in said:
         notice(f"run {folder.path.name}: {line}")
-        with open(folder.path / "log.txt", "a") as log:
+        with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(line + "\n")
     return path
 

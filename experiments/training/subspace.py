@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from commsweep.experiments.boundary.insert import Boundaries
 from commsweep.experiments.component import Component, Moment
 from commsweep.experiments.compressors.coders import Coder, Frozen
 from commsweep.experiments.config import Run
+from commsweep.experiments.errors import UserError
 from commsweep.experiments.models import causal_lm
 
 
@@ -50,6 +53,13 @@ class Confined:
         causal_lm.confine_moves(self.moving, self._coder.encoder)
 
 
+LOST = 1e-3  # of an activation, that is more than rounding
+
+
+def _note(lost: dict[str, float], name: str, x: Tensor, y: Tensor) -> None:
+    lost[name] = float((y - x).norm() / x.norm().clamp(min=1e-30))
+
+
 class Subspace(Component):
     """Notes what enters the first block, or the model (the coders measure from there), and confines what may move."""
 
@@ -62,6 +72,38 @@ class Subspace(Component):
             model.register_forward_pre_hook(self._tokens, with_kwargs=True)
         else:
             causal_lm.entrance(model).register_forward_pre_hook(self._anchor, with_kwargs=True)
+
+    @torch.no_grad()
+    def check(self, model: nn.Module, example: Tensor) -> None:
+        """Raise UserError when the code of a confined model loses something of a sample [1, tokens]: something else
+        than the layers that are confined writes to what crosses."""
+        lost: dict[str, float] = {}
+        boundaries, training = self._boundaries[0], model.training
+        for boundary in boundaries.values():
+            boundary.looked = partial(_note, lost, boundary.name)
+        before = boundaries.step.compress, boundaries.step.epoch
+        boundaries.step.compress, boundaries.step.epoch = True, 10**9  # as after the first compressed epoch
+        # A norm behind a projection scales features apart only once its weights differ, which training makes them do.
+        confined = {id(weight) for weight, _ in self._confined.writers}
+        vectors = [(p, p.clone()) for p in model.parameters() if p.dim() == 1 and id(p) not in confined]
+        generator = torch.Generator().manual_seed(0)
+        try:
+            for p, _ in vectors:
+                p.add_(0.1 * torch.randn(p.shape, generator=generator).to(p))
+            model.eval()(input_ids=example)
+        finally:
+            for p, kept in vectors:
+                p.copy_(kept)
+            boundaries.step.compress, boundaries.step.epoch = before
+            model.train(training)
+            for boundary in boundaries.values():
+                boundary.looked = None
+        worst = max(lost, key=lambda name: lost[name], default=None)
+        if worst is not None and lost[worst] > LOST:
+            raise UserError(f"fwd.compressor.constrain=true: at boundary {worst} the code loses "
+                            f"{100 * lost[worst]:.2g} % of {type(model).__name__}'s activations, for more is added to "
+                            "them than the projections that are confined (a norm behind one, or experts); set "
+                            "fwd.compressor.constrain=false")
 
     def _tokens(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._boundaries[0].step.tokens = args[0] if args else kwargs["input_ids"]

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.experiments.config import Run, record, run_id
-from commsweep.experiments.errors import UserError
+from commsweep.experiments.errors import UserError, told
 from commsweep.experiments.store import FAILED, OOM, TIMEOUT, Busy, Store
 from commsweep.sweeps.launch import Interrupts, Job, Launched, record_end
 
@@ -200,7 +201,7 @@ def _gpu(turn: int) -> str | None:
 def _oom_kills() -> int:
     """How many processes of this control group the kernel has killed for memory; 0 where it does not say."""
     try:
-        text = Path("/sys/fs/cgroup/memory.events").read_text()
+        text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8")
         return int(text.split("oom_kill ")[1].split()[0])
     except (OSError, IndexError, ValueError):
         return 0
@@ -235,6 +236,9 @@ def _serve(pipe: Connection, root: str, execution: Any, threads: int, gpu: str |
             pipe.send({"status": "interrupted"})
         except (UserError, OSError) as error:
             pipe.send({"status": "refused", "error": str(error)})
+        except Exception as fault:  # outside of training: of the environment, and no outcome of the cell
+            traceback.print_exc()
+            pipe.send({"status": "refused", "error": told(fault)})
 
 
 class _log_to:

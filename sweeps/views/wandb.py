@@ -60,7 +60,7 @@ class View:
 
     def replayed(self) -> set[tuple[str, int]]:
         """(id, time) of the outcomes that were sent already."""
-        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        lines = self.notes.read_text(encoding="utf-8").splitlines() if self.notes.exists() else []
         known = set()
         for line in lines:
             with suppress(ValueError):  # torn by a crash
@@ -73,7 +73,7 @@ class View:
         for name in ids:
             if name in stamps and (name, stamps[name][0]) not in known:
                 self._replay(self.store.folder(name).row(), self.store.folder(name).metrics())
-                with open(self.notes, "a") as notes:
+                with open(self.notes, "a", encoding="utf-8") as notes:
                     notes.write(json.dumps([name, stamps[name][0]]) + "\n")
                 sent += 1
         return sent

@@ -13,6 +13,7 @@ from commsweep.analysis.contents import all_claims, all_figures, all_tables
 from commsweep.analysis.figure import save
 from commsweep.analysis.published import outcomes
 from commsweep.experiments.config import run_id
+from commsweep.experiments.errors import UserError
 from commsweep.experiments.store import Store
 from commsweep.main import main
 from commsweep.sweeps.launch import adopt
@@ -148,3 +149,37 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path, capsys):
         assert main(["sweep", "adopt", "demo", str(path), "--store", str(tmp_path / "store")]) == 2
         err = capsys.readouterr().err
         assert "cannot be read as rows" in err and err.count("\n") == 1
+
+
+def edited(path, how):
+    text = DEMO.read_text(encoding="utf-8")
+    path.write_bytes(how(text).encode("utf-8"))
+    return path
+
+
+@pytest.mark.parametrize("how", [lambda text: "\ufeff" + text, lambda text: text.replace(",", ";"),
+                                 lambda text: text.replace("\n", "\r\n")], ids=["mark", "semicolons", "line ends"])
+def test_a_table_that_a_spreadsheet_wrote_is_read(how, tmp_path):
+    wanted, left = outcomes(DEMO, sweep("demo"))
+    if '"' in DEMO.read_text(encoding="utf-8") and ";" in how("a,b\n"):
+        pytest.skip("quoted fields hold commas of their own")
+    rows, others = outcomes(edited(tmp_path / "rows.csv", how), sweep("demo"))
+    assert len(rows) == len(wanted) and others == left
+
+
+def test_seeds_that_pandas_made_floats_of_are_seeds(tmp_path):
+    rows = [line | {"seed": f"{line['seed']}.0"} for line in lines(DEMO)]
+    found = outcomes(written(tmp_path / "rows.csv", rows), sweep("demo"))[0]
+    assert len(found) == len(outcomes(DEMO, sweep("demo"))[0])
+
+
+def test_ids_that_became_numbers_are_named(tmp_path):
+    rows = lines(DEMO)
+    rows[3]["id"] = "1E-3"
+    with pytest.raises(UserError, match="line 5: id is '1E-3'"):
+        outcomes(written(tmp_path / "rows.csv", rows), sweep("demo"))
+
+
+def test_nothing_adopted_is_an_error(tmp_path, capsys):
+    assert main(["sweep", "adopt", "smoke", str(DEMO), "--store", str(tmp_path / "s")]) == 2
+    assert "no line is an outcome of a run of sweep 'smoke'" in capsys.readouterr().err

@@ -9,12 +9,12 @@ import torch
 
 from commsweep.experiments.boundary.channel import Channel, Step
 from commsweep.experiments.boundary.diagnosis import EVERY, Watch
-from commsweep.experiments.config import Execution, Link, run_id
+from commsweep.experiments.config import Execution, Link, override, run_id
 from commsweep.experiments.feedback import boundaries as feedback
 from commsweep.experiments.feedback.memory import Keys
 from commsweep.experiments.store import DIAGNOSIS, Store
 from commsweep.experiments.training.run import execute
-from tests.helpers import COMPRESSORS, FEEDBACKS, linked, name, tiny
+from tests.helpers import COMPRESSORS, FEEDBACKS, linked, name, tiny, tiny_text
 
 SHAPE = torch.Size([6, 4, 4])
 
@@ -125,3 +125,16 @@ def test_looking_changes_nothing_and_is_recorded(tmp_path):
         (cut, side) for cut in run.model.cuts for side in ("fwd", "bwd")]
     assert all(one["bias"] == pytest.approx(one["error"], rel=1e-4) for one in seen["diagnosis"]
                if one["direction"] == "fwd")
+
+
+@pytest.mark.parametrize(("changes", "least", "most"), [
+    ({"fwd.compressor.kind": "bottleneck", "fwd.compressor.width": 2}, 0.2, 1.0),
+    ({"fwd.compressor.kind": "subspace", "fwd.compressor.width": 4}, 0.0, 1e-3),
+    ({"fwd.compressor.kind": "subspace", "fwd.compressor.width": 4, "fwd.compressor.constrain": False}, 0.1, 1.0),
+])
+def test_of_a_coder_what_enters_it_and_comes_out_is_looked_at(changes, least, most, store):
+    run = override(tiny_text(), {"model.width": 16, "model.stages": 2, "data.block_size": 16, "data.train_blocks": 32,
+                                 "data.eval_blocks": 4, "epochs": 1, "eval_every": 1, **changes})
+    row = execute(run, store, Execution("cpu", diagnose=True))
+    (forward,) = [one for one in row["diagnosis"] if one["direction"] == "fwd"]
+    assert least <= forward["error"] <= most and forward["bias"] == forward["error"] and forward["messages"] > 0
