@@ -160,6 +160,19 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def spawned(target: Callable[..., None], count: int, *args: Any, answers: int = 1) -> list[Any]:
+    """So many things that processes of target(rank, port, answer, *args) put into their queue `answer`."""
+    context, port = torch.multiprocessing.get_context("spawn"), free_port()
+    queue = context.Queue()
+    processes = [context.Process(target=target, args=(rank, port, queue, *args)) for rank in range(count)]
+    for one in processes:
+        one.start()
+    told = [queue.get(timeout=240) for _ in range(answers)]
+    for one in processes:
+        one.join()
+    return told
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equality that tells -0.0 from 0.0."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}

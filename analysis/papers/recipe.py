@@ -68,7 +68,7 @@ def ranking(frame: pd.DataFrame) -> Table:
     """Settings by direction, from few bytes to many; those that nothing with as few bytes beats are on the front."""
     text = is_text(frame)
     table = Table("ranking", f"What to send at how many bytes: {'nats' if text else 'points'} lost against dense", [
-        "Direction", "Setting", "lost", "score", "seeds", "bytes (% of dense)", "on the front"])
+        "Direction", "Setting", "lost", "score", "seeds", "bytes (% of that direction's dense ones)", "on the front"])
     found, unit = _losses(frame), PLAIN if text else PERCENT
     for direction, name in DIRECTIONS.items():
         own = found[found.direction == direction]
@@ -250,7 +250,7 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                               color="0.3" if paper else INK[place % 7], elinewidth=0.6, label=one["method"])
             axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
             axis.axhline(0, color="0.7", lw=0.7)
-            axis.set(title=DIRECTIONS[direction], xlabel="bytes sent (% of dense)", ylabel=f"{unit} lost")
+            axis.set(title=DIRECTIONS[direction], xlabel="bytes (% of dense ones that way)", ylabel=f"{unit} lost")
             axis.set_yscale("symlog", linthresh=2.0 if unit == "points" else 0.1)
             logarithmic(axis.xaxis)
             axis.legend(fontsize=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)

@@ -30,7 +30,7 @@ from commsweep.experiments.training.run import build as build_run
 from commsweep.experiments.training.run import execute
 from commsweep.main import main
 from commsweep.sweeps.papers.adacomp import METHODS
-from tests.helpers import free_port, resumed, same_bits, tiny, tiny_text, trained
+from tests.helpers import free_port, resumed, same_bits, spawned, tiny, tiny_text, trained
 
 HOW = Execution("cpu")
 GATHER = {"grad.exchange": "allgather"}
@@ -541,14 +541,7 @@ def _disagree(rank, port, line):
 
 @pytest.mark.slow
 def test_learners_of_different_configurations_say_so():
-    context, port = torch.multiprocessing.get_context("spawn"), free_port()
-    line = context.Queue()
-    processes = [context.Process(target=_disagree, args=(rank, port, line)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    assert all("the learners' configurations differ" in line.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join()
+    assert all("the learners' configurations differ" in line for line in spawned(_disagree, 2, answers=2))
 
 
 @pytest.mark.slow

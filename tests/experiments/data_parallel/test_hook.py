@@ -9,7 +9,7 @@ from torch import nn
 
 from commsweep.experiments.data_parallel.hook import CompressionHook
 from commsweep.experiments.errors import UserError
-from tests.helpers import free_port
+from tests.helpers import spawned
 
 EF = {"compressor": {"kind": "topk", "ratio": 0.2}, "feedback": {"kind": "ef"}}
 
@@ -75,14 +75,7 @@ def _train(rank, port, said, halves):
 @pytest.mark.slow
 @pytest.mark.parametrize("halves", [(range(6),), (range(3), range(3, 6))], ids=["whole", "resumed"])
 def test_ddp_with_the_hook_trains_as_the_formula_says(halves):
-    context, port = torch.multiprocessing.get_context("spawn"), free_port()
-    said = context.Queue()
-    processes = [context.Process(target=_train, args=(rank, port, said, halves)) for rank in range(2)]
-    for one in processes:
-        one.start()
-    weights, up, steps = said.get(timeout=120)
-    for one in processes:
-        one.join()
+    ((weights, up, steps),) = spawned(_train, 2, halves)
     wanted = by_hand(6, 0.2)
     assert max(float((torch.tensor(one) - wanted[name]).abs().max()) for name, one in weights.items()) < 1e-6
     assert steps == 6
@@ -141,13 +134,13 @@ def _remembered(hook):
         one.clone() for name, one in hook.exchange.named_buffers() if name.startswith(("warm", "edge"))]
 
 
-def _every_kind(rank, port, said):
+def _every_kind(rank, port, said, types):
     """Each kind in each type; then one infinite gradient in the middle, under a scaler whose scale changes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     faults = []
     for settings in HOOKS:
-        for dtype in TYPES:
+        for dtype in types:
             try:
                 faults += [f"{settings} {dtype}: {line}" for line in _one_kind(settings, dtype, rank)]
             except Exception as error:
@@ -218,15 +211,9 @@ def _scales(rank):
         yield "a scale that changes changes what is learned"
 
 
-def test_every_kind_in_every_type_survives_an_infinite_gradient():
-    context, port = torch.multiprocessing.get_context("spawn"), free_port()
-    said = context.Queue()
-    processes = [context.Process(target=_every_kind, args=(rank, port, said)) for rank in range(2)]
-    for one in processes:
-        one.start()
-    faults = said.get(timeout=200)
-    for one in processes:
-        one.join()
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_kind_in_every_type_survives_an_infinite_gradient(every):
+    (faults,) = spawned(_every_kind, 2, TYPES if every else TYPES[:1])
     assert not faults, "\n".join(faults[:20])
 
 
@@ -259,14 +246,7 @@ def _on_a_group(rank, port, said):
 
 @pytest.mark.slow
 def test_a_hook_works_on_the_group_it_was_given_and_on_no_other():
-    context, port = torch.multiprocessing.get_context("spawn"), free_port()
-    said = context.Queue()
-    processes = [context.Process(target=_on_a_group, args=(rank, port, said)) for rank in range(3)]
-    for one in processes:
-        one.start()
-    told = [said.get(timeout=120) for _ in range(3)]
-    for one in processes:
-        one.join()
+    told = spawned(_on_a_group, 3, answers=3)
     assert (True, "") in told and sum("different process groups" in line for _, line in told) == 2
 
 
