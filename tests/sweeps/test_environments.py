@@ -13,7 +13,7 @@ import pytest
 
 from commsweep.experiments.config import Execution, run_id
 from commsweep.experiments.store import Store
-from commsweep.sweeps.launch import launch
+from commsweep.experiments.training.run import execute
 from tests.helpers import tiny
 
 COMMAND = [sys.executable, "-m", "commsweep"]
@@ -29,10 +29,11 @@ ENVIRONMENTS = {
 def test_a_run_is_one_process_whatever_the_environment_says(name, store, monkeypatch):
     for key, value in ENVIRONMENTS[name].items():
         monkeypatch.setenv(key, value)
-    report = launch([tiny(epochs=1, eval_every=1)], store, Execution("cpu"), 1)
-    assert report.outcomes == {"finished": 1}, report.errors
+    row = execute(tiny(epochs=1, eval_every=1), store, Execution("cpu"))
+    assert row["status"] == "finished", row["error"]
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_environment_is_reported_and_not_recorded(store, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nclass Broken:\n    def find_spec(self, name, *rest):\n"
@@ -72,9 +73,7 @@ def _workers(pid: int) -> list[int]:
     return [worker for server in servers for worker in below(server)]
 
 
-@pytest.mark.parametrize(("variable", "value"), [("LC_ALL", "en_US.ISO-8859-1"), ("PYTHONIOENCODING", "ascii"),
-                                                 ("PYTHONUTF8", "0")])
-def test_a_report_is_utf8_whatever_the_locale(variable, value, tmp_path, monkeypatch):
+def test_a_report_is_utf8_whatever_the_locale(tmp_path):
     from commsweep.sweeps.launch import register
     from tests.helpers import outcome
 
@@ -84,8 +83,8 @@ def test_a_report_is_utf8_whatever_the_locale(variable, value, tmp_path, monkeyp
         store.folder(run_id(run)).finish(outcome(run, metrics={"test_on_acc": 0.5, "test_off_acc": 0.5}))
     register("three", runs, store)
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.size: 40\n")
-    env = os.environ | {"PYTHONUTF8": "0", variable: value, "MATPLOTLIBRC": str(tmp_path / "matplotlibrc"),
-                        "PYTHONPATH": os.getcwd()}
+    env = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "ascii",
+                        "MATPLOTLIBRC": str(tmp_path / "matplotlibrc"), "PYTHONPATH": os.getcwd()}
     done = subprocess.run([*COMMAND, "report", "three", "--store", str(store.root), "--out", str(tmp_path / "out")],
                           capture_output=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -54,8 +54,11 @@ def folder(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("family", FAMILIES)
+EVERY = [pytest.param(family, use, marks=[] if family in ("gpt_neo", "mixtral", "olmo2", "bloom") else pytest.mark.slow)
+         for family in FAMILIES for use in USES]
+
+
+@pytest.mark.parametrize(("family", "use"), EVERY)
 def test_a_family_trains_or_is_refused_in_one_line(family, use, folder, store):
     run = override(tiny_text(), {
         "model.name": "pretrained", "model.weights": family, "model.stages": 2, "data.block_size": 16,

@@ -13,8 +13,8 @@ SMALL = {"model.width": 16, "model.stages": 2, "data.train_blocks": 16, "data.ev
          "data.batch_size": 8, "epochs": 2, "eval_every": 1, "grad.learners": 2}
 RUNS = {
     "microbatches": {"microbatches": 2, "fwd.compressor.kind": "topk"},
-    "dropout, bytes by data": {"model.dropout": 0.1, "grad.exchange": "allgather", "grad.compressor.kind": "qsgd",
-                               "fwd.compressor.kind": "threshold"},
+    "dropout, bytes by data": {"model.dropout": 0.1, "microbatches": 2, "grad.exchange": "allgather",
+                               "grad.compressor.kind": "qsgd", "fwd.compressor.kind": "threshold"},
     "masks and microbatches": {"microbatches": 2, "sparsity.phases.all.sparsity": 0.5, "sparsity.interval": 1},
     "outer in bfloat16": {"precision": "bfloat16", "grad.outer.interval": 2},
     "kfac": {"kfac.inverses_every": 2, "kfac.compressor.kind": "uniform", "kfac.compressor.bits": 8},
@@ -22,10 +22,11 @@ RUNS = {
 SAME = ("run", "metrics", "steps", "boundaries", "bytes", "gradients", "kfac", "flops", "masks")
 
 
-def test_a_row_of_processes_is_the_simulations(store):
-    how, runs = Execution("cpu"), [override(tiny_text(), SMALL | changes) for changes in RUNS.values()]
+@pytest.mark.parametrize("names", [["dropout, bytes by data"], pytest.param(list(RUNS), marks=pytest.mark.slow)])
+def test_a_row_of_processes_is_the_simulations(names, store):
+    how, runs = Execution("cpu"), [override(tiny_text(), SMALL | RUNS[name]) for name in names]
     rows = ddp.execute([(run, LearnerWiring()) for run in runs], store, how)
-    for name, run, row in zip(RUNS, runs, rows, strict=True):
+    for name, run, row in zip(names, runs, rows, strict=True):
         simulated = execute(run, store, how)
         assert {key: row.get(key) for key in SAME} == {key: simulated.get(key) for key in SAME}, name
         real, recorded = store.learners(row["id"]).metrics(), store.folder(simulated["id"]).metrics()
