@@ -41,17 +41,15 @@ REFUSED = {  # what is known not to go, and what is said of it
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.fixture
+def folder(tmp_path, family):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    root = tmp_path_factory.mktemp("families")
-    for name, settings in FAMILIES.items():
-        torch.manual_seed(0)
-        special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings | special))
-        model.save_pretrained(root / name)
-    return root
+    torch.manual_seed(0)
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **FAMILIES[family] | special))
+    model.save_pretrained(tmp_path / family)
+    return tmp_path
 
 
 EVERY = [pytest.param(family, use, marks=[] if family in ("gpt_neo", "mixtral", "olmo2", "bloom") else pytest.mark.slow)
