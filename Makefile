@@ -61,7 +61,7 @@ $(VENV)/ready: requirements.lock pyproject.toml
 
 # The pages of docs/reference that follow from the code.
 docs: $(VENV)/ready
-	$(BIN)/python -m commsweep.reference
+	$(BIN)/python -m commsweep.cli.reference
 
 # The notebooks with what they show of the store, which must hold the runs of all demos.
 notebooks: $(VENV)/ready

@@ -1,149 +1,142 @@
-"""The page of findings, written from the recorded verdicts: question, answer, effects, figure, command, limits.
-
-A finding names the claims that answer it and where their results lie (a folder that `commsweep report` wrote, with
-claims.json in it); answers, numbers and n come from there, so the page cannot say what the rows do not.
+"""The questions of docs/findings.md, in its order; answers and numbers come from the recorded
+claims.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from commsweep.analysis.claim import CONTRADICTED, NOT_ENOUGH, NOT_EVALUABLE, SUPPORTED, UNDECIDED
-from commsweep.experiments.errors import UserError
-from commsweep.experiments.store import read_json
-
-# What a claim's verdict is called; a claim of several effects is contradicted by any of them.
-ANSWERS = {SUPPORTED: "Supported", CONTRADICTED: "Contradicted", UNDECIDED: "Undecided",
-           NOT_ENOUGH: "Not enough runs", NOT_EVALUABLE: "Not evaluable"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A question and the claims that answer it."""
-
-    key: str
-    question: str
-    claims: tuple[tuple[str, str], ...]  # (folder of results, name of a claim)
-    command: str  # that repeats it
-    limits: str  # what it does not say
-    figure: str = ""  # below the results
-    alt: str = ""
-
+from commsweep.reporting.findings import Finding
 
 FINDINGS = [
-    Finding("F1", "Do gradients need milder compression than activations, or unbiased compression?",
-            tuple(("text_bias", f"F1{letter}") for letter in "acdefg"),
-            "commsweep sweep launch text_bias --diagnose && commsweep report text_bias --papers bias",
-            "anything of images or of SGD (the next finding), of longer trainings, or of larger models; groups of 32 "
-            "and 128 scatter much over seeds under nearest rounding.",
-            "text_bias/error_and_harm.png", "nats lost over the relative error of the gradient's message, by bias"),
-    Finding("F1, images", "Is it the same on images, with SGD and with AdamW?",
-            tuple(("cifar_bias_jpeg", f"F1{letter}") for letter in "abdefghi"),
-            "commsweep sweep launch cifar_bias_jpeg --diagnose && commsweep report cifar_bias_jpeg --papers bias",
-            "much where effects are small: settings have three to fourteen seeds, and all effects are tested together. "
-            "The images are a JPEG copy of CIFAR-10.",
-            "cifar_bias_jpeg/error_and_harm.png", "points lost over the relative error of the gradient's message"),
-    Finding("C8", "Is the shared mask a thing of its own, or the same?", (("demo-text", "C8"), ("text_bias", "F1i")),
-            "commsweep sweep launch demo-text && commsweep report demo-text",
-            "whether an unbiased mask of the gradient's own would do."),
-    Finding("C7, C8, fine-tuning", "What of it holds for SmolLM2-135M, fine-tuned on WikiText-2?",
-            (("wikitext_small", "C7"), ("wikitext_small", "C8")),
-            "commsweep sweep launch wikitext_small --threads 1 && commsweep report wikitext_small --papers text",
-            "how it is after more than 40 steps: weights that were trained without compression meet it for the first "
-            "time. Trained from scratch, a nano GPT-2 needs the shared mask (C8 above)."),
-    Finding("F3", "What to send forward, and what back, at equal bytes?",
-            tuple((name, claim) for name in ("text_recipe", "cifar_recipe_jpeg") for claim in ("F3a", "F3b", "F3c")),
-            "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
-            "which pairs are best at other lengths; on images, where every pair of few bytes loses more, three to "
-            "sixteen seeds were run, and fewer pairs (results/cifar_recipe_jpeg/tables.md).",
-            "text_recipe/fronts.png", "nats lost against bytes, forward alone, backward alone and both ways"),
-    Finding("F4", "Which error feedback makes dense inference lossless, and why does a memory keyed by slot harm?",
-            tuple(("cifar_recipe_jpeg", f"F4{letter}") for letter in "abc"),
-            "commsweep sweep launch cifar_recipe_jpeg --diagnose && commsweep report cifar_recipe_jpeg --papers recipe",
-            "how it is after a hundred epochs: the paper's ResNet-18 sees each image more than ten times as often."),
-    Finding("U1", "Links differ: is a ratio for each link better than one everywhere?", (("unequal_ratios", "U1"),),
-            "commsweep sweep launch unequal_ratios && commsweep report unequal_ratios --papers unequal",
-            "that there is no gain where links are more, or differ by latency; steps of the same seconds were "
-            "predicted and then measured (docs/guide/pipelines.md)."),
-    Finding("L", "How rarely, and in how few bits, may learners meet?",
-            tuple(("local_methods", f"L{number}") for number in range(1, 8)),
-            "commsweep sweep launch local_methods && commsweep report local_methods --papers local",
-            "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed. With Muon inside, "
-            "plain training ends far lower than with AdamW, and learners that meet rarely lose more of that.",
-            "local_methods/bytes_up.png", "test perplexity against bytes a learner sends up a step, by method"),
-    Finding("F5", "Do the losses of boundaries and of learners' gradients add?",
-            (("text_recipe", "F5"), ("cifar_recipe_jpeg", "F5")),
-            "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers recipe",
-            "where losses are small: AdaComp alone loses 0.6 nats on text, near what a gradient that says nothing "
-            "loses. On images what both lose lies near the sum (results/cifar_recipe_jpeg/tables.md), but three seeds "
-            "scatter by points."),
-    Finding("C1-C6, F2, middle scale", "What of it holds on 10,000 CIFAR-10 images (a JPEG copy)?",
-            tuple(("cifar_small_jpeg", name) for name in (
-                "C1, 2 bit", "C1, 4 bit", "C1-group, 2 bit", "C1-group, 4 bit", "C2", "C3", "C4", "C5", "C6", "F2")),
-            "commsweep sweep launch cifar_small_jpeg --diagnose && commsweep report cifar_small_jpeg --papers images",
-            "how ResNet-18 on all of CIFAR-10 does; three to eleven seeds, a ResNet of width 16, eight epochs. Error "
-            "feedback is keyed by slot there, as in the paper.",
-            "cifar_small_jpeg/quality.png", "test accuracy against K, with each feedback, both kinds of inference"),
-    Finding("C1-C6", "What of arXiv 2401.07788 holds on small images?",
-            tuple(("digits_core", name) for name in (
-                "C1, 2 bit", "C1, 4 bit", "C1-group, 2 bit", "C2", "C3", "C4", "C5", "C6")),
-            "commsweep sweep launch digits_core && commsweep report digits_core",
-            "anything of networks that are not small: 8x8 digits near their ceiling bear more than the images above "
-            "do. The verdicts of `make demo` alone, three to five seeds, are in results/demo.",
-            "digits_core/on_off.png", "test accuracy with compression on and off at inference"),
+    Finding(
+        "F1",
+        "Do gradients need milder compression than activations, or unbiased compression?",
+        tuple(("text_bias", f"F1{letter}") for letter in "acdefg"),
+        "commsweep sweep launch text_bias --diagnose && commsweep report text_bias --papers bias",
+        "anything of images or of SGD (the next finding), of longer trainings, or of larger "
+        "models; groups of 32 and 128 scatter much over seeds under nearest rounding.",
+        "text_bias/error_and_harm.png",
+        "nats lost over the relative error of the gradient's message, by bias",
+    ),
+    Finding(
+        "F1, images",
+        "Is it the same on images, with SGD and with AdamW?",
+        tuple(("cifar_bias_jpeg", f"F1{letter}") for letter in "abdefghi"),
+        "commsweep sweep launch cifar_bias_jpeg --diagnose && commsweep report cifar_bias_jpeg "
+        "--papers bias",
+        "much where effects are small: settings have three to fourteen seeds, and all effects "
+        "are tested together. The images are a JPEG copy of CIFAR-10.",
+        "cifar_bias_jpeg/error_and_harm.png",
+        "points lost over the relative error of the gradient's message",
+    ),
+    Finding(
+        "C8",
+        "Is the shared mask a thing of its own, or the same?",
+        (("demo-text", "C8"), ("text_bias", "F1i")),
+        "commsweep sweep launch demo-text && commsweep report demo-text",
+        "whether an unbiased mask of the gradient's own would do.",
+    ),
+    Finding(
+        "C7, C8, fine-tuning",
+        "What of it holds for SmolLM2-135M, fine-tuned on WikiText-2?",
+        (("wikitext_small", "C7"), ("wikitext_small", "C8")),
+        "commsweep sweep launch wikitext_small --threads 1 && commsweep report wikitext_small "
+        "--papers text",
+        "how it is after more than 40 steps: weights that were trained without compression meet "
+        "it for the first time. Trained from scratch, a nano GPT-2 needs the shared mask (C8 "
+        "above).",
+    ),
+    Finding(
+        "F3",
+        "What to send forward, and what back, at equal bytes?",
+        tuple(
+            (name, claim)
+            for name in ("text_recipe", "cifar_recipe_jpeg")
+            for claim in ("F3a", "F3b", "F3c")
+        ),
+        "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers "
+        "recipe",
+        "which pairs are best at other lengths; on images, where every pair of few bytes loses "
+        "more, three to sixteen seeds were run, and fewer pairs "
+        "(results/cifar_recipe_jpeg/tables.md).",
+        "text_recipe/fronts.png",
+        "nats lost against bytes, forward alone, backward alone and both ways",
+    ),
+    Finding(
+        "F4",
+        "Which error feedback makes dense inference lossless, and why does a memory keyed by "
+        "slot harm?",
+        tuple(("cifar_recipe_jpeg", f"F4{letter}") for letter in "abc"),
+        "commsweep sweep launch cifar_recipe_jpeg --diagnose && commsweep report "
+        "cifar_recipe_jpeg --papers recipe",
+        "how it is after a hundred epochs: the paper's ResNet-18 sees each image more than ten "
+        "times as often.",
+    ),
+    Finding(
+        "U1",
+        "Links differ: is a ratio for each link better than one everywhere?",
+        (("unequal_ratios", "U1"),),
+        "commsweep sweep launch unequal_ratios && commsweep report unequal_ratios --papers unequal",
+        "that there is no gain where links are more, or differ by latency; steps of the same "
+        "seconds were predicted and then measured (docs/guide/pipelines.md).",
+    ),
+    Finding(
+        "L",
+        "How rarely, and in how few bits, may learners meet?",
+        tuple(("local_methods", f"L{number}") for number in range(1, 8)),
+        "commsweep sweep launch local_methods && commsweep report local_methods --papers local",
+        "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed. "
+        "With Muon inside, plain training ends far lower than with AdamW, and learners that "
+        "meet rarely lose more of that.",
+        "local_methods/bytes_up.png",
+        "test perplexity against bytes a learner sends up a step, by method",
+    ),
+    Finding(
+        "F5",
+        "Do the losses of boundaries and of learners' gradients add?",
+        (("text_recipe", "F5"), ("cifar_recipe_jpeg", "F5")),
+        "commsweep sweep launch text_recipe --diagnose && commsweep report text_recipe --papers "
+        "recipe",
+        "where losses are small: AdaComp alone loses 0.6 nats on text, near what a gradient "
+        "that says nothing loses. On images what both lose lies near the sum "
+        "(results/cifar_recipe_jpeg/tables.md), but three seeds scatter by points.",
+    ),
+    Finding(
+        "C1-C6, F2, middle scale",
+        "What of it holds on 10,000 CIFAR-10 images (a JPEG copy)?",
+        tuple(
+            ("cifar_small_jpeg", name)
+            for name in (
+                "C1, 2 bit",
+                "C1, 4 bit",
+                "C1-group, 2 bit",
+                "C1-group, 4 bit",
+                "C2",
+                "C3",
+                "C4",
+                "C5",
+                "C6",
+                "F2",
+            )
+        ),
+        "commsweep sweep launch cifar_small_jpeg --diagnose && commsweep report "
+        "cifar_small_jpeg --papers images",
+        "how ResNet-18 on all of CIFAR-10 does; three to eleven seeds, a ResNet of width 16, "
+        "eight epochs. Error feedback is keyed by slot there, as in the paper.",
+        "cifar_small_jpeg/quality.png",
+        "test accuracy against K, with each feedback, both kinds of inference",
+    ),
+    Finding(
+        "C1-C6",
+        "What of arXiv 2401.07788 holds on small images?",
+        tuple(
+            ("digits_core", name)
+            for name in ("C1, 2 bit", "C1, 4 bit", "C1-group, 2 bit", "C2", "C3", "C4", "C5", "C6")
+        ),
+        "commsweep sweep launch digits_core && commsweep report digits_core",
+        "anything of networks that are not small: 8x8 digits near their ceiling bear more than "
+        "the images above do. The verdicts of `make demo` alone, three to five seeds, are in "
+        "results/demo.",
+        "digits_core/on_off.png",
+        "test accuracy with compression on and off at inference",
+    ),
 ]
-
-
-def page(findings: list[Finding], results: Path, link: str = "results") -> str:
-    """The whole page; `link`: the way from it to the results. Raises UserError when a claim is not recorded."""
-    known: dict[str, dict[str, Any]] = {}
-    lines = ["# What was found", "", "Written by `commsweep findings` from the recorded verdicts; each leads to its "
-             "runs (rows.csv beside it). Verdicts hold at 5 % for all effects of a report together (Holm), also where "
-             "seeds were added because a verdict asked for them; intervals are 95 % each. What did not decide is "
-             "listed too. A verdict speaks for its model and data only.", ""]
-    told = [[(folder, name, _claim(known, results, folder, name)) for folder, name in one.claims] for one in findings]
-    lines += _overview(findings, told)
-    for one, claims in zip(findings, told, strict=True):
-        lines += [f"## {_heading(one)}", ""]
-        for folder, name, claim in claims:
-            lines.append(f"- **{ANSWERS[claim['verdict']]}** ({name}, [{folder}]({link}/{folder}/claims.md)): "
-                         f"{claim['statement']}")
-            lines += [f"  - {effect['said']}: {effect['judged']}" for effect in claim["effects"]]
-        if one.figure:
-            lines += ["", f'<img src="{link}/{one.figure}" width="640" alt="{one.alt}">']
-        lines += ["", f"Repeat: `{one.command}`", "", f"Not said: {one.limits}", ""]
-    return "\n".join(lines)
-
-
-def _heading(finding: Finding) -> str:
-    return f"{finding.key}. {finding.question}"
-
-
-def _overview(findings: list[Finding], told: list[list[tuple[str, str, dict[str, Any]]]]) -> list[str]:
-    """Which claims answer which way, a line a question."""
-    lines = ["| question | supported | contradicted | undecided |", "|---|---|---|---|"]
-    for finding, claims in zip(findings, told, strict=True):
-        places = {folder for folder, _, _ in claims}
-        cells = []
-        for wanted in ((SUPPORTED,), (CONTRADICTED,), (UNDECIDED, NOT_ENOUGH, NOT_EVALUABLE)):
-            names = [name if len(places) == 1 else f"{name} ({folder})" for folder, name, claim in claims
-                     if claim["verdict"] in wanted]
-            cells.append("; ".join(names))
-        kept = "".join(one for one in _heading(finding).lower() if one.isalnum() or one in " -_")
-        lines.append(f"| [{_heading(finding)}](#{kept.replace(' ', '-')}) | {' | '.join(cells)} |")
-    return [*lines, ""]
-
-
-def _claim(known: dict[str, dict[str, Any]], results: Path, folder: str, name: str) -> dict[str, Any]:
-    if folder not in known:
-        try:
-            told = read_json(results / folder / "claims.json")
-        except FileNotFoundError:
-            raise UserError(f"'{results / folder}' has no claims.json: write it with commsweep report "
-                            f"{folder} --out {results / folder}") from None
-        known[folder] = {claim["claim"]: claim for claim in told["claims"]}
-    if name not in known[folder]:
-        raise UserError(f"'{results / folder}' has no claim {name} (it has: {', '.join(known[folder])})")
-    return known[folder][name]

@@ -11,21 +11,26 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run on the CPU, slowly
+    # before Triton is imported: its kernels run on the CPU, slowly
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("suite", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
+settings.register_profile(
+    "suite", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck)
+)
 settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _imported_once():
-    """What was imported stays: each run of the tests would else look through all of it for garbage."""
+    """What was imported stays: each run of the tests would else look through all of it for
+    garbage.
+    """
     import gc
 
-    import commsweep.experiments.models.causal_lm
-    import commsweep.experiments.training.run  # noqa: F401
+    import commsweep.models.causal_lm
+    import commsweep.training.run  # noqa: F401
 
     gc.collect()
     gc.freeze()
@@ -35,6 +40,6 @@ def _imported_once():
 
 @pytest.fixture
 def store(tmp_path):
-    from commsweep.experiments.store import Store
+    from commsweep.store import Store
 
     return Store(tmp_path / "store")

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from commsweep.experiments.config import SCHEMA, Execution, Run, TextModel, flatten, override, record, run_id
-from commsweep.experiments.presets import preset
-from commsweep.experiments.store import Store
-from commsweep.experiments.training.run import build, execute, trainer
-from commsweep.experiments.training.step import Task
+from commsweep.config import SCHEMA, Execution, Run, TextModel, flatten, override, record, run_id
+from commsweep.registry import preset
+from commsweep.store import Store
+from commsweep.training.run import build, execute, trainer
+from commsweep.training.step import Task
 
-# Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds a line here.
+# Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds
+# a line here.
 COMPRESSORS: list[dict[str, Any]] = [
     {"kind": "none"},
     {"kind": "cast", "to": "float16"},
@@ -35,20 +36,53 @@ COMPRESSORS: list[dict[str, Any]] = [
     {"kind": "randtopk", "ratio": 0.7, "alpha": 0.5, "scope": "last"},
     {"kind": "randtopk", "ratio": 1.0},
     {"kind": "topk", "ratio": 0.3, "values": {"kind": "uniform", "bits": 3}},
-    {"kind": "topk", "ratio": 0.2, "scope": "tensor", "values": {"kind": "fixed", "bits": 4, "rounding": "stochastic"}},
-    {"kind": "topk", "ratio": 0.5, "scope": "last", "values": {"kind": "uniform", "scale": "sample"}},
+    {
+        "kind": "topk",
+        "ratio": 0.2,
+        "scope": "tensor",
+        "values": {"kind": "fixed", "bits": 4, "rounding": "stochastic"},
+    },
+    {
+        "kind": "topk",
+        "ratio": 0.5,
+        "scope": "last",
+        "values": {"kind": "uniform", "scale": "sample"},
+    },
     {"kind": "topk", "ratio": 1.0, "values": {"kind": "cast"}},
-    {"kind": "randomk", "ratio": 0.25, "scaled": True, "values": {"kind": "uniform", "bits": 2, "scale": "group",
-                                                                  "group": 8, "rounding": "stochastic"}},
+    {
+        "kind": "randomk",
+        "ratio": 0.25,
+        "scaled": True,
+        "values": {
+            "kind": "uniform",
+            "bits": 2,
+            "scale": "group",
+            "group": 8,
+            "rounding": "stochastic",
+        },
+    },
     {"kind": "randtopk", "ratio": 0.2, "values": {"kind": "natural"}},
     {"kind": "topk", "ratio": 0.1, "scope": "tile", "tile": 4},
     {"kind": "topk", "ratio": 0.3, "scope": "tile", "tile": 4, "per_tile": "number"},
-    {"kind": "topk", "ratio": 0.3, "scope": "tile", "tile": 4, "per_tile": "number", "places": "rice"},
+    {
+        "kind": "topk",
+        "ratio": 0.3,
+        "scope": "tile",
+        "tile": 4,
+        "per_tile": "number",
+        "places": "rice",
+    },
     {"kind": "topk", "ratio": 0.05, "places": "rice"},
     {"kind": "topk", "ratio": 0.3, "scope": "tensor", "places": "rice"},
     {"kind": "topk", "ratio": 1.0, "scope": "last", "places": "rice"},
-    {"kind": "topk", "ratio": 0.1, "scope": "tile", "tile": 4, "places": "rice",
-     "values": {"kind": "statistical", "bits": 2}},
+    {
+        "kind": "topk",
+        "ratio": 0.1,
+        "scope": "tile",
+        "tile": 4,
+        "places": "rice",
+        "values": {"kind": "statistical", "bits": 2},
+    },
     {"kind": "tah"},
     {"kind": "tah", "tile": 8, "high": 8, "low": 2, "share": 0.3, "tau": 1.1},
     {"kind": "lowrank", "rank": 1},
@@ -78,16 +112,32 @@ COMPRESSORS: list[dict[str, Any]] = [
     {"kind": "sidco", "ratio": 0.05, "fit": "gpareto", "stages": 3},
     {"kind": "fixed_batch", "bits": 2},
     {"kind": "fixed_batch", "bits": 8},
-    *({"kind": kind, "bits": bits, "scale": scale, "rounding": rounding} | ({"group": 8} if scale == "group" else {})
-      for kind in ("uniform", "fixed") for bits in (1, 3, 4, 8)
-      for scale, rounding in (("tensor", "nearest"), ("sample", "stochastic"), ("channel", "nearest"),
-                              ("last", "nearest"), ("group", "nearest"), ("group", "stochastic"))
-      if (kind, bits, rounding) != ("fixed", 1, "stochastic")),
+    *(
+        {"kind": kind, "bits": bits, "scale": scale, "rounding": rounding}
+        | ({"group": 8} if scale == "group" else {})
+        for kind in ("uniform", "fixed")
+        for bits in (1, 3, 4, 8)
+        for scale, rounding in (
+            ("tensor", "nearest"),
+            ("sample", "stochastic"),
+            ("channel", "nearest"),
+            ("last", "nearest"),
+            ("group", "nearest"),
+            ("group", "stochastic"),
+        )
+        if (kind, bits, rounding) != ("fixed", 1, "stochastic")
+    ),
 ]
 
 FEEDBACKS: list[dict[str, Any]] = [
-    {"kind": "ef"}, {"kind": "ef", "key": "sample"}, {"kind": "ef_mixed"}, {"kind": "ef_mixed", "key": "sample"},
-    {"kind": "ef21"}, {"kind": "ef21", "key": "sample"}, {"kind": "aqsgd"}, {"kind": "aqsgd", "buffer": "bfloat16"},
+    {"kind": "ef"},
+    {"kind": "ef", "key": "sample"},
+    {"kind": "ef_mixed"},
+    {"kind": "ef_mixed", "key": "sample"},
+    {"kind": "ef21"},
+    {"kind": "ef21", "key": "sample"},
+    {"kind": "aqsgd"},
+    {"kind": "aqsgd", "buffer": "bfloat16"},
 ]
 
 
@@ -98,50 +148,100 @@ def name(spec: dict[str, Any]) -> str:
 
 def tiny(**changes: Any) -> Run:
     """The synthetic preset with dotted settings changed ("__" stands for ".")."""
-    return override(preset("synthetic"), {key.replace("__", "."): value for key, value in changes.items()})
+    return override(
+        preset("synthetic"), {key.replace("__", "."): value for key, value in changes.items()}
+    )
 
 
-def linked(fwd: dict[str, Any] | None = None, bwd: dict[str, Any] | None = None,
-           fwd_feedback: dict[str, Any] | None = None, bwd_feedback: dict[str, Any] | None = None,
-           base: Callable[..., Run] = tiny, **changes: Any) -> Run:
+def linked(
+    fwd: dict[str, Any] | None = None,
+    bwd: dict[str, Any] | None = None,
+    fwd_feedback: dict[str, Any] | None = None,
+    bwd_feedback: dict[str, Any] | None = None,
+    base: Callable[..., Run] = tiny,
+    **changes: Any,
+) -> Run:
     """A tiny run with these compressors and feedbacks."""
-    for side, part, spec in (("fwd", "compressor", fwd), ("bwd", "compressor", bwd),
-                             ("fwd", "feedback", fwd_feedback), ("bwd", "feedback", bwd_feedback)):
+    for side, part, spec in (
+        ("fwd", "compressor", fwd),
+        ("bwd", "compressor", bwd),
+        ("fwd", "feedback", fwd_feedback),
+        ("bwd", "feedback", bwd_feedback),
+    ):
         changes |= {f"{side}.{part}.{key}": value for key, value in flatten(spec or {}).items()}
     return base(**changes)
 
 
 def tiny_text(**changes: Any) -> Run:
     """The synthetic_text preset with dotted settings changed ("__" stands for ".")."""
-    return override(preset("synthetic_text"), {key.replace("__", "."): value for key, value in changes.items()})
+    return override(
+        preset("synthetic_text"), {key.replace("__", "."): value for key, value in changes.items()}
+    )
 
 
 def outcome(run: Run, status: str = "finished", **more: Any) -> dict[str, Any]:
     """A made-up row of this run, with all that a row must have."""
-    return {"schema": SCHEMA, "id": run_id(run), "status": status, "error": None, "run": record(run),
-            "metrics": {}, "seconds": {}, **more}
+    return {
+        "schema": SCHEMA,
+        "id": run_id(run),
+        "status": status,
+        "error": None,
+        "run": record(run),
+        "metrics": {},
+        "seconds": {},
+        **more,
+    }
 
 
 def toy(run: Run) -> Run:
-    """A paper's Run shrunk to seconds: synthetic data, a narrow network, few epochs; its links stay."""
+    """A paper's Run shrunk to seconds: synthetic data, a narrow network, few epochs; its links
+    stay.
+    """
     epochs = 1 + max(run.fwd.start_epoch, run.bwd.start_epoch)
     if isinstance(run.model, TextModel):
-        return override(run, {
-            "model.name": "gpt2-nano", "model.weights": "", "model.stages": 4, "data.name": "synthetic-text",
-            "data.tokenizer": "bytes", "data.block_size": 32, "data.batch_size": 8,
-            "data.train_blocks": 32 if run.sparsity is None else 160, "data.eval_blocks": 8, "epochs": epochs,
-            "eval_every": 1, "seed": 0} | ({} if run.sparsity is None else {"sparsity.interval": 1} | (
-                {"sparsity.width": 8} if run.sparsity.attends else {})))
+        return override(
+            run,
+            {
+                "model.name": "gpt2-nano",
+                "model.weights": "",
+                "model.stages": 4,
+                "data.name": "synthetic-text",
+                "data.tokenizer": "bytes",
+                "data.block_size": 32,
+                "data.batch_size": 8,
+                "data.train_blocks": 32 if run.sparsity is None else 160,
+                "data.eval_blocks": 8,
+                "epochs": epochs,
+                "eval_every": 1,
+                "seed": 0,
+            }
+            | (
+                {}
+                if run.sparsity is None
+                else {"sparsity.interval": 1}
+                | ({"sparsity.width": 8} if run.sparsity.attends else {})
+            ),
+        )
     model = "mlp" if run.model.name == "mlp" else "resnet_small"
-    changes = {"model.name": model, "model.width": 4, "data.name": "synthetic", "data.batch_size": 32,
-               "data.val_size": min(run.data.val_size, 32), "epochs": epochs, "eval_every": 1, "seed": 0}
+    changes = {
+        "model.name": model,
+        "model.width": 4,
+        "data.name": "synthetic",
+        "data.batch_size": 32,
+        "data.val_size": min(run.data.val_size, 32),
+        "epochs": epochs,
+        "eval_every": 1,
+        "seed": 0,
+    }
     if run.data.train_size is not None:
         changes["data.train_size"] = 64
     return override(run, changes)
 
 
 def resumed(run: Run, folder: Path) -> dict[str, Any]:
-    """The row of a run that was stopped after its first evaluated epoch and continued, in a store of its own."""
+    """The row of a run that was stopped after its first evaluated epoch and continued, in a store
+    of its own.
+    """
     store, seen = Store(folder), []
 
     def once() -> bool:
@@ -161,10 +261,14 @@ def free_port() -> int:
 
 
 def spawned(target: Callable[..., None], count: int, *args: Any, answers: int = 1) -> list[Any]:
-    """So many things that processes of target(rank, port, answer, *args) put into their queue `answer`."""
+    """So many things that processes of target(rank, port, answer, *args) put into their queue
+    `answer`.
+    """
     context, port = torch.multiprocessing.get_context("spawn"), free_port()
     queue = context.Queue()
-    processes = [context.Process(target=target, args=(rank, port, queue, *args)) for rank in range(count)]
+    processes = [
+        context.Process(target=target, args=(rank, port, queue, *args)) for rank in range(count)
+    ]
     for one in processes:
         one.start()
     told = [queue.get(timeout=240) for _ in range(answers)]
@@ -176,8 +280,14 @@ def spawned(target: Callable[..., None], count: int, *args: Any, answers: int = 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equality that tells -0.0 from 0.0."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(
-        a.contiguous().view(kinds[a.element_size()]), b.contiguous().view(kinds[b.element_size()]))
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(
+            a.contiguous().view(kinds[a.element_size()]),
+            b.contiguous().view(kinds[b.element_size()]),
+        )
+    )
 
 
 def trained(run: Run, watch: Any = None) -> Task:

@@ -1,7 +1,9 @@
-"""What must never change by accident: ids of all presets and sweeps, and the numbers of some sweeps, bit for bit.
+"""What must never change by accident: ids of all presets and sweeps, and the numbers of some
+sweeps, bit for bit.
 
-A capability that is absent from a Run leaves its id and its numbers alone, and a store written today stays readable.
-`python -m tests.test_golden` writes the files anew, which is right only when a change of results was meant.
+A capability that is absent from a Run leaves its id and its numbers alone, and a store written
+today stays readable. `python -m tests.test_golden` writes the files anew, which is right only when
+a change of results was meant.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from commsweep.experiments.config import Execution, run_id
-from commsweep.experiments.presets import PRESETS
-from commsweep.experiments.store import Store, write_json
-from commsweep.experiments.training.run import execute
-from commsweep.sweeps.papers import SWEEPS, sweep
+from commsweep.config import Execution, run_id
+from commsweep.registry import presets, sweep, sweeps
+from commsweep.store import Store, write_json
+from commsweep.training.run import execute
 
 HERE = Path(__file__).parent / "golden"
 KEPT = ("run", "status", "metrics", "steps", "boundaries", "bytes", "gradients")
@@ -29,11 +30,17 @@ QUICK, SLOW = ("smoke", "smoke-text"), ("smoke-gradients", "demo")
 
 
 def ids() -> dict[str, dict]:
-    """Every preset's id; of every sweep how many runs it names, and a digest of their ids in order."""
-    sweeps = {name: [run_id(run) for run in sweep(name)] for name in SWEEPS}
-    return {"presets": {name: run_id(run) for name, run in PRESETS.items()},
-            "sweeps": {name: [len(own), hashlib.sha256(" ".join(own).encode()).hexdigest()[:16]]
-                       for name, own in sweeps.items()}}
+    """Every preset's id; of every sweep how many runs it names, and a digest of their ids in
+    order.
+    """
+    known = {name: [run_id(run) for run in sweep(name)] for name in sweeps()}
+    return {
+        "presets": {name: run_id(run) for name, run in presets().items()},
+        "sweeps": {
+            name: [len(own), hashlib.sha256(" ".join(own).encode()).hexdigest()[:16]]
+            for name, own in known.items()
+        },
+    }
 
 
 def cells(name: str) -> list:
@@ -48,30 +55,42 @@ def rows(name: str) -> list[dict]:
 
 
 def machine() -> str:
-    """What the last bits depend on beside the code: two processors with the same instructions may sum in other orders,
-    because libraries choose by maker and model."""
+    """What the last bits depend on beside the code: two processors with the same instructions may
+    sum in other orders, because libraries choose by maker and model.
+    """
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+        told = {
+            key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)
+        }
         kind = " ".join(told[key] for key in ("vendor_id", "cpu family", "model"))
     except (OSError, KeyError):
         kind = platform.processor()
-    return f"torch {torch.__version__.split('+')[0]} {torch.backends.cpu.get_cpu_capability()} {kind}"
+    return (
+        f"torch {torch.__version__.split('+')[0]} {torch.backends.cpu.get_cpu_capability()} {kind}"
+    )
 
 
 def near(now: dict, before: dict, within: float) -> bool:
     """Whether losses lie as close to each other as last bits let them after some steps."""
-    return all(now[key] == pytest.approx(value, rel=within) for key, value in before.items() if key.endswith("loss"))
+    return all(
+        now[key] == pytest.approx(value, rel=within)
+        for key, value in before.items()
+        if key.endswith("loss")
+    )
 
 
 def test_ids_of_presets_and_sweeps_are_what_they_were():
     assert ids() == json.loads((HERE / "ids.json").read_text())
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_numbers_are_what_they_were(name):
-    """Bit for bit on the kind of processor that wrote them; elsewhere what does not depend on the last bits, and losses
-    of few steps nearly."""
+    """Bit for bit on the kind of processor that wrote them; elsewhere what does not depend on the
+    last bits, and losses of few steps nearly.
+    """
     golden = json.loads(gzip.decompress((HERE / f"{name}.json.gz").read_bytes()))
     made = json.loads(json.dumps(rows(name)))
     assert [run_id(run) for run in cells(name)] == golden["ids"]
@@ -80,19 +99,22 @@ def test_numbers_are_what_they_were(name):
             assert now == before
         else:
             assert {key: now[key] for key in ("run", "status", "steps")} == {
-                key: before[key] for key in ("run", "status", "steps")}
+                key: before[key] for key in ("run", "status", "steps")
+            }
             assert name not in QUICK or near(now["metrics"], before["metrics"], 0.05)
 
 
 def test_a_store_written_in_this_schema_is_read(store):
     """Rows as they were recorded when the schema was made."""
-    from commsweep.analysis import contents, results
-    from commsweep.sweeps.launch import register
+    from commsweep.launching.launch import register
+    from commsweep.reporting import contents, results
 
     golden = json.loads(gzip.decompress((HERE / "smoke.json.gz").read_bytes()))
     for name, row in zip(golden["ids"], golden["rows"], strict=True):
-        write_json(store.root / name / "done.json", row | {"id": name, "schema": golden["schema"], "error": None,
-                                                           "seconds": {}})
+        write_json(
+            store.root / name / "done.json",
+            row | {"id": name, "schema": golden["schema"], "error": None, "seconds": {}},
+        )
     register("smoke", sweep("smoke"), store)
     frame = results.load(store.root, "smoke")
     assert (frame.status == "finished").all() and len(contents.all_tables(frame)) > 5
@@ -100,13 +122,19 @@ def test_a_store_written_in_this_schema_is_read(store):
 
 def main() -> None:
     """Write the files anew."""
-    from commsweep.experiments.config import SCHEMA
+    from commsweep.config import SCHEMA
 
     HERE.mkdir(exist_ok=True)
     write_json(HERE / "ids.json", ids())
     for name in sys.argv[1:] or (*QUICK, *SLOW):
-        text = json.dumps({"schema": SCHEMA, "machine": machine(), "ids": [run_id(run) for run in cells(name)],
-                           "rows": rows(name)})
+        text = json.dumps(
+            {
+                "schema": SCHEMA,
+                "machine": machine(),
+                "ids": [run_id(run) for run in cells(name)],
+                "rows": rows(name),
+            }
+        )
         (HERE / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 

@@ -10,52 +10,72 @@ from pathlib import Path
 
 import pytest
 
+import commsweep
+
 ROOT = Path(__file__).resolve().parent.parent
-# The rooms from the lowest floor up: what is in one may import what is in it and below, never above.
+LIBRARY = "commsweep"
+CONTENT = ("experiments", "sweeps", "analysis")
+PLACES = (LIBRARY, *CONTENT)
+# The folders and files of the library from the lowest up. Each may import itself and those before.
 FLOORS = (
-    "experiments", "experiments.errors", "experiments.seeds", "experiments.pretrained", "experiments.sources",
-    "experiments.config",
-    "experiments.presets",
-    "experiments.store", "experiments.checkpoint", "experiments.component", "experiments.compressors",
-    "experiments.feedback", "experiments.boundary", "experiments.collectives", "experiments.second_order",
-    "experiments.data_parallel", "experiments.sparsity",
-    "experiments.data", "experiments.models", "experiments.inputs", "experiments.training", "experiments.processes",
-    "sweeps", "analysis.timeline", "analysis", "commsweep",
+    "errors",
+    "seeds",
+    "checkpoint",
+    "component",
+    "config",
+    "store",
+    "compressors",
+    "collectives",
+    "feedback",
+    "boundary",
+    "second_order",
+    "data_parallel",
+    "sparsity",
+    "data",
+    "models",
+    "inputs",
+    "training",
+    "processes",
+    "registry",
+    "launching",
+    "reporting",
+    "timing",
+    "bench",
+    "cli",
+    "__main__",
 )
-# All that analysis sees of a run.
-READS = ("experiments.errors", "experiments.config", "experiments.store", "experiments.inputs",
-         "experiments.second_order.placement", "experiments.second_order.fusion", "experiments.second_order.loads",
-         "experiments.sparsity.flops")
-ROOMS = ("experiments", "sweeps", "analysis")
-PLACES = (*ROOMS, "commsweep")
-WITHOUT_TORCH = ("experiments/config", "experiments/presets", "experiments/store.py", "experiments/errors.py",
-                 "experiments/inputs.py", "experiments/sources.py", "experiments/seeds.py",
-                 "experiments/second_order/placement.py", "experiments/second_order/fusion.py",
-                 "experiments/second_order/loads.py", "experiments/sparsity/schedule.py",
-                 "experiments/sparsity/densities.py", "experiments/sparsity/flops.py", "analysis", "sweeps")
-
-
-def floor(name):
-    """The highest floor whose name begins a module's."""
-    found = (place for place, room in enumerate(FLOORS) if name == room or name.startswith(room + "."))
-    return max(found, default=None)
-
-
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-
-
-def named(node):
-    """The modules that an import statement names, a package's own by their full names."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return []
+# All that reporting and timing see of a run.
+READERS = ("reporting", "timing")
+READ = (
+    "errors",
+    "config",
+    "store",
+    "inputs",
+    "registry",
+    "reporting",
+    "timing",
+    "second_order.placement",
+    "second_order.fusion",
+    "second_order.loads",
+)
+WITHOUT_TORCH = (
+    "config",
+    "store",
+    "errors",
+    "inputs",
+    "seeds",
+    "registry",
+    "data.sources",
+    "launching",
+    "reporting",
+    "timing",
+    "second_order.placement",
+    "second_order.fusion",
+    "second_order.loads",
+    "sparsity.schedule",
+    "sparsity.densities",
+    "sparsity.flops",
+)
 
 
 def module_of(path):
@@ -63,33 +83,67 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("room", PLACES)
-def test_no_import_runs_back_up(room):
-    for path in (ROOT / room).rglob("*.py"):
-        own = floor(module_of(path))
-        assert own is not None, f"{path.relative_to(ROOT)} stands on no floor"
-        for node in ast.walk(ast.parse(path.read_text())):
-            for name in named(node):
-                assert name.split(".")[0] not in ROOMS, f"{path.relative_to(ROOT)}: users' folders may have that name"
-                inside = name.removeprefix("commsweep.")
-                if name.startswith("commsweep.") and inside.split(".")[0] in ROOMS:
-                    to = floor(inside)
-                    assert to is None or to <= own, f"{path.relative_to(ROOT)} imports {name}, which is above it"
-                    if room == "analysis" and inside.startswith("experiments."):
-                        assert inside.startswith(READS), f"{path.relative_to(ROOT)} imports {name}"
+FILES = {module_of(path): path for place in PLACES for path in sorted((ROOT / place).rglob("*.py"))}
+
+
+def imported(node):
+    """The modules that an import statement names; of `from PACKAGE import MODULE` the module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+        return []
+    full = [f"{node.module}.{alias.name}" for alias in node.names]
+    modules = [name for name in full if name in FILES]
+    return modules or [node.module]
+
+
+def imports(path, everywhere=True):
+    """What a file imports, inside of functions too, or only at its top."""
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if everywhere else tree.body
+    return [name for node in nodes for name in imported(node)]
+
+
+def part(module):
+    """The folder or file of the library that a module is (of)."""
+    return module.split(".")[1] if module.startswith("commsweep.") else ""
+
+
+def test_every_part_of_the_library_has_its_floor():
+    assert {part(module) for module in FILES if part(module)} == set(FLOORS)
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if part(name)])
+def test_no_import_runs_back_up(module):
+    """Inside of functions neither: the folders have no circle for any tool that reads imports."""
+    for name in imports(FILES[module]):
+        assert name.split(".")[0] not in CONTENT, f"{module} imports content: {name}"
+        if part(name):
+            above = FLOORS.index(part(name)) > FLOORS.index(part(module))
+            assert not above, f"{module} imports {name}, which is above it"
+            if part(module) in READERS:
+                assert name.removeprefix("commsweep.").startswith(READ), f"{module} imports {name}"
+
+
+def test_content_imports_the_library_and_its_own_folder_only():
+    """Relatively, so that a user's project may have folders of the same names."""
+    for module, path in FILES.items():
+        if module.split(".")[0] not in CONTENT:
+            continue
+        assert not any(name.split(".")[0] in CONTENT for name in imports(path)), module
+        levels = [
+            node.level
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+        ]
+        assert max(levels, default=0) <= 1, f"{module} reaches out of its folder"
 
 
 def test_no_circle_of_modules():
-    """Not even within a room (imports inside functions, and those for types, aside)."""
-    files = {f"commsweep.{module_of(path)}".replace("commsweep.commsweep", "commsweep"): path
-             for room in PLACES for path in (ROOT / room).rglob("*.py")}
-    graph = {}
-    for own, path in files.items():
-        graph[own] = set()
-        for node in ast.parse(path.read_text()).body:
-            first, *more = named(node) or [""]
-            modules = [name for name in more if name in files]  # from PACKAGE import MODULE
-            graph[own] |= set(modules if modules else [first]) & files.keys()
+    """Not even within a folder (imports inside functions, and those for types, aside)."""
+    graph = {
+        name: set(imports(path, everywhere=False)) & FILES.keys() for name, path in FILES.items()
+    }
 
     def reached(start):
         seen, todo = set(), [start]
@@ -99,14 +153,22 @@ def test_no_circle_of_modules():
                 todo.append(name)
         return seen
 
-    assert [own for own in graph if own in reached(own)] == []
+    assert [name for name in graph if name in reached(name)] == []
 
 
 def test_what_plans_and_tables_need_imports_no_torch():
-    for place in WITHOUT_TORCH:
-        for path in [ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"):
-            for node in ast.parse(path.read_text()).body:
-                assert not any(name.split(".")[0] in ("torch", "pytorch_lightning") for name in named(node)), path
+    for module, path in FILES.items():
+        free = module.removeprefix("commsweep.").startswith(WITHOUT_TORCH) or module.startswith(
+            CONTENT
+        )
+        names = imports(path, everywhere=False) if free else []
+        assert not any(name.split(".")[0] in ("torch", "pytorch_lightning") for name in names), path
+
+
+def test_the_packages_path_is_pythons_own():
+    """No tool has to know more than where the package lies."""
+    assert commsweep.__path__ == [str(ROOT / "commsweep")]
+    assert not any("__path__" in path.read_text() for path in FILES.values())
 
 
 def test_one_autograd_function_and_never_the_package_lightning():
@@ -125,8 +187,12 @@ def test_the_lock_pins_every_dependency_by_name_and_version_only():
     assert all(re.fullmatch(r"[\w.\-\[\]]+==[\w.]+( ; .+)?", line) for line in lines if line)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + [one for name in extras.keys() - {"finetune"} for one in extras[name]
-                                        if not one.startswith("commsweep")]
+    wanted = project["dependencies"] + [
+        one
+        for name in extras.keys() - {"finetune"}
+        for one in extras[name]
+        if not one.startswith("commsweep")
+    ]
     assert {re.split(r"[>=<\[]", one)[0].lower() for one in wanted} <= pinned
 
 
@@ -137,7 +203,9 @@ def test_public_names_are_documented():
             if path.name != "__init__.py" or tree.body:
                 assert ast.get_docstring(tree), path
             for node in tree.body:
-                if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith(
+                    "_"
+                ):
                     assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 

@@ -1,4 +1,6 @@
-"""`commsweep bench`: speed as ratios, both sides timed in turn in one process, so a noisy machine hits both."""
+"""`commsweep bench`: speed as ratios, both sides timed in turn in one process, so a noisy machine
+hits both.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 
-from commsweep.experiments.errors import UserError, nearest
+from commsweep.errors import UserError, nearest
 
 
 @dataclass
 class Result:
-    """One ratio against its bound (None: nothing is promised). `at_most` False: it must be at least the bound."""
+    """One ratio against its bound (None: nothing is promised). `at_most` False: it must be at least
+    the bound.
+    """
 
     name: str
     ratio: float
@@ -25,10 +29,14 @@ class Result:
     @property
     def holds(self) -> bool:
         """Whether the bound is met."""
-        return self.bound is None or (self.ratio <= self.bound if self.at_most else self.ratio >= self.bound)
+        return self.bound is None or (
+            self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
+        )
 
 
-def alternate(sides: dict[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+def alternate(
+    sides: dict[str, Callable[[], object]], rounds: int, warmup: int = 1
+) -> dict[str, list[float]]:
     """Seconds of each side, run in turn A B A B ... after `warmup` uncounted rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(warmup + rounds):
@@ -52,7 +60,9 @@ BENCHES = ("boundary", "text", "store", "gradients", "wire", "kfac", "sparse", "
 def run(name: str | None, as_json: bool) -> int:
     """Run one bench or all, print every ratio, exit 1 if a bound is missed."""
     if name is not None and name not in BENCHES:
-        raise UserError(f"unknown bench '{name}'{nearest(name, BENCHES)} (one of: {', '.join(BENCHES)})")
+        raise UserError(
+            f"unknown bench '{name}'{nearest(name, BENCHES)} (one of: {', '.join(BENCHES)})"
+        )
     results = []
     for each in [name] if name else [one for one in BENCHES if one != "gpu"]:
         began = time.perf_counter()

@@ -12,27 +12,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from commsweep import compressors
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments import compressors
-from commsweep.experiments.boundary.insert import Boundaries, message_shapes
-from commsweep.experiments.config import Run, override
-from commsweep.experiments.models import layout, resnet
-from commsweep.experiments.models.cuts import chosen
-from commsweep.experiments.presets import preset
-from commsweep.experiments.training import arithmetic, compiled
+from commsweep.boundary.insert import Boundaries, message_shapes
+from commsweep.config import Run, override
+from commsweep.models import layout, resnet
+from commsweep.models.cuts import chosen
+from commsweep.registry import preset
+from commsweep.training import arithmetic, compiled
 
 BATCH = 128
 LINKS = {
     "dense": {},
-    "topk": {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
-             for key, value in (("kind", "topk"), ("ratio", 0.1))},
-    "uniform": {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
-                for key, value in (("kind", "uniform"), ("bits", 4))},
+    "topk": {
+        f"{side}.compressor.{key}": value
+        for side in ("fwd", "bwd")
+        for key, value in (("kind", "topk"), ("ratio", 0.1))
+    },
+    "uniform": {
+        f"{side}.compressor.{key}": value
+        for side in ("fwd", "bwd")
+        for key, value in (("kind", "uniform"), ("bits", 4))
+    },
 }
 
 
 def bench() -> Iterator[Result]:
-    """ResNet-18/CIFAR step at batch 128, three boundaries both ways; one compression; peak memory of a step."""
+    """ResNet-18/CIFAR step at batch 128, three boundaries both ways; one compression; peak memory
+    of a step.
+    """
     yield from _selection()
     yield from _step()
     yield _memory()
@@ -43,12 +51,24 @@ def _selection() -> Iterator[Result]:
     x = torch.randn(BATCH, 65536)
     ours = compressors.build({"kind": "topk", "ratio": 0.1})
     with torch.no_grad():
-        seconds = alternate({"public": lambda: _public(x), "ours": lambda: ours.apply(x), "copy": x.clone}, rounds=15,
-                            warmup=3)
-    yield Result("TopK 10 % of [128, 65536]: kthvalue way / ours", paired(seconds, "public", "ours"), 3.0, False,
-                 _milliseconds(seconds))
-    yield Result("TopK 10 % of [128, 65536]: ours / an allocating copy", paired(seconds, "ours", "copy"), 1.5,
-                 medians=_milliseconds(seconds))
+        seconds = alternate(
+            {"public": lambda: _public(x), "ours": lambda: ours.apply(x), "copy": x.clone},
+            rounds=15,
+            warmup=3,
+        )
+    yield Result(
+        "TopK 10 % of [128, 65536]: kthvalue way / ours",
+        paired(seconds, "public", "ours"),
+        3.0,
+        False,
+        _milliseconds(seconds),
+    )
+    yield Result(
+        "TopK 10 % of [128, 65536]: ours / an allocating copy",
+        paired(seconds, "ours", "copy"),
+        1.5,
+        medians=_milliseconds(seconds),
+    )
 
 
 def _public(x: Tensor) -> Tensor:
@@ -63,13 +83,23 @@ def _step() -> Iterator[Result]:
     medians = _milliseconds(seconds)
     for name, what, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
         pair = {key: medians[key] for key in ("dense ms", f"{name} ms")}
-        yield Result(f"ResNet-18 step, batch {BATCH}, {what} at 3 boundaries both ways / dense",
-                     paired(seconds, name, "dense"), bound, medians=pair)
+        yield Result(
+            f"ResNet-18 step, batch {BATCH}, {what} at 3 boundaries both ways / dense",
+            paired(seconds, name, "dense"),
+            bound,
+            medians=pair,
+        )
 
 
-def step_of(changes: dict[str, object], device: str = "cpu", batch: int = BATCH, samples: int = BATCH,
-            compile: str | None = None) -> Callable[[], None]:
-    """A function that makes one training step of ResNet-18 with the preset's settings changed, on made-up images.
+def step_of(
+    changes: dict[str, object],
+    device: str = "cpu",
+    batch: int = BATCH,
+    samples: int = BATCH,
+    compile: str | None = None,
+) -> Callable[[], None]:
+    """A function that makes one training step of ResNet-18 with the preset's settings changed, on
+    made-up images.
 
     samples: of which each batch takes the next. compile: a mode of `--compile`.
     """
@@ -88,7 +118,9 @@ def step_of(changes: dict[str, object], device: str = "cpu", batch: int = BATCH,
 
     def one() -> None:
         step = next(number)
-        boundaries.begin(step, torch.arange(step * batch, (step + 1) * batch) % samples, device=there)
+        boundaries.begin(
+            step, torch.arange(step * batch, (step + 1) * batch) % samples, device=there
+        )
         optimizer.zero_grad()
         with torch.autocast(there.type, torch.bfloat16, enabled=run.precision == "bfloat16"):
             loss = cross_entropy(model(x), y)
@@ -102,20 +134,42 @@ def _staged(run: Run, batch: int, samples: int) -> tuple[torch.nn.Module, Bounda
     model = layout.channels_last(resnet.build(run.model, 3, 10))
     modules = chosen(run.model, model, resnet.legal_cuts(model))
     return model, Boundaries(
-        {cut: run.links(cut) for cut in modules}, modules,
-        message_shapes(model, modules, torch.zeros(1, 3, 32, 32))[0], batch, samples, run.seed, channels_last=True)
+        {cut: run.links(cut) for cut in modules},
+        modules,
+        message_shapes(model, modules, torch.zeros(1, 3, 32, 32))[0],
+        batch,
+        samples,
+        run.seed,
+        channels_last=True,
+    )
 
 
 def _memory() -> Result:
-    """Peak resident memory of a fresh process that makes two steps, TopK against dense, libraries included."""
-    # Not ru_maxrss: a child inherits its parent's, and this process is larger than the one measured.
-    code = ("import sys; from commsweep.bench.boundary import LINKS, step_of; step = step_of(LINKS[sys.argv[1]]); "
-            "step(); step(); status = open('/proc/self/status').read(); "
-            "print(status.split('VmHWM:')[1].split()[0])")
-    peak = {name: float(subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True,
-                                       check=True).stdout) / 1024 for name in ("dense", "topk")}
-    return Result("peak memory of a process that steps with TopK 10 % / dense", peak["topk"] / peak["dense"], 1.15,
-                  medians={f"{name} MiB": value for name, value in peak.items()})
+    """Peak resident memory of a fresh process that makes two steps, TopK against dense, libraries
+    included.
+    """
+    # Not ru_maxrss: a child inherits its parent's, and this process is larger than the one
+    # measured.
+    code = (
+        "import sys; from commsweep.bench.boundary import LINKS, step_of; step = "
+        "step_of(LINKS[sys.argv[1]]); step(); step(); status = "
+        "open('/proc/self/status').read(); print(status.split('VmHWM:')[1].split()[0])"
+    )
+    peak = {
+        name: float(
+            subprocess.run(
+                [sys.executable, "-c", code, name], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        / 1024
+        for name in ("dense", "topk")
+    }
+    return Result(
+        "peak memory of a process that steps with TopK 10 % / dense",
+        peak["topk"] / peak["dense"],
+        1.15,
+        medians={f"{name} MiB": value for name, value in peak.items()},
+    )
 
 
 def _milliseconds(seconds: dict[str, list[float]]) -> dict[str, float]:

@@ -1,7 +1,9 @@
-"""`commsweep bench gpu`: what a GPU makes of all this, in under ten minutes, before a paper's sweep is launched on it.
+"""`commsweep bench gpu`: what a GPU makes of all this, in under ten minutes, before a paper's sweep
+is launched on it.
 
-Every compressor against the CPU, kernels against a device copy of the same bytes, waits inside a step, whole steps of
-ResNet-18, cells at once, and the hours that `resnet18_paper` would take. Bounds are an H200's goals.
+Every compressor against the CPU, kernels against a device copy of the same bytes, waits inside a
+step, whole steps of ResNet-18, cells at once, and the hours that `resnet18_paper` would take.
+Bounds are an H200's goals.
 """
 
 from __future__ import annotations
@@ -18,30 +20,53 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
+from commsweep import compressors
 from commsweep.bench import Result
 from commsweep.bench.boundary import step_of
-from commsweep.experiments import compressors
-from commsweep.experiments.compressors import Compressor
-from commsweep.experiments.config import CompressorSpec, Run, by_kind
-from commsweep.experiments.errors import UserError
-from commsweep.sweeps.papers import sweep
+from commsweep.compressors import Compressor
+from commsweep.config import CompressorSpec, Run, by_kind
+from commsweep.errors import UserError
+from commsweep.registry import sweep
 
-TOPK = {f"{side}.compressor.{key}": value for side in ("fwd", "bwd") for key, value in (
-    ("kind", "topk"), ("ratio", 0.1))}
+TOPK = {
+    f"{side}.compressor.{key}": value
+    for side in ("fwd", "bwd")
+    for key, value in (("kind", "topk"), ("ratio", 0.1))
+}
 STEPS: dict[str, dict[str, object]] = {
     "dense": {},
     "TopK 10 %": TOPK,
-    "4-bit groups": {f"{side}.compressor.{key}": value for side in ("fwd", "bwd") for key, value in (
-        ("kind", "uniform"), ("bits", 4), ("scale", "group"), ("group", 32))},
+    "4-bit groups": {
+        f"{side}.compressor.{key}": value
+        for side in ("fwd", "bwd")
+        for key, value in (("kind", "uniform"), ("bits", 4), ("scale", "group"), ("group", 32))
+    },
     "EF21 + TopK 10 %": TOPK | {"fwd.feedback.kind": "ef21", "bwd.feedback.kind": "ef21"},
     "AQ-SGD + TopK 10 %": TOPK | {"fwd.feedback.kind": "aqsgd"},
 }
 PRECISIONS = "float32", "tf32", "bfloat16"
-# Compressors that choose and round entry by entry; the others also sum, and a GPU sums in another order.
-EXACT = ("none", "cast", "topk", "topk_strict", "randomk", "randtopk", "natural", "uniform", "fixed", "fixed_batch",
-         "e3m0", "threshold")
-VARIANTS = [{"kind": kind, "scale": scale, "rounding": rounding} for kind in ("uniform", "fixed")
-            for scale in ("sample", "group", "last") for rounding in ("nearest", "stochastic")]
+# Compressors that choose and round entry by entry; the others also sum, and a GPU sums in another
+# order.
+EXACT = (
+    "none",
+    "cast",
+    "topk",
+    "topk_strict",
+    "randomk",
+    "randtopk",
+    "natural",
+    "uniform",
+    "fixed",
+    "fixed_batch",
+    "e3m0",
+    "threshold",
+)
+VARIANTS = [
+    {"kind": kind, "scale": scale, "rounding": rounding}
+    for kind in ("uniform", "fixed")
+    for scale in ("sample", "group", "last")
+    for rounding in ("nearest", "stochastic")
+]
 PASSES = 1.13  # of a training step and its share of evaluation, in steps
 PER_EPOCH = 391
 
@@ -60,9 +85,13 @@ class Sizes:
 
 
 def bench(device: str = "cuda", sizes: Sizes | None = None) -> Iterator[Result]:
-    """Everything, in the order in which a fault would spoil the rest. Raises UserError without such a device."""
+    """Everything, in the order in which a fault would spoil the rest. Raises UserError without such
+    a device.
+    """
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("bench gpu: no CUDA device is here; the other benches measure the CPU (commsweep bench)")
+        raise UserError(
+            "bench gpu: no CUDA device is here; the other benches measure the CPU (commsweep bench)"
+        )
     sizes = sizes or Sizes()
     yield from equality(device)
     yield from kernels(device, sizes)
@@ -78,21 +107,36 @@ def bench(device: str = "cuda", sizes: Sizes | None = None) -> Iterator[Result]:
 
 
 def equality(device: str) -> Iterator[Result]:
-    """The largest share of entries that arrive, or are decoded from what was encoded, otherwise than on the CPU."""
+    """The largest share of entries that arrive, or are decoded from what was encoded, otherwise
+    than on the CPU.
+    """
     x = torch.randn(16, 8, 16, 16, generator=torch.Generator().manual_seed(0))
     x[0, 0], x[1] = 0.0, (x[1] * 2).round() / 2  # zeros and ties
-    kinds = [kind for kind in by_kind(CompressorSpec) if kind not in ("forward_mask", "bottleneck", "subspace")]
+    kinds = [
+        kind
+        for kind in by_kind(CompressorSpec)
+        if kind not in ("forward_mask", "bottleneck", "subspace")
+    ]
     for spec in [*({"kind": kind} for kind in kinds), *VARIANTS]:
         compressor, exact, shares = compressors.build(spec), spec["kind"] in EXACT, {}
         for dtype in (torch.float32, torch.bfloat16):
             here = x.to(dtype)
             wanted = compressor.apply(here, 7).float()
             decoded = compressor.decode(compressor.encode(here.to(device), 7))
-            for what, y in (("applied", compressor.apply(here.to(device), 7)), ("decoded", decoded)):
-                apart = (y.cpu().float() - wanted).abs() > (0.0 if exact else 1e-5 * float(x.abs().max()))
+            for what, y in (
+                ("applied", compressor.apply(here.to(device), 7)),
+                ("decoded", decoded),
+            ):
+                apart = (y.cpu().float() - wanted).abs() > (
+                    0.0 if exact else 1e-5 * float(x.abs().max())
+                )
                 shares[f"{what} {dtype}".replace("torch.", "")] = float(apart.float().mean())
-        yield Result(f"{' '.join(spec.values())}: entries other than the CPU's", max(shares.values()),
-                     0.0 if exact else 1e-3, medians=shares)
+        yield Result(
+            f"{' '.join(spec.values())}: entries other than the CPU's",
+            max(shares.values()),
+            0.0 if exact else 1e-3,
+            medians=shares,
+        )
 
 
 # Kernels.
@@ -102,10 +146,14 @@ def kernels(device: str, sizes: Sizes) -> Iterator[Result]:
     """Times over that of a copy of the same tensor."""
     built: dict[str, Compressor] = {
         "TopK 10 %": compressors.build({"kind": "topk", "ratio": 0.1}),
-        "4-bit groups of 32": compressors.build({"kind": "uniform", "bits": 4, "scale": "group", "group": 32}),
+        "4-bit groups of 32": compressors.build(
+            {"kind": "uniform", "bits": 4, "scale": "group", "group": 32}
+        ),
         "4 bits of a sample": compressors.build({"kind": "uniform", "bits": 4, "scale": "sample"}),
         "stochastic 2-bit groups": compressors.build(
-            {"kind": "uniform", "bits": 2, "scale": "group", "group": 32, "rounding": "stochastic"})}
+            {"kind": "uniform", "bits": 2, "scale": "group", "group": 32, "rounding": "stochastic"}
+        ),
+    }
     # An H200 copies [128, 65536] float32 in 15.6 us: its goals are 40 us and 12 us.
     goals = {("TopK 10 %", "message"): 40 / 15.6, ("4-bit groups of 32", "message"): 12 / 15.6}
     for shape in sizes.rows:
@@ -114,15 +162,24 @@ def kernels(device: str, sizes: Sizes) -> Iterator[Result]:
             some = [torch.randn(shape, device=device).to(dtype) for _ in range(4)]
             copied = timed(torch.clone, some, device)
             for name, compressor in built.items():
-                for what, function in (("what arrives", compressor.apply), ("message", compressor._encode)):
+                for what, function in (
+                    ("what arrives", compressor.apply),
+                    ("message", compressor._encode),
+                ):
                     taken = timed(lambda x, function=function: function(x, 3), some, device)
                     first = shape == sizes.rows[0] and dtype is torch.float32
-                    yield Result(f"{name} of {list(shape)} {str(dtype).removeprefix('torch.')}, {what} / copy",
-                                 taken / copied, goals.get((name, what)) if first else None,
-                                 medians={"us": 1e6 * taken, "copy us": 1e6 * copied})
+                    yield Result(
+                        f"{name} of {list(shape)} {str(dtype).removeprefix('torch.')}, {what} / "
+                        "copy",
+                        taken / copied,
+                        goals.get((name, what)) if first else None,
+                        medians={"us": 1e6 * taken, "copy us": 1e6 * copied},
+                    )
 
 
-def timed(function: Callable[[Tensor], object], some: list[Tensor], device: str, rounds: int = 20) -> float:
+def timed(
+    function: Callable[[Tensor], object], some: list[Tensor], device: str, rounds: int = 20
+) -> float:
     """Median seconds of a call that the device takes, inputs in turn."""
     inputs, took = cycle(some), []
     for x in islice(inputs, 3 + rounds):
@@ -168,8 +225,9 @@ def _debug(mode: str, device: str) -> None:
 
 
 def steps(device: str, sizes: Sizes, measured: dict[str, float]) -> Iterator[Result]:
-    """Wall time of each method's step over that of the dense one; beside it the device's own time and its launches.
-    `measured`: bfloat16 seconds by method, filled in."""
+    """Wall time of each method's step over that of the dense one; beside it the device's own time
+    and its launches. `measured`: bfloat16 seconds by method, filled in.
+    """
     ways = [(precision, None) for precision in PRECISIONS if device != "cpu" or precision != "tf32"]
     ways += [("bfloat16", mode) for mode in sizes.modes]
     for precision, mode in ways:
@@ -177,15 +235,20 @@ def steps(device: str, sizes: Sizes, measured: dict[str, float]) -> Iterator[Res
         for name, changes in STEPS.items():
             if mode is not None and name not in ("dense", "TopK 10 %"):
                 continue
-            step = step_of(changes | {"precision": precision}, device, sizes.batch, 4 * sizes.batch, mode)
+            step = step_of(
+                changes | {"precision": precision}, device, sizes.batch, 4 * sizes.batch, mode
+            )
             wall, busy, launches = clocked(step, device, sizes.steps)
             dense = dense or wall
             if precision == "bfloat16" and mode is None:
                 measured[name] = wall
             how = precision if mode is None else f"{precision}, --compile {mode}"
-            yield Result(f"ResNet-18 step, batch {sizes.batch}, {how}, {name} / dense", wall / dense,
-                         1.05 if name == "TopK 10 %" else None,
-                         medians={"wall ms": 1e3 * wall, "device ms": 1e3 * busy, "launches": launches})
+            yield Result(
+                f"ResNet-18 step, batch {sizes.batch}, {how}, {name} / dense",
+                wall / dense,
+                1.05 if name == "TopK 10 %" else None,
+                medians={"wall ms": 1e3 * wall, "device ms": 1e3 * busy, "launches": launches},
+            )
 
 
 def clocked(step: Callable[[], None], device: str, count: int) -> tuple[float, float, float]:
@@ -218,18 +281,40 @@ def synchronize(device: str) -> None:
 
 
 def cells(device: str, sizes: Sizes, rates: dict[int, float]) -> Iterator[Result]:
-    """Cells an hour when so many train at once on the card, over one at a time. `rates`: steps a second, filled in."""
+    """Cells an hour when so many train at once on the card, over one at a time. `rates`: steps a
+    second, filled in.
+    """
     for several in sizes.cells:
         start = time.time() + sizes.warm + 5 * several  # until all have warmed up
-        workers = [subprocess.Popen([sys.executable, "-m", "commsweep.bench.gpu", device, str(sizes.batch), str(start),
-                                     str(sizes.seconds)], stdout=subprocess.PIPE, text=True) for _ in range(several)]
+        workers = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "commsweep.bench.gpu",
+                    device,
+                    str(sizes.batch),
+                    str(start),
+                    str(sizes.seconds),
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(several)
+        ]
         made = [one.communicate()[0] for one in workers]
         if any(one.returncode for one in workers):
-            raise UserError(f"bench gpu: a process of {several} at once on {device} ended with an error (above)")
+            raise UserError(
+                f"bench gpu: a process of {several} at once on {device} ended with an error (above)"
+            )
         rates[several] = sum(float(text) for text in made) / sizes.seconds
         first = rates[sizes.cells[0]]
-        yield Result(f"{several} cells at once / {sizes.cells[0]}, TopK 10 %, bfloat16", rates[several] / first, None,
-                     medians={"cells an hour": 3600 * rates[several] / (100 * PER_EPOCH * PASSES)})
+        yield Result(
+            f"{several} cells at once / {sizes.cells[0]}, TopK 10 %, bfloat16",
+            rates[several] / first,
+            None,
+            medians={"cells an hour": 3600 * rates[several] / (100 * PER_EPOCH * PASSES)},
+        )
 
 
 def worker(device: str, batch: int, start: float, seconds: float) -> int:
@@ -250,12 +335,24 @@ def worker(device: str, batch: int, start: float, seconds: float) -> int:
 
 
 def hours(measured: dict[str, float], rates: dict[int, float]) -> Result:
-    """An estimate for `resnet18_paper` in bfloat16: its cells' steps as measured, as many at once as is best."""
+    """An estimate for `resnet18_paper` in bfloat16: its cells' steps as measured, as many at once
+    as is best.
+    """
     gain = max(rates.values()) / rates[min(rates)]
     kinds = Counter(method(run) for run in sweep("resnet18_paper"))
-    seconds = sum(cells * measured[name] * 100 * PER_EPOCH * PASSES for name, cells in kinds.items()) / gain
-    return Result("resnet18_paper in bfloat16, estimated hours", seconds / 3600, 8.0,
-                  medians={"cells": float(sum(kinds.values())), "at once": float(max(rates, key=rates.__getitem__))})
+    seconds = (
+        sum(cells * measured[name] * 100 * PER_EPOCH * PASSES for name, cells in kinds.items())
+        / gain
+    )
+    return Result(
+        "resnet18_paper in bfloat16, estimated hours",
+        seconds / 3600,
+        8.0,
+        medians={
+            "cells": float(sum(kinds.values())),
+            "at once": float(max(rates, key=rates.__getitem__)),
+        },
+    )
 
 
 def method(run: Run) -> str:
@@ -266,7 +363,11 @@ def method(run: Run) -> str:
         return "EF21 + TopK 10 %"
     if run.fwd.compressor.kind == "none" and run.bwd.compressor.kind == "none":
         return "dense"
-    return "4-bit groups" if "uniform" in (run.fwd.compressor.kind, run.bwd.compressor.kind) else "TopK 10 %"
+    return (
+        "4-bit groups"
+        if "uniform" in (run.fwd.compressor.kind, run.bwd.compressor.kind)
+        else "TopK 10 %"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""`commsweep bench gradients`: what compressing weight gradients costs, beside exact TopK and beside plain passes, and
-what training apart does."""
+"""`commsweep bench gradients`: what compressing weight gradients costs, beside exact TopK and
+beside plain passes, and what training apart does.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from copy import deepcopy
 import torch
 from torch.nn.functional import cross_entropy
 
+from commsweep import config
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments import config
-from commsweep.experiments.component import Moment
-from commsweep.experiments.config import ImageModel
-from commsweep.experiments.data_parallel.exchange import Exchange
-from commsweep.experiments.data_parallel.learners import Learners
-from commsweep.experiments.data_parallel.outer import Apart
-from commsweep.experiments.models import resnet
+from commsweep.component import Moment
+from commsweep.config import ImageModel
+from commsweep.data_parallel.exchange import Exchange
+from commsweep.data_parallel.learners import Learners
+from commsweep.data_parallel.outer import Apart
+from commsweep.models import resnet
 
 LEARNERS, BATCH = 4, 128  # as AdaComp and PowerSGD train: 32 rows a learner
 INTERVAL = 20  # steps between two exchanges of learners that train apart
@@ -24,7 +25,9 @@ MILLISECONDS = 60.0
 
 
 def bench() -> Iterator[Result]:
-    """All gradients of ResNet-18 (11.2 M) with AdaComp; learners against the passes they contain."""
+    """All gradients of ResNet-18 (11.2 M) with AdaComp; learners against the passes they
+    contain.
+    """
     torch.manual_seed(0)
     net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
     yield from _compression(net)
@@ -33,13 +36,19 @@ def bench() -> Iterator[Result]:
 
 def _compression(net: torch.nn.Module) -> Iterator[Result]:
     grads = [torch.randn_like(p) * 1e-3 for p in net.parameters()]
-    kinds = {"adacomp": (config.AdaComp(), config.AdaCompResidue()),
-             "topk": (config.TopK(ratio=0.01), config.Residue()),
-             "sparseloco": (config.TopK(ratio=1 / 64, scope="tile", values=config.Statistical()),
-                            config.Residue(decay=0.95))}
+    kinds = {
+        "adacomp": (config.AdaComp(), config.AdaCompResidue()),
+        "topk": (config.TopK(ratio=0.01), config.Residue()),
+        "sparseloco": (
+            config.TopK(ratio=1 / 64, scope="tile", values=config.Statistical()),
+            config.Residue(decay=0.95),
+        ),
+    }
     sides = {}
     for name, (compressor, feedback) in kinds.items():
-        exchange = Exchange(config.Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0)
+        exchange = Exchange(
+            config.Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0
+        )
 
         def one(exchange: Exchange = exchange) -> None:
             for place, grad in enumerate(grads):
@@ -50,14 +59,26 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
     sides["public"] = lambda: [_public(grad, e) for grad, e in zip(grads, residues, strict=True)]
     with torch.no_grad():
         seconds = alternate(sides, rounds=9, warmup=2)
-    medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
-    yield Result(f"AdaComp with its residue, 11.2 M gradients: milliseconds / {MILLISECONDS:g}",
-                 medians["adacomp ms"] / MILLISECONDS, 1.0, medians=medians)
+    medians = {
+        f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()
+    }
+    yield Result(
+        f"AdaComp with its residue, 11.2 M gradients: milliseconds / {MILLISECONDS:g}",
+        medians["adacomp ms"] / MILLISECONDS,
+        1.0,
+        medians=medians,
+    )
     for name, what, bound in (
-            ("adacomp", "AdaComp", 0.3), ("sparseloco", "SparseLoCo's message (tiles, 2-bit levels)", 0.6),
-            ("topk", "exact TopK 1 %", 0.4)):
-        yield Result(f"{what} / TopK 1 % by torch.topk, both with residue, 11.2 M", paired(seconds, name, "public"),
-                     bound, medians=medians)
+        ("adacomp", "AdaComp", 0.3),
+        ("sparseloco", "SparseLoCo's message (tiles, 2-bit levels)", 0.6),
+        ("topk", "exact TopK 1 %", 0.4),
+    ):
+        yield Result(
+            f"{what} / TopK 1 % by torch.topk, both with residue, 11.2 M",
+            paired(seconds, name, "public"),
+            bound,
+            medians=medians,
+        )
 
 
 def _public(grad: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
@@ -70,12 +91,25 @@ def _public(grad: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
 
 
 def _learners(net: torch.nn.Module) -> Iterator[Result]:
-    """Steps of learners that exchange each time, and of those that train apart, against the passes in them."""
-    spec = config.Gradients(learners=LEARNERS, exchange="allgather", compressor=config.AdaComp(),
-                            feedback=config.AdaCompResidue())
+    """Steps of learners that exchange each time, and of those that train apart, against the passes
+    in them.
+    """
+    spec = config.Gradients(
+        learners=LEARNERS,
+        exchange="allgather",
+        compressor=config.AdaComp(),
+        feedback=config.AdaCompResidue(),
+    )
     learners, own = Learners(spec, net, 0, BATCH), deepcopy(net)
-    apart = Apart(config.Gradients(learners=LEARNERS, outer=config.Outer(interval=INTERVAL)), own, 0, BATCH, _sgd, None,
-                  10**9)
+    apart = Apart(
+        config.Gradients(learners=LEARNERS, outer=config.Outer(interval=INTERVAL)),
+        own,
+        0,
+        BATCH,
+        _sgd,
+        None,
+        10**9,
+    )
     apart.configured(_sgd(list(own.parameters())))
     plain = _sgd(list(net.parameters()))
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
@@ -104,16 +138,34 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
         for _ in range(LEARNERS):
             plain.step()
 
-    seconds = alternate({"learners": exchanging, "passes": passes, "updates": updates, "apart": training_apart,
-                         "exchange": lambda: apart.after_backward(due)}, rounds=4)
-    medians = {f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
-    yield Result(f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, minibatch {BATCH}",
-                 paired(seconds, "learners", "passes"), 1.15, medians=medians)
+    seconds = alternate(
+        {
+            "learners": exchanging,
+            "passes": passes,
+            "updates": updates,
+            "apart": training_apart,
+            "exchange": lambda: apart.after_backward(due),
+        },
+        rounds=4,
+    )
+    medians = {
+        f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()
+    }
+    yield Result(
+        f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, "
+        f"minibatch {BATCH}",
+        paired(seconds, "learners", "passes"),
+        1.15,
+        medians=medians,
+    )
     seconds["plain"] = [a + b for a, b in zip(seconds["passes"], seconds["updates"], strict=True)]
-    yield Result(f"step of {LEARNERS} learners that meet every {INTERVAL} / its plain passes and SGD steps, ResNet-18, "
-                 f"minibatch {BATCH}",
-                 paired(seconds, "apart", "plain") + paired(seconds, "exchange", "plain") / INTERVAL, 1.05,
-                 medians=medians)
+    yield Result(
+        f"step of {LEARNERS} learners that meet every {INTERVAL} / its plain passes and SGD "
+        f"steps, ResNet-18, minibatch {BATCH}",
+        paired(seconds, "apart", "plain") + paired(seconds, "exchange", "plain") / INTERVAL,
+        1.05,
+        medians=medians,
+    )
 
 
 def _sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

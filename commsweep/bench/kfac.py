@@ -1,4 +1,6 @@
-"""`commsweep bench kfac`: factors, steps, inversions beside the same by hand; predictions beside measurements."""
+"""`commsweep bench kfac`: factors, steps, inversions beside the same by hand; predictions beside
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, unfold
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments.component import Moment, Pass
-from commsweep.experiments.config import KFAC, ImageModel
-from commsweep.experiments.models import resnet
-from commsweep.experiments.second_order import factors
-from commsweep.experiments.second_order.layer import Layer
-from commsweep.experiments.second_order.preconditioner import Preconditioner
+from commsweep.component import Moment, Pass
+from commsweep.config import KFAC, ImageModel
+from commsweep.models import resnet
+from commsweep.second_order import factors
+from commsweep.second_order.layer import Layer
+from commsweep.second_order.preconditioner import Preconditioner
 
 BATCH, STEPS = 64, 10
-ROWS = 1152  # of the factor that is inverted: the largest of ResNet-50's that all SPD placements invert everywhere
+# of the factor that is inverted: the largest of ResNet-50's that all SPD placements invert
+# everywhere
+ROWS = 1152
 
 
 def bench() -> Iterator[Result]:
@@ -38,10 +42,20 @@ def bench() -> Iterator[Result]:
 
 def _factor() -> Result:
     conv, x = nn.Conv2d(64, 64, 3, padding=1, bias=False), torch.randn(BATCH, 64, 32, 32)
-    seconds = alternate({"ours": lambda: factors.input_factor(factors.inputs(conv, x), False, "expand"),
-                         "hand": lambda: _product(unfold(x, 3, padding=1))}, rounds=9, warmup=2)
-    return Result("A of a 3x3 convolution, 64 channels / its unfold and symmetric product by hand",
-                  paired(seconds, "ours", "hand"), 1.3, medians=_medians(seconds))
+    seconds = alternate(
+        {
+            "ours": lambda: factors.input_factor(factors.inputs(conv, x), False, "expand"),
+            "hand": lambda: _product(unfold(x, 3, padding=1)),
+        },
+        rounds=9,
+        warmup=2,
+    )
+    return Result(
+        "A of a 3x3 convolution, 64 channels / its unfold and symmetric product by hand",
+        paired(seconds, "ours", "hand"),
+        1.3,
+        medians=_medians(seconds),
+    )
 
 
 def _product(columns: Tensor) -> Tensor:
@@ -59,10 +73,20 @@ def _inversion() -> Result:
     layer.a.copy_(full)
     layer.taken = 1.0
     damped = full + spec.damping * torch.eye(ROWS)
-    seconds = alternate({"ours": lambda: layer.inverse("a", spec),
-                         "torch": lambda: torch.cholesky_inverse(torch.linalg.cholesky(damped))}, rounds=15, warmup=3)
-    return Result(f"inverse of a factor of {ROWS} rows as it travels / torch's cholesky and cholesky_inverse",
-                  paired(seconds, "ours", "torch"), 1.2, medians=_medians(seconds))
+    seconds = alternate(
+        {
+            "ours": lambda: layer.inverse("a", spec),
+            "torch": lambda: torch.cholesky_inverse(torch.linalg.cholesky(damped)),
+        },
+        rounds=15,
+        warmup=3,
+    )
+    return Result(
+        f"inverse of a factor of {ROWS} rows as it travels / torch's cholesky and cholesky_inverse",
+        paired(seconds, "ours", "torch"),
+        1.2,
+        medians=_medians(seconds),
+    )
 
 
 class _Training:
@@ -73,11 +97,18 @@ class _Training:
         self.net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
         self.kfac = Preconditioner(spec, self.net, 1) if spec else None
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3, momentum=0.9)
-        self.x, self.y, self.steps = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,)), 0
+        self.x, self.y, self.steps = (
+            torch.randn(BATCH, 3, 32, 32),
+            torch.randint(0, 10, (BATCH,)),
+            0,
+        )
 
     def __call__(self) -> None:
         """One step."""
-        whole, moment = Pass(slice(0, BATCH), BATCH, 1.0), Moment(self.steps, 0, 1e-3, self.steps, self.steps + 1)
+        whole, moment = (
+            Pass(slice(0, BATCH), BATCH, 1.0),
+            Moment(self.steps, 0, 1e-3, self.steps, self.steps + 1),
+        )
         self.optimizer.zero_grad()
         if self.kfac is not None:
             self.kfac.before_pass(moment, whole, self.y, self.x.device)
@@ -90,6 +121,7 @@ class _Training:
 
     def at(self, step: int) -> Callable[[], None]:
         """The step that comes after so many, again and again."""
+
         def again() -> None:
             self.kfac.steps = step
             self()
@@ -99,37 +131,69 @@ class _Training:
 
 def _steps() -> Iterator[Result]:
     """Averages over ten steps, from each kind of step timed by itself."""
-    plain, rare, often = (_Training(spec) for spec in (
-        None, KFAC(factors_every=STEPS, inverses_every=STEPS), KFAC(factors_every=1, inverses_every=STEPS)))
+    plain, rare, often = (
+        _Training(spec)
+        for spec in (
+            None,
+            KFAC(factors_every=STEPS, inverses_every=STEPS),
+            KFAC(factors_every=1, inverses_every=STEPS),
+        )
+    )
     hand = _ByHand(_Training(None).net, plain.x)
-    seconds = alternate({"plain": plain, "new": rare.at(0), "old": rare.at(1), "factors new": often.at(1),
-                         "factors by hand": hand.factors, "inverses by hand": hand.inverses,
-                         "gradients by hand": hand.gradients}, rounds=3)
+    seconds = alternate(
+        {
+            "plain": plain,
+            "new": rare.at(0),
+            "old": rare.at(1),
+            "factors new": often.at(1),
+            "factors by hand": hand.factors,
+            "inverses by hand": hand.inverses,
+            "gradients by hand": hand.gradients,
+        },
+        rounds=3,
+    )
     turns = [dict(zip(seconds, turn, strict=True)) for turn in zip(*seconds.values(), strict=True)]
     seconds["every 10"] = [(one["new"] + (STEPS - 1) * one["old"]) / STEPS for one in turns]
     seconds["every 1"] = [(one["new"] + (STEPS - 1) * one["factors new"]) / STEPS for one in turns]
-    fixed = [one["plain"] + one["gradients by hand"] + one["inverses by hand"] / STEPS for one in turns]
+    fixed = [
+        one["plain"] + one["gradients by hand"] + one["inverses by hand"] / STEPS for one in turns
+    ]
     for name, share in (("every 10", 1 / STEPS), ("every 1", 1.0)):
-        seconds[f"{name} by hand"] = [rest + share * one["factors by hand"]
-                                      for rest, one in zip(fixed, turns, strict=True)]
+        seconds[f"{name} by hand"] = [
+            rest + share * one["factors by hand"] for rest, one in zip(fixed, turns, strict=True)
+        ]
     medians = _medians(seconds)
-    for name, what in (("every 10", "factors and inverses every 10"), ("every 1", "factors in every one")):
-        yield Result(f"K-FAC step of ResNet-18, batch 64, {what} / plain step and the same products by hand",
-                     paired(seconds, name, f"{name} by hand"), 1.2, medians=medians)
-    yield Result("K-FAC step of ResNet-18, batch 64, factors and inverses every 10 / plain step",
-                 paired(seconds, "every 10", "plain"), None)
+    for name, what in (
+        ("every 10", "factors and inverses every 10"),
+        ("every 1", "factors in every one"),
+    ):
+        yield Result(
+            f"K-FAC step of ResNet-18, batch 64, {what} / plain step and the same products by hand",
+            paired(seconds, name, f"{name} by hand"),
+            1.2,
+            medians=medians,
+        )
+    yield Result(
+        "K-FAC step of ResNet-18, batch 64, factors and inverses every 10 / plain step",
+        paired(seconds, "every 10", "plain"),
+        None,
+    )
 
 
 class _ByHand:
-    """The unfolds, products and inverses of all factors of a network, and the products with its gradients, without
-    anything around them."""
+    """The unfolds, products and inverses of all factors of a network, and the products with its
+    gradients, without anything around them.
+    """
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
         self.seen: list[tuple[nn.Module, Tensor, Tensor]] = []
         for module in net.modules():
             if factors.supported(module):
-                module.register_forward_hook(lambda module, into, out: self.seen.append(
-                    (module, into[0].detach(), out.detach())))
+                module.register_forward_hook(
+                    lambda module, into, out: self.seen.append(
+                        (module, into[0].detach(), out.detach())
+                    )
+                )
         net(x)
         self.damped = [[torch.eye(d) for d in factors.sizes(module)] for module, _, _ in self.seen]
         self.made: list[list[Tensor]] = []
@@ -138,7 +202,9 @@ class _ByHand:
     def factors(self) -> None:
         for module, into, out in self.seen:
             if isinstance(module, nn.Conv2d):
-                _product(unfold(into, module.kernel_size, module.dilation, module.padding, module.stride))
+                _product(
+                    unfold(into, module.kernel_size, module.dilation, module.padding, module.stride)
+                )
                 _product(out.flatten(2))
             else:
                 _product(into.mT[None])
@@ -146,7 +212,10 @@ class _ByHand:
 
     @torch.no_grad()
     def inverses(self) -> None:
-        self.made = [[torch.cholesky_inverse(torch.linalg.cholesky(one)) for one in pair] for pair in self.damped]
+        self.made = [
+            [torch.cholesky_inverse(torch.linalg.cholesky(one)) for one in pair]
+            for pair in self.damped
+        ]
 
     @torch.no_grad()
     def gradients(self) -> None:
@@ -156,39 +225,71 @@ class _ByHand:
 
 
 def _prediction() -> Result:
-    from commsweep.analysis.papers.spd_kfac import setting
-    from commsweep.analysis.timeline.iterations import ALGORITHMS, planned
+    from commsweep.timing.spd_kfac import setting
+    from commsweep.timing.timeline.iterations import ALGORITHMS, planned
 
     here = setting("resnet152")
     began = time.perf_counter()
     for name in ALGORITHMS:
         planned(here.work, here.cluster, name)
     took = time.perf_counter() - began
-    return Result("prediction of an iteration of ResNet-152 on 64 GPUs, all arms: seconds / 1", took, 1.0,
-                  medians={"s": took})
+    return Result(
+        "prediction of an iteration of ResNet-152 on 64 GPUs, all arms: seconds / 1",
+        took,
+        1.0,
+        medians={"s": took},
+    )
 
 
 def _measured() -> Iterator[Result]:
-    """The algorithms over four of the demo's five networks, in a store of its own: about a minute and a half."""
-    from commsweep.analysis.learners import measurements
-    from commsweep.analysis.papers.spd_iterations import WORST, errors, misordered
-    from commsweep.experiments.config import Execution
-    from commsweep.experiments.processes import ddp
-    from commsweep.experiments.store import Store
-    from commsweep.sweeps.papers.kfac import WIRINGS, plan
+    """The algorithms over four of the demo's five networks, in a store of its own: about a minute
+    and a half.
+    """
+    from commsweep.config import Execution
+    from commsweep.processes import ddp
+    from commsweep.registry import plan
+    from commsweep.store import Store
+    from commsweep.timing.kfac_report import WORST, errors, misordered
+    from commsweep.timing.measured_learners import measurements
 
-    wanted = [(run, wiring) for run, wiring in plan("demo-kfac") if wiring.bandwidth != 1e9
-              and {"fusion": wiring.fusion, "placement": wiring.placement} in WIRINGS.values()]
+    algorithms = (
+        ("after", "everywhere"),
+        ("after", "spread"),
+        ("pipelined", "balanced"),
+    )  # D-, MPD-, SPD-KFAC
+    wanted = [
+        (run, wiring)
+        for run, wiring in plan("demo-kfac")
+        if wiring.bandwidth != 1e9 and (wiring.fusion, wiring.placement) in algorithms
+    ]
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         ddp.execute(wanted, store, Execution("cpu", progress=False))
         found = measurements(store, [ddp.folder_of(store, *one).path.name for one in wanted])
     off = [abs(one) for one in errors(found)]
-    medians = {"settings": float(len(off)), "median %": 100 * median(off), "worst %": 100 * max(off)}
-    yield Result("predicted steps of real learners: median error / 8 %", median(off) / 0.08, 1.0, medians=medians)
-    yield Result("predicted steps of real learners: worst error / 20 %", max(off) / WORST, 1.0, medians=medians)
-    yield Result("pairs of algorithms more than 20 % apart, predicted in the wrong order",
-                 float(len(misordered(found, WORST))), 0.0, medians=medians)
+    medians = {
+        "settings": float(len(off)),
+        "median %": 100 * median(off),
+        "worst %": 100 * max(off),
+    }
+    yield Result(
+        "predicted steps of real learners: median error / 8 %",
+        median(off) / 0.08,
+        1.0,
+        medians=medians,
+    )
+    yield Result(
+        "predicted steps of real learners: worst error / 20 %",
+        max(off) / WORST,
+        1.0,
+        medians=medians,
+    )
+    yield Result(
+        "pairs of algorithms more than 20 % apart, predicted in the wrong order",
+        float(len(misordered(found, WORST))),
+        0.0,
+        medians=medians,
+    )
 
 
 def _medians(seconds: dict[str, list[float]], parts: int = 1) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""`commsweep bench sparse`: what masks and sparse attention cost and save in time, beside the dense way."""
+"""`commsweep bench sparse`: what masks and sparse attention cost and save in time, beside the dense
+way.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,26 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments.component import Moment, Pass
-from commsweep.experiments.config import Execution, override
-from commsweep.experiments.presets import preset
-from commsweep.experiments.sparsity.attention import attend
-from commsweep.experiments.training.run import build
+from commsweep.component import Moment, Pass
+from commsweep.config import Execution, override
+from commsweep.registry import preset
+from commsweep.sparsity.attention import attend
+from commsweep.training.run import build
 
 HEADS, HEAD, BAND = 12, 64, 128  # GPT-2 small's attention
 TOKENS = (1024, 4096)
 BOUNDS = {("local", 1024): 0.8, ("local", 4096): 0.3}  # of the others nothing is promised
-ROWS, WIDTH = 1024, 768  # of the linear layer: GPT-2 small's first of a block's perceptron, a block of tokens
+ROWS, WIDTH = (
+    1024,
+    768,
+)  # of the linear layer: GPT-2 small's first of a block's perceptron, a block of tokens
 LEVELS = (0.8, 0.9, 0.95)
 
 
 def bench() -> Iterator[Result]:
-    """Steps with masks, updates, attention, linear layers; on a GPU weights of which two in four are zero, too."""
+    """Steps with masks, updates, attention, linear layers; on a GPU weights of which two in four
+    are zero, too.
+    """
     yield from _steps()
     for tokens in TOKENS:
         yield from _attention(tokens)
@@ -36,21 +43,37 @@ def bench() -> Iterator[Result]:
 
 
 def _steps() -> Iterator[Result]:
-    """A step of GPT-2 micro (batch 8, blocks of 256), four fifths of its weights zero, and updates of all its masks,
-    beside the dense step."""
+    """A step of GPT-2 micro (batch 8, blocks of 256), four fifths of its weights zero, and updates
+    of all its masks, beside the dense step.
+    """
     sparse = {"sparsity.phases.all.sparsity": 0.8, "sparsity.interval": 1000}
-    updates = {growth: _update_of(sparse | {"sparsity.interval": 1, "sparsity.growth": growth})
-               for growth in ("gradient", "mixed")}
-    seconds = alternate({"dense": _step_of({}), "masks": _step_of(sparse), **updates}, rounds=13, warmup=2)
-    for side, what, bound in (("masks", "GPT-2 micro step, 80 % zero / dense", 1.05), *(
-            (growth, f"update of all masks, {growth} growth / dense step", 1.0) for growth in updates)):
-        yield Result(what, paired(seconds, side, "dense"), bound,
-                     medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (side, "dense")})
+    updates = {
+        growth: _update_of(sparse | {"sparsity.interval": 1, "sparsity.growth": growth})
+        for growth in ("gradient", "mixed")
+    }
+    seconds = alternate(
+        {"dense": _step_of({}), "masks": _step_of(sparse), **updates}, rounds=13, warmup=2
+    )
+    for side, what, bound in (
+        ("masks", "GPT-2 micro step, 80 % zero / dense", 1.05),
+        *(
+            (growth, f"update of all masks, {growth} growth / dense step", 1.0)
+            for growth in updates
+        ),
+    ):
+        yield Result(
+            what,
+            paired(seconds, side, "dense"),
+            bound,
+            medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (side, "dense")},
+        )
 
 
 def _task(settings: dict[str, object]) -> tuple:
-    run = override(preset("sotu_micro"), {"data.batch_size": 8, "data.train_blocks": 8192, "data.eval_blocks": 8}
-                   | settings)
+    run = override(
+        preset("sotu_micro"),
+        {"data.batch_size": 8, "data.train_blocks": 8192, "data.eval_blocks": 8} | settings,
+    )
     parts = build(run, Execution("cpu", threads=torch.get_num_threads()))
     task = parts.task.train()
     optimizer = torch.optim.AdamW(task.parameters(), 1e-4, fused=True)
@@ -108,35 +131,49 @@ def _attention(tokens: int) -> Iterator[Result]:
 
     kinds = ("local", "strided", "fixed", "local_strided")
     sides = {"dense": both(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))} | {
-        kind: both(lambda kind=kind: attend(kind, q, k, v, BAND)) for kind in kinds}
+        kind: both(lambda kind=kind: attend(kind, q, k, v, BAND)) for kind in kinds
+    }
     seconds = alternate(sides, rounds=7, warmup=2)
     for kind in kinds:
-        yield Result(f"attention, {tokens} tokens, {kind} {BAND}, forward and backward / dense causal",
-                     paired(seconds, kind, "dense"), BOUNDS.get((kind, tokens)),
-                     medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (kind, "dense")})
+        yield Result(
+            f"attention, {tokens} tokens, {kind} {BAND}, forward and backward / dense causal",
+            paired(seconds, kind, "dense"),
+            BOUNDS.get((kind, tokens)),
+            medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (kind, "dense")},
+        )
 
 
 def _linear() -> Iterator[Result]:
-    """Forward of one layer: zeros in a dense matrix cost what other numbers do; torch's CSR skips them."""
+    """Forward of one layer: zeros in a dense matrix cost what other numbers do; torch's CSR skips
+    them.
+    """
     x, weight = torch.randn(ROWS, WIDTH), torch.randn(4 * WIDTH, WIDTH)
     masked = {level: weight * (torch.rand_like(weight) >= level) for level in LEVELS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CSR is called a beta
         rows = {level: one.to_sparse_csr() for level, one in masked.items()}
         sides: dict[str, Callable[[], object]] = {"dense": lambda: linear(x, weight)}
-        sides |= {f"masked {level}": lambda level=level: linear(x, masked[level]) for level in LEVELS}
+        sides |= {
+            f"masked {level}": lambda level=level: linear(x, masked[level]) for level in LEVELS
+        }
         sides |= {f"CSR {level}": lambda level=level: (rows[level] @ x.T).T for level in LEVELS}
         with torch.no_grad():
             seconds = alternate(sides, rounds=9, warmup=2)
     for level in LEVELS:
         for kind in ("masked", "CSR"):
             name = f"{kind} {level}"
-            yield Result(f"linear layer, {100 * level:g} % zero, {kind} / dense", paired(seconds, name, "dense"),
-                         None, medians={f"{one} ms": 1e3 * median(seconds[one]) for one in (name, "dense")})
+            yield Result(
+                f"linear layer, {100 * level:g} % zero, {kind} / dense",
+                paired(seconds, name, "dense"),
+                None,
+                medians={f"{one} ms": 1e3 * median(seconds[one]) for one in (name, "dense")},
+            )
 
 
 def _two_in_four() -> Iterator[Result]:
-    """Forward of one layer in half precision with two of four neighbours zero, which such a GPU's units skip."""
+    """Forward of one layer in half precision with two of four neighbours zero, which such a GPU's
+    units skip.
+    """
     from torch.sparse import to_sparse_semi_structured
 
     weight = torch.randn(4 * WIDTH, WIDTH, device="cuda", dtype=torch.float16)
@@ -148,8 +185,15 @@ def _two_in_four() -> Iterator[Result]:
         def one() -> None:
             product()
             torch.cuda.synchronize()
+
         return one
 
-    seconds = alternate({"dense": timed(lambda: linear(x, weight)), "2:4": timed(lambda: linear(x, packed))}, 50, 10)
-    yield Result("linear layer on a GPU, two of four zero / dense", paired(seconds, "2:4", "dense"), None,
-                 medians={f"{name} ms": 1e3 * median(own) for name, own in seconds.items()})
+    seconds = alternate(
+        {"dense": timed(lambda: linear(x, weight)), "2:4": timed(lambda: linear(x, packed))}, 50, 10
+    )
+    yield Result(
+        "linear layer on a GPU, two of four zero / dense",
+        paired(seconds, "2:4", "dense"),
+        None,
+        medians={f"{name} ms": 1e3 * median(own) for name, own in seconds.items()},
+    )

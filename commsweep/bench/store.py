@@ -1,4 +1,6 @@
-"""`commsweep bench store`: status, plan, list, loading and a report of 10,000 finished runs (seconds, not ratios)."""
+"""`commsweep bench store`: status, plan, list, loading and a report of 10,000 finished runs
+(seconds, not ratios).
+"""
 
 from __future__ import annotations
 
@@ -9,41 +11,54 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from commsweep.bench import Result
-from commsweep.experiments.config import SCHEMA, Run, override, record, run_id
-from commsweep.experiments.presets import preset
-from commsweep.experiments.store import Store, write_json
-from commsweep.sweeps.grid import seeds
-from commsweep.sweeps.launch import missing
-from commsweep.sweeps.papers import sweep
-from commsweep.sweeps.papers.rudakov import topk
+from commsweep.config import SCHEMA, Run, override, record, run_id
+from commsweep.launching.grid import product, seeds
+from commsweep.launching.launch import missing
+from commsweep.registry import preset, sweep
+from commsweep.store import Store, write_json
 
 RUNS = 10_000
 
 
 def bench() -> Iterator[Result]:
-    """What a user waits for when a store has grown large. The rows are made up; nothing is trained."""
-    from commsweep.analysis import contents, report, results  # pandas and matplotlib are not what is timed
+    """What a user waits for when a store has grown large. The rows are made up; nothing is
+    trained.
+    """
+    from commsweep.reporting import (
+        contents,
+        report,
+        results,
+    )  # pandas and matplotlib are not what is timed
 
     runs = grid()
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         generate(store, runs)
         ids = [run_id(run) for run in sweep("ten_thousand", store)]
-        yield _timed("statuses of 10,000 finished runs", 2.0, lambda: store.statuses(ids, store.rows()))
+        yield _timed(
+            "statuses of 10,000 finished runs", 2.0, lambda: store.statuses(ids, store.rows())
+        )
         yield _timed("what is missing of them", 2.0, lambda: missing(runs, store))
         yield _timed("loading all rows, first time", 5.0, lambda: results.load(folder))
         yield _timed("loading all rows, again", 1.0, lambda: results.load(folder))
         frame = results.load(folder)
         yield _timed("all tables of them", 2.0, lambda: contents.all_tables(frame))
         out = Path(folder) / ".out"
-        yield _timed("report of 10,000 runs", 15.0, lambda: report.write(Path(folder), "ten_thousand", out))
+        yield _timed(
+            "report of 10,000 runs", 15.0, lambda: report.write(Path(folder), "ten_thousand", out)
+        )
         yield Result("its page (MB)", (out / "report.html").stat().st_size / 1e6, 5.0)
 
 
 def grid() -> list[Run]:
     """10,000 Runs: dense and six TopK levels over many seeds."""
     base = preset("digits")
-    cells = [base, *topk(base), *topk(override(base, {"fwd.compressor.kind": "topk", "fwd.feedback.kind": "ef"}))]
+    feedback = override(base, {"fwd.compressor.kind": "topk", "fwd.feedback.kind": "ef"})
+    axes = {
+        "fwd.compressor.kind+bwd.compressor.kind": ("topk",),
+        "fwd.compressor.ratio+bwd.compressor.ratio": (0.5, 0.3, 0.2, 0.1, 0.05, 0.02),
+    }
+    cells = [base, *product(base, axes), *product(feedback, axes)]
     return seeds(cells, -(-RUNS // len(cells)))[:RUNS]
 
 
@@ -55,19 +70,57 @@ def generate(store: Store, runs: list[Run]) -> None:
         named[name] = settings
         folder = store.root / name
         folder.mkdir()
-        scores = {f"{split}_{mode}_{what}": 0.5 + (place % 97) / 200 for split in ("val", "test")
-                  for mode in ("on", "off") for what in ("acc", "loss")}
-        boundaries = {cut: {"fwd": 1000, "bwd": 1000, "fwd_dense": 9000, "bwd_dense": 9000, "calls": 10, "samples": 80}
-                      for cut in run.model.cuts}
-        row = {"schema": SCHEMA, "id": name, "status": "finished", "error": None, "run": settings, "metrics": scores,
-               "steps": 10, "boundaries": boundaries,
-               "bytes": {"fwd_per_step": 3e3, "bwd_per_step": 3e3, "ratio": 0.11},
-               "seconds": {"train": 3.0, "eval": 1.0, "wall": 4.0}, "when": "2026-01-01T00:00:00+00:00"}
-        (folder / "run.json").write_text(json.dumps({"schema": SCHEMA, "id": name, "run": settings}), encoding="utf-8")
+        scores = {
+            f"{split}_{mode}_{what}": 0.5 + (place % 97) / 200
+            for split in ("val", "test")
+            for mode in ("on", "off")
+            for what in ("acc", "loss")
+        }
+        boundaries = {
+            cut: {
+                "fwd": 1000,
+                "bwd": 1000,
+                "fwd_dense": 9000,
+                "bwd_dense": 9000,
+                "calls": 10,
+                "samples": 80,
+            }
+            for cut in run.model.cuts
+        }
+        row = {
+            "schema": SCHEMA,
+            "id": name,
+            "status": "finished",
+            "error": None,
+            "run": settings,
+            "metrics": scores,
+            "steps": 10,
+            "boundaries": boundaries,
+            "bytes": {"fwd_per_step": 3e3, "bwd_per_step": 3e3, "ratio": 0.11},
+            "seconds": {"train": 3.0, "eval": 1.0, "wall": 4.0},
+            "when": "2026-01-01T00:00:00+00:00",
+        }
+        (folder / "run.json").write_text(
+            json.dumps({"schema": SCHEMA, "id": name, "run": settings}), encoding="utf-8"
+        )
         (folder / "done.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(
-            {"epoch": epoch, "step": 20 * epoch, "bytes": 9000 * epoch, "seconds": 0.1 * epoch,
-             "train_loss": 1 / epoch, **scores}) + "\n" for epoch in (2, 4, 6, 8, 10)), encoding="utf-8")
+        (folder / "metrics.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "epoch": epoch,
+                        "step": 20 * epoch,
+                        "bytes": 9000 * epoch,
+                        "seconds": 0.1 * epoch,
+                        "train_loss": 1 / epoch,
+                        **scores,
+                    }
+                )
+                + "\n"
+                for epoch in (2, 4, 6, 8, 10)
+            ),
+            encoding="utf-8",
+        )
     write_json(store.root / "sweeps" / "ten_thousand.json", {"name": "ten_thousand", "runs": named})
 
 

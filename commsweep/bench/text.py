@@ -1,4 +1,6 @@
-"""`commsweep bench text`: what compression and AQ-SGD's memory cost a step of GPT-2 micro; reading text."""
+"""`commsweep bench text`: what compression and AQ-SGD's memory cost a step of GPT-2 micro; reading
+text.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,39 @@ from typing import Any
 import torch
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments.config import Execution, override
-from commsweep.experiments.data import text
-from commsweep.experiments.presets import preset
-from commsweep.experiments.training.run import build
+from commsweep.config import Execution, override
+from commsweep.data import text
+from commsweep.registry import preset
+from commsweep.training.run import build
 
-TOPK = {f"{side}.compressor.{key}": value for side in ("fwd", "bwd")
-        for key, value in (("kind", "topk"), ("ratio", 0.1), ("scope", "last"))}
+TOPK = {
+    f"{side}.compressor.{key}": value
+    for side in ("fwd", "bwd")
+    for key, value in (("kind", "topk"), ("ratio", 0.1), ("scope", "last"))
+}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "dense": {}, "topk": TOPK,
+    "dense": {},
+    "topk": TOPK,
     "aqsgd": TOPK | {"fwd.feedback.kind": "aqsgd", "fwd.feedback.buffer": "bfloat16"},
 }
 BATCHES = 8
 
 
 def bench() -> Iterator[Result]:
-    """A training step (batch 8, blocks of 256, three boundaries): dense, with TopK, with AQ-SGD's mapped buffers."""
+    """A training step (batch 8, blocks of 256, three boundaries): dense, with TopK, with AQ-SGD's
+    mapped buffers.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        sides = {name: step_of(settings, Path(folder) / name) for name, settings in SETTINGS.items()}
+        sides = {
+            name: step_of(settings, Path(folder) / name) for name, settings in SETTINGS.items()
+        }
         for _ in range(BATCHES):  # AQ-SGD's first visits are dense
             sides["aqsgd"]()
         seconds = alternate(sides, rounds=11, warmup=2)
-    for a, b, what in (("topk", "dense", "TopK 10 % per token / dense"),
-                       ("aqsgd", "topk", "AQ-SGD, mapped bfloat16 buffers / the same TopK without memory")):
+    for a, b, what in (
+        ("topk", "dense", "TopK 10 % per token / dense"),
+        ("aqsgd", "topk", "AQ-SGD, mapped bfloat16 buffers / the same TopK without memory"),
+    ):
         raw = {f"{name} ms": 1e3 * statistics.median(seconds[name]) for name in (a, b)}
         yield Result(f"GPT-2 micro step, {what}", paired(seconds, a, b), 1.10, medians=raw)
     yield _tokenising()
@@ -45,8 +57,10 @@ def bench() -> Iterator[Result]:
 def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], None]:
     """A function that makes one training step with these settings over eight batches in turn."""
     folder.mkdir()
-    run = override(preset("sotu_micro"), {"data.batch_size": 8, "data.train_blocks": 8 * BATCHES, "data.eval_blocks": 8}
-                   | settings)
+    run = override(
+        preset("sotu_micro"),
+        {"data.batch_size": 8, "data.train_blocks": 8 * BATCHES, "data.eval_blocks": 8} | settings,
+    )
     parts = build(run, Execution("cpu", buffers="mmap"), folder)
     task, boundaries, number = parts.task.train(), parts.task.components["boundaries"], count()
     optimizer = torch.optim.AdamW(task.parameters(), 1e-4, fused=True)
@@ -64,7 +78,9 @@ def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], None]:
 
 
 def _tokenising() -> Result:
-    """Seconds for 10 MB with a byte-level BPE of GPT-2's kind (trained here: no tokenizer is fetched)."""
+    """Seconds for 10 MB with a byte-level BPE of GPT-2's kind (trained here: no tokenizer is
+    fetched).
+    """
     from tokenizers import ByteLevelBPETokenizer
     from transformers import GPT2TokenizerFast
 
@@ -84,4 +100,6 @@ def _tokenising() -> Result:
             if kept is not None:
                 os.environ["XDG_CACHE_HOME"] = kept
     seconds = time.perf_counter() - started
-    return Result("seconds to tokenise 10 MB", seconds, 15.0, medians={"tokens": tokens, "MB": 10.0})
+    return Result(
+        "seconds to tokenise 10 MB", seconds, 15.0, medians={"tokens": tokens, "MB": 10.0}
+    )

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from commsweep import compressors
 from commsweep.bench import Result, alternate, paired
-from commsweep.experiments import compressors
-from commsweep.experiments.compressors import message
+from commsweep.compressors import message
 
 SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
 CODECS = (
@@ -24,7 +24,9 @@ CODECS = (
 
 
 def bench() -> Iterator[Result]:
-    """GB of dense input a second and core: tensor to message and back, beside zlib level 1 and a memory copy."""
+    """GB of dense input a second and core: tensor to message and back, beside zlib level 1 and a
+    memory copy.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -35,23 +37,37 @@ def bench() -> Iterator[Result]:
         torch.set_num_threads(threads)
 
 
-def _codec(x: torch.Tensor, title: str, compressor: compressors.Compressor, bound: float) -> Iterator[Result]:
+def _codec(
+    x: torch.Tensor, title: str, compressor: compressors.Compressor, bound: float
+) -> Iterator[Result]:
     address, copy = message.Address(message.digest(title)), torch.empty_like(x)
     dense, gigabytes = x.numpy().tobytes(), x.numel() * x.element_size() / 1e9
     packed_message = message.pack([compressor.encode(x)], address)
     # zlib on a hundredth, or the bench would wait for nothing else.
     part = dense[: len(dense) // 100]
     packed = zlib.compress(part, 1)
-    sides = {"pack": lambda: message.pack([compressor._encode(x, 0)], address),
-             "unpack": lambda: compressor.decode(message.Reader(packed_message, address).take(compressor, x.shape)),
-             "zlib": lambda: zlib.compress(part, 1), "unzlib": lambda: zlib.decompress(packed),
-             "copy": lambda: copy.copy_(x)}
+    sides = {
+        "pack": lambda: message.pack([compressor._encode(x, 0)], address),
+        "unpack": lambda: compressor.decode(
+            message.Reader(packed_message, address).take(compressor, x.shape)
+        ),
+        "zlib": lambda: zlib.compress(part, 1),
+        "unzlib": lambda: zlib.decompress(packed),
+        "copy": lambda: copy.copy_(x),
+    }
     seconds = alternate(sides, rounds=15, warmup=3)
     median = {name: sorted(times)[len(times) // 2] for name, times in seconds.items()}
     speed = {name: gigabytes / median[name] for name in ("pack", "unpack", "copy")}
     speed |= {name: gigabytes / 100 / median[name] for name in ("zlib", "unzlib")}
     for way, other in (("pack", "zlib"), ("unpack", "unzlib")):
-        yield Result(f"{title}: {way} {'x'.join(map(str, SHAPE))}, GB/s of dense input on one core", speed[way], bound,
-                     False, {f"{other} level 1 GB/s" if other == "zlib" else "unzip GB/s": speed[other],
-                             "memory copy GB/s": speed["copy"],
-                             "copies it takes": paired(seconds, way, "copy")})
+        yield Result(
+            f"{title}: {way} {'x'.join(map(str, SHAPE))}, GB/s of dense input on one core",
+            speed[way],
+            bound,
+            False,
+            {
+                f"{other} level 1 GB/s" if other == "zlib" else "unzip GB/s": speed[other],
+                "memory copy GB/s": speed["copy"],
+                "copies it takes": paired(seconds, way, "copy"),
+            },
+        )

@@ -1,4 +1,6 @@
-"""The docs say what the code does: generated pages are the code's, links lead somewhere, code blocks run as written."""
+"""The docs say what the code does: generated pages are the code's, links lead somewhere, code
+blocks run as written.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,15 @@ import shlex
 
 import pytest
 
-from commsweep import reference
-from commsweep.experiments.config import CompressorSpec, FeedbackSpec, GradientCompressor, GradientFeedback, by_kind
-from commsweep.main import main
+from commsweep.cli import reference
+from commsweep.cli.main import main
+from commsweep.config import (
+    CompressorSpec,
+    FeedbackSpec,
+    GradientCompressor,
+    GradientFeedback,
+    by_kind,
+)
 from tests.test_layout import ROOT
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,7 +41,9 @@ def blocks(text, language):
 
 @pytest.mark.parametrize("name", reference.pages())
 def test_generated_pages_are_the_codes(name):
-    assert (ROOT / "docs" / "reference" / name).read_text() == reference.pages()[name], "renew it with make docs"
+    assert (ROOT / "docs" / "reference" / name).read_text() == reference.pages()[name], (
+        "renew it with make docs"
+    )
 
 
 def test_every_kind_says_what_it_does_and_costs():
@@ -61,7 +71,9 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("number", range(2))
 def test_ten_lines_of_a_loop_of_ones_own_run_as_written(number, capsys):
-    code = [one for one in blocks(OWN, "python") if "import torch\n" in one and not one.startswith("#")][number]
+    code = [
+        one for one in blocks(OWN, "python") if "import torch\n" in one and not one.startswith("#")
+    ][number]
     exec(compile(code, "own.md", "exec"), {})
     assert capsys.readouterr().out
 
@@ -84,7 +96,12 @@ def given(words):
 
 
 def test_a_sweep_as_a_function_and_one_in_a_line(folder, capsys):
-    assert main([*given("launch my_grid.py:grid"), "--store", "st", "--workers", "1", "--device", "cpu"]) == 0
+    assert (
+        main(
+            [*given("launch my_grid.py:grid"), "--store", "st", "--workers", "1", "--device", "cpu"]
+        )
+        == 0
+    )
     assert main(["sweep", "status", "my_grid.grid", "--store", "st"]) == 0
     assert "4 cells: 4 finished" in capsys.readouterr().out
     assert main([*given("report my_grid.py:grid"), "--store", "st", "--no-page", "--json"]) == 0

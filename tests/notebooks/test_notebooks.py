@@ -10,31 +10,38 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from nbclient import NotebookClient
 
-from commsweep.analysis.papers import PAPERS, spd_iterations
-from commsweep.experiments.store import Store
-from tests.analysis import test_learners
-from tests.analysis.papers import (
+from commsweep.registry import papers
+from commsweep.store import Store
+from commsweep.timing import kfac_report
+from tests.analysis import (
     test_adacomp,
     test_bias,
     test_kfac,
-    test_links,
     test_local,
     test_mst,
     test_rudakov,
     test_rudakov_text,
 )
 from tests.test_layout import ROOT
+from tests.timing import test_learners, test_links
 
 FILLED = {
     "rudakov_images": lambda store: test_rudakov.fill(store, test_rudakov.flat_score),
     "rudakov_text": lambda store: test_rudakov_text.fill(store, test_rudakov_text.paper_world),
     "adacomp": lambda store: test_adacomp.fill(store, test_adacomp.good),
-    "bias": lambda store: test_bias.fill(store, "text_bias", test_bias.bias_matters, test_bias.seen),
-    "recipe": lambda store: test_bias.fill(store, "text_recipe", test_bias.bias_matters, test_bias.seen),
+    "bias": lambda store: test_bias.fill(
+        store, "text_bias", test_bias.bias_matters, test_bias.seen
+    ),
+    "recipe": lambda store: test_bias.fill(
+        store, "text_recipe", test_bias.bias_matters, test_bias.seen
+    ),
     "links": test_links.measure,
     "local": lambda store: test_local.fill(store.root, test_local.good),
     "unequal": lambda store: test_bias.fill(store, "unequal_ratios", lambda run: 0.1),
-    "kfac": lambda store: (test_kfac.fill(store, test_kfac.best_at, lambda run: 3), test_learners.fill(store)),
+    "kfac": lambda store: (
+        test_kfac.fill(store, test_kfac.best_at, lambda run: 3),
+        test_learners.fill(store),
+    ),
     "sparse": lambda store: test_mst.fill(store, test_mst.as_claimed),
 }
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -45,18 +52,21 @@ def cells(name):
 
 
 def test_every_paper_has_a_notebook():
-    assert sorted(FILLED) == NOTEBOOKS and len(NOTEBOOKS) == len(PAPERS) + 1
+    assert sorted(FILLED) == NOTEBOOKS and len(NOTEBOOKS) == len(papers()) + 1
 
 
 LONG = ("links", "kfac", "bias")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
-                                  for name in NOTEBOOKS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in NOTEBOOKS],
+)
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
     store = Store(tmp_path / "store")
     FILLED[name](store)
-    monkeypatch.setattr(spd_iterations, "networks", lambda: ["resnet50"])  # the others take half a minute
+    # the others take half a minute
+    monkeypatch.setattr(kfac_report, "networks", lambda: ["resnet50"])
     monkeypatch.setenv("COMMSWEEP_STORE", str(store.root))
     shell = InteractiveShell.instance()
     try:
@@ -75,8 +85,13 @@ def test_a_notebook_runs_in_a_kernel_of_its_own(tmp_path):
     store = Store(tmp_path / "store")
     FILLED["rudakov_text"](store)
     notebook = nbformat.read(ROOT / "notebooks" / "rudakov_text.ipynb", as_version=4)
-    client = NotebookClient(notebook, timeout=200, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
-                            resources={"metadata": {"path": str(ROOT / "notebooks")}})
+    client = NotebookClient(
+        notebook,
+        timeout=200,
+        kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(ROOT / "notebooks")}},
+    )
     client.execute(env={"COMMSWEEP_STORE": str(store.root)})
     assert "data:image/png" in str(notebook.cells[-1].outputs)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from commsweep.experiments.config import override
-from commsweep.experiments.presets import preset
-from commsweep.experiments.presets.sparse import PRESETS
-from commsweep.experiments.sparsity import plan
-from commsweep.sweeps.papers import mst, sweep
+from commsweep.config import override
+from commsweep.registry import content, preset, sweep
+from commsweep.sparsity import plan
+
+PRESETS = content("experiments.sparse").PRESETS
+mst = content("sweeps.mst")
 
 
-@pytest.mark.parametrize("name, seeds, least", [("demo-sparse", 3, 0.245), ("sparse-long", 3, 0.247),
-                                                ("gpt2_mst", 3, 0.23)])
+@pytest.mark.parametrize(
+    "name, seeds, least",
+    [("demo-sparse", 3, 0.245), ("sparse-long", 3, 0.247), ("gpt2_mst", 3, 0.23)],
+)
 def test_every_arm_costs_its_share(name, seeds, least):
     runs = sweep(name)
     first = [run for run in runs if run.seed == 0]
@@ -21,7 +24,11 @@ def test_every_arm_costs_its_share(name, seeds, least):
     for run in first[1:]:
         share = mst.cost(run) / dense
         level = run.sparsity.phases.get("ultra")
-        if run.model == first[0].model and not run.sparsity.sparse and run.fwd.compressor.kind != "none":
+        if (
+            run.model == first[0].model
+            and not run.sparsity.sparse
+            and run.fwd.compressor.kind != "none"
+        ):
             assert share == 1
         elif level is not None and level.attention == "causal":
             assert share > 0.25  # attention alone differs
@@ -36,7 +43,16 @@ def test_presets_cost_what_their_header_says():
     assert plan_of(preset("gpt2_mst"))["relative"] == pytest.approx(0.25, abs=0.002)
     assert plan_of(preset("sotu_nano_counted"))["relative"] == 1
     assert {name.removeprefix("sotu_nano_") for name in PRESETS} >= {
-        "static", "set", "rigl", "granet", "oneshot", "mst", "no_warmup", "no_ultra", "no_restore"}
+        "static",
+        "set",
+        "rigl",
+        "granet",
+        "oneshot",
+        "mst",
+        "no_warmup",
+        "no_ultra",
+        "no_restore",
+    }
 
 
 def plan_of(run):

@@ -1,0 +1,587 @@
+"""arXiv 1712.02679 (AdaComp) and its peers: quality against compression rate, rates by layer, bytes
+by exchange; claims A1 to A4.
+
+A rate is dense float32 bytes over the bytes a learner sends up, everything counted: parameters that
+travel dense, warm-up steps, places, scales. Test accuracy in points (test loss in nats for language
+models), paired by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from commsweep.reporting.claim import SLIGHT, Claim, Effect, paired
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic
+from commsweep.reporting.labels import boundaries, exchange
+from commsweep.reporting.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, masked
+from commsweep.reporting.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
+
+NAME = "gradients"
+RATE_UP = "gradients.rate"
+PLAIN_RUN = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
+NOTICEABLE = 0.02  # nats
+# What the way of the gradients is, and what it is not.
+TRAVEL = (
+    "grad.compressor.",
+    "grad.feedback.",
+    "grad.schedule.",
+    "grad.exchange",
+    "grad.vote",
+    "grad.start_epoch",
+)
+ELSE = (
+    *(name for name in SECTIONS if name != "grad."),
+    *PLAIN_SETTINGS,
+    "grad.learners",
+    "grad.local_steps",
+)
+CONV_RATE, FC_RATE = 40.0, 200.0  # what the abstract says, "about"
+MANY = 20.0  # a rate that "about 40" and "about 200" are surely above on small layers
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that it speaks of: all, where ways of exchanging gradients every step are
+    compared.
+    """
+    frame = frame[~masked(frame)]
+    if "grad.outer.interval" in frame:
+        frame = frame[frame["grad.outer.interval"].isna()]
+    if "optim.kind" in frame:
+        frame = frame[frame["optim.kind"] != "dion"]  # whose messages are no gradients
+    compared = "grad.learners" in frame and bool((frame["grad.compressor.kind"] != "none").any())
+    return frame if compared else frame.iloc[:0]
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """Methods, AdaComp's rates by layer class, learners and minibatches, exchanges, both
+    compressions at once.
+    """
+    return [
+        table
+        for table in (methods(frame), classes(frame), robust(frame), exchanges(frame), both(frame))
+        if table.rows
+    ]
+
+
+def methods(frame: pd.DataFrame) -> Table:
+    """Every method with four learners and no compression at the boundaries, by model."""
+    table = Table(
+        "methods",
+        "Gradient compression: test score of the last epoch (accuracy %, or perplexity)",
+        [
+            "Model",
+            "Method",
+            "score",
+            "seeds",
+            "rate",
+            "entries sent (%)",
+            "bytes up a step",
+            "at the entropy bound",
+            "a learner sends",
+            "and receives",
+        ],
+    )
+    for (model, name), rows in _settings(_plain(frame), "model.name", "gradient"):
+        score = (
+            cell(rows, ON)
+            if ON in rows and rows[ON].notna().any()
+            else cell(rows, "test_on_ppl", PLAIN)
+        )
+        kept = cell(rows, "gradients.kept", FINE)
+        table.rows.append(
+            [
+                model,
+                name,
+                score,
+                str(len(score.values)),
+                cell(rows, RATE_UP, RATE),
+                kept if kept.values else "-",
+                *(
+                    cell(rows, f"gradients.{part}", BYTES)
+                    for part in ("up", "bound", "learner_sends", "learner_receives")
+                ),
+            ]
+        )
+    return table
+
+
+def classes(frame: pd.DataFrame) -> Table:
+    """AdaComp's effective compression rate by class of layer."""
+    kinds = [
+        kind for kind in ("conv", "fc", "embedding", "vector") if f"gradients.{kind}.rate" in frame
+    ]
+    table = Table(
+        "classes",
+        "AdaComp: compression rate by layer class, over training",
+        ["Model", *kinds, "all"],
+    )
+    rows = _plain(frame)
+    for (model,), own in _settings(rows[rows["kind"] == "adacomp"], "model.name"):
+        table.rows.append(
+            [model, *(_rate(own, f"gradients.{kind}.rate") for kind in kinds), _rate(own, RATE_UP)]
+        )
+    return table
+
+
+def robust(frame: pd.DataFrame) -> Table:
+    """AdaComp beside dense over learners and minibatches."""
+    table = Table(
+        "robustness",
+        "AdaComp over learners and minibatch: test accuracy (%)",
+        ["Learners", "Minibatch", "dense", "AdaComp", "rate"],
+    )
+    for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
+        for text, own in distinct(part[part["kind"] == "adacomp"], str(learners)):
+            for name, dense in distinct(_like(part[part["kind"] == "none"], own), text):
+                if len(own) and len(dense) and ON in own:
+                    table.rows.append(
+                        [name, str(batch), cell(dense, ON), cell(own, ON), cell(own, RATE_UP, RATE)]
+                    )
+    return table if len(table.rows) > 1 else Table("robustness", "", [])
+
+
+def exchanges(frame: pd.DataFrame) -> Table:
+    """What a learner sends and receives a step, by exchange and number of learners, from measured
+    message sizes.
+    """
+    table = Table(
+        "exchanges",
+        "Bytes a step by exchange: measured message sizes on the links of each pattern",
+        ["Model", "Message", "Exchange", "Learners", "a learner sends", "all learners send"],
+    )
+    rows = _unlinked(frame)
+    rows = rows[rows["kind"].isin(["none", "adacomp"]) & (rows["data.batch_size"] == _usual(rows))]
+    for (model, name, pattern, n), part in _settings(
+        rows[rows["grad.learners"] > 1], "model.name", "gradient", "grad.exchange", "grad.learners"
+    ):
+        table.rows.append(
+            [
+                model,
+                _short(name),
+                pattern,
+                n,
+                cell(part, "gradients.learner_sends", BYTES),
+                cell(part, "gradients.total", BYTES),
+            ]
+        )
+    return table
+
+
+def both(frame: pd.DataFrame) -> Table:
+    """Compression at the boundaries times compression of gradients, and whether the losses add."""
+    table = Table(
+        "both",
+        "Boundaries and gradients compressed in one run: test accuracy (%)",
+        ["Boundaries", "Gradients", "score", "seeds", "lost", "sum of the single losses"],
+    )
+    rows = _ordinary(_with_names(frame))
+    linked = rows[rows["fwd.compressor.kind"] != "none"]
+    rows = rows[rows["model.name"].isin(linked["model.name"])]
+    if linked.empty or ON not in rows:
+        return Table("both", "", [])
+    grid = {(links, grads): part for (links, grads), part in _settings(rows, "links", "gradient")}
+    dense = ("dense", _dense_name(rows))
+    wanted = [grads for links, grads in grid if links != "dense"]
+    for (links, grads), part in grid.items():
+        if grads not in wanted or not part[ON].notna().any() or dense not in grid:
+            continue
+        base, alone, other = (grid.get(key) for key in (dense, (links, dense[1]), ("dense", grads)))
+        lost = _points(base, part)
+        added = (
+            ""
+            if (links, grads) == dense or alone is None or other is None
+            else (f"{_points(base, alone) + _points(base, other):.1f}")
+        )
+        score = cell(part, ON)
+        table.rows.append([links, grads, score, str(len(score.values)), f"{lost:.1f}", added])
+    return table
+
+
+# Claims.
+
+
+def a1(frame: pd.DataFrame) -> Claim:
+    """About 40x on convolutions without noticeable loss."""
+    models = [
+        name for name in ("resnet_small", "resnet18") if (frame["model.name"] == name).any()
+    ] or ["resnet18"]
+    return Claim(
+        "A1",
+        f"AdaComp compresses convolutions about {CONV_RATE:g} times (ours: at least {MANY:g}) "
+        f"without noticeable loss ({SLIGHT:g} point).",
+        [
+            effect
+            for name in models
+            for effect in (_rates(frame, name, "conv"), *_lost(frame, name))
+        ],
+    )
+
+
+def a2(frame: pd.DataFrame) -> Claim:
+    """About 200x on fully connected layers."""
+    effects = []
+    for name, metric in (("mlp", ON), ("gpt2-nano", "test_on_loss")):
+        if (frame["model.name"] == name).any():
+            effects += [_rates(frame, name, "fc"), *_lost(frame, name, metric)]
+    return Claim(
+        "A2",
+        f"AdaComp compresses fully connected layers about {FC_RATE:g} times (ours: at least "
+        f"{MANY:g}) without noticeable loss ({SLIGHT:g} point; {NOTICEABLE:g} nats).",
+        effects or [Effect("no runs", MANY, None)],
+    )
+
+
+def a3(frame: pd.DataFrame) -> Claim:
+    """Robust over learners and minibatch."""
+    effects = []
+    for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
+        if (part["kind"] == "adacomp").any():
+            effects += _difference(
+                part,
+                f"accuracy, dense minus AdaComp, learners {learners}, minibatch {batch}",
+                "none",
+                "adacomp",
+                ON,
+                below=SLIGHT,
+            )
+    return Claim(
+        "A3",
+        f"AdaComp holds over numbers of learners and minibatch sizes (loss below {SLIGHT:g} "
+        "point in each).",
+        effects or [Effect("no runs", None, SLIGHT)],
+    )
+
+
+def a4(frame: pd.DataFrame) -> Claim:
+    """Better than selection at a fixed rate."""
+    rows = _plain(frame)
+    effects = []
+    for model in ("mlp", "resnet_small", "resnet18"):
+        part = rows[rows["model.name"] == model]
+        for kind, name in (("topk", "TopK 1 %"), ("dryden", "Dryden 1 %")):
+            ratio = part.get("grad.compressor.ratio", 0.0)
+            other = part[
+                (part["kind"] != kind) | ((ratio == 0.01) & (part["grad.feedback.kind"] == "ef"))
+            ]
+            if (other["kind"] == kind).any():
+                what = f"{model}: accuracy, AdaComp minus {name} with EF"
+                effects += _difference(other, what, "adacomp", kind, ON, above=0.0)
+    return Claim(
+        "A4",
+        "AdaComp's selection is better than selection at a fixed rate.",
+        effects or [Effect("no runs", 0.0, None)],
+    )
+
+
+CLAIMS = [a1, a2, a3, a4]
+
+
+def _rates(frame: pd.DataFrame, model: str, kind: str) -> Effect:
+    effect = Effect(f"{model}: compression rate of {kind} layers", MANY, None)
+    rows = _plain(frame)
+    rows = rows[(rows["kind"] == "adacomp") & (rows["model.name"] == model)]
+    column = f"gradients.{kind}.rate"
+    if column in rows:
+        done = rows[rows[column].notna()]
+        effect.values, effect.ids = list(done[column]), list(done.id)
+    return effect
+
+
+def _lost(frame: pd.DataFrame, model: str, metric: str = ON) -> list[Effect]:
+    rows = _plain(frame)
+    rows = rows[rows["model.name"] == model]
+    if metric == ON:
+        return _difference(
+            rows, f"{model}: accuracy, dense minus AdaComp", "none", "adacomp", ON, below=SLIGHT
+        )
+    return _difference(
+        rows,
+        f"{model}: loss, AdaComp minus dense",
+        "adacomp",
+        "none",
+        metric,
+        below=NOTICEABLE,
+        unit=1.0,
+    )
+
+
+def _difference(
+    rows: pd.DataFrame,
+    what: str,
+    a: str,
+    b: str,
+    metric: str,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    unit: float = 100.0,
+) -> list[Effect]:
+    """metric of compressor a minus that of b, paired by seed and by every setting but how gradients
+    travel.
+
+    A diverged run counts as guessing, as for the other claims; each setting of a compressor is an
+    effect of its own.
+    """
+    guess = CHANCE if metric == ON else math.log(256)
+
+    def arm(kind: str) -> list[tuple[str, pd.DataFrame]]:
+        own = rows[(rows["kind"] == kind) & rows.status.isin(["finished", "diverged"])]
+        if own.empty or metric not in own:
+            return [("", pd.DataFrame())]
+        keys = base(own, *TRAVEL)
+        every = pd.DataFrame(
+            {
+                "id": own.id,
+                "seed": own.seed,
+                "base": keys,
+                "kind": "none",
+                "diverged": own.status == "diverged",
+                "score": own[metric].where(own.status == "finished", guess),
+            }
+        )
+        # the same way of travelling in several trainings is one arm
+        ways = own.assign(setting=base(own, *ELSE))
+        return [(text, every.loc[part.index]) for text, part in distinct(ways, "")]
+
+    return [
+        effect
+        for text_a, left in arm(a)
+        for text_b, right in arm(b)
+        for effect in paired(
+            rows, what + text_a + text_b, left, right, above=above, below=below, unit=unit
+        )
+    ]
+
+
+# Figures.
+
+
+def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Mean test error of every method against its compression rate, of the first model.
+
+    Bars: ± one sample standard deviation over seeds.
+    """
+    rows = _plain(frame)
+    if ON not in rows or RATE_UP not in rows or not rows[ON].notna().any():
+        return None
+    rows = rows[rows["model.name"] == rows["model.name"].iloc[0]] if len(rows) else rows
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(COLUMN, 4.2))
+        for place, ((name,), part) in enumerate(_settings(rows, "gradient")):
+            done = part[part.status == "finished"]
+            if done.empty or not done[RATE_UP].notna().any():
+                continue
+            error = 100 * (1 - done[ON])
+            axis.errorbar(
+                done[RATE_UP].mean(),
+                error.mean(),
+                yerr=error.std() if len(error) > 1 else None,
+                ls="none",
+                marker=MARKS[place % 9],
+                color=INK[place % 7],
+                elinewidth=0.7,
+                label=_short(name),
+            )
+        if not axis.containers:  # nothing was sent up
+            plt.close(figure)
+            return None
+        axis.set(
+            xscale="log",
+            yscale="log",
+            xlabel="compression rate (dense bytes / bytes sent up)",
+            ylabel="test error (%)",
+        )
+        logarithmic(axis.xaxis, axis.yaxis)
+        legend(figure)
+    return figure
+
+
+def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
+    """AdaComp's rate adapts by itself: of every layer at every evaluation, one panel a model (first
+    seed).
+    """
+    rows = _plain(frame)
+    done = rows[(rows["kind"] == "adacomp") & (rows.status == "finished")]
+    several = [name for name, own in curves.groupby("id") if len(own) > 1] if len(curves) else []
+    chosen = done[done.id.isin(several)].drop_duplicates("model.name")
+    if chosen.empty:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            max(1, len(chosen)), 1, figsize=(COLUMN, 0.4 + 1.9 * max(1, len(chosen))), squeeze=False
+        )
+        for axis, (_, run) in zip(axes[:, 0], chosen.iterrows(), strict=False):
+            own = curves[curves.id == run.id] if len(curves) else curves
+            layers = list(own.rates.iloc[0]) if len(own) and "rates" in own else []
+            for place, layer in enumerate(layers):
+                axis.plot(
+                    own.epoch,
+                    [rates[layer] for rates in own.rates],
+                    lw=0.8,
+                    marker=".",
+                    ms=3,
+                    color=plt.get_cmap("viridis")(place / max(1, len(layers) - 1)),
+                )
+            axis.set(
+                title=f"{run['model.name']}: {len(layers)} layers, first dark, last bright",
+                yscale="log",
+                ylabel="rate",
+                xlabel="epoch",
+            )
+            logarithmic(axis.yaxis)
+    return figure
+
+
+def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Bytes a learner sends against the number of learners, for each pattern, from measured message
+    sizes.
+    """
+    rows = _plain(frame)
+    if rows.empty:
+        return None
+    rows = rows[rows["model.name"] == rows["model.name"].iloc[0]]
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
+        counts = [2, 4, 8, 16, 32, 64]
+        for place, (kind, label) in enumerate((("none", "dense"), ("adacomp", "AdaComp"))):
+            own = rows[(rows["kind"] == kind) & (rows.status == "finished")]
+            label, own = distinct(own, label)[0]
+            up = own["gradients.up"].mean() if "gradients.up" in own else math.nan
+            if pd.isna(up):
+                continue
+            patterns = [("server", lambda n: 1.0, ":"), ("all-gather", lambda n: n - 1, "-")]
+            patterns += [("all-reduce", lambda n: 2 * (n - 1) / n, "--")] if kind == "none" else []
+            for pattern, factor, style in patterns:
+                axis.plot(
+                    counts,
+                    [factor(n) * up for n in counts],
+                    style,
+                    marker=MARKS[place],
+                    color=INK[place],
+                    label=f"{label}, {pattern}",
+                )
+        axis.set(
+            xscale="log",
+            yscale="log",
+            xlabel="learners",
+            ylabel="bytes a learner sends a step",
+            title=f"from messages measured with {_learners(rows)} learners",
+        )
+        if not axis.lines:
+            plt.close(figure)
+            return None
+        axis.set_xticks(counts, [str(n) for n in counts])
+        axis.xaxis.set_minor_locator(NullLocator())
+        legend(figure)
+    return figure
+
+
+FIGURES = {"rate": rate_against_error, "layers": rate_by_layer, "scaling": scaling}
+
+
+# Choosing rows.
+
+
+def _settings(rows: pd.DataFrame, *names: str) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+    """(values of these columns, rows) of every setting; where several have equal values, the last
+    value says more.
+    """
+    if len(rows):
+        for values, part in rows.groupby(list(names), sort=False):
+            for text, own in distinct(part, str(values[-1])):
+                yield (*map(str, values[:-1]), text), own
+
+
+def _like(rows: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Of these rows those that were trained as `own` were, whatever their gradients' way; of
+    several ways the first.
+    """
+    if rows.empty or own.empty:
+        return rows.iloc[:0]
+    fits = rows[base(rows, *TRAVEL).isin(base(own, *TRAVEL))]
+    return fits[fits.setting == fits.setting.iloc[0]] if len(fits) else fits
+
+
+def _with_names(frame: pd.DataFrame) -> pd.DataFrame:
+    records = frame.to_dict("records")
+    clean = [
+        {
+            key: value
+            for key, value in row.items()
+            if not (isinstance(value, float) and pd.isna(value))
+        }
+        for row in records
+    ]
+    names = [exchange(row) or "1 learner" for row in clean]
+    local = frame["grad.local_steps"] > 1 if "grad.local_steps" in frame else False
+    kind = frame["grad.compressor.kind"].mask(
+        (frame["grad.compressor.kind"] == "none") & local, "local"
+    )
+    return frame.assign(gradient=names, kind=kind, links=[boundaries(row) for row in clean])
+
+
+def _unlinked(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows without compression at the boundaries."""
+    rows = _with_names(frame)
+    for key, value in PLAIN_RUN.items():
+        rows = rows[rows[key] == value]
+    return rows
+
+
+def _varied(frame: pd.DataFrame) -> pd.DataFrame:
+    """Dense and AdaComp rows of the model that was trained with the most numbers of learners."""
+    rows = _unlinked(frame)
+    rows = rows[rows["kind"].isin(["none", "adacomp"])]
+    counts = rows.groupby("model.name")["grad.learners"].nunique()
+    return rows[rows["model.name"] == counts.idxmax()] if len(counts) else rows
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the usual number of learners and the usual minibatch of their model, boundaries
+    dense.
+    """
+    return _ordinary(_unlinked(frame))
+
+
+def _ordinary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Named rows of the usual number of learners and the usual minibatch of their model."""
+    rows = rows[rows["grad.learners"] == _learners(rows)]
+    usual = rows.groupby("model.name")["data.batch_size"].transform(
+        lambda sizes: sizes.mode().iloc[0]
+    )
+    return rows[rows["data.batch_size"] == usual]
+
+
+def _learners(rows: pd.DataFrame) -> int:
+    """The number of learners of most rows."""
+    return int(rows["grad.learners"].mode().iloc[0]) if len(rows) else 1
+
+
+def _usual(rows: pd.DataFrame) -> int:
+    return int(rows["data.batch_size"].mode().iloc[0]) if len(rows) else 0
+
+
+def _dense_name(rows: pd.DataFrame) -> str:
+    dense = rows[rows["kind"] == "none"]
+    return str(dense.gradient.iloc[0]) if len(dense) else ""
+
+
+def _points(base: pd.DataFrame, part: pd.DataFrame) -> float:
+    """Points of mean accuracy that `part` lies below `base`."""
+    return float(100 * (base[ON].mean() - part[ON].mean()))
+
+
+def _rate(rows: pd.DataFrame, column: str) -> Cell | str:
+    return cell(rows, column, RATE) if column in rows and rows[column].notna().any() else "-"
+
+
+def _short(name: str) -> str:
+    """A method's name without the number of learners."""
+    parts = [part for part in name.split(", ") if not part.endswith(("learners", "learner"))]
+    return ", ".join(parts) or "dense"

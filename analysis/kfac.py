@@ -1,0 +1,383 @@
+"""K-FAC beside SGD, both tuned, and with coded factors: epochs, bytes and predicted seconds to a
+target; claims K4, K5.
+
+Targets are 97 and 99 % of what tuned SGD reaches in the end; tuned is the learning rate with the
+best validation. Seconds are predicted: the simulation's computing shared by the learners, and its
+bytes over links, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.reporting.claim import SLIGHT, Claim, Effect, paired
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, logarithmic
+from commsweep.reporting.labels import second_order
+from commsweep.reporting.report import More
+from commsweep.reporting.results import CHANCE, base, distinct
+from commsweep.reporting.table import ON, RATE, Cell, Table, cell
+from commsweep.timing import kfac_report
+from commsweep.timing.measured_learners import Measured
+from commsweep.timing.timeline.iterations import broadcast, ring
+
+NAME = "second_order"
+SHARES = (0.97, 0.99)  # of tuned SGD's final accuracy: the targets
+LINKS = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
+FACTORS = (
+    "kfac.compressor.",
+    "kfac.feedback.",
+    "kfac.statistics",
+    "kfac.method",
+)  # what the ways differ in
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """All runs, where some precondition."""
+    return (
+        frame if "kfac.damping" in frame and frame["kfac.damping"].notna().any() else frame.iloc[:0]
+    )
+
+
+@dataclass
+class Tuned:
+    """A method at its best learning rate on one model."""
+
+    model: str
+    method: str  # SGD or K-FAC
+    rate: float
+    runs: pd.DataFrame
+
+
+def tuned(frame: pd.DataFrame) -> list[Tuned]:
+    """SGD and K-FAC of every model that has both, each at the rate whose runs validate best."""
+    plain, found = _plain(frame), []
+    if "val_on_acc" not in frame:
+        return []
+    for model, own in plain.groupby("model.name"):
+        both = []
+        for name, runs in (
+            ("SGD", own[own["kfac.damping"].isna()]),
+            ("K-FAC", own[own["kfac.damping"].notna()]),
+        ):
+            done = runs[runs.status == "finished"]
+            if len(done):
+                rate = done.groupby("optim.lr").val_on_acc.mean().idxmax()
+                both.append(Tuned(str(model), name, float(rate), done[done["optim.lr"] == rate]))
+        found += both if len(both) == 2 else []
+    return found
+
+
+def targets(found: list[Tuned]) -> dict[str, list[float]]:
+    """The accuracies to reach, by model."""
+    return {
+        one.model: [share * one.runs[ON].mean() for share in SHARES]
+        for one in found
+        if one.method == "SGD"
+    }
+
+
+def epochs(curves: pd.DataFrame, runs: pd.DataFrame, target: float) -> dict[int, int]:
+    """The first epoch at whose end the test accuracy is at least the target, by seed; one more than
+    all if never.
+    """
+    found = {}
+    for name, seed in zip(runs.id, runs.seed, strict=True):
+        own = curves[curves.id == name]
+        hit = own[own[ON] >= target]
+        found[int(seed)] = int((hit if len(hit) else own).epoch.iloc[0 if len(hit) else -1]) + (
+            not len(hit)
+        )
+    return found
+
+
+def target_table(frame: pd.DataFrame, curves: pd.DataFrame) -> Table:
+    """Epochs, bytes and predicted seconds to the target, tuned SGD beside tuned K-FAC."""
+    table = Table(
+        "target",
+        "To 97 and 99 % of tuned SGD's final accuracy: epochs, megabytes a learner hands over, "
+        "predicted seconds",
+        [
+            "Model",
+            "Method",
+            "learning rate",
+            "target %",
+            "epochs",
+            "seeds",
+            "steps",
+            "gradients MB",
+            "factors MB",
+            "inverses MB (all)",
+            *(f"predicted s, {name}" for name in LINKS),
+        ],
+    )
+    found = tuned(frame)
+    for one, target in (
+        (one, targets(found)[one.model][turn]) for turn in range(len(SHARES)) for one in found
+    ):
+        needed = list(epochs(curves, one.runs, target).values())
+        steps = fmean(needed) * one.runs.steps.mean() / one.runs.epochs.mean()
+        sent = [
+            steps * _mean(one.runs, name) / 1e6
+            for name in (
+                "gradients.up",
+                "second_order.factors_up",
+                "second_order.inverses_balanced",
+            )
+        ]
+        table.rows.append(
+            [
+                one.model,
+                one.method,
+                f"{one.rate:g}",
+                f"{100 * target:.1f}",
+                Cell(tuple(map(float, needed)), tuple(one.runs.id), len(one.runs), unit=RATE),
+                str(len(needed)),
+                f"{steps:.0f}",
+                *(f"{value:.2f}" if value else "-" for value in sent),
+                *(f"{steps * _seconds(one.runs, bits):.2f}" for bits in LINKS.values()),
+            ]
+        )
+    return table
+
+
+def _seconds(runs: pd.DataFrame, bandwidth: float) -> float:
+    learners = int(runs["grad.learners"].iloc[0])
+    computing = (runs["seconds.train"] / runs.steps).mean() / learners
+    reduce, cast = ring(learners, bandwidth, 0.0)[1] / 4, broadcast(learners, bandwidth, 0.0)[1] / 4
+    return (
+        computing
+        + reduce * (_mean(runs, "gradients.up") + _mean(runs, "second_order.factors_up"))
+        + (cast * _mean(runs, "second_order.inverses_balanced"))
+    )
+
+
+def _mean(runs: pd.DataFrame, column: str) -> float:
+    return float(runs[column].fillna(0).mean()) if column in runs else 0.0
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """SGD, and K-FAC of everybody's dense factors."""
+    dense = (
+        frame.get("kfac.compressor.kind", pd.Series("none", frame.index)).fillna("none") == "none"
+    )
+    every = frame.get("kfac.statistics", pd.Series("all", frame.index)).fillna("all") == "all"
+    return frame[dense & every & (frame["grad.compressor.kind"] == "none")]
+
+
+# Ways of sending factors.
+
+
+def ways(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(model, way, runs) of every way that factors travel, of the training of which there is more
+    than one.
+    """
+    done = frame[frame["kfac.damping"].notna()]
+    trainings = done.assign(training=base(done, *FACTORS))
+    for (model, _), own in trainings.groupby(["model.name", "training"], sort=False):
+        if own.setting.nunique() > 1:
+            for way, part in own.groupby(own.apply(_way, axis=1), sort=False):
+                for text, single in distinct(part, str(way)):
+                    yield str(model), text, single
+
+
+def _way(row: pd.Series) -> str:
+    text = second_order(row.dropna().to_dict()).removeprefix("K-FAC").removeprefix(", ")
+    return text.removesuffix(" factors") or "float32"
+
+
+def ways_table(frame: pd.DataFrame) -> Table:
+    """Quality by what travels of the factors."""
+    table = Table(
+        "factors",
+        "What travels of K-FAC's factors: test accuracy (%) of the last epoch, bytes a step",
+        [
+            "Model",
+            "Factors",
+            "score",
+            "seeds",
+            "diverged",
+            "factor bytes up a step",
+            "of float32 (%)",
+        ],
+    )
+    whole: dict[str, float] = {}
+    for model, way, runs in ways(frame):
+        up = _mean(runs[runs.status == "finished"], "second_order.factors_up")
+        whole.setdefault(model, up)
+        score, lost = cell(runs, ON), int((runs.status == "diverged").sum())
+        table.rows.append(
+            [
+                model,
+                way,
+                score,
+                str(len(score.values)),
+                str(lost) if lost else "-",
+                f"{up:,.0f}" if score.values else "-",
+                f"{100 * up / whole[model]:.1f}" if score.values and whole[model] else "-",
+            ]
+        )
+    return table
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """Ways of sending factors; the table of targets needs curves (`target_table`)."""
+    return [table for table in (ways_table(frame),) if table.rows]
+
+
+# Claims.
+
+
+def k4(frame: pd.DataFrame, curves: pd.DataFrame) -> Claim:
+    """K-FAC needs fewer epochs than SGD, both tuned."""
+    found, effects = tuned(frame), []
+    for model, target in (
+        (model, target) for model, own in targets(found).items() for target in own
+    ):
+        sgd, kfac = (
+            {one.method: one for one in found if one.model == model}[name]
+            for name in ("SGD", "K-FAC")
+        )
+        first, second = (epochs(curves, one.runs, target) for one in (sgd, kfac))
+        seeds = sorted(first.keys() & second.keys())
+        effects.append(
+            Effect(
+                f"{model}: epochs to {100 * target:.1f} %, SGD minus K-FAC",
+                0.0,
+                None,
+                [float(first[seed] - second[seed]) for seed in seeds],
+                sorted({*sgd.runs.id, *kfac.runs.id}),
+            )
+        )
+    return Claim(
+        "K4",
+        "K-FAC needs fewer epochs than SGD to a target on the embedded images, both tuned.",
+        effects or [Effect("no runs", 0.0, None)],
+    )
+
+
+def k5(frame: pd.DataFrame) -> Claim:
+    """Ours: factors of 8 and of 4 bits cost no quality."""
+    effects = []
+    found = list(ways(frame))
+    for model in dict.fromkeys(model for model, _, _ in found):
+        own = {way: _arm(runs) for name, way, runs in found if name == model}
+        whole = own.get("float32")
+        for way, arm in own.items():
+            if whole is not None and " bit" in way and "data" not in way:
+                effects += paired(
+                    frame,
+                    f"{model}: accuracy, float32 minus {way} factors",
+                    whole,
+                    arm,
+                    within=SLIGHT,
+                )
+    return Claim(
+        "K5",
+        f"Factors of 8 and of 4 bits cost no quality (ours: within {SLIGHT:g} point).",
+        effects or [Effect("no runs", within=SLIGHT)],
+    )
+
+
+def _arm(runs: pd.DataFrame) -> pd.DataFrame:
+    own = runs[runs.status.isin(["finished", "diverged"])]
+    score = own[ON] if ON in own else pd.Series(float("nan"), own.index)
+    return pd.DataFrame(
+        {
+            "id": own.id,
+            "seed": own.seed,
+            "base": base(own, *FACTORS),
+            "kind": "none",
+            "diverged": own.status == "diverged",
+            "score": score.where(own.status == "finished", CHANCE),
+        }
+    )
+
+
+CLAIMS = [k5]
+
+
+# Figures.
+
+
+def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
+    """Test error of tuned SGD and tuned K-FAC by epoch, a panel a model; mean over seeds, the lines
+    are the targets.
+    """
+    found = tuned(frame)
+    if not found or curves.empty:
+        return None
+    models = list(targets(found))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(models), figsize=(COLUMN * len(models), 2.5), squeeze=False
+        )
+        for axis, model in zip(axes[0], models, strict=True):
+            for turn, one in enumerate(own for own in found if own.model == model):
+                errors = 100 * (1 - curves[curves.id.isin(one.runs.id)].groupby("epoch")[ON].mean())
+                axis.plot(
+                    errors.index,
+                    errors,
+                    f"-{MARKS[turn]}",
+                    color=INK[turn],
+                    label=f"{one.method}, learning rate {one.rate:g}",
+                )
+            for target in targets(found)[model]:
+                axis.axhline(100 * (1 - target), color="black", lw=0.7, ls=":")
+            axis.set(
+                title=f"{model}, {len(one.runs)} seeds", xlabel="epoch", ylabel="test error (%)"
+            )
+            logarithmic(axis.yaxis)
+            axis.legend()
+    return figure
+
+
+def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test error against the bytes of factors a learner hands over a step; bars: one sample
+    standard deviation.
+    """
+    found = [
+        (model, way, runs[runs.status == "finished"], int((runs.status == "diverged").sum()))
+        for model, way, runs in ways(frame)
+    ]
+    found = [one for one in found if len(one[2])]
+    if len(found) < 2:
+        return None
+    models = list(dict.fromkeys(model for model, *_ in found))
+    inks = {way: turn for turn, way in enumerate(dict.fromkeys(way for _, way, *_ in found))}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(models), figsize=(COLUMN * len(models), 2.9), squeeze=False
+        )
+        for axis, model in zip(axes[0], models, strict=True):
+            for _, way, runs, lost in (one for one in found if one[0] == model):
+                error, turn = 100 * (1 - runs[ON]), inks[way]
+                axis.errorbar(
+                    _mean(runs, "second_order.factors_up"),
+                    error.mean(),
+                    yerr=error.std() if len(error) > 1 else None,
+                    marker=MARKS[turn % 9],
+                    color=INK[turn % 7],
+                    ls="none",
+                    elinewidth=0.7,
+                    label=way + (f" ({lost} of {lost + len(runs)} diverged)" if lost else ""),
+                )
+            axis.set(title=model, xlabel="bytes of factors a step", ylabel="test error (%)")
+            axis.set_xscale("symlog", linthresh=1e4)
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
+    return figure
+
+
+FIGURES = {"progress": progress, "factor_bytes": factor_bytes}
+
+
+def beside(found: list[Measured], frame: pd.DataFrame, curves: pd.DataFrame) -> More:
+    """What `commsweep kfac` adds to the report of the runs: measured iterations, and epochs to a
+    target.
+    """
+    return kfac_report.beside(found, [target_table(frame, curves)], [k4(frame, curves)])

@@ -1,0 +1,363 @@
+"""Learners that train apart and exchange rarely (DiLoCo and after): loss against bytes up a step,
+at equal tokens; claims L1 to L7.
+
+Effects are nats of test loss, paired by seed. Margins are ours: a noticeable difference is 0.02
+nats.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.reporting.claim import Claim, Effect, combined
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic, pareto
+from commsweep.reporting.table import BYTES, PLAIN, RATE, Table, cell
+
+from .bias import LOSS, NOTICEABLE, PERPLEXITY
+
+NAME = "local"
+UP = "gradients.up"
+APART = "grad.outer.interval"
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that it speaks of: sweeps of language models in which learners train apart, and what
+    they are beside.
+    """
+    found = APART in frame and bool(frame[APART].notna().any()) and LOSS in frame
+    return frame if found else frame.iloc[:0]
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """Every method, from many bytes to few; DiLoCo by its learners."""
+    made = Table(
+        "local",
+        "Learners that train apart: test perplexity, and what a learner sends up",
+        ["Method", "perplexity", "seeds", "bytes up a step", "rate", "boundaries' bytes a step"],
+    )
+    every = [(str(name), part) for name, part in frame.groupby("method", sort=False)]
+    for name, part in sorted(every, key=lambda one: -_bytes(one[1])):
+        score = cell(part, PERPLEXITY, PLAIN)
+        sent = [
+            cell(part, column, unit) for column, unit in ((UP, BYTES), ("gradients.rate", RATE))
+        ]
+        crossed = sum(part[f"bytes.{side}_per_step"].mean() for side in ("fwd", "bwd"))
+        made.rows.append(
+            [
+                name,
+                score,
+                str(len(score.values)),
+                *(one if one.values else "-" for one in sent),
+                f"{crossed:,.0f}",
+            ]
+        )
+    return [made]
+
+
+def _bytes(part: pd.DataFrame) -> float:
+    return float(part[UP].mean()) if UP in part and part[UP].notna().any() else float("inf")
+
+
+# Claims.
+
+
+def _arm(frame: pd.DataFrame, wanted: dict[str, object]) -> pd.DataFrame:
+    """The finished runs with these settings; None: absent."""
+    own = frame[frame.status == "finished"]
+    for key, value in ({"fwd.compressor.kind": "none", "optim.kind": "adamw"} | wanted).items():
+        column = own[key] if key in own else pd.Series(None, own.index, dtype=object)
+        own = own[column.isna() if value is None else column == value]
+    return own
+
+
+DENSE = {
+    "grad.compressor.kind": "none",
+    "grad.outer.overlap": 0,
+    "grad.outer.fragments": 1,
+    "grad.outer.meet": None,
+    "grad.learners": 4,
+}
+PLAIN_RUN = {APART: None, "grad.learners": 1}
+DILOCO = DENSE | {APART: 10}
+OFTEN = {"grad.compressor.kind": "topk", "grad.compressor.values.kind": "statistical", APART: 1}
+SPARSE = OFTEN | {APART: 10, "grad.compressor.places": None, "grad.outer.aggregate": "all"}
+DEMO = {"grad.outer.sign": True, "grad.transform": "dct", "optim.kind": "sgd"}
+
+
+def _code(kind: str, bits: int | None = None, feedback: str = "none") -> dict[str, object]:
+    """DiLoCo with these codes."""
+    return {
+        APART: 10,
+        "grad.compressor.kind": kind,
+        "grad.compressor.bits": bits,
+        "grad.feedback.kind": feedback,
+        "grad.outer.overlap": 0,
+        "optim.kind": "adamw",
+    }
+
+
+def _more(
+    frame: pd.DataFrame, what: str, a: dict[str, object], b: dict[str, object], **region: float
+) -> Effect:
+    """Nats that arm a loses more than arm b."""
+    left, right = _arm(frame, a), _arm(frame, b)
+    sides = [
+        (sign, dict(zip(one.seed, one[LOSS], strict=True)))
+        for sign, one in ((1.0, left), (-1.0, right))
+    ]
+    return combined(what, sides, ids=[*left.id, *right.id], digits=3, **region)
+
+
+def l1(frame: pd.DataFrame) -> Claim:
+    """Learners of DiLoCo."""
+    every = _arm(frame, {key: value for key, value in DILOCO.items() if key != "grad.learners"})
+    sizes = sorted(int(n) for n in every["grad.learners"].unique())
+    effects = [
+        _more(
+            frame,
+            f"loss with {n} learners minus with {m}",
+            DILOCO | {"grad.learners": n},
+            DILOCO | {"grad.learners": m},
+            above=0.0,
+        )
+        for m, n in pairwise(sizes)
+    ]
+    return Claim(
+        "L1",
+        "DiLoCo's loss grows with the number of learners, and one learner is better than plain "
+        "training (arXiv 2503.09799 finds both).",
+        [
+            _more(
+                frame,
+                "loss of plain training minus of one learner",
+                PLAIN_RUN,
+                DILOCO | {"grad.learners": 1},
+                above=0.0,
+            ),
+            *effects,
+        ],
+    )
+
+
+def l2(frame: pd.DataFrame) -> Claim:
+    """SparseLoCo at equal bytes."""
+    return Claim(
+        "L2",
+        "At no more bytes SparseLoCo, every step, is better than DiLoCo (every 100 steps) and "
+        f"DeMo by more than {NOTICEABLE:g} nats.",
+        [
+            _more(
+                frame,
+                f"loss of {name} minus of SparseLoCo{_sizes(frame, arm, OFTEN)}",
+                arm,
+                OFTEN,
+                above=NOTICEABLE,
+            )
+            for name, arm in (("DiLoCo", DENSE | {APART: 100}), ("DeMo", DEMO))
+        ],
+    )
+
+
+def _sizes(frame: pd.DataFrame, *arms: dict[str, object]) -> str:
+    """(bytes of one, of the other)."""
+    own = [_arm(frame, arm) for arm in arms]
+    return (
+        ""
+        if any(one.empty or UP not in one for one in own)
+        else (" (" + ", ".join(f"{one[UP].mean():,.0f}" for one in own) + " bytes a step)")
+    )
+
+
+def l3(frame: pd.DataFrame) -> Claim:
+    """Codes of pseudo-gradients."""
+    effects = [
+        _more(frame, f"loss with {name} minus dense", arm, DILOCO, within=NOTICEABLE)
+        for name, arm in (("E3M0", _code("e3m0")), ("min-max 4 bits", _code("uniform", 4)))
+    ]
+    effects += [
+        _more(
+            frame,
+            f"loss with min-max 2 bits minus with statistical 2 bits{said}",
+            _code("uniform", 2, memory),
+            _code("statistical", 2, memory),
+            above=NOTICEABLE,
+        )
+        for memory, said in (("none", ""), ("ef", ", EF"))
+    ]
+    return Claim(
+        "L3",
+        f"Pseudo-gradients in four bits cost nothing (within {NOTICEABLE:g} nats); in two bits "
+        "statistical levels are better than min-max levels.",
+        effects,
+    )
+
+
+def l4(frame: pd.DataFrame) -> Claim:
+    """Overlap."""
+    return Claim(
+        "L4",
+        f"An overlap of one step costs nothing (within {NOTICEABLE:g} nats).",
+        [
+            _more(
+                frame,
+                "loss with an overlap of 1 minus without",
+                DILOCO | {"grad.outer.overlap": 1},
+                DILOCO,
+                within=NOTICEABLE,
+            )
+        ],
+    )
+
+
+def l5(frame: pd.DataFrame) -> Claim:
+    """Readings of the aggregation."""
+    return Claim(
+        "L5",
+        "The two readings of SparseLoCo's aggregation differ: the mean of senders is better "
+        f"than the mean of all by more than {NOTICEABLE:g} nats.",
+        [
+            _more(
+                frame,
+                "loss with the mean of all minus of senders",
+                SPARSE,
+                SPARSE | {"grad.outer.aggregate": "senders"},
+                above=NOTICEABLE,
+            )
+        ],
+    )
+
+
+def l6(frame: pd.DataFrame) -> Claim:
+    """Both parallelisms."""
+    boundaries = {APART: 25, "fwd.compressor.kind": "topk", "bwd.compressor.kind": "forward_mask"}
+    learners = {"grad.compressor.kind": "statistical", "fwd.compressor.kind": "uniform"}
+    return Claim(
+        "L6",
+        "With about 200 kB a step for boundaries and learners together, squeezing the learners' "
+        "messages harder is better than squeezing the boundaries harder, by more than "
+        f"{NOTICEABLE:g} nats.",
+        [
+            _more(
+                frame,
+                "loss with the boundaries harder minus with the learners harder"
+                f"{_together(frame, boundaries, learners)}",
+                boundaries,
+                learners,
+                above=NOTICEABLE,
+            )
+        ],
+    )
+
+
+def _together(frame: pd.DataFrame, *arms: dict[str, object]) -> str:
+    """(bytes a step of everything, of one and of the other)."""
+    every = []
+    for own in (_arm(frame, arm) for arm in arms):
+        if own.empty or UP not in own:
+            return ""
+        total = (
+            own["bytes.fwd_per_step"] + own["bytes.bwd_per_step"] + own["grad.learners"] * own[UP]
+        )
+        every.append(f"{total.mean():,.0f}")
+    return f" ({', '.join(every)} bytes a step in all)"
+
+
+def l7(frame: pd.DataFrame) -> Claim:
+    """Transforms."""
+    return Claim(
+        "L7",
+        f"DeMo needs its transform: without one it is worse by more than {NOTICEABLE:g} nats, "
+        "and a Hadamard transform does as well.",
+        [
+            _more(
+                frame,
+                "loss without a transform minus with the DCT",
+                DEMO | {"grad.transform": None},
+                DEMO,
+                above=NOTICEABLE,
+            ),
+            _more(
+                frame,
+                "loss with Hadamard minus with the DCT",
+                DEMO | {"grad.transform": "hadamard"},
+                DEMO,
+                within=NOTICEABLE,
+            ),
+        ],
+    )
+
+
+CLAIMS = [l1, l2, l3, l4, l5, l6, l7]
+
+
+# Figures.
+
+
+def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test perplexity against the bytes a learner sends up a step, at equal tokens, with the Pareto
+    front.
+
+    Means over seeds; bars: ± one sample standard deviation. Dashed: plain training, whose gradients
+    would travel every step.
+    """
+    done = frame[
+        (frame.status == "finished")
+        & frame[APART].notna()
+        & (frame["fwd.compressor.kind"] == "none")
+    ]
+    if done.empty or UP not in done:
+        return None
+    points = (
+        done.groupby("method", sort=False)
+        .agg(score=(PERPLEXITY, "mean"), sd=(PERPLEXITY, "std"), up=(UP, "mean"))
+        .reset_index()
+    )
+    front = pareto(
+        points.assign(**{"mean": -points.score, "bytes.ratio": points.up}), worst=float("-inf")
+    )
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(2 * COLUMN, 3.6))
+        for place, one in points.iterrows():
+            axes.errorbar(
+                one["up"],
+                one["score"],
+                yerr=one["sd"] if one["sd"] == one["sd"] else None,
+                ls="none",
+                marker=MARKS[place % 9],
+                ms=5,
+                color=INK[place % 7],
+                elinewidth=0.7,
+                label=_short(one["method"]),
+            )
+        axes.plot(front.up, front.score, color="0.5", lw=1, zorder=1)
+        plain = _arm(frame, PLAIN_RUN)
+        if len(plain):
+            axes.axhline(plain[PERPLEXITY].mean(), color="0.4", ls="--", lw=0.8)
+        axes.set(xlabel="bytes a learner sends up a step", ylabel="test perplexity")
+        logarithmic(axes.xaxis)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g} k")
+        figure.legend(fontsize=5.5, loc="outside right center", frameon=False)
+    return figure
+
+
+def _short(method: str) -> str:
+    """A method for a legend: what all share is left out."""
+    for long, short in (
+        (", 4 learners", ""),
+        ("4 learners, ", "DiLoCo, "),
+        ("outer step every ", "every "),
+        ("mean of senders", "senders"),
+        (" in tiles", ""),
+        ("TopK 1.5625 %, 2 bit values", "SparseLoCo"),
+        ("TopK 0.78125 %", "DeMo"),
+        (", sign", ""),
+    ):
+        method = method.replace(long, short)
+    return method
+
+
+FIGURES: dict[str, Draw] = {"bytes_up": bytes_up}

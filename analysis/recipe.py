@@ -1,0 +1,435 @@
+"""Ours: what to use forward and what backward at equal bytes (F3), which feedback makes dense
+inference lossless and why the slots of a batch harm (F4), when the losses of boundaries and
+learners add (F5).
+
+Losses are points of accuracy (images) or nats (text) against the dense run of the same training,
+paired by seed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, combined, difference
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic, pareto
+from commsweep.reporting.labels import exchange
+from commsweep.reporting.results import is_text, masked, plain
+from commsweep.reporting.table import OFF, ON, PERCENT, PLAIN, SHARE, Table, cell
+
+from .bias import LARGE, LOSS, NOTICEABLE, gained
+from .rudakov import SEVERE
+
+NAME = "recipe"
+DIRECTIONS = {"fwd": "forward alone", "bwd": "backward alone", "both": "both ways"}
+PAPERS = ("TopK 30 %", "TopK 10 %", "TopK 5 %")  # what arXiv 2401.07788 crosses boundaries with
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that it speaks of: sweeps in which kept values are coded."""
+    column = "fwd.compressor.values.kind"
+    return (
+        frame[~masked(frame)] if column in frame and frame[column].notna().any() else frame.iloc[:0]
+    )
+
+
+def _direction(frame: pd.DataFrame) -> pd.Series:
+    """fwd, bwd, both; "" of dense runs."""
+    fwd, bwd = (frame[f"{side}.compressor.kind"] != "none" for side in ("fwd", "bwd"))
+    return pd.Series("", frame.index).mask(fwd, "fwd").mask(bwd, "bwd").mask(fwd & bwd, "both")
+
+
+def _losses(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one learner with direction, what they lost against the dense run of their seed, and
+    the bytes of what is compressed as a share of its dense ones.
+    """
+    own = plain(frame)
+    own = own[own.status == "finished"].assign(direction=_direction)
+    text = is_text(frame)
+    metric, sign = (LOSS, 1.0) if text else (ON, -100.0)
+    dense = own[own.direction == ""].set_index("seed")[metric]
+    out = own[own.direction != ""].copy()
+    out["lost"] = sign * (out[metric] - out.seed.map(dense[~dense.index.duplicated()]))
+    share = {"fwd": "bytes.fwd_ratio", "bwd": "bytes.bwd_ratio", "both": "bytes.ratio"}
+    out["share"] = [row[share[row["direction"]]] for _, row in out.iterrows()]
+    return out[out.lost.notna()]
+
+
+def _front(own: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(means of `_losses` by method, those of them that nothing with as few bytes beats)."""
+    points = (
+        own.groupby("method", sort=False)
+        .agg(lost=("lost", "mean"), sd=("lost", "std"), share=("share", "mean"))
+        .reset_index()
+    )
+    return points, pareto(
+        points.assign(**{"mean": -points.lost, "bytes.ratio": points.share}), worst=-math.inf
+    )
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """The ranking by direction, feedbacks by key, boundaries times learners."""
+    return [table for table in (ranking(frame), feedback(frame), additive(frame)) if table.rows]
+
+
+def ranking(frame: pd.DataFrame) -> Table:
+    """Settings by direction, from few bytes to many; those that nothing with as few bytes beats are
+    on the front.
+    """
+    text = is_text(frame)
+    table = Table(
+        "ranking",
+        f"What to send at how many bytes: {'nats' if text else 'points'} lost against dense",
+        [
+            "Direction",
+            "Setting",
+            "lost",
+            "score",
+            "seeds",
+            "bytes (% of that direction's dense ones)",
+            "on the front",
+        ],
+    )
+    found, unit = _losses(frame), PLAIN if text else PERCENT
+    for direction, name in DIRECTIONS.items():
+        own = found[found.direction == direction]
+        points, front = _front(own)
+        for method in points.sort_values(["share", "lost"]).method:
+            part = own[own.method == method]
+            table.rows.append(
+                [
+                    name,
+                    str(method),
+                    cell(part, "lost", PLAIN),
+                    cell(part, "test_on_ppl" if text else ON, unit),
+                    str(len(part)),
+                    cell(part, "share", SHARE),
+                    "yes" if method in set(front.method) else "",
+                ]
+            )
+    return table
+
+
+def feedback(frame: pd.DataFrame) -> Table:
+    """Every feedback of TopK both ways, keyed by the slot of a batch and by sample."""
+    table = Table(
+        "feedback_keys",
+        "TopK with error feedback by key: test accuracy (%), and what memory adds to a message "
+        "(relative to what is at the boundary)",
+        [
+            "Feedback",
+            "Key",
+            "compressed inference",
+            "dense inference",
+            "seeds",
+            "remembered, forward",
+            "remembered, backward",
+        ],
+    )
+    own = plain(frame)
+    if "fwd.feedback.key" not in own or ON not in own:
+        return table
+    own = own[
+        own["fwd.feedback.key"].notna() & (own["fwd.feedback.kind"] == own["bwd.feedback.kind"])
+    ]
+    if "sample" not in set(own["fwd.feedback.key"]):
+        return Table("feedback_keys", "", [])
+    for (kind, key), part in own.groupby(["fwd.feedback.kind", "fwd.feedback.key"], sort=False):
+        said = [cell(part, f"diagnosis.{side}.remembered", PLAIN) for side in ("fwd", "bwd")]
+        score = cell(part, ON)
+        table.rows.append(
+            [
+                kind,
+                key,
+                score,
+                cell(part, OFF),
+                str(len(score.values)),
+                *(one if one.values else "-" for one in said),
+            ]
+        )
+    return table
+
+
+def additive(frame: pd.DataFrame) -> Table:
+    """Compression at the boundaries times that of four learners' gradients: what both lose, and the
+    sum of each.
+    """
+    text = is_text(frame)
+    table = Table(
+        "additive",
+        f"Boundaries and learners: {'nats' if text else 'points'} lost",
+        ["Boundaries", "Gradients", "lost", "sum of the single losses", "seeds"],
+    )
+    for links, grads, both, one, other, _ in _factorial(frame):
+        seeds = sorted(both.keys() & one.keys() & other.keys())
+        if seeds:
+            means = [sum(part[seed] for seed in seeds) / len(seeds) for part in (both, one, other)]
+            table.rows.append(
+                [links, grads, f"{means[0]:.3g}", f"{means[1] + means[2]:.3g}", str(len(seeds))]
+            )
+    return table
+
+
+def _factorial(frame: pd.DataFrame) -> list[tuple[str, str, dict, dict, dict, list[str]]]:
+    """(boundaries, gradients, what both lose by seed, what either alone loses, ids of all four
+    arms).
+    """
+    own = frame[(frame["grad.learners"] > 1) & (frame.status == "finished")]
+    if own.empty:
+        return []
+    metric, sign = (LOSS, 1.0) if is_text(own) else (ON, -100.0)
+    own = own.assign(
+        grads=[exchange(row) for _, row in own.iterrows()],
+        links=own.method.str.split("; ").map(lambda parts: parts[0] if len(parts) > 1 else "dense"),
+    )
+    plain_links, plain_grads = "dense", f"{int(own['grad.learners'].max())} learners"
+    scores = {
+        key: part.set_index("seed")[metric].to_dict()
+        for key, part in own.groupby(["links", "grads"], sort=False)
+    }
+    dense = scores.get((plain_links, plain_grads), {})
+    lost = {
+        key: {seed: sign * (score - dense[seed]) for seed, score in part.items() if seed in dense}
+        for key, part in scores.items()
+    }
+    return [
+        (
+            links,
+            grads,
+            part,
+            lost.get((links, plain_grads), {}),
+            lost.get((plain_links, grads), {}),
+            list(
+                own[own.links.isin([links, plain_links]) & own.grads.isin([grads, plain_grads])].id
+            ),
+        )
+        for (links, grads), part in lost.items()
+        if links != plain_links and grads != plain_grads
+    ]
+
+
+# Claims.
+
+
+def _coded(ratio: float) -> Wanted:
+    """TopK with values of 4 bits forward, its mask with values of 2 bits without bias backward."""
+    return {
+        "fwd.compressor.kind": "topk",
+        "fwd.compressor.ratio": ratio,
+        "fwd.compressor.values.kind": "uniform",
+        "fwd.compressor.values.bits": 4,
+        "bwd.compressor.kind": "forward_mask",
+        "bwd.compressor.values.kind": "uniform",
+        "bwd.compressor.values.bits": 2,
+        "bwd.compressor.values.rounding": "stochastic",
+    }
+
+
+CODES: Wanted = {
+    "fwd.compressor.kind": "uniform",
+    "fwd.compressor.bits": 4,
+    "fwd.compressor.scale": "group",
+    "bwd.compressor.kind": "uniform",
+    "bwd.compressor.bits": 2,
+    "bwd.compressor.scale": "group",
+    "bwd.compressor.rounding": "stochastic",
+}
+
+
+def _topk(ratio: float, **feedback: str) -> Wanted:
+    made: Wanted = {
+        f"{side}.compressor.{key}": value
+        for side in ("fwd", "bwd")
+        for key, value in (("kind", "topk"), ("ratio", ratio))
+    }
+    return made | {
+        f"{side}.feedback.{key}": value
+        for side in ("fwd", "bwd")
+        for key, value in feedback.items()
+    }
+
+
+def f3a(frame: pd.DataFrame) -> Claim:
+    """Codes: nothing lost."""
+    return Claim(
+        "F3a",
+        "4 bits forward and 2 bits without bias backward, groups of 128, lose nothing (within "
+        f"{SLIGHT:g} point, {NOTICEABLE:g} nats).",
+        gained(
+            plain(frame), "dense over 4 / 2 bit codes", DENSE, CODES, sign="within", text=NOTICEABLE
+        ),
+    )
+
+
+def f3b(frame: pd.DataFrame) -> Claim:
+    """The recipe: little lost."""
+    return Claim(
+        "F3b",
+        "TopK 20 % with values of 4 bits forward, its mask with values of 2 bits without bias "
+        f"backward, loses less than {SEVERE:g} points ({LARGE:g} nats).",
+        gained(
+            plain(frame), "dense over the recipe", DENSE, _coded(0.2), sign="below", image=SEVERE
+        ),
+    )
+
+
+def f3c(frame: pd.DataFrame) -> Claim:
+    """The recipe at half the level against plain TopK that sends more."""
+    return Claim(
+        "F3c",
+        "The recipe at TopK 10 % is better than plain TopK 5 % both ways, which sends more.",
+        gained(plain(frame), "recipe at 10 % over TopK 5 %", _coded(0.1), _topk(0.05)),
+    )
+
+
+def f4a(frame: pd.DataFrame) -> Claim:
+    """Only EF21 makes dense inference lossless."""
+    effects = []
+    for kind, name, region in (
+        ("ef21", "EF21", "below"),
+        ("ef", "EF", "above"),
+        ("ef_mixed", "EF-mixed", "above"),
+    ):
+        for key in ("slot", "sample"):
+            effects += _kinds(
+                frame,
+                f"dense minus {name} by {key}, TopK 10 %, dense inference",
+                DENSE,
+                OFF,
+                _topk(0.1, kind=kind, key=key),
+                OFF,
+                **{region: SEVERE},
+            )
+    return Claim(
+        "F4a",
+        f"EF21 makes dense inference almost lossless (within {SEVERE:g} points), EF and "
+        "EF-mixed do not, whatever keys their memory.",
+        effects,
+    )
+
+
+def f4b(frame: pd.DataFrame) -> Claim:
+    """Keys of EF."""
+    return Claim(
+        "F4b",
+        "Error feedback keyed by the slots of a batch harms, because it adds other samples' "
+        "residues: by sample it is better, compressed inference.",
+        _kinds(
+            frame,
+            "EF by sample minus EF by slot, TopK 10 %",
+            _topk(0.1, kind="ef", key="sample"),
+            ON,
+            _topk(0.1, kind="ef", key="slot"),
+            ON,
+            above=SLIGHT,
+        ),
+    )
+
+
+def f4c(frame: pd.DataFrame) -> Claim:
+    """The residue's share of a message."""
+    effect = Effect("|residue| / |activation|, EF by slot, TopK 10 %", above=1.0, digits=3)
+    column = "diagnosis.fwd.remembered"
+    if column in frame and "fwd.feedback.key" in frame:
+        own = frame[
+            (frame["fwd.feedback.kind"] == "ef")
+            & (frame["fwd.feedback.key"] == "slot")
+            & frame[column].notna()
+            & (frame["fwd.compressor.ratio"] == 0.1)
+            & (frame["bwd.compressor.kind"] == "topk")
+        ]
+        effect.values, effect.ids, effect.by = list(own[column]), list(own.id), list(own.seed)
+    return Claim(
+        "F4c", "With error feedback by slot more of a message is residue than activation.", [effect]
+    )
+
+
+def _kinds(
+    frame: pd.DataFrame, what: str, a: Wanted, on_a: str, b: Wanted, on_b: str, **region: float
+) -> list[Effect]:
+    own = plain(frame)
+    if (
+        is_text(own)
+        or "fwd.feedback.key" not in own
+        or "sample" not in set(own["fwd.feedback.key"])
+    ):
+        return []
+    return difference(own, what, (a, on_a), (b, on_b), across=True, **region)
+
+
+def f5(frame: pd.DataFrame) -> Claim:
+    """Additivity."""
+    margin, digits = (NOTICEABLE, 3) if is_text(frame) else (SLIGHT, 1)
+    effects = [
+        combined(
+            f"lost by both minus sum of each: {links} and {grads}",
+            [(1.0, both), (-1.0, one), (-1.0, other)],
+            within=margin,
+            digits=digits,
+            ids=ids,
+        )
+        for links, grads, both, one, other, ids in _factorial(frame)
+    ]
+    return Claim(
+        "F5",
+        "What compression at the boundaries and of the learners' gradients loses adds up "
+        f"(within {margin:g} {'points' if digits == 1 else 'nats'}).",
+        effects,
+    )
+
+
+CLAIMS = [f3a, f3b, f3c, f4a, f4b, f4c, f5]
+
+
+# Figures.
+
+
+def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """What settings lose against the bytes they send, forward alone, backward alone and both ways,
+    with Pareto fronts.
+
+    Means over seeds; bars: ± one sample standard deviation. Crosses: the settings of arXiv
+    2401.07788.
+    """
+    found = _losses(frame)
+    if found.empty:
+        return None
+    unit = "nats" if is_text(frame) else "points"
+    present = [key for key in DIRECTIONS if (found.direction == key).any()]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(present), figsize=(1.3 * COLUMN * len(present), 4.2), squeeze=False
+        )
+        for axis, direction in zip(axes[0], present, strict=True):
+            own = found[found.direction == direction]
+            points, front = _front(own)
+            for place, one in points.iterrows():
+                paper = one["method"] in PAPERS
+                axis.errorbar(
+                    100 * one["share"],
+                    one["lost"],
+                    yerr=one["sd"] if one["sd"] == one["sd"] else None,
+                    ls="none",
+                    marker="x" if paper else MARKS[place % 9],
+                    ms=4,
+                    color="0.3" if paper else INK[place % 7],
+                    elinewidth=0.6,
+                    label=one["method"],
+                )
+            axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
+            axis.axhline(0, color="0.7", lw=0.7)
+            axis.set(
+                title=DIRECTIONS[direction],
+                xlabel="bytes (% of dense ones that way)",
+                ylabel=f"{unit} lost",
+            )
+            axis.set_yscale("symlog", linthresh=2.0 if unit == "points" else 0.1)
+            logarithmic(axis.xaxis)
+            axis.legend(fontsize=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {"fronts": fronts}

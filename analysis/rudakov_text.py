@@ -1,0 +1,368 @@
+"""The language-model section: perplexity against TopK level and against bytes a token; claims C7
+and C8.
+
+Perplexity is exp of the mean loss over all predicted tokens of the test split, at the last epoch.
+Bytes a token are those of one boundary, averaged over the boundaries.
+"""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from commsweep.reporting.claim import DENSE, Claim, Effect, Wanted, difference
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, level, logarithmic, pareto
+from commsweep.reporting.results import distinct, plain
+from commsweep.reporting.table import PLAIN, RATE, SHARE, Cell, Table, cell
+
+NAME = "text"
+ON, OFF, LOSS = "test_on_ppl", "test_off_ppl", "test_on_loss"
+BYTES = ("speed.fwd_bytes_per_token", "speed.bwd_bytes_per_token")
+NOTICEABLE = 0.02  # nats: 2 % of perplexity
+LARGE = 0.1
+SHARED, SEPARATE = "shared mask", "separate masks"
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that it speaks of: one learner, text."""
+    found = plain(frame)
+    return found[found["data.tokenizer"].notna()] if "data.tokenizer" in found else found.iloc[:0]
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """TopK by level and mask, and every method by bytes."""
+    return [table for table in (topk(frame), methods(frame)) if table.rows]
+
+
+def topk(frame: pd.DataFrame) -> Table:
+    """TopK over whole sequences at each level: the gradient with the activation's mask, or with its
+    own.
+    """
+    table = Table(
+        "topk",
+        "TopK over the sequence: test perplexity",
+        [
+            "Masks",
+            "K",
+            "compressed inference",
+            "dense inference",
+            "seeds",
+            "bytes/token fwd",
+            "bytes/token bwd",
+        ],
+    )
+    dense = frame[_fits(frame, DENSE)]
+    for name, label, rows in [
+        *(("dense", text, rows) for text, rows in distinct(dense, "100 %")),
+        *_levels(frame),
+    ]:
+        if len(rows):
+            table.rows.append([name, label, *_scores(rows)])
+    return table if len(table.rows) > 1 else Table("topk", "", [])
+
+
+def methods(frame: pd.DataFrame) -> Table:
+    """Every setting of the sweep, best first: what it sends and how it scores."""
+    table = Table(
+        "methods",
+        "All methods: test perplexity and bytes",
+        [
+            "Method",
+            "compressed inference",
+            "dense inference",
+            "seeds",
+            "bytes/token fwd",
+            "bytes/token bwd",
+            "bytes (% of dense)",
+        ],
+    )
+    groups = list(frame.groupby("method", sort=False))
+    for method, rows in sorted(
+        groups, key=lambda one: cell(one[1], ON).mean if cell(one[1], ON).values else math.inf
+    ):
+        table.rows.append([str(method), *_scores(rows), cell(rows, "bytes.ratio", SHARE)])
+    return table
+
+
+def c7(frame: pd.DataFrame) -> Claim:
+    """20 % raises the loss, 30 % does not yet."""
+
+    def harm(ratio: float, **region: float) -> list[Effect]:
+        return _loss(
+            frame,
+            f"loss, TopK {100 * ratio:g} % (shared mask) minus dense",
+            _topk(ratio),
+            DENSE,
+            **region,
+        )
+
+    return Claim(
+        "C7",
+        f"TopK begins to raise the loss from K = 20 % (noticeable: {NOTICEABLE:g} nats).",
+        harm(0.2, above=NOTICEABLE) + harm(0.3, below=NOTICEABLE),
+    )
+
+
+def c8(frame: pd.DataFrame) -> Claim:
+    """Separate masks lose much against a shared one; a diverged run counts as guessing among all
+    tokens.
+    """
+    effects = [
+        effect
+        for ratio in (0.2, 0.1)
+        for effect in _loss(
+            frame,
+            f"TopK {100 * ratio:g} %: loss, separate masks minus shared",
+            _topk(ratio, shared=False),
+            _topk(ratio),
+            above=LARGE,
+        )
+    ]
+    return Claim(
+        "C8",
+        "Activations and gradients need a shared mask; separate ones can diverge (large: "
+        f"{LARGE:g} nats).",
+        effects,
+    )
+
+
+CLAIMS = [c7, c8]
+
+
+def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Perplexity against K for shared and separate masks, compression on and off at inference.
+
+    Bars: ± one sample standard deviation over seeds.
+    """
+    lines: dict[str, list[tuple[float, pd.DataFrame]]] = {}
+    for name, label, rows in _levels(frame):
+        lines.setdefault(name + label.partition(" %")[2], []).append(
+            (float(label.split()[0]), rows)
+        )
+    if not lines:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(COLUMN, 2.5))
+        for place, (name, points) in enumerate(lines.items()):
+            for metric, style, what in (
+                (ON, "-", "compressed inference"),
+                (OFF, ":", "dense inference"),
+            ):
+                cells = [cell(rows, metric) for _, rows in points]
+                shown = [(k, one) for (k, _), one in zip(points, cells, strict=True) if one.values]
+                axis.errorbar(
+                    [k for k, _ in shown],
+                    [one.mean for _, one in shown],
+                    yerr=_whiskers([one for _, one in shown]),
+                    ls=style,
+                    marker=MARKS[place],
+                    color=INK[place],
+                    elinewidth=0.7,
+                    mfc="white" if metric == OFF else None,
+                    label=f"{name}, {what}",
+                )
+        for text, rows in distinct(frame[_fits(frame, DENSE)], "uncompressed"):
+            if (dense := cell(rows, ON)).values:
+                axis.axhline(dense.mean, color="0.4", lw=1, ls="--", label=text)
+        axis.set(xlabel="K (% of entries kept)", ylabel="test perplexity")
+        logarithmic(axis.xaxis, axis.yaxis)
+        legend(figure)
+    return figure
+
+
+def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Perplexity (compressed inference) against bytes a token, both ways; the line joins what
+    nothing dominates.
+
+    Numbers are K in percent, or bits. Bars: ± one sample standard deviation over seeds.
+    """
+    points = summary(frame)
+    if points.empty:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(COLUMN, 3.6))
+        for place, (family, part) in enumerate(points.groupby("family", sort=False)):
+            axis.errorbar(
+                part["bytes"],
+                part["ppl"],
+                yerr=_whiskers(list(part["cell"])),
+                ls="none",
+                label=family,
+                marker=MARKS[place % 9],
+                color=INK[place % 7],
+                elinewidth=0.7,
+                zorder=3,
+            )
+            for x, y, method in zip(part["bytes"], part["ppl"], part["method"], strict=True):
+                axis.annotate(
+                    level(method),
+                    (x, y),
+                    xytext=(3, 2),
+                    textcoords="offset points",
+                    fontsize=4.5,
+                    color=INK[place % 7],
+                )
+        front = pareto(
+            points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}),
+            worst=-math.inf,
+        )
+        axis.plot(front["bytes"], front["ppl"], color="0.5", lw=1, zorder=1, label="Pareto front")
+        axis.set(xlabel="bytes a token and boundary, both ways", ylabel="test perplexity")
+        logarithmic(axis.xaxis, axis.yaxis)
+        legend(figure)
+    return figure
+
+
+def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """The methods that cost about an eighth of the dense bytes, best first, inference with and
+    without compression.
+
+    Bars: ± one sample standard deviation over seeds.
+    """
+    arms = (
+        frame[frame["bytes.ratio"].between(0.11, 0.14)]
+        if "bytes.ratio" in frame
+        else frame.iloc[:0]
+    )
+    shown = [
+        (str(method), cell(rows, ON), cell(rows, OFF))
+        for method, rows in arms.groupby("method", sort=False)
+    ]
+    shown = [one for one in shown if one[1].values]
+    shown.sort(key=lambda one: -one[1].mean)
+    if not shown:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(COLUMN, 0.8 + 0.22 * len(shown)))
+        height = range(len(shown))
+        axis.hlines(
+            height,
+            [on.mean for _, on, _ in shown],
+            [off.mean for _, _, off in shown],
+            color="0.7",
+            lw=1,
+            zorder=1,
+        )
+        for place, what in enumerate(("compressed inference", "dense inference")):
+            cells = [one[1 + place] for one in shown]
+            axis.errorbar(
+                [one.mean for one in cells],
+                height,
+                xerr=_whiskers(cells),
+                ls="none",
+                marker=MARKS[place],
+                color=INK[place],
+                elinewidth=0.7,
+                label=what,
+                zorder=3 - place,
+            )
+        axis.set_yticks(
+            list(height), [method.replace(", ", "\n") for method, *_ in shown], fontsize=6
+        )
+        axis.set(xlabel="test perplexity", title="at about 1/8 of the dense bytes")
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+        legend(figure)
+    return figure
+
+
+FIGURES = {"topk": topk_levels, "bytes": bytes_per_token, "equal_bytes": equal_bytes}
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """method, family, ppl, bytes (both ways) and the cell of every setting with a finished run."""
+    records = []
+    for method, rows in frame.groupby("method", sort=False):
+        score = cell(rows, ON)
+        if score.values and all(cell(rows, name).values for name in BYTES):
+            sent = sum(cell(rows, name).mean for name in BYTES)
+            records.append(
+                {
+                    "method": method,
+                    "family": family(str(method)),
+                    "ppl": score.mean,
+                    "bytes": sent,
+                    "cell": score,
+                }
+            )
+    return pd.DataFrame(records, columns=["method", "family", "ppl", "bytes", "cell"])
+
+
+def family(method: str) -> str:
+    """The method without its level."""
+    words = method.partition(" (")[0].replace(",", "").split(" / ")[0].split()
+    kept = [
+        word for word in words if not word.replace(".", "").isdigit() and word not in ("%", "bit")
+    ]
+    return " ".join(kept) + (f" {SEPARATE}" if "TopK" in kept and "shared" not in kept else "")
+
+
+def _whiskers(cells: list[Cell]) -> np.ndarray:
+    """Lower and upper spread; on a logarithmic axis the lower one must not reach zero."""
+    spread = np.array([one.sd or 0.0 for one in cells])
+    return np.stack([np.minimum(spread, np.array([one.mean for one in cells]) / 2), spread])
+
+
+def _scores(rows: pd.DataFrame) -> list[Cell | str]:
+    n = int((rows.status == "finished").sum())
+    return [
+        cell(rows, ON, PLAIN),
+        cell(rows, OFF, PLAIN),
+        str(n),
+        *(cell(rows, name, RATE) for name in BYTES),
+    ]
+
+
+def _levels(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """(masks, level, runs) of plain TopK over sequences, shared masks first, mildest first."""
+    if "fwd.compressor.ratio" not in frame:
+        return []
+    found = []
+    ratios = sorted(frame["fwd.compressor.ratio"].dropna().unique(), reverse=True)
+    for name, shared in ((SHARED, True), (SEPARATE, False)):
+        for ratio in ratios:
+            rows = frame[_fits(frame, _topk(ratio, shared))]
+            found += [
+                (name, text, part)
+                for text, part in distinct(rows, f"{100 * ratio:g} %")
+                if len(part)
+            ]
+    # Byte-matched arms have odd levels of their own; a level belongs here if both masks or whole
+    # percents have it.
+    return [one for one in found if float(one[1].split()[0]).is_integer()]
+
+
+def _topk(ratio: float, shared: bool = True) -> Wanted:
+    bwd: Wanted = (
+        {"bwd.compressor.kind": "forward_mask"}
+        if shared
+        else {"bwd.compressor.kind": ("topk", "topk_strict"), "bwd.compressor.ratio": ratio}
+    )
+    return {
+        "fwd.compressor.kind": ("topk", "topk_strict"),
+        "fwd.compressor.ratio": ratio,
+        "fwd.compressor.scope": ("sample", None),
+    } | bwd
+
+
+def _fits(frame: pd.DataFrame, wanted: Wanted) -> pd.Series:
+    fits = pd.Series(True, index=frame.index)
+    for key, value in ({"fwd.feedback.kind": "none", "bwd.feedback.kind": "none"} | wanted).items():
+        options = value if isinstance(value, tuple) else (value,)
+        column = frame[key] if key in frame else pd.Series(np.nan, index=frame.index)
+        fits &= column.isin([one for one in options if one is not None]) | (
+            column.isna() & (None in options)
+        )
+    return fits
+
+
+def _loss(frame: pd.DataFrame, what: str, a: Wanted, b: Wanted, **region: float) -> list[Effect]:
+    words = 256 if (frame["data.tokenizer"] == "bytes").all() else 50257
+    a, b = (
+        {key: value for key, value in arm.items() if not key.endswith("scope")} for arm in (a, b)
+    )
+    return difference(frame, what, (a, LOSS), (b, LOSS), unit=1.0, guess=math.log(words), **region)

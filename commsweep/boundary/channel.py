@@ -1,0 +1,534 @@
+"""A boundary between two stages: compress forward, compress backward, count bytes and calls.
+
+`_Crossing` is the only autograd.Function of the project. Downstream sees C_fwd(x), upstream gets
+C_bwd(gradient): a straight-through estimate, which is what a real pipeline computes. A channel has
+one end where both stages are simulated (`cross`), and two where they are processes (`post` and
+`arrive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commsweep import compressors, seeds
+from commsweep.boundary.diagnosis import Said, Watch
+from commsweep.compressors import Compressor, Payload, Sparsifier, message
+from commsweep.compressors.base import channels_last
+from commsweep.compressors.coded import CodedForwardMask
+from commsweep.compressors.coders import Coder, Frozen
+from commsweep.compressors.lowrank import LowRank
+from commsweep.config import ForwardMask, Link
+from commsweep.feedback.boundaries import Feedback
+from commsweep.feedback.memory import Keys
+
+
+@dataclass
+class Step:
+    """What all boundaries of a model must know of the step they are in; the task sets it before
+    each batch.
+    """
+
+    training: bool = False
+    compress: bool = True  # False: evaluation with compression off
+    epoch: int = 0
+    # global step in training, batch number in evaluation: the seed of random compressors
+    number: int = 0
+    keys: Keys | None = None
+    anchor: Tensor | None = None  # what entered the first block, for coders that measure from there
+    # the embeddings that they measure from instead, and the tokens there are
+    frozen: Frozen | None = None
+    tokens: Tensor | None = None
+
+
+class Channel(nn.Module):
+    """One direction of a boundary: a Link at run time, with its counters."""
+
+    def __init__(
+        self, link: Link, feedback: Feedback, step: Step, stream: tuple[int, int], shape: torch.Size
+    ) -> None:
+        """stream: the run's seed and the channel's number, from which its draws follow."""
+        super().__init__()
+        self.compressor = compressors.build(link.compressor)
+        warm = (
+            self.compressor.begin(torch.Size([1, *shape]), seeds.draw(seeds.FACTOR, *stream))
+            if isinstance(self.compressor, LowRank)
+            else None
+        )
+        # the factor both ends begin from; None for all other compressors
+        self.register_buffer("warm", warm)
+        self.stretch = 1.0  # elements of the activation for one of its code
+        self.feedback, self.start_epoch = feedback, link.start_epoch
+        self.step, self.stream = step, stream
+        self.counts = Counts()
+        self.watch: Watch | None = None  # of a run that is diagnosed
+
+    @property
+    def link(self) -> Link:
+        """The Link as installed: read from the objects, not from the Run they were built for."""
+        return Link(
+            compressor=self.compressor.spec,
+            feedback=self.feedback.spec,
+            start_epoch=self.start_epoch,
+        )
+
+    def cross(
+        self, x: Tensor, want_mask: bool = False, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(what arrives for x, the mask of a sparsifier if wanted). `mask`: that of the forward
+        message.
+        """
+        y, sending = self._send(Sending, x, want_mask, mask)
+        return y, sending.mask
+
+    def post(
+        self, x: Tensor, want_mask: bool = False, mask: Tensor | None = None
+    ) -> tuple[list[Payload], Tensor | None]:
+        """The sender's end: (the payloads of x's message, the mask if wanted)."""
+        _, sending = self._send(Posting, x, want_mask, mask)
+        return sending.payloads, sending.mask
+
+    def arrive(
+        self,
+        reader: message.Reader,
+        shape: torch.Size,
+        want_mask: bool = False,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The receiver's end: (what a message of this shape says, its mask if wanted). Raises
+        UserError on other bytes.
+        """
+        step, compressor = self.step, self._compressor(mask)
+        receiving = Receiving(
+            compressor if step.training else compressor.at_inference(), reader, want_mask, self.warm
+        )
+        if self._dense:
+            y = receiving.receive_dense(shape)
+            if step.training:
+                self.feedback.saw_dense(y, step.keys)
+        elif not step.training:
+            y = receiving.receive(shape)
+        else:
+            y = self.feedback.receive(receiving, shape, step.keys)
+            self._keep_warm(receiving.warm)
+        reader.finish()
+        return y, receiving.mask
+
+    def most_bytes(self, shape: torch.Size, dtype: torch.dtype, mask: Tensor | None = None) -> int:
+        """Bytes that the next message has at most, its framing included."""
+        if self._dense:
+            return message.most_bytes(_DENSE, shape, dtype)
+        compressor = self._compressor(mask)
+        if not self.step.training:
+            return message.most_bytes(compressor.at_inference(), shape, dtype)
+        return self.feedback.most_bytes(compressor, shape, dtype, self.step.keys)
+
+    @property
+    def _dense(self) -> bool:
+        """Whether messages travel as they are: compression off, or not begun."""
+        return not self.step.compress or self.step.epoch < self.start_epoch
+
+    def _send(
+        self, kind: type[Sending], x: Tensor, want_mask: bool, mask: Tensor | None
+    ) -> tuple[Tensor, Sending]:
+        step, compressor = self.step, self._compressor(mask)
+        sending = kind(
+            compressor if step.training else compressor.at_inference(),
+            self._seed(),
+            want_mask and step.training,
+            self.feedback.echoes,
+            self.warm,
+        )
+        if not step.training:
+            return (sending.send_dense(x) if self._dense else sending.send(x)), sending
+        self.counts.saw(x, self.stretch)
+        if self._dense:
+            self.feedback.saw_dense(x, step.keys)
+            y = sending.send_dense(x)
+        else:
+            # whose boundary looks at what enters it and comes out
+            coded = self.compressor.spec.coder
+            looked_at = self.watch is not None and not coded and self.watch.wants()
+            if looked_at:
+                sending.said = []
+            y = self.feedback.send(sending, x, step.keys)
+            self._keep_warm(sending.warm)
+            if looked_at:
+                self.watch.saw(x, y, sending)
+        self.counts.sent(sending)
+        return y, sending
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.counts.state()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.counts = Counts(**state)
+
+    def _compressor(self, mask: Tensor | None) -> Compressor:
+        if self.compressor.spec.coder:  # x is the code already
+            return _DENSE
+        if not isinstance(self.compressor.spec, ForwardMask):
+            return self.compressor
+        return self.compressor.given(mask) if mask is not None else _DENSE
+
+    def _keep_warm(self, factor: Tensor | None) -> None:
+        if factor is not None:
+            self.warm.copy_(factor)
+
+    def _seed(self) -> int:
+        return seeds.draw(seeds.BOUNDARY, *self.stream, self.step.number, self.step.training)
+
+
+RING = 64  # messages whose sums wait on the device before they are looked at together
+
+
+@dataclass
+class Counts:
+    """Bytes and calls of one channel over training; kept in checkpoints."""
+
+    calls: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    dense_bytes: int = 0
+    # bytes that depend on data, summed without a sync
+    on_device: Tensor | None = field(default=None, repr=False)
+    # of the last messages; finite only if all terms are
+    _sums: Tensor | None = field(default=None, repr=False)
+    # call of the first non-finite one before these, or infinity
+    _bad: Tensor | None = field(default=None, repr=False)
+
+    def saw(self, x: Tensor, stretch: float = 1.0) -> None:
+        """A training message x arrived at the sender; dense, it would be `stretch` times as
+        long.
+        """
+        place = self.calls % RING
+        if self._sums is None:
+            self._sums = torch.zeros(RING, device=x.device)
+        elif place == 0:
+            self._bad = self.first_bad
+            self._sums.zero_()
+        # one launch a message
+        torch.sum(x, tuple(range(x.dim())), dtype=torch.float32, out=self._sums[place])
+        self.calls += 1
+        self.samples += x.shape[0]
+        self.dense_bytes += round(x.numel() * x.element_size() * stretch)
+
+    @property
+    def first_bad(self) -> Tensor | None:
+        """The call of the first message that was not finite, or infinity, on the device; None
+        before any message.
+        """
+        if self._sums is None:
+            return None
+        calls = (
+            torch.arange(1.0, RING + 1, device=self._sums.device) + (self.calls - 1) // RING * RING
+        )
+        bad = calls.where(~self._sums.isfinite(), torch.inf).amin()
+        return bad if self._bad is None else torch.minimum(self._bad, bad)
+
+    def sent(self, sending: Sending) -> None:
+        """What the message cost."""
+        for nbytes in sending.nbytes:
+            if isinstance(nbytes, Tensor):
+                self.on_device = nbytes if self.on_device is None else self.on_device + nbytes
+            else:
+                self.nbytes += nbytes
+
+    def total(self) -> int:
+        """Bytes sent so far (waits for the device when they depend on data)."""
+        return self.nbytes + (0 if self.on_device is None else int(self.on_device))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "calls": self.calls,
+            "samples": self.samples,
+            "nbytes": self.total(),
+            "dense_bytes": self.dense_bytes,
+        }
+
+
+class Sending:
+    """One message being sent: compresses and notes what left (a `Sender` of the feedbacks)."""
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        seed: int,
+        want_mask: bool,
+        echo: bool = True,
+        warm: Tensor | None = None,
+    ) -> None:
+        """echo: whether the sender itself needs what arrives. warm: the factor that a low-rank
+        message begins from, and afterwards the one that the next begins from.
+        """
+        self.compressor, self.seed, self.want_mask, self.echo, self.warm = (
+            compressor,
+            seed,
+            want_mask,
+            echo,
+            warm,
+        )
+        self.mask: Tensor | None = None
+        self.nbytes: list[int | Tensor] = []
+        self.said: list[Said] | None = None  # what was compressed, if somebody wants to know
+
+    def send(self, x: Tensor) -> Tensor:
+        """Compress x; returns what arrives."""
+        if self.want_mask and isinstance(self.compressor, Sparsifier):
+            y, self.mask = self.compressor.masked(x, self.seed)
+        elif self.warm is not None:
+            y, self.warm = self.compressor.apply_from(x, self.warm)
+        else:
+            y = self.compressor.apply(x, self.seed)
+        self.nbytes.append(self.compressor.bytes_sent(y))
+        self._note(self.compressor, x, self.seed, y)
+        return y
+
+    def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        """What arrives of x and a feedback's memory, which is changed, where one kernel does it
+        all; else None.
+        """
+        if self.want_mask or self.said is not None:
+            return None
+        y = self.compressor.remembered(x, memory, kind)
+        if y is not None:
+            self.nbytes.append(self.compressor.bytes_sent(y))
+        return y
+
+    def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
+        """Signal and residue as two payloads at half the budget each; returns their sum."""
+        half = self.compressor.halved()
+        parts = half.apply(x, self.seed), half.apply(e, self.seed + 1)
+        self.nbytes += [half.bytes_sent(part) for part in parts]
+        self._note(half, x, self.seed, parts[0])
+        self._note(half, e, self.seed + 1, parts[1])
+        return parts[0] + parts[1]
+
+    def send_dense(self, x: Tensor) -> Tensor:
+        """x as it is."""
+        self.nbytes.append(x.numel() * x.element_size())
+        return x
+
+    def _note(self, compressor: Compressor, u: Tensor, seed: int, y: Tensor) -> None:
+        if self.said is not None:
+            # a feedback goes on to change u in place
+            self.said.append((compressor, u.clone(), seed, y))
+
+    def was_of(self, rows: Tensor, batch: int) -> None:
+        """What was compressed were these rows of a batch; the others travel dense, which keeps all
+        of them.
+        """
+        self.mask = _widened(self.mask, rows, batch)
+
+
+class Posting(Sending):
+    """One message to another process: keeps the payloads that are to travel."""
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        seed: int,
+        want_mask: bool,
+        echo: bool = True,
+        warm: Tensor | None = None,
+    ) -> None:
+        super().__init__(compressor, seed, want_mask, echo, warm)
+        self.payloads: list[Payload] = []
+
+    def send(self, x: Tensor) -> Tensor:
+        if self.warm is None:
+            payload = self._post(self.compressor, x, self.seed)
+        else:
+            payload = self._posted(self.compressor.encode_from(x, self.warm))
+            self.warm = self.compressor.next_factor(payload, self.warm)
+        if self.want_mask and isinstance(self.compressor, Sparsifier):
+            self.mask = self.compressor.mask(payload)
+        return self.compressor.decode(payload) if self.echo else x
+
+    def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        return None
+
+    def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
+        half = self.compressor.halved()
+        parts = self._post(half, x, self.seed), self._post(half, e, self.seed + 1)
+        return half.decode(parts[0]) + half.decode(parts[1])
+
+    def send_dense(self, x: Tensor) -> Tensor:
+        self._post(_DENSE, x, 0)
+        return x
+
+    def _post(self, compressor: Compressor, x: Tensor, seed: int) -> Payload:
+        # unchecked: a bad value must reach whoever looks for it
+        return self._posted(compressor._encode(x, seed))
+
+    def _posted(self, payload: Payload) -> Payload:
+        self.payloads.append(payload)
+        self.nbytes.append(payload.nbytes)
+        return payload
+
+
+class Receiving:
+    """The other end of `Posting` (a `Receiver` of the feedbacks)."""
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        reader: message.Reader,
+        want_mask: bool,
+        warm: Tensor | None = None,
+    ) -> None:
+        self.compressor, self.reader, self.want_mask, self.warm = (
+            compressor,
+            reader,
+            want_mask,
+            warm,
+        )
+        self.mask: Tensor | None = None
+
+    def receive(self, shape: torch.Size) -> Tensor:
+        """What the next payload says."""
+        payload = self.reader.take(self.compressor, shape)
+        if self.want_mask and isinstance(self.compressor, Sparsifier):
+            self.mask = self.compressor.mask(payload)
+        if self.warm is not None:
+            self.warm = self.compressor.next_factor(payload, self.warm)
+        return self.compressor.decode(payload)
+
+    def receive_halves(self, shape: torch.Size) -> Tensor:
+        """Signal and residue, summed."""
+        half = self.compressor.halved()
+        parts = [half.decode(self.reader.take(half, shape)) for _ in range(2)]
+        return parts[0] + parts[1]
+
+    def receive_dense(self, shape: torch.Size) -> Tensor:
+        """A tensor as it was."""
+        return _DENSE.decode(self.reader.take(_DENSE, shape))
+
+    def was_of(self, rows: Tensor, batch: int) -> None:
+        """As `Sending.was_of`."""
+        self.mask = _widened(self.mask, rows, batch)
+
+
+def _widened(mask: Tensor | None, rows: Tensor, batch: int) -> Tensor | None:
+    """A mask of some rows as one of the whole batch, true in the others; in the layout of the
+    part.
+    """
+    if mask is None:
+        return None
+    whole = torch.ones((batch, *mask.shape[1:]), dtype=torch.bool, device=mask.device).to(
+        memory_format=torch.channels_last if channels_last(mask) else torch.contiguous_format
+    )
+    whole[rows] = mask
+    return whole
+
+
+class Boundary(nn.Module):
+    """Forward and backward channel around one crossing; `forward` is called by a hook on the
+    stage's last module.
+    """
+
+    def __init__(self, name: str, fwd: Channel, bwd: Channel, coder: Coder | None = None) -> None:
+        super().__init__()
+        self.name, self.fwd, self.bwd, self.coder = name, fwd, bwd, coder
+        # hears what enters a coder and comes out of it
+        self.looked: Callable[[Tensor, Tensor], None] | None = None
+        if isinstance(bwd.compressor, CodedForwardMask):
+            bwd.compressor.forward = fwd.compressor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the next stage sees of x."""
+        # a message is what it is, whatever the model computes in
+        with torch.autocast(x.device.type, enabled=False):
+            if self.coder is None or not self.codes:
+                return self._cross(x)
+            y = self.decode(self._cross(self.encode(x)), x)
+            if self.looked is not None:
+                self.looked(x, y)
+            watch = self.fwd.watch
+            if watch is not None and self.fwd.step.training and watch.wants():
+                watch.looked(x, y)
+            return y
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The code that crosses for x; measured from frozen embeddings, with the tokens' numbers as
+        one more feature.
+        """
+        step = self.fwd.step
+        frozen = self._frozen
+        code = self.coder.encode(
+            x, frozen(step.tokens) if frozen else step.anchor if self.coder.anchored else None
+        )
+        if frozen:  # float32 holds every number below 2^24
+            code = torch.cat([code.float(), step.tokens[..., None].float()], -1)
+        self.fwd.stretch = self.bwd.stretch = x.numel() / code.numel()
+        return code
+
+    def decode(self, code: Tensor, like: Tensor | Payload) -> Tensor:
+        """What the receiver makes of it, of `like`'s shape; whoever sends it on knows the tokens
+        from then on.
+        """
+        step = self.fwd.step
+        if not self._frozen:
+            return self.coder.decode(code, like, step.anchor if self.coder.anchored else None)
+        step.tokens = code.detach()[..., -1].round().long()
+        return self.coder.decode(code[..., :-1], like, self._frozen(step.tokens)).to(like.dtype)
+
+    @property
+    def extra(self) -> int:
+        """Features of a code beside the coder's own."""
+        return int(self._frozen is not None)
+
+    @property
+    def _frozen(self) -> Frozen | None:
+        return self.fwd.step.frozen if self.coder is not None and self.coder.anchored else None
+
+    @property
+    def codes(self) -> bool:
+        """Whether the coder is in use: not with compression off, nor before its first epoch."""
+        return self.fwd.step.compress and self.fwd.step.epoch >= self.fwd.start_epoch
+
+    def _cross(self, x: Tensor) -> Tensor:
+        return crossing(
+            x,
+            lambda x: self.fwd.cross(x, want_mask=self.shares_mask),
+            lambda grad, mask: self.bwd.cross(grad, mask=mask)[0],
+        )
+
+    @property
+    def shares_mask(self) -> bool:
+        """Whether the backward reuses the forward mask."""
+        return isinstance(self.bwd.compressor.spec, ForwardMask)
+
+
+There = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+Back = Callable[[Tensor, Tensor | None], Tensor]
+
+
+def crossing(x: Tensor, there: There, back: Back) -> Tensor:
+    """there(x), whose second value is kept for the way back: the gradient of x is back(gradient,
+    kept).
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Crossing.apply(x, there, back)
+    return there(x)[0]
+
+
+class _Crossing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: There, back: Back) -> Tensor:
+        y, ctx.kept = there(x)
+        ctx.back = back
+        return y.view_as(y) if y is x else y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        with torch.autocast(grad.device.type, enabled=False):
+            return ctx.back(grad, ctx.kept), None, None
+
+
+_DENSE = compressors.build({"kind": "none"})

@@ -1,0 +1,126 @@
+"""What compression does to the messages of a boundary, measured while it trains (`--diagnose`).
+
+Every `EVERY`th training message is looked at, the first after an evaluation among them; sums stay
+on the message's device until the next evaluation asks. With x what is at the boundary, y what the
+receiver uses, u what the compressor was given (x + e with error feedback, x - A with EF21, ...),
+all norms over all messages that were looked at:
+
+    error       |y - x| / |x|
+    bias        the part of that error which repeated draws do not average out: |E y - x| / |x|,
+                without a bias of its
+                own from two independent draws, d1 . d2 in the place of |d|^2; a compressor that
+                draws nothing has bias = error
+    cosine      x . y / (|x| |y|)
+    energy      share of |x|^2 in the entries that arrive as something else than zero
+    remembered  |u - x| / |x|: what feedback adds to the message, or subtracts from it
+    silent      share of the features (channels of an image, the last axis of a sequence) that no
+                message looked at
+                ever brought anything for
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from commsweep.compressors import Compressor
+from commsweep.compressors.quantize import channel_axis
+
+if TYPE_CHECKING:
+    from commsweep.boundary.channel import Sending
+
+EVERY = 10
+Said = tuple[Compressor, Tensor, int, Tensor]  # compressor, what it was given, seed, what arrives
+SUMS = ("xx", "yy", "xy", "error", "bias", "energy", "remembered")
+
+
+class Watch:
+    """The sums of one channel since they were last asked for."""
+
+    def __init__(self) -> None:
+        self.seen = self.messages = 0
+        self.sums: Tensor | None = None  # float32 [len(SUMS)]
+        self.heard: Tensor | None = None  # bool [features]: something arrived
+
+    def wants(self) -> bool:
+        """Whether the next message is one to look at."""
+        self.seen += 1
+        return self.seen % EVERY == 1
+
+    def saw(self, x: Tensor, y: Tensor, sending: Sending) -> None:
+        """x went in and y is used; a message that is dense in part or whole is passed over."""
+        said = sending.said
+        if not said or any(u.shape != x.shape for _, u, _, _ in said):
+            return
+        x, y = x.float(), y.float()
+        u = sum(u.float() for _, u, _, _ in said)
+        draws = [
+            y - x
+            if sending.warm is not None
+            else y
+            - x
+            + sum(
+                compressor.apply(u, seed + again).float() - sent.float()
+                for compressor, u, seed, sent in said
+            )
+            for again in (2, 4)
+        ]  # EF-mixed's second half has the seed after the first's
+        sums = torch.stack(
+            [
+                (x * x).sum(),
+                (y * y).sum(),
+                (x * y).sum(),
+                (y - x).square().sum(),
+                (draws[0] * draws[1]).sum(),
+                (x * x * (y != 0)).sum(),
+                (u - x).square().sum(),
+            ]
+        )
+        self._add(sums, y)
+
+    def looked(self, x: Tensor, y: Tensor) -> None:
+        """x went into a coder and y comes out of it: nothing is drawn, and nothing remembered."""
+        x, y = x.detach().float(), y.detach().float()
+        error = (y - x).square().sum()
+        self._add(
+            torch.stack(
+                [
+                    (x * x).sum(),
+                    (y * y).sum(),
+                    (x * y).sum(),
+                    error,
+                    error,
+                    (x * x * (y != 0)).sum(),
+                    torch.zeros_like(error),
+                ]
+            ),
+            y,
+        )
+
+    def _add(self, sums: Tensor, y: Tensor) -> None:
+        heard = (y != 0).movedim(channel_axis(y.shape), 0).flatten(1).any(1)
+        self.sums = sums if self.sums is None else self.sums + sums
+        self.heard = heard if self.heard is None else self.heard | heard
+        self.messages += 1
+
+    def take(self) -> dict[str, float] | None:
+        """The measures since the last time (waits for the device); None where no compressed message
+        was looked at.
+        """
+        self.seen = 0
+        if self.sums is None:
+            return None
+        sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
+        out = {"messages": self.messages, "silent": 1 - float(self.heard.float().mean())} | {
+            name: math.sqrt(max(0.0, sums[name]) / sums["xx"]) if sums["xx"] else 0.0
+            for name in ("error", "bias", "remembered")
+        }
+        both = math.sqrt(sums["xx"] * sums["yy"])
+        out["cosine"] = sums["xy"] / both if both else 0.0
+        out["energy"] = sums["energy"] / sums["xx"] if sums["xx"] else 0.0
+        self.sums = self.heard = None
+        self.messages = 0
+        return out

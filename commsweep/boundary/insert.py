@@ -1,0 +1,410 @@
+"""Boundaries put into a model: its forward is not edited, a hook on each stage's last module does
+the crossing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from commsweep.boundary.channel import Boundary, Channel, Step
+from commsweep.boundary.diagnosis import Watch
+from commsweep.boundary.plan import crossed, message_shapes
+from commsweep.component import Component, Moment, Pass
+from commsweep.config import Link, Links
+from commsweep.errors import UserError, nearest, told
+from commsweep.feedback import boundaries as feedback
+from commsweep.feedback.memory import Keys, MappedMemory
+
+Shapes = dict[str, torch.Size]
+
+
+class Boundaries(nn.ModuleDict, Component):
+    """The boundaries of one model by cut, in the model's order, with the step they share."""
+
+    def __init__(
+        self,
+        links: dict[str, Links],
+        modules: dict[str, nn.Module],
+        shapes: Shapes,
+        batch_size: int,
+        n_samples: int,
+        seed: int = 0,
+        *,
+        own: Collection[str] = (),
+        channels_last: bool = False,
+        folder: Path | None = None,
+        only: Collection[str] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """links, modules, shapes: by cut. own: cuts whose links are not those of all others.
+        folder: of memories with a row a sample, if they lie in files. only: the cuts beside one
+        stage of a real pipeline; these are not hooked, for each has two ends. device: of the
+        memories.
+        """
+        super().__init__()
+        self.step, self.own = Step(), set(own)
+        self.hooks: list[RemovableHandle] = []
+        for turn, (cut, module) in enumerate(modules.items()):
+            if only is not None and cut not in only:
+                continue
+            channels = []
+            for way, side in enumerate(("fwd", "bwd")):
+                link: Link = getattr(links[cut], side)
+                memory = feedback.build(
+                    link.feedback,
+                    shapes[cut],
+                    batch_size,
+                    n_samples,
+                    channels_last,
+                    folder and folder / f"{cut}.{side}.buffer",
+                    device,
+                )
+                channels.append(
+                    Channel(link, memory, self.step, (seed, 2 * turn + way), shapes[cut])
+                )
+            compressor = channels[0].compressor
+            coder = (
+                compressor.coder(torch.Size([1, *shapes[cut]])) if compressor.spec.coder else None
+            )
+            boundary = Boundary(cut, *channels, coder)
+            self[cut.replace(".", "_")] = boundary
+            # the closure, not the module, is hooked: the boundary is no child of the model
+            if only is None:
+                self.hooks.append(module.register_forward_hook(partial(crossed, boundary.forward)))
+
+    def begin(
+        self, number: int, samples: Tensor, epoch: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        """Training step `number` begins, by hand; samples: numbers of the batch's rows (host)."""
+        self._set(epoch, number, True, Keys(samples, torch.device(device)), training=True)
+
+    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+        self._set(
+            moment.epoch,
+            moment.passed + one.turn,
+            True,
+            Keys(samples, device, one.slot),
+            training=True,
+        )
+
+    def before_scoring(self, epoch: int, number: int, compress: bool) -> None:
+        self._set(epoch, number, compress, None, training=False)
+
+    def _set(
+        self, epoch: int, number: int, compress: bool, keys: Keys | None, training: bool
+    ) -> None:
+        step = self.step
+        step.epoch, step.number, step.compress, step.training = epoch, number, compress, training
+        if keys is not None:
+            step.keys = keys
+
+    def after_step(self, moment: Moment) -> None:
+        """Each boundary is crossed once per direction and pass; all else is the harness's fault."""
+        self.check_calls(moment.crossed)
+
+    def check_calls(self, passes: int) -> None:
+        """Raise RuntimeError unless each boundary was crossed so often each way."""
+        for boundary in self.values():
+            for side in ("fwd", "bwd"):
+                calls = getattr(boundary, side).counts.calls
+                if calls != passes:
+                    raise RuntimeError(
+                        f"boundary {boundary.name}: {calls} {side} calls in {passes} training steps"
+                    )
+
+    @contextmanager
+    def bypassed(self) -> Iterator[None]:
+        """While entered, messages cross as they are and nothing is counted: for a look at the model
+        alone.
+        """
+        before, self.step.compress = self.step.compress, False
+        try:
+            yield
+        finally:
+            self.step.compress = before
+
+    def snapshot(self, tag: str) -> list[MappedMemory]:
+        """Copy every memory that lies in a file, for a checkpoint; returns them."""
+        mapped = self.mapped()
+        for memory in mapped:
+            memory.snapshot(tag)
+        return mapped
+
+    def mapped(self) -> list[MappedMemory]:
+        """The memories that lie in files."""
+        return [module for module in self.modules() if isinstance(module, MappedMemory)]
+
+    def watch(self) -> None:
+        """From now on look at what compression does to the messages of training."""
+        for boundary in self.values():
+            boundary.fwd.watch, boundary.bwd.watch = Watch(), Watch()
+
+    def diagnosis(self) -> list[dict[str, Any]]:
+        """What was seen since the last time, by boundary and direction (waits for the device)."""
+        return [
+            {"boundary": b.name, "direction": side, **seen}
+            for b in self.values()
+            for side in ("fwd", "bwd")
+            if (watch := getattr(b, side).watch) is not None and (seen := watch.take()) is not None
+        ]
+
+    def links(self) -> dict[str, Links]:
+        """Every boundary's installed links, read back from the objects."""
+        return {
+            b.name.replace(".", "_"): Links(fwd=b.fwd.link, bwd=b.bwd.link) for b in self.values()
+        }
+
+    def installed(self) -> dict[str, Any]:
+        """fwd, bwd and at; empty without boundaries."""
+        return sections(self.links(), self.own)
+
+    def non_finite(self) -> tuple[float, str] | None:
+        """(in which crossing, where) the first non-finite message was seen; None if all were
+        finite.
+
+        In that step activations come first, in model order, then gradients against it.
+        """
+        order = [("activation", b.name, b.fwd) for b in self.values()]
+        order += [("gradient", b.name, b.bwd) for b in reversed(list(self.values()))]
+        seen = [
+            (float(channel.counts.first_bad), what, name)
+            for what, name, channel in order
+            if channel.counts.first_bad is not None
+        ]
+        call, what, name = min(seen, key=lambda one: one[0], default=(math.inf, "", ""))
+        return None if call == math.inf else (call, f"non-finite {what} at boundary {name}")
+
+    def ledger(self) -> dict[str, dict[str, int]]:
+        """Bytes and calls over training: {boundary: {fwd, bwd, fwd_dense, bwd_dense, calls,
+        samples}}.
+        """
+        return {
+            b.name: {
+                "fwd": b.fwd.counts.total(),
+                "bwd": b.bwd.counts.total(),
+                "fwd_dense": b.fwd.counts.dense_bytes,
+                "bwd_dense": b.bwd.counts.dense_bytes,
+                "calls": b.fwd.counts.calls,
+                "samples": b.fwd.counts.samples,
+            }
+            for b in self.values()
+        }
+
+    def evaluation(self) -> dict[str, Any]:
+        """Bytes sent so far, both ways."""
+        return {"bytes": sum(b["fwd"] + b["bwd"] for b in self.ledger().values())}
+
+    def totals(self) -> dict[str, Any]:
+        return {"boundaries": self.ledger()}
+
+
+def sections(links: dict[str, Links], own: Collection[str]) -> dict[str, Any]:
+    """Installed links by boundary as a Run's sections; `own`: boundaries that have links of their
+    own.
+    """
+    common = next((one for cut, one in links.items() if cut not in own), None)
+    if common is None:
+        return {}
+    return {
+        "fwd": common.fwd,
+        "bwd": common.bwd,
+        "at": {cut: one for cut, one in links.items() if one != common},
+    }
+
+
+def traffic(ledger: dict[str, dict[str, int]], steps: int) -> dict[str, float]:
+    """Bytes per optimizer step over all boundaries, each way, and what share of the dense bytes
+    that is. Messages of microbatches and of learners that are simulated here add up to a step's.
+    """
+    out: dict[str, float] = {}
+    for side in ("fwd", "bwd"):
+        sent = sum(boundary[side] for boundary in ledger.values())
+        dense = sum(boundary[f"{side}_dense"] for boundary in ledger.values())
+        out |= {
+            f"{side}_per_step": sent / steps if steps else 0.0,
+            f"{side}_ratio": sent / dense if dense else 1.0,
+        }
+    dense = sum(b["fwd_dense"] + b["bwd_dense"] for b in ledger.values())
+    out["total"] = sum(b["fwd"] + b["bwd"] for b in ledger.values())
+    out["ratio"] = out["total"] / dense if dense else 1.0
+    return out
+
+
+class Inserted(Boundaries):
+    """Boundaries in a model of one's own, which see by themselves what each of its forwards is.
+
+    A forward in training mode with gradients is a training step: it is compressed, counted and
+    remembered. Any other (an evaluation, under no_grad, a look at shapes) is compressed without a
+    memory and counts nothing; in `bypassed()` messages cross as they are. Used as a context
+    manager, or with `remove`, they leave the model as it was.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        links: dict[str, Links],
+        modules: dict[str, nn.Module],
+        shapes: Shapes,
+        batch_size: int,
+        n_samples: int,
+        seed: int,
+    ) -> None:
+        """As `Boundaries`; model: what a training step calls."""
+        super().__init__(links, modules, shapes, batch_size, n_samples, seed, own=links)
+        self.batch_size, self.n_samples = batch_size, n_samples
+        self.steps = self.looks = 0  # forwards in training; others since the last of these
+        self.epoch = 0  # the loop's to say, where a link begins with a later one
+        self._told: Tensor | None = None
+        self._by_sample = [
+            cut
+            for cut, own in links.items()
+            for link in (own.fwd, own.bwd)
+            if feedback.sample_keyed(link.feedback)
+        ]
+        self.hooks.append(model.register_forward_pre_hook(self._entered, with_kwargs=True))
+
+    def samples(self, numbers: Tensor) -> None:
+        """The numbers, from 0, of the samples of the next batch: where a feedback remembers
+        samples.
+        """
+        self._told = numbers.detach().cpu().long()
+
+    def _entered(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        batch = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
+        if not (model.training and torch.is_grad_enabled()) or batch is None or batch.is_meta:
+            self._set(self.epoch, self.looks, self.step.compress, None, training=False)
+            self.looks += 1
+            return
+        if len(batch) > self.batch_size:
+            raise UserError(
+                f"a batch of {len(batch)} rows: the boundaries were made for at most "
+                f"{self.batch_size}; give insert(..., batch_size=...) the largest there is"
+            )
+        self._set(
+            self.epoch,
+            self.steps,
+            self.step.compress,
+            Keys(self._numbers(len(batch)), batch.device),
+            training=True,
+        )
+        self.steps, self.looks = self.steps + 1, 0
+
+    def _numbers(self, rows: int) -> Tensor:
+        if not self._by_sample:
+            return torch.arange(rows)
+        numbers, self._told = self._told, None
+        if numbers is None:
+            raise UserError(
+                f"boundary {self._by_sample[0]} remembers samples: call "
+                "boundaries.samples(numbers) before each training forward, with the numbers of "
+                "the batch's samples"
+            )
+        if (
+            numbers.shape != (rows,)
+            or int(numbers.min()) < 0
+            or int(numbers.max()) >= self.n_samples
+        ):
+            raise UserError(
+                f"boundaries.samples: {tuple(numbers.shape)} numbers from {int(numbers.min())} "
+                f"to {int(numbers.max())}; a batch of {rows} needs as many, from 0 to "
+                f"{self.n_samples - 1}"
+            )
+        return numbers
+
+    def remove(self) -> None:
+        """Take the boundaries out of the model; what they counted stays."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+
+    def __enter__(self) -> Inserted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": self.steps, "epoch": self.epoch}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.steps, self.epoch = state["steps"], state["epoch"]
+
+
+def insert(
+    model: nn.Module,
+    links: dict[str, Links | dict[str, Any]],
+    sample: Tensor,
+    batch_size: int,
+    n_samples: int = 0,
+    seed: int = 0,
+) -> Inserted:
+    """Put boundaries behind modules of a model of one's own; they follow its training by
+    themselves.
+
+    links: by the name of a module, such as {"layer2": {"fwd": {"compressor": {"kind": "topk"}}}}.
+    sample: one input [1, ...], which is passed through once. batch_size: rows of the largest batch.
+    n_samples: how many samples there are, for memories with a row each. Raises UserError on a
+    module that is not there and on a link that cannot be.
+    """
+    from pydantic import ValidationError
+
+    from commsweep.config import explain
+    from commsweep.config.run import links_fit
+
+    known = dict(model.named_modules())
+    for cut in links:
+        if cut not in known or not cut:
+            raise UserError(f"the model has no module '{cut}'{nearest(cut, known)}")
+    try:
+        wanted = {cut: Links.model_validate(one) for cut, one in links.items()}
+        for cut, one in wanted.items():
+            links_fit(f"links.{cut}.", one)
+    except ValidationError as error:
+        raise UserError(explain(error, "links")) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    for cut, one in wanted.items():
+        if one.fwd.compressor.kind == "subspace":
+            raise UserError(
+                f"links.{cut}.fwd.compressor.kind=subspace needs a language model that "
+                "commsweep builds; choose another compressor"
+            )
+        keyed = next(
+            (
+                link.feedback.kind
+                for link in (one.fwd, one.bwd)
+                if feedback.sample_keyed(link.feedback)
+            ),
+            None,
+        )
+        if keyed and n_samples < 1:
+            raise UserError(
+                f"links.{cut}: feedback.kind={keyed} remembers samples: say how many there are "
+                "with insert(..., n_samples=...)"
+            )
+    if batch_size < 1:
+        raise UserError(
+            f"batch_size={batch_size}: the rows of the largest batch are wanted, at least 1"
+        )
+    modules = {cut: known[cut] for cut in wanted}
+    try:
+        shapes, _ = message_shapes(model, modules, sample)
+    except Exception as error:
+        raise UserError(
+            f"sample of shape {tuple(sample.shape)} does not pass through the model "
+            f"({told(error)}); one input [1, ...] is wanted"
+        ) from None
+    if lost := [cut for cut in wanted if cut not in shapes]:
+        raise UserError(
+            f"module '{lost[0]}' does not run in a forward of the model, or returns no tensor"
+        )
+    return Inserted(model, wanted, modules, shapes, batch_size, n_samples, seed).to(sample.device)

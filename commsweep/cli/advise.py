@@ -1,0 +1,170 @@
+"""`commsweep advise`: the setting with the shortest time to the target quality over given links."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from commsweep.cli.pipeline import bandwidth, cables, seconds
+from commsweep.cli.runs import changes
+from commsweep.config import Run, override, run_id
+from commsweep.errors import UserError
+from commsweep.registry import preset
+from commsweep.store import Store
+
+if TYPE_CHECKING:
+    from commsweep.timing.timeline.pipelines import Network
+
+ROUGH = (
+    "  note: this machine was not calibrated for slow links, so predictions over them are "
+    "rough: commsweep links calibrate-links"
+)
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommand."""
+    parser = commands.add_parser(
+        "advise",
+        parents=[shared],
+        help="which compression trains fastest over given links",
+        description=(
+            "From the store's measurements, simulations and the timeline: the setting that "
+            "reaches the target quality (99 % of the dense run's accuracy, or 102 % of its "
+            "perplexity) soonest over links of this bandwidth and latency, the runner-up, and "
+            "what both rest on."
+        ),
+    )
+    parser.add_argument("preset", help="a preset (commsweep presets lists them)")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the training, for instance epochs=5",
+    )
+    links = parser.add_mutually_exclusive_group(required=True)
+    links.add_argument(
+        "--bandwidth", type=bandwidth, metavar="RATE", help="100Mbit, 1Gbit, unlimited"
+    )
+    links.add_argument(
+        "--links",
+        type=cables,
+        default=(),
+        metavar="FILE",
+        help="a link for each pair of neighbouring stages, as for commsweep pipeline",
+    )
+    parser.add_argument(
+        "--latency", type=seconds, default=0.0, metavar="TIME", help="one way: 50ms (default: none)"
+    )
+    parser.add_argument(
+        "--ratios",
+        action="store_true",
+        help=(
+            "instead: a ratio for each boundary of this preset, hardest on the slowest link, "
+            "whose predicted step takes no longer than with the preset's own ratio everywhere"
+        ),
+    )
+    parser.add_argument(
+        "--schedule",
+        choices=("gpipe", "1f1b"),
+        default="gpipe",
+        help="of --ratios (default: gpipe)",
+    )
+    parser.set_defaults(command=_advise)
+
+
+def _advise(args: argparse.Namespace) -> int:
+    from commsweep.config import Wiring
+    from commsweep.processes import pipeline
+    from commsweep.registry import plan
+    from commsweep.timing import advice as advise
+    from commsweep.timing.measured_pipelines import network_of
+    from commsweep.timing.network_report import CALIBRATION, latencies, rates
+
+    if args.links and args.latency:
+        raise UserError("--links says what each link is; leave out --latency")
+    network = network_of(
+        Wiring(bandwidth=args.bandwidth or 0.0, latency=args.latency, links=args.links)
+    )
+    store, run = Store(args.store), override(preset(args.preset), changes(args.settings))
+    calibration = [pipeline.folder_of(store, *one).path.name for one in plan(CALIBRATION)]
+    if args.ratios:
+        return _ratios(args, store, run, network, calibration)
+    made = advise.advise(store, run, network, calibration)
+    if args.json:
+        print(json.dumps(made.record()))
+        return 0
+    shown = (
+        f"accuracy {100 * made.target:.1f} %"
+        if made.metric.endswith("acc")
+        else f"perplexity {made.target:.3f}"
+    )
+    print(f"to test {shown} over {rates(network)}, {latencies(network)} one way:")
+    for title, choice in zip(("best", "runner-up"), made.choices, strict=False):
+        print(f"  {title:10} {choice.text()}")
+    for choice in made.choices[2:]:
+        print(f"  {'':10} {choice.text()}")
+    if made.close:
+        print(
+            f"  note: less than {100 * advise.APART:.0f} % behind the best, which predictions "
+            "do not tell apart: " + "; ".join(f"{one.method}, {one.schedule}" for one in made.close)
+        )
+    if not made.calibrated and any(not choice.measured for choice in made.choices):
+        print(ROUGH)
+    if made.missed:
+        print(f"  not reached by {', '.join(made.missed)}")
+    return 0
+
+
+def _ratios(
+    args: argparse.Namespace, store: Store, run: Run, network: Network, calibration: list[str]
+) -> int:
+    import torch
+
+    from commsweep import models as networks
+    from commsweep.boundary.plan import message_bytes, message_shapes
+    from commsweep.data import load as datasets
+    from commsweep.timing import ratios
+    from commsweep.timing.measured_pipelines import Machine, machine_of, measurements, models
+    from commsweep.timing.network_report import rates
+
+    if not args.links:
+        raise UserError(
+            "--ratios needs --links FILE: where all links are alike, one ratio everywhere is "
+            "the choice"
+        )
+    machine = machine_of(store, calibration)
+    model = models(measurements(store), machine).get((run_id(run), args.schedule))
+    asked = " ".join([args.preset, *args.settings])
+    if model is None:
+        raise UserError(
+            "the store has no step time of this run over unlimited links, from which "
+            f"predictions begin: commsweep pipeline {asked} --schedule {args.schedule} --steps "
+            "60"
+        )
+    data = datasets.build(run, None, None, torch.device("cpu"))
+    shapes, _ = message_shapes(*networks.build(run, data), data.example)
+    made = ratios.spread(run, lambda one: message_bytes(one, shapes), model, network)
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "ratios": made.ratios,
+                    "settings": made.settings,
+                    "step_seconds": made.step,
+                    "one_ratio_step_seconds": made.one,
+                    "calibrated": machine != Machine(),
+                }
+            )
+        )
+        return 0
+    print(
+        f"over {rates(network)}, predicted: {1e3 * made.one:.0f} ms a step with one ratio "
+        f"everywhere, {1e3 * made.step:.0f} ms with\n"
+        f"  commsweep run {asked} "
+        + " ".join(f"{key}={value:g}" for key, value in made.settings.items())
+    )
+    if machine == Machine():
+        print(ROUGH)
+    return 0

@@ -1,0 +1,103 @@
+"""`commsweep compress`: send an array through a compressor and see what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from commsweep.cli.options import folder, whole, writable
+from commsweep.errors import UserError
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommand."""
+    parser = commands.add_parser(
+        "compress",
+        help="compress an array: bytes, ratio and relative error",
+        description=(
+            "Encode and decode a NumPy array (first axis: samples) and write what the receiver "
+            "would see."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=(
+            'example: commsweep compress --spec \'{"kind": "topk", "ratio": 0.1}\' in.npy '
+            "out.npy\n"
+            "kinds and their parameters: commsweep explain fwd.compressor.kind"
+        ),
+    )
+    parser.add_argument(
+        "--spec", required=True, help='a compressor as JSON: {"kind": "uniform", "bits": 4}'
+    )
+    parser.add_argument(
+        "--seed",
+        type=whole(0, 2**63 - 1),
+        default=0,
+        help="seed of random compressors (default: 0)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument(
+        "input", type=folder, metavar="IN.npy", help="the array, of a floating-point type"
+    )
+    parser.add_argument(
+        "output", type=folder, metavar="OUT.npy", help="what the receiver sees of it"
+    )
+    parser.set_defaults(command=_compress)
+
+
+def _compress(args: argparse.Namespace) -> int:
+    import numpy as np
+    import torch
+
+    from commsweep import compressors
+
+    writable(args.output, file=True)
+    try:
+        spec = json.loads(args.spec)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f'--spec is not JSON ({error}); write for instance \'{{"kind": "topk", "ratio": 0.1}}\''
+        ) from None
+    if not isinstance(spec, dict):
+        raise UserError("--spec must be a JSON object with a kind")
+    compressor = compressors.build(spec)
+    if isinstance(compressor, compressors.KINDS["forward_mask"]):
+        raise UserError(
+            "--spec: forward_mask sends a gradient where the forward message kept the "
+            "activation, and there is none here; try topk"
+        )
+    with open(args.input, "rb") as handle:
+        try:
+            x = torch.from_numpy(np.lib.format.read_array(handle, allow_pickle=False))
+        except Exception as error:  # whatever the bytes are
+            said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            raise UserError(
+                f"'{args.input}' is not an array of numbers in .npy format ({said})"
+            ) from None
+    try:
+        payload = compressor.encode(x, args.seed)
+        y = compressor.decode(payload)
+    except (MemoryError, RuntimeError) as error:
+        raise UserError(
+            f"{args.spec} on an array of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+        ) from None
+    np.save(args.output, y.numpy())
+    dense = x.numel() * x.element_size()
+    norm = float(x.double().norm())
+    error = float((y.double() - x.double()).norm()) / norm if norm else 0.0
+    out = {
+        "nbytes": payload.nbytes,
+        "dense_bytes": dense,
+        "ratio": payload.nbytes / dense,
+        "relative_error": error,
+        "parts": {name: part.numel() * part.element_size() for name, part in payload.parts.items()},
+    }
+    print(
+        json.dumps(out)
+        if args.json
+        else (
+            f"{payload.nbytes:,} of {dense:,} bytes ({100 * out['ratio']:.2f} %), relative "
+            f"error {error:.4g}; "
+        )
+        + ", ".join(f"{name} {size:,}" for name, size in out["parts"].items())
+    )
+    return 0

@@ -1,0 +1,240 @@
+"""`commsweep explain`: what a setting means, which values it takes, and what they bring with
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from typing import Any, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from commsweep.config import Run, Spec, members, tags
+from commsweep.errors import UserError, nearest
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommand."""
+    parser = commands.add_parser(
+        "explain",
+        help="what a setting means and takes",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Explain a setting, a section of settings, or a kind with all its parameters.",
+        epilog=(
+            "examples:\n"
+            "  commsweep explain                                # the sections of a run\n"
+            "  commsweep explain fwd.compressor.kind            # every compressor of a "
+            "boundary\n"
+            "  commsweep explain fwd.compressor.kind=uniform    # one of them, with its "
+            "parameters\n"
+            "  commsweep explain topk                           # a kind, wherever it stands\n"
+            "  commsweep explain schedule.t_max"
+        ),
+    )
+    parser.add_argument(
+        "setting",
+        nargs="?",
+        default="",
+        metavar="SETTING[=VALUE]",
+        help="a dotted setting, a kind, or a preset (default: the sections of a run)",
+    )
+    parser.set_defaults(command=_explain)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    path, _, value = args.setting.partition("=")
+    print(
+        "\n".join(
+            _by_name(path)
+            if path and not value and "." not in path and path not in Run.model_fields
+            else explain(path, value)
+        )
+    )
+    return 0
+
+
+def _by_name(name: str) -> list[str]:
+    """Lines about what is called so: a kind, wherever it stands, or a preset. Raises UserError when
+    nothing is.
+    """
+    from commsweep.registry import presets
+
+    if name in presets():
+        run = presets()[name]
+        return [
+            f"{name}, a preset: {run.model.name} on {run.data.name}, {run.epochs} epochs; "
+            f"settings with their meaning: commsweep presets {name}"
+        ]
+    places = kinds()
+    if name not in places:
+        found = nearest(name, [*presets(), *places, *Run.model_fields], 3)
+        raise UserError(
+            f"'{name}' is no setting, kind or preset{found} (commsweep explain lists the "
+            "sections of a run, commsweep presets the presets)"
+        )
+    lines: list[str] = []
+    for owner in dict.fromkeys(owner for _, owner in places[name]):
+        where = [path for path, one in places[name] if one is owner]
+        lines += ["" for _ in lines[:1]] + [
+            ", ".join(f"{path}={name}" for path in where),
+            "",
+            *_record(owner),
+        ]
+    return lines
+
+
+def kinds() -> dict[str, list[tuple[str, type[Spec]]]]:
+    """Of every kind and name that a union's member is chosen by: the settings that choose it, and
+    its record.
+    """
+    found: dict[str, list[tuple[str, type[Spec]]]] = {}
+
+    def look(owner: type[Spec], path: str) -> None:
+        for key, field in owner.model_fields.items():
+            name = ".NAME" if get_origin(field.annotation) is dict else ""
+            for member in members(field):
+                for tag in tags(member, field.discriminator):
+                    found.setdefault(str(tag), []).append(
+                        (f"{path}{key}{name}.{field.discriminator}", member)
+                    )
+                if key != "at":  # as fwd and bwd
+                    look(member, f"{path}{key}{name}.")
+
+    look(Run, "")
+    return {kind: list(dict.fromkeys(places)) for kind, places in found.items()}
+
+
+def explain(path: str, value: str = "") -> list[str]:
+    """Lines about a dotted setting ("": the run itself). Raises UserError on an unknown one."""
+    owners: list[type[Spec]] = [Run]
+    field: FieldInfo | None = None
+    parts = [part for part in path.split(".") if part]
+    named = False  # whether a name that the user gives comes next
+    for place, part in enumerate(parts):
+        if named:
+            named = False
+            continue
+        found = [
+            (owner, owner.model_fields[part]) for owner in owners if part in owner.model_fields
+        ]
+        if not found:
+            known = [
+                ".".join([*parts[:place], name]) for owner in owners for name in owner.model_fields
+            ]
+            above = ".".join(parts[:place])
+            raise UserError(
+                f"unknown setting '{path}'{nearest(path, known, 3)} (all of them: commsweep "
+                f"explain{' ' * bool(above)}{above})"
+            )
+        owner, field = found[0]
+        below = members(field)
+        if not below and part in ("kind", "name") and len(owners) > 1:
+            return _choices(owners, part, value, ".".join(parts[:place]))
+        if not below:
+            if place + 1 < len(parts):
+                raise UserError(f"'{'.'.join(parts[: place + 1])}' is a value, not a section")
+            lines = [_line(path, one.model_fields[part], kind_of(one)).strip() for one, _ in found]
+            return lines + (
+                []
+                if owner is Run or len(found) > 1
+                else ["", inspect.cleandoc(owner.__doc__ or "")]
+            )
+        owners, named = list(below), get_origin(field.annotation) is dict
+    if field is not None and len(owners) > 1:
+        return _choices(owners, field.discriminator or "kind", value, path)
+    return _record(owners[0])
+
+
+def kind_of(owner: type[Spec]) -> str:
+    """How a union's member is called; "" for other records."""
+    for key in ("kind", "name"):
+        if key in owner.model_fields and (names := get_args(owner.model_fields[key].annotation)):
+            return "/".join(map(str, names))
+    return ""
+
+
+def _choices(owners: list[type[Spec]], key: str, value: str, path: str = "") -> list[str]:
+    named = {tag: owner for owner in owners for tag in tags(owner, key)}
+    if value:
+        if value not in named:
+            raise UserError(
+                f"no {key} '{value}'{nearest(value, named, 3)} (all of them: commsweep explain "
+                f"{path}{'.' * bool(path)}{key})"
+            )
+        return _record(named[value])
+    width = max(map(len, named))
+    return [f"{tag:{width}}  {_first(owner)}" for tag, owner in named.items()] + [
+        "",
+        f"its parameters: commsweep explain {path or '...'}{'.' * bool(path)}{key}=VALUE",
+    ]
+
+
+def _first(owner: type[Spec]) -> str:
+    return (owner.__doc__ or "").strip().split("\n")[0]
+
+
+def _record(owner: type[Spec]) -> list[str]:
+    doc = "\n".join(line.strip() for line in (owner.__doc__ or "").strip().split("\n"))
+    return [doc, "", *(_line(name, field, "") for name, field in owner.model_fields.items())]
+
+
+def _line(name: str, field: FieldInfo, kind: str) -> str:
+    default = (
+        ""
+        if members(field) or field.annotation is dict
+        else " (to be given)"
+        if field.is_required()
+        else f" = {shown(field.get_default())}"
+    )
+    said = ", ".join(part for part in (f"of {kind}" if kind else "", said_of(field)) if part)
+    return f"  {name + default:28} {said}".rstrip()
+
+
+def shown(value: Any) -> str:
+    """A value as a command line takes it."""
+    return (
+        json.dumps(list(value) if isinstance(value, tuple) else value)
+        if not isinstance(value, Spec)
+        else "..."
+    )
+
+
+def said_of(field: FieldInfo) -> str:
+    """A setting's meaning and range in a few words."""
+    below = members(field)
+    if below:
+        kinds = [tag for one in below for tag in tags(one, field.discriminator)]
+        inside = ", ".join(kinds or below[0].model_fields)
+        if get_origin(field.annotation) is dict:
+            return f"{field.description}; each with {inside}"
+        return f"a section: {inside}"
+    options = get_args(field.annotation)
+    words = [field.description] if field.description else []
+    if options and all(
+        isinstance(one, (str, int)) and not isinstance(one, type) for one in options
+    ):
+        words += ["one of " + ", ".join(map(str, options))] if len(options) > 1 else []
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [
+        f"{sign} {limit}"
+        for one in field.metadata
+        for key, sign in signs.items()
+        if (limit := getattr(one, key, None)) is not None
+    ]
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
+        field.annotation, ""
+    )
+    if bounds or (kind and not words):
+        words.append(" ".join([kind, " and ".join(bounds)]).strip())
+    return "; ".join(words)
+
+
+def meaning(run: Run, path: str) -> str:
+    """A setting's meaning and range, given the kinds that a run has."""
+    node: Any = run
+    *sections, leaf = path.split(".")
+    for part in sections:
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    return said_of(type(node).model_fields[leaf]) if isinstance(node, Spec) else ""

@@ -1,0 +1,136 @@
+"""`commsweep report`: tables, figures, verdicts and a page from a store; `commsweep claims` prints
+the verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from commsweep.cli.options import folder, words, writable
+from commsweep.errors import UserError
+
+PAPERS = (
+    "only the claims, tables and figures of these, comma-separated, such as images,bias "
+    "(default: all with runs)"
+)
+
+
+MINE = (
+    "judge claims of your own instead of the papers': a function of the rows (a DataFrame) that "
+    "returns a list of commsweep.reporting.claim.Claim"
+)
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommands."""
+    report = commands.add_parser(
+        "report",
+        parents=[shared],
+        help="write tables, figures, claims and an HTML page",
+        description="Write everything the recorded runs of a sweep say. Needs files only.",
+    )
+    report.add_argument("name", help="a sweep that was launched into this store")
+    report.add_argument("--out", type=folder, help="folder to write to (default: out/NAME)")
+    report.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
+    report.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
+    report.add_argument("--no-page", action="store_true", help="skip the HTML page")
+    report.set_defaults(command=_report)
+    found = commands.add_parser(
+        "findings",
+        help="write the page of findings from the recorded verdicts",
+        description=(
+            "Write the page of findings from the claims.json of folders that commsweep report "
+            "wrote: question, verdict, effects with interval and n, figure, the command that "
+            "repeats it, and what it does not say."
+        ),
+    )
+    found.add_argument(
+        "--results", type=folder, default=Path("docs/results"), help="(default: docs/results)"
+    )
+    found.add_argument(
+        "--out", type=folder, default=Path("docs/findings.md"), help="(default: docs/findings.md)"
+    )
+    found.set_defaults(command=_findings)
+    claims = commands.add_parser(
+        "claims", parents=[shared], help="print the verdict on each claim of the paper"
+    )
+    claims.add_argument("name", help="a sweep that was launched into this store")
+    claims.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
+    claims.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
+    claims.set_defaults(command=_claims)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from commsweep.registry import label
+    from commsweep.reporting import report
+    from commsweep.reporting.claim import markdown
+
+    name = label(args.name)
+    writable(args.out or Path("out") / name)
+    made = report.write(
+        args.store,
+        name,
+        args.out or Path("out") / name,
+        page=not args.no_page,
+        papers=args.papers,
+        mine=args.claims,
+    )
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "folder": str(made.folder),
+                    "page": made.page and str(made.page),
+                    "tables": [table.name for table in made.tables],
+                    "claims": {claim.name: claim.verdict for claim in made.claims},
+                }
+            )
+        )
+        return 0
+    print("\n".join(table.markdown() for table in made.tables))
+    print(markdown(made.claims, made.note, made.commands))
+    print(
+        f"tables   {made.folder / 'tables'} (md, tex, csv)\n"
+        f"figures  {made.folder / 'figures'} (png, pdf, svg)\n"
+        f"claims   {made.folder / 'claims.md'}\n"
+        f"rows     {made.folder / 'rows.csv'}" + (f"\npage     {made.page}" if made.page else "")
+    )
+    return 0
+
+
+def _findings(args: argparse.Namespace) -> int:
+    from commsweep.registry import findings
+    from commsweep.reporting.findings import page
+
+    if not any(args.results.glob("*/claims.json")):
+        raise UserError(
+            f"--results '{args.results}': no folder in it has a claims.json; this command is "
+            "for those who maintain commsweep: it makes a page of folders that commsweep report "
+            "--out has written"
+        )
+    writable(args.out, file=True)
+    text = page(findings(), args.results, os.path.relpath(args.results, args.out.parent))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(text, encoding="utf-8")
+    print(f"written to {args.out}")
+    return 0
+
+
+def _claims(args: argparse.Namespace) -> int:
+    from commsweep.registry import label
+    from commsweep.reporting.claim import deciding, markdown
+    from commsweep.reporting.contents import all_claims
+    from commsweep.reporting.results import load, uneven
+
+    name = label(args.name)
+    frame = load(args.store, name)
+    verdicts = all_claims(frame, args.papers, args.claims)
+    print(
+        json.dumps([claim.record() for claim in verdicts])
+        if args.json
+        else markdown(verdicts, uneven(frame), deciding(verdicts, name, frame, args.papers))
+    )
+    return 0

@@ -1,0 +1,410 @@
+"""`commsweep run`, `presets`, `list` and `show`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from commsweep import inputs
+from commsweep.cli.explain import meaning
+from commsweep.cli.options import count, folder, number
+from commsweep.config import Execution, Run, check_device, flatten, override, record, run_id
+from commsweep.config.execution import MODES
+from commsweep.data import sources
+from commsweep.errors import UserError, notice
+from commsweep.registry import preset, presets
+from commsweep.store import DIVERGED, FINISHED, Busy, Row, Store
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommands."""
+    run = commands.add_parser(
+        "run",
+        parents=[shared, execution_options(), simulation_options()],
+        help="execute one run",
+        description=(
+            "Execute one run: a preset with some settings changed. A finished run is shown, not "
+            "repeated; an interrupted one continues from its checkpoint."
+        ),
+    )
+    run.add_argument("preset", help="a preset (commsweep presets lists them)")
+    run.add_argument(
+        "settings",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for instance fwd.compressor.ratio=0.05",
+    )
+    run.add_argument(
+        "--wandb",
+        choices=("disabled", "offline", "online"),
+        default="disabled",
+        help="show the run in Weights & Biases when it is recorded",
+    )
+    run.set_defaults(command=_run)
+    presets = commands.add_parser(
+        "presets",
+        help="list presets, or the settings of one",
+        description=(
+            "List the presets, or every setting of one by its dotted name, with its meaning and "
+            "range. commsweep explain says more of any of them."
+        ),
+        epilog="example: commsweep presets digits",
+    )
+    presets.add_argument("preset", nargs="?")
+    presets.add_argument("--json", action="store_true", help="print JSON for programs")
+    presets.set_defaults(command=_presets)
+    listing = commands.add_parser(
+        "list",
+        parents=[shared],
+        help="list the runs of a store",
+        epilog="example: commsweep list | grep EF21",
+        description=(
+            "One line a run: id, status (finished, diverged, failed, oom, timeout, running, "
+            "interrupted, damaged), score with compression on and off at inference, share of "
+            "the dense bytes, method."
+        ),
+    )
+    listing.set_defaults(command=_list)
+    show = commands.add_parser(
+        "show",
+        parents=[shared],
+        help="show one run: settings, outcome, numbers, bytes",
+        epilog="example: commsweep show 3f2a     (ids: commsweep list)",
+        description=(
+            "Everything a run's folder says: outcome, scores, bytes of each boundary, settings "
+            "as they were installed, and every evaluation."
+        ),
+    )
+    show.add_argument("run_id", help="a run id or the beginning of one")
+    show.set_defaults(command=_show)
+
+
+def execution_options() -> argparse.ArgumentParser:
+    """Options that say where a run executes and change no result."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
+    options.add_argument(
+        "--data-root",
+        type=folder,
+        help="folder of CIFAR-10 (torchvision's or the hub's Parquet files) or of texts",
+    )
+    options.add_argument(
+        "--model-root",
+        type=folder,
+        help="folder with a folder for each pretrained model or tokenizer",
+    )
+    options.add_argument(
+        "--buffers",
+        choices=("memory", "mmap"),
+        default="memory",
+        help="where feedback memories with one row a sample lie (default: memory)",
+    )
+    options.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="also write TensorBoard's files into the run's folder (tensorboard --logdir STORE)",
+    )
+    options.add_argument(
+        "--checkpoint-every",
+        type=number(0, included=True),
+        default=30.0,
+        metavar="SECONDS",
+        help=(
+            "least time between checkpoints, taken after an epoch, and 20 times as long as one "
+            "takes at least; 0: after every epoch, inf: none (default: 30)"
+        ),
+    )
+    options.add_argument(
+        "--threads",
+        type=count,
+        metavar="N",
+        help=(
+            "threads of the computation (default: one for small models, for others all cores a "
+            "worker has; another number rounds sums otherwise)"
+        ),
+    )
+    return options
+
+
+def simulation_options() -> argparse.ArgumentParser:
+    """Options of commands that execute simulated runs."""
+    option = argparse.ArgumentParser(add_help=False)
+    option.add_argument(
+        "--compile",
+        choices=MODES,
+        metavar="MODE",
+        help=(
+            "torch.compile for the blocks between boundaries, in this mode "
+            f"({', '.join(MODES)}; all but the first capture CUDA graphs, too); results are the "
+            "eager ones up to rounding, and the first steps take a minute"
+        ),
+    )
+    option.add_argument(
+        "--diagnose",
+        action="store_true",
+        help=(
+            "measure what compression does to every tenth message of a boundary: error, bias, "
+            "cosine, energy kept, features never sent (commsweep show ID; diagnosis.jsonl)"
+        ),
+    )
+    return option
+
+
+def execution(args: argparse.Namespace, progress: bool = False, by: str = "run") -> Execution:
+    """The Execution these options describe; `by`: who asks. Raises UserError on an option's
+    value.
+    """
+    for name, root in (("data", args.data_root), ("model", args.model_root)):
+        if root is not None and not root.is_dir():
+            raise UserError(f"--{name}-root '{root}': no such folder")
+    check_device(args.device)
+    # own code may change the folder
+    roots = [root and root.absolute() for root in (args.data_root, args.model_root)]
+    return Execution(
+        args.device,
+        *roots,
+        args.buffers,
+        args.checkpoint_every,
+        progress,
+        getattr(args, "diagnose", False),
+        args.tensorboard,
+        args.threads,
+        compile=getattr(args, "compile", None),
+        by=by,
+    )
+
+
+def changes(settings: list[str]) -> dict[str, str]:
+    """KEY=VALUE arguments as a dict. Raises UserError on one without "="."""
+    pairs = [setting.partition("=") for setting in settings]
+    for (key, equals, _), setting in zip(pairs, settings, strict=True):
+        if not equals or not key:
+            raise UserError(f"'{setting}' is not KEY=VALUE; write for instance seed=1")
+    keys = [key for key, _, _ in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise UserError(
+            f"'{twice}' is set more than once: "
+            + ", ".join(setting for setting in settings if setting.startswith(f"{twice}="))
+        )
+    return {key: value for key, _, value in pairs}
+
+
+def _run(args: argparse.Namespace) -> int:
+    run = override(preset(args.preset), changes(args.settings))
+    store = Store(args.store)
+    recorded = store.folder(run_id(run)).row()
+    if args.diagnose and recorded is not None and "diagnosis" not in recorded:
+        notice(
+            f"run {run_id(run)} was recorded without --diagnose; another --store executes it again"
+        )
+    how = execution(args, progress=not args.json)
+    if recorded is None:
+        sources.check(run.data.name, how.data_root)
+    else:
+        inputs.check(store.folder(run_id(run)), run, recorded, how)
+    view = None
+    if args.wandb != "disabled":
+        from commsweep.launching.views.wandb import View
+
+        view = View(store, mode=args.wandb)
+        view.check()
+
+    try:
+        row = recorded or _execute(run, store, how)
+    except Busy:
+        raise UserError(f"run {run_id(run)} is being executed by another process") from None
+    if view is not None:
+        view.push([row["id"]])
+    print(
+        json.dumps(row)
+        if args.json
+        else _describe(row, store.folder(row["id"]).path, recorded is not None)
+    )
+    return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 1)
+
+
+def _execute(run: Run, store: Store, how: Execution) -> Row:
+    from commsweep.training.run import execute  # torch, which a recorded run does not need
+
+    return execute(run, store, how)
+
+
+def _presets(args: argparse.Namespace) -> int:
+    named = {args.preset: preset(args.preset)} if args.preset else presets()
+    if args.json:
+        print(json.dumps({name: record(run) for name, run in named.items()}))
+    elif args.preset:
+        lines = [
+            (f"{key}={value}", meaning(named[args.preset], key))
+            for key, value in _settings(named[args.preset])
+        ]
+        print("\n".join(f"{line:44} {said}" if said else line for line, said in lines))
+    else:
+        print(
+            "\n".join(
+                f"{name:25} {run.model.name} on {run.data.name}, {run.epochs} epochs"
+                for name, run in named.items()
+            )
+        )
+    return 0
+
+
+def _settings(run: Run) -> list[tuple[str, Any]]:
+    return [(key, json.dumps(value)) for key, value in flatten(record(run)).items()]
+
+
+def _list(args: argparse.Namespace) -> int:
+    store = Store(args.store, create=False).exists()
+    entries = []
+    for name in store.ids():
+        row = store.read(name) or {}
+        status = row.get("status") or store.status(name)
+        metrics = row.get("metrics", {})
+        entries.append(
+            {
+                "id": name,
+                "status": status,
+                "on": metrics.get("test_on_acc"),
+                "off": metrics.get("test_off_acc"),
+                "on_ppl": metrics.get("test_on_ppl"),
+                "off_ppl": metrics.get("test_off_ppl"),
+                "ratio": row.get("bytes", {}).get("ratio"),
+                "method": _method(store, name, row),
+            }
+        )
+    if args.json:
+        print(json.dumps(entries))
+        return 0
+    print(
+        f"{'run':13} {'status':11} {'on':>9} {'off':>9} {'bytes %':>7}  method   (on, off: "
+        "accuracy or perplexity with compression on and off at inference)"
+    )
+    for entry in entries:
+        ratio = "-" if entry["ratio"] is None else f"{100 * entry['ratio']:.1f}"
+        print(
+            f"{entry['id']:13} {entry['status']:11} {_score(entry, 'on'):>9} "
+            f"{_score(entry, 'off'):>9} {ratio:>7}  {entry['method']}"
+        )
+    return 0
+
+
+def _score(entry: dict[str, Any], mode: str) -> str:
+    if entry[mode] is not None:
+        return f"{100 * entry[mode]:.1f} %"
+    return "-" if entry[f"{mode}_ppl"] is None else f"{entry[f'{mode}_ppl']:.5g}"
+
+
+def _method(store: Store, name: str, row: dict[str, Any]) -> str:
+    from commsweep.reporting.labels import describe
+
+    try:
+        run = row.get("run") or record(store.folder(name).run())
+    except UserError as error:
+        notice(str(error))
+        return "-"
+    return f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
+
+
+def _show(args: argparse.Namespace) -> int:
+    store = Store(args.store, create=False).exists()
+    folder = store.find(args.run_id)
+    name = folder.path.name
+    row = folder.row() or {
+        "id": name,
+        "status": store.status(name),
+        "error": None,
+        "run": record(folder.run()),
+        "metrics": {},
+    }
+    if args.json:
+        print(json.dumps(row | {"evaluations": folder.metrics()}))
+        return 0
+    print(_describe(row, folder.path, False))
+    for one in row.get("diagnosis", ()):
+        print(
+            f"  {one['boundary']:10} {one['direction']}  "
+            + "  ".join(
+                f"{key} {one[key]:.3g}"
+                for key in ("error", "bias", "cosine", "energy", "remembered", "silent")
+            )
+        )
+    print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
+    for one in folder.metrics():
+        print(
+            "  "
+            + "  ".join(
+                f"{key} {value:.4g}" for key, value in one.items() if not isinstance(value, dict)
+            )
+        )
+    return 0
+
+
+def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
+    lines = [f"run {row['id']}: {row['status']}" + (" (recorded earlier)" if repeated else "")]
+    lines += [f"  {row['error']}"] if row.get("error") else []
+    lines += [f"  measured elsewhere, taken from {row['adopted']}"] if row.get("adopted") else []
+    metrics = row["metrics"]
+    for mode, title in (("on", "compressed inference"), ("off", "dense inference")):
+        if f"test_{mode}_acc" in metrics:
+            lines.append(
+                f"  {title:21} test accuracy {100 * metrics[f'test_{mode}_acc']:.2f} %, loss "
+                f"{metrics[f'test_{mode}_loss']:.4f}"
+            )
+        if f"test_{mode}_ppl" in metrics:
+            lines.append(
+                f"  {title:21} test perplexity {metrics[f'test_{mode}_ppl']:.3f}, loss "
+                f"{metrics[f'test_{mode}_loss']:.4f} a token"
+            )
+    for boundary, sent in row.get("boundaries", {}).items():
+        steps = max(1, row["steps"])
+        lines.append(
+            f"  boundary {boundary:10} {sent['fwd'] / steps:,.0f} bytes forward, "
+            f"{sent['bwd'] / steps:,.0f} backward a step"
+            + (f" (dense: {sent['fwd_dense'] / steps:,.0f})" if "fwd_dense" in sent else "")
+        )
+    if row.get("boundaries"):
+        lines.append(
+            f"  traffic               {100 * row['bytes']['ratio']:.2f} % of dense at the "
+            "boundaries"
+        )
+    if sent := row.get("gradients"):
+        lines.append(
+            f"  gradients             {sent['up']:,.0f} bytes up a step and learner, a rate of "
+            f"{sent['rate']:.1f}"
+        )
+    if sent := row.get("kfac"):
+        also = {
+            "inverses": sent.get("inverses_balanced"),
+            "preconditioned gradients": sent["preconditioned"],
+        }
+        lines.append(
+            f"  K-FAC                 {sent['factors']} factors, {sent['factors_up']:,.0f} "
+            "bytes up a step and learner"
+            + "".join(f", {n:,.0f} of {what}" for what, n in also.items() if n)
+        )
+    if "relative" in (spent := row.get("flops", {})):
+        masks = row["masks"]
+        lines.append(
+            f"  FLOPs                 {spent['total']:.3e}, {100 * spent['relative']:.1f} % of "
+            "the dense run "
+            + (
+                f"({100 * spent['relative_without_head']:.1f} % without the head); "
+                if spent["relative_without_head"] is not None
+                else ""
+            )
+            + (
+                f"mean density {100 * masks['mean_density']:.1f} %, {100 * masks['ever']:.1f} % "
+                "ever active"
+            )
+        )
+    if "tokens_per_second" in row.get("speed", {}):
+        speed = row["speed"]
+        lines.append(
+            f"  speed                 {speed['tokens_per_second']:,.0f} tokens a second; a "
+            f"token costs {speed['fwd_bytes_per_token']:.1f} bytes forward, "
+            f"{speed['bwd_bytes_per_token']:.1f} backward at a boundary"
+        )
+    return "\n".join([*lines, f"  folder {path}"])

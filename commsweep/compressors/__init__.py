@@ -1,0 +1,79 @@
+"""Tensor -> payload -> tensor: pure and stateless. `build` turns a spec (or its dict) into the
+compressor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from commsweep.compressors.base import Compressor, Payload
+from commsweep.compressors.coded import Coded, CodedForwardMask
+from commsweep.compressors.coders import Bottleneck, Subspace
+from commsweep.compressors.dense import Cast, Dense
+from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Statistical, Tern
+from commsweep.compressors.lowrank import LowRank
+from commsweep.compressors.quantize import FixedBatch, FixedPoint, Uniform
+from commsweep.compressors.sparse import (
+    ForwardMask,
+    RandomK,
+    RandTopK,
+    RiceTopK,
+    Sparsifier,
+    TopK,
+    TopKStrict,
+)
+from commsweep.compressors.tah import TAH
+from commsweep.compressors.thresholds import Dryden, SIDCo, Threshold
+from commsweep.config import CompressorSpec, Spec, explain
+from commsweep.config import ForwardMask as ForwardMaskSpec
+from commsweep.errors import UserError
+
+KINDS: dict[str, type[Compressor]] = {
+    "none": Dense,
+    "cast": Cast,
+    "topk": TopK,
+    "topk_strict": TopKStrict,
+    "randomk": RandomK,
+    "randtopk": RandTopK,
+    "forward_mask": ForwardMask,
+    "uniform": Uniform,
+    "fixed": FixedPoint,
+    "fixed_batch": FixedBatch,
+    "tah": TAH,
+    "lowrank": LowRank,
+    "sign": Sign,
+    "onebit": OneBit,
+    "tern": Tern,
+    "qsgd": QSGD,
+    "natural": Natural,
+    "statistical": Statistical,
+    "e3m0": E3M0,
+    "threshold": Threshold,
+    "dryden": Dryden,
+    "sidco": SIDCo,
+    "bottleneck": Bottleneck,
+    "subspace": Subspace,
+}
+
+__all__ = ["KINDS", "Compressor", "Payload", "Sparsifier", "build"]
+
+
+def build(spec: Spec | dict[str, Any]) -> Compressor:
+    """The compressor of a spec such as {"kind": "topk", "ratio": 0.1}.
+
+    The result has `encode(x)`, `decode(payload)`, `roundtrip(x)`; `payload.nbytes` is what would
+    travel. Raises UserError when the kind or a parameter is unknown or out of range.
+    """
+    if isinstance(spec, dict):
+        try:
+            spec = TypeAdapter(CompressorSpec).validate_python(spec)
+        except ValidationError as error:
+            raise UserError(explain(error, "compressor")) from None
+    kind = RiceTopK if spec.kind == "topk" and spec.places == "rice" else KINDS[spec.kind]
+    if (values := getattr(spec, "values", None)) is None:
+        return kind(spec)
+    if isinstance(spec, ForwardMaskSpec):
+        return CodedForwardMask(spec, build(values))
+    return Coded(spec, kind(spec.model_copy(update={"values": None})), build(values))

@@ -1,0 +1,200 @@
+"""What every compressor is: a pure function of a tensor (and a seed), with an exact byte count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from commsweep.config import Spec
+from commsweep.errors import UserError
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Exactly what would travel for one message, plus what both ends know beforehand.
+
+    `parts` are the tensors on the wire (values, packed indices, packed codes, scales). Shape, dtype
+    and layout are fixed by the model and the Run, so they cost nothing.
+    """
+
+    parts: dict[str, Tensor]
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    channels_last: bool = field(default=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire: the sizes of the parts, nothing else."""
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a receiver knows of a part of a payload beforehand: its type, and its shape or only its
+    greatest length.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
+    most: int = 0  # elements, where the shape depends on the data
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes the part has at most."""
+        return (self.most if self.shape is None else math.prod(self.shape)) * self.dtype.itemsize
+
+    def fits(self, dtype: torch.dtype, elements: int) -> bool:
+        """Whether a part of this type and length may be it."""
+        return dtype == self.dtype and (
+            elements <= self.most if self.shape is None else elements == math.prod(self.shape)
+        )
+
+
+class Compressor:
+    """Base of all compressors; subclasses implement `_encode`, `_decode`, `formula_bytes`, maybe
+    `apply`.
+
+    Stateless: what is random is a function of `seed`, so a message can be repeated bit for bit.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    def encode(self, x: Tensor, seed: int = 0) -> Payload:
+        """What would travel for `x` (any shape, floating point). Raises UserError if x is not
+        finite.
+        """
+        _check(x)
+        return self._encode(x, seed)
+
+    def decode(self, payload: Payload) -> Tensor:
+        """The tensor the receiver sees: shape, dtype, device and layout of the one encoded.
+
+        Raises UserError when the parts cannot be a payload of this compressor, whatever bytes they
+        hold.
+        """
+        return self._decode(payload)
+
+    def roundtrip(self, x: Tensor, seed: int = 0) -> Tensor:
+        """decode(encode(x)) bit for bit, without building the payload. Raises UserError if x is not
+        finite.
+        """
+        _check(x)
+        return self.apply(x, seed)
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        """`roundtrip` without the finiteness check: the hot path. Non-finite input stays visible in
+        the output.
+        """
+        return self._decode(self._encode(x, seed))
+
+    def remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
+        """`apply` with its feedback (`gpu.EF`, `gpu.EF21`), memory changed, in one pass; None where
+        none does it.
+        """
+        return None
+
+    def at_inference(self) -> Compressor:
+        """What the messages of an evaluation are compressed with."""
+        return self
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        """Bytes of a payload by formula. Raises NotImplementedError where they depend on the
+        data.
+        """
+        raise NotImplementedError
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        """Bytes of the message whose receiver saw `y`; a 0-dim tensor on y's device where they
+        depend on data.
+        """
+        return self.formula_bytes(y.shape, y.dtype)
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        """The parts that a payload of such a message has, in order; several where its coding
+        depends on the data.
+        """
+        raise NotImplementedError
+
+    def most_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        """Bytes that a payload of such a message has at most."""
+        return max(
+            sum(field.most_bytes for field in form.values()) for form in self.layouts(shape, dtype)
+        )
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        raise NotImplementedError
+
+    def _decode(self, payload: Payload) -> Tensor:
+        raise NotImplementedError
+
+
+def payload(x: Tensor, **parts: Tensor) -> Payload:
+    """A Payload of `parts` for the message `x`."""
+    return Payload(parts, x.shape, x.dtype, x.device, channels_last(x))
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether x lies in memory as batch, height, width, channel (and not also in plain order)."""
+    return (
+        x.dim() == 4
+        and not x.is_contiguous()
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def rows(x: Tensor) -> Tensor:
+    """x as [samples, elements of a sample], in memory order: a view wherever x is dense in memory.
+
+    A channels-last image keeps its order in memory, so nothing is copied; `unrows` undoes it. A
+    tensor with fewer than two dimensions is one sample.
+    """
+    if x.dim() < 2:
+        return x.reshape(1, -1)
+    if channels_last(x):
+        x = x.permute(0, 2, 3, 1)
+    return x.reshape(x.shape[0], -1)
+
+
+def unrows(flat: Tensor, like: Tensor | Payload) -> Tensor:
+    """Inverse of `rows`: the tensor of `like`'s shape and memory layout."""
+    last = like.channels_last if isinstance(like, Payload) else channels_last(like)
+    if not last:
+        return flat.reshape(like.shape)
+    n, c, h, w = like.shape
+    return flat.reshape(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def laid_out(values: Tensor, like: Tensor | Payload) -> Tensor:
+    """Values of the message's shape, in its memory layout: the next convolution's sums depend on
+    that.
+    """
+    last = like.channels_last if isinstance(like, Payload) else channels_last(like)
+    return values.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def row_shape(shape: torch.Size) -> tuple[int, int]:
+    """(samples, elements of a sample) of a tensor of this shape."""
+    numel = shape.numel()
+    return (shape[0], numel // shape[0]) if len(shape) > 1 and shape[0] else (1, numel)
+
+
+def _check(x: Tensor) -> None:
+    if x.requires_grad and torch.is_grad_enabled():
+        raise UserError(
+            "cannot compress a tensor that requires a gradient: what arrives would carry none. "
+            "Pass x.detach(), or cross a Boundary, whose backward is defined"
+        )
+    if not x.is_floating_point():
+        raise UserError(f"cannot compress a tensor of {x.dtype}; pass a floating-point tensor")
+    if not x.numel():
+        raise UserError(f"cannot compress an empty tensor of shape {tuple(x.shape)}")
+    if not torch.isfinite(x).all():
+        bad = int((~torch.isfinite(x)).sum())
+        raise UserError(
+            f"cannot compress non-finite values: {bad} of {x.numel()} entries are NaN or infinite"
+        )

@@ -1,0 +1,180 @@
+"""Sparsifiers whose kept values travel in a code of their own: TopK with 4-bit values, a shared
+mask with 2-bit ones.
+
+The codec is any compressor whose bytes follow from the shape, and sees the kept values of a message
+as a matrix [rows, k], in the order in which they would travel uncoded: scale "sample" is one of a
+row, "tensor" one of the message. nbytes = those of the places + those of the codec for [rows, k].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from commsweep import seeds
+from commsweep.compressors import kernels
+from commsweep.compressors.base import (
+    Compressor,
+    Field,
+    Payload,
+    laid_out,
+    payload,
+    row_shape,
+    rows,
+    unrows,
+)
+from commsweep.compressors.bits import taken
+from commsweep.compressors.sparse import FixedK, ForwardMask, RiceTopK, Sparsifier, TopK, scatter
+from commsweep.config import Spec
+from commsweep.errors import UserError
+
+PREFIX = "values."  # of the codec's parts
+
+
+class Coded(Sparsifier):
+    """A sparsifier that keeps the same number of every row, and a codec of what it keeps."""
+
+    _places: Tensor | int = 0  # bytes of the last message's places, where they depend on the data
+
+    def __init__(self, spec: Spec, inner: FixedK, codec: Compressor) -> None:
+        """spec: of both; inner, codec: built from its parts."""
+        super().__init__(spec)
+        self.inner, self.codec = inner, codec
+
+    def halved(self) -> Coded:
+        half = self.inner.halved()
+        return Coded(half.spec.model_copy(update={"values": self.spec.values}), half, self.codec)
+
+    def at_inference(self) -> Compressor:
+        inner = self.inner.at_inference()
+        return self if inner is self.inner else Coded(self.spec, inner, self.codec)
+
+    def masked(
+        self, x: Tensor, seed: int = 0, want_mask: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.inner, TopK) and not isinstance(self.inner, RiceTopK) and not want_mask:
+            k, cut = self.inner.kept(x.shape)[1], self.inner.tiles(x.shape)
+            if kernels.usable(x) and kernels.few(cut[2] * cut[4], k):
+                kept, columns = kernels.topk_tiles(self.inner.as_tiles(x), k)
+                y = kernels.put_tiles(self.codec.apply(kept, _codes(seed)), columns, cut)
+                return self.inner.from_tiles(y, x), None
+        flat, kept = self.inner.kept_rows(x, seed)
+        # a value may arrive as zero: only now are the places known
+        if isinstance(self.inner, RiceTopK):
+            self._places = self.inner.place_bytes(kept)
+        sent = self.codec.apply(taken(flat, kept, self.inner.kept(x.shape)[1]), _codes(seed))
+        y = self.inner.from_rows(put(sent * self.inner.gain(x.shape), kept), x)
+        return y, self.inner.from_rows(kept, x) if want_mask else None
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        n_rows, k = kept = self.inner.kept(shape)
+        places = self.inner.formula_bytes(shape, dtype) - n_rows * k * dtype.itemsize
+        return places + self.codec.formula_bytes(torch.Size(kept), dtype)
+
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        if not isinstance(self.inner, RiceTopK):
+            return super().bytes_sent(y)
+        return self._places + self.codec.formula_bytes(
+            torch.Size(self.inner.kept(y.shape)), y.dtype
+        )
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        values = self.codec.layouts(torch.Size(self.inner.kept(shape)), dtype)
+        return [
+            _named(own) | {name: field for name, field in form.items() if name != "values"}
+            for own in values
+            for form in self.inner.layouts(shape, dtype)
+        ]
+
+    def mask(self, payload: Payload) -> Tensor:
+        return self.inner.mask(payload)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        parts = dict(self.inner._encode(x, seed).parts)
+        values = self.codec._encode(
+            parts.pop("values").reshape(self.inner.kept(x.shape)), _codes(seed)
+        )
+        return payload(x, **_named(values.parts), **parts)
+
+    def _decode(self, payload: Payload) -> Tensor:
+        values = _decoded(self.codec, payload, torch.Size(self.inner.kept(payload.shape)))
+        kept = self.inner.as_rows(laid_out(self.inner.mask(payload), payload))
+        return self.inner.from_rows(
+            scatter((values * self.inner.gain(payload.shape)).reshape(-1), kept), payload
+        )
+
+
+class CodedForwardMask(ForwardMask):
+    """The gradient where the forward message kept the activation, its values coded.
+
+    `forward` is the forward direction's sparsifier, which says how many there are.
+    """
+
+    forward: FixedK | Coded | None = None
+
+    def __init__(self, spec: Spec, codec: Compressor) -> None:
+        super().__init__(spec)
+        self.codec = codec
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        size = self._kept(x.shape)
+        flat, kept = (one.reshape(size[0], -1) for one in (rows(x), self._rows(x)))
+        return unrows(
+            put(self.codec.apply(taken(flat, kept, size[1]), _codes(seed)), kept).reshape(
+                row_shape(x.shape)
+            ),
+            x,
+        )
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return self.codec.formula_bytes(self._kept(shape), dtype)
+
+    def bytes_sent(self, y: Tensor) -> int:
+        return self.formula_bytes(y.shape, y.dtype)
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        return [_named(form) for form in self.codec.layouts(self._kept(shape), dtype)]
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        values = rows(x)[self._rows(x)].reshape(self._kept(x.shape))
+        return payload(x, **_named(self.codec._encode(values, _codes(seed)).parts))
+
+    def _decode(self, payload: Payload) -> Tensor:
+        values = _decoded(self.codec, payload, self._kept(payload.shape))
+        return unrows(scatter(values.reshape(-1), self._rows(payload)), payload)
+
+    def _kept(self, shape: torch.Size) -> torch.Size:
+        """Samples, and kept entries of each; one row where their number is of the whole tensor."""
+        inner = getattr(self.forward, "inner", self.forward)
+        n_rows, k = inner.kept(shape)
+        samples = row_shape(shape)[0] if n_rows > 1 else 1
+        return torch.Size([samples, n_rows * k // samples])
+
+
+def put(values: Tensor, kept: Tensor) -> Tensor:
+    """Inverse of `taken`, zeros elsewhere."""
+    if kernels.usable(values):
+        return scatter(values.reshape(-1), kept)
+    return values.gather(1, (kept.cumsum(1) - 1).clamp(0, values.shape[1] - 1)).where(
+        kept, values.new_zeros(())
+    )
+
+
+def _codes(seed: int) -> int:
+    """The codec's draws are its own, not those that chose the places."""
+    return seeds.draw(seeds.VALUES, seed)
+
+
+def _named(parts: dict) -> dict:
+    return {PREFIX + name: part for name, part in parts.items()}
+
+
+def _decoded(codec: Compressor, told: Payload, shape: torch.Size) -> Tensor:
+    parts = {
+        name.removeprefix(PREFIX): part
+        for name, part in told.parts.items()
+        if name.startswith(PREFIX)
+    }
+    if not parts:
+        raise UserError("a payload without its values")
+    return codec._decode(Payload(parts, shape, told.dtype, told.device))

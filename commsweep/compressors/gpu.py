@@ -1,0 +1,809 @@
+"""Triton kernels behind the same steps as `kernels` and `packing`, bit for bit, for tensors on a
+GPU.
+
+Without Triton, or off the GPU, plain torch does the same. With TRITON_INTERPRET=1 they run on the
+CPU, which is how they are tested where there is none. No product may be fused with a sum (FUSED),
+or last bits would differ.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from commsweep import seeds
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+PLAIN, EF, EF21 = range(3)  # what a selection remembers
+FUSED = {"enable_fp_fusion": False}
+PART, MANY = (
+    16384,
+    64,
+)  # rows longer than this are shared out among programs, unless there are so many
+_FEW = 4096  # elements of a group whose range one program finds in registers
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels serve x (and not what stands for a tensor that is nowhere)."""
+    return triton is not None and x.is_cuda and type(x) in (Tensor, torch.nn.Parameter)
+
+
+def selects(x: Tensor) -> bool:
+    """Whether they choose among the entries of x: of 16 or 32 bits."""
+    return usable(x) and x.element_size() in (2, 4)
+
+
+def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor, Tensor | None]:
+    """As `kernels.topk_rows`, of any type with 16 or 32 bits."""
+    x = x.detach().contiguous()
+    y, mask = (
+        torch.empty_like(x),
+        torch.empty(x.shape if want_mask else (1,), dtype=torch.bool, device=x.device),
+    )
+    _selected(x, k, y=y, mask=mask if want_mask else None, strict=strict)
+    return y, mask if want_mask else None
+
+
+def select(x: Tensor, k: int, as_mask: bool) -> tuple[Tensor, Tensor]:
+    """As `packing.select`."""
+    x = x.detach().contiguous()
+    values = torch.empty(x.shape[0], k, dtype=x.dtype, device=x.device)
+    if as_mask:
+        _selected(
+            x,
+            k,
+            values=values,
+            mask=(mask := torch.empty(x.shape, dtype=torch.bool, device=x.device)),
+        )
+        return values, mask
+    _selected(
+        x,
+        k,
+        values=values,
+        columns=(columns := torch.empty(values.shape, dtype=torch.int32, device=x.device)),
+    )
+    return values, columns
+
+
+def message(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`select` as a mask already packed, uint8 [rows * n / 8], for rows of a multiple of eight."""
+    x = x.detach().contiguous()
+    values = torch.empty(x.shape[0], k, dtype=x.dtype, device=x.device)
+    packed = torch.empty(x.numel() // 8, dtype=torch.uint8, device=x.device)
+    _selected(x, k, values=values, packed=packed)
+    return values, packed
+
+
+def topk_remembered(x: Tensor, memory: Tensor, k: int, kind: int) -> Tensor:
+    """TopK with its feedback in one pass over memory: float32 x, memory [rows, n], both contiguous,
+    memory changed.
+
+    EF: y = C(memory + x), memory <- memory + x - y. EF21: y = C(x - memory), memory <- memory + y.
+    Returns y.
+    """
+    y = torch.empty_like(x)
+    _selected(x, k, y=y, memory=memory, kind=kind)
+    return y
+
+
+def _selected(
+    x: Tensor,
+    k: int,
+    y: Tensor | None = None,
+    mask: Tensor | None = None,
+    values: Tensor | None = None,
+    columns: Tensor | None = None,
+    packed: Tensor | None = None,
+    memory: Tensor | None = None,
+    strict: bool = False,
+    kind: int = PLAIN,
+) -> None:
+    rows, n = x.shape
+    whole = torch.int32 if x.element_size() == 4 else torch.int16
+    bits = [x if one is None else one.view(whole) for one in (x, y, values)]
+    marks = packed if packed is not None else x if mask is None else mask.view(torch.uint8)
+    memory = x if memory is None else memory.view(whole)
+    block = min(8192, max(8, triton.next_power_of_2(n)))
+    alike = {
+        "KIND": kind,
+        "SHIFT": 32 - 8 * x.element_size(),
+        "BLOCK": block,
+        "num_warps": 16 if block >= 8192 else 4,
+        **FUSED,
+    }
+    wanted = {
+        "STRICT": strict,
+        "Y": y is not None,
+        "MASK": mask is not None,
+        "VALUES": values is not None,
+        "COLUMNS": columns is not None,
+        "PACKED": packed is not None,
+    }
+    outputs = *bits[1:], marks, x if columns is None else columns
+    if rows >= MANY or n <= PART:
+        _select[(rows,)](bits[0], *outputs, memory, n, k, **wanted, **alike)
+        return
+    parts = triton.cdiv(n, PART)
+    counts = torch.empty(rows, parts, 2048, dtype=torch.int32, device=x.device)
+    found, own = (
+        torch.zeros(rows, size, dtype=torch.int32, device=x.device) for size in (4, 2 * parts)
+    )
+    for level in range(3):
+        _tally[(rows, parts)](
+            bits[0], memory, counts, found, n, parts, LEVEL=level, PART=PART, **alike
+        )
+        _settle[(rows,)](
+            counts, found, own, k, parts, LEVEL=level, BINS=512 if level == 2 else 2048
+        )
+    _place[(rows, parts)](
+        bits[0],
+        *outputs,
+        memory,
+        found,
+        own,
+        n,
+        k,
+        parts,
+        WIDE=triton.next_power_of_2(parts),
+        PART=PART,
+        **wanted,
+        **alike,
+    )
+
+
+def above(x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+    """(x where |x| exceeds its row's edge or is not a number, that mask): x [rows, n], edge float32
+    [rows, 1].
+    """
+    x = x.detach().contiguous()
+    y, mask = torch.empty_like(x), torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    _above[(triton.cdiv(x.numel(), 1024),)](
+        x, edge.contiguous(), y, mask.view(torch.uint8), x.numel(), x.shape[1], BLOCK=1024
+    )
+    return y, mask
+
+
+def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
+    """As `kernels.uniform_rows`."""
+    x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
+    _affine[(triton.cdiv(x.numel(), 1024),)](
+        x,
+        lo.contiguous(),
+        gain.contiguous(),
+        step.contiguous(),
+        out,
+        x.numel(),
+        x.shape[1],
+        BLOCK=1024,
+        **FUSED,
+    )
+    return out
+
+
+def quantize(
+    x: Tensor, bits: int, symmetric: bool, start: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The message of `grouped`: packed codes uint8, and scales float32 [1 or 2, groups]; see
+    `whole_bytes`.
+    """
+    x = x.detach().contiguous()
+    codes = torch.empty(x.numel() * bits // 8, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(1 if symmetric else 2, x.shape[0], device=x.device)
+    _in_groups(x, x, bits, symmetric, start, codes, scales)
+    return codes, scales
+
+
+def whole_bytes(n: int, bits: int) -> bool:
+    """Whether codes of so many bits of groups of n fill whole bytes, each by itself."""
+    return 8 % bits == 0 and n * bits % 8 == 0
+
+
+def few(n: int) -> bool:
+    """Whether `grouped` serves groups of n."""
+    return n <= _FEW
+
+
+def grouped(x: Tensor, bits: int, symmetric: bool, start: int | None = None) -> Tensor:
+    """What arrives of float32 x [groups, n] in codes of so many bits, each group's range found on
+    the way.
+
+    start: of the stream that rounding draws from; None: to the nearest code. As `quantize.Uniform`,
+    or `FixedPoint`.
+    """
+    x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
+    _in_groups(x, out, bits, symmetric, start)
+    return out
+
+
+def _in_groups(
+    x: Tensor,
+    out: Tensor,
+    bits: int,
+    symmetric: bool,
+    start: int | None,
+    codes: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> None:
+    wide = max(8, triton.next_power_of_2(x.shape[1]))
+    each = max(1, 2048 // wide)
+    _grouped[(triton.cdiv(x.shape[0], each),)](
+        x,
+        out,
+        x if codes is None else codes,
+        x if scales is None else scales,
+        *x.shape,
+        float(2 ** (bits - 1) if symmetric else 2**bits - 1),
+        seeds.signed(start or 0),
+        -(-x.numel() // 2),
+        BITS=bits,
+        SYMMETRIC=symmetric,
+        DRAWN=start is not None,
+        PACKED=codes is not None,
+        ROWS=each,
+        WIDE=wide,
+        **FUSED,
+    )
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """As `packing.pack_codes`."""
+    codes = codes.detach().contiguous()
+    codes = codes.view(torch.uint8) if codes.dtype == torch.bool else codes
+    out = torch.empty(-(-codes.numel() * bits // 8), dtype=torch.uint8, device=codes.device)
+    if out.numel():
+        _pack[(triton.cdiv(out.numel(), 1024),)](
+            codes,
+            out,
+            codes.numel(),
+            out.numel(),
+            BITS=bits,
+            TURNS=(bits + 6) // bits + 1,
+            BLOCK=1024,
+        )
+    return out
+
+
+def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """As `packing.unpack_codes`."""
+    out = torch.empty(count, dtype=torch.int64, device=packed.device)
+    if count:
+        _unpack[(triton.cdiv(count, 1024),)](
+            packed.contiguous(),
+            out,
+            count,
+            packed.numel(),
+            BITS=bits,
+            TURNS=(bits + 14) // 8,
+            BLOCK=1024,
+        )
+    return out
+
+
+def draw_uniform(out: Tensor, start: int) -> Tensor:
+    """As `kernels.uniform_draws`, into out [n]."""
+    if n := out.numel():
+        _draws[(triton.cdiv(n, 1024),)](out, n, seeds.signed(start), -(-n // 2), BLOCK=1024)
+    return out
+
+
+def adacomp(e: Tensor, d: Tensor, ahead: float, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `kernels.adacomp`; numbers stay on the device."""
+    n = e.numel()
+    bins, wide = -(-n // size), triton.next_power_of_2(size)
+    each = max(1, 2048 // wide)
+    top, sent = (
+        torch.empty(bins, device=e.device),
+        torch.empty(bins, dtype=torch.int32, device=e.device),
+    )
+    out, grid, sizes = (
+        torch.empty_like(e),
+        (triton.cdiv(bins, each),),
+        {"SIZE": size, "ROWS": each, "WIDE": wide},
+    )
+    _adacomp_tops[grid](e, d.contiguous(), top, n, bins, **sizes, **FUSED)
+    scale = (top.sum(dtype=torch.float64) / torch.count_nonzero(top).clamp(min=1)).float()
+    _adacomp_send[grid](e, d.contiguous(), top, scale, out, sent, n, bins, ahead, **sizes, **FUSED)
+    return out, sent.sum(), (sent == 0).any()
+
+
+if triton is not None:
+
+    @triton.jit
+    def _read(x, memory, i, inside, KIND: tl.constexpr):
+        """The bits of what is selected from: x, x added to the residue, or its difference from the
+        state.
+        """
+        raw = tl.load(x + i, mask=inside, other=0)
+        if KIND == 1:
+            raw = (
+                tl.load(memory + i, mask=inside, other=0).to(tl.float32, bitcast=True)
+                + raw.to(tl.float32, bitcast=True)
+            ).to(tl.int32, bitcast=True)
+        if KIND == 2:
+            raw = (
+                raw.to(tl.float32, bitcast=True)
+                - tl.load(memory + i, mask=inside, other=0).to(tl.float32, bitcast=True)
+            ).to(tl.int32, bitcast=True)
+        return raw
+
+    @triton.jit
+    def _size(raw, SHIFT: tl.constexpr):
+        """Bits of a magnitude, of 16 bits as of a float32's upper half: whole numbers that order
+        like it.
+        """
+        return (raw.to(tl.int32) << SHIFT) & 0x7FFFFFFF
+
+    @triton.jit
+    def _bin(counts, k, BINS: tl.constexpr):
+        """(the bin of the k-th largest, how many of it are among the k, how many there are)."""
+        at = tl.arange(0, BINS)
+        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        found = tl.sum((above >= k).to(tl.int32), 0)
+        return (
+            found,
+            k - tl.sum(tl.where(at > found, counts, 0), 0),
+            tl.sum(tl.where(at == found, counts, 0), 0),
+        )
+
+    @triton.jit
+    def _select(
+        x,
+        y,
+        values,
+        mask,
+        columns,
+        memory,
+        n,
+        k,
+        STRICT: tl.constexpr,
+        Y: tl.constexpr,
+        MASK: tl.constexpr,
+        VALUES: tl.constexpr,
+        COLUMNS: tl.constexpr,
+        PACKED: tl.constexpr,
+        KIND: tl.constexpr,
+        SHIFT: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """A row a program: radix selection, 11 + 11 + 9 bits, then a pass that writes. A row is
+        read from memory once and from the cache after that.
+        """
+        row = tl.program_id(0).to(tl.int64)
+        x, memory = x + row * n, memory + row * n
+        lanes = tl.arange(0, BLOCK)
+        counts = tl.zeros([2048], tl.int32)
+        for begin in range(0, n, BLOCK):
+            inside = begin + lanes < n
+            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
+            counts += tl.histogram(size >> 20, 2048, mask=inside)
+        top, need, _ = _bin(counts, k, 2048)
+        counts = tl.zeros([2048], tl.int32)
+        for begin in range(0, n, BLOCK):
+            inside = begin + lanes < n
+            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
+            counts += tl.histogram((size >> 9) & 2047, 2048, mask=inside & (size >> 20 == top))
+        middle, need, _ = _bin(counts, need, 2048)
+        prefix = (top << 11) | middle
+        lows = tl.zeros([512], tl.int32)
+        for begin in range(0, n, BLOCK):
+            inside = begin + lanes < n
+            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
+            lows += tl.histogram(size & 511, 512, mask=inside & (size >> 9 == prefix))
+        low, need, ties = _bin(lows, need, 512)
+        none = need - need  # a number that the compiler lets a loop add to
+        _write(
+            x,
+            y,
+            values,
+            mask,
+            columns,
+            memory,
+            row,
+            n,
+            k,
+            0,
+            n,
+            (prefix << 9) | low,
+            need,
+            ties,
+            none,
+            none,
+            STRICT,
+            Y,
+            MASK,
+            VALUES,
+            COLUMNS,
+            PACKED,
+            KIND,
+            SHIFT,
+            BLOCK,
+        )
+
+    @triton.jit
+    def _tally(
+        x,
+        memory,
+        counts,
+        found,
+        n,
+        parts,
+        LEVEL: tl.constexpr,
+        PART: tl.constexpr,
+        KIND: tl.constexpr,
+        SHIFT: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """A part of a row a program: how many of its entries that are still in question lie in each
+        bin of a level.
+        """
+        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        x, memory = x + row * n, memory + row * n
+        BINS: tl.constexpr = 512 if LEVEL == 2 else 2048
+        prefix = tl.load(found + 4 * row)
+        bins = tl.zeros([BINS], tl.int32)
+        for begin in range(part * PART, min(n, (part + 1) * PART), BLOCK):
+            i = begin + tl.arange(0, BLOCK)
+            inside = (i < n) & (i < (part + 1) * PART)
+            size = _size(_read(x, memory, i, inside, KIND), SHIFT)
+            if LEVEL == 0:
+                bins += tl.histogram(size >> 20, BINS, mask=inside)
+            if LEVEL == 1:
+                bins += tl.histogram((size >> 9) & 2047, BINS, mask=inside & (size >> 20 == prefix))
+            if LEVEL == 2:
+                bins += tl.histogram(size & 511, BINS, mask=inside & (size >> 9 == prefix))
+        tl.store(counts + (row * parts + part) * 2048 + tl.arange(0, BINS), bins)
+
+    @triton.jit
+    def _settle(counts, found, own, k, parts, LEVEL: tl.constexpr, BINS: tl.constexpr):
+        """found [rows, 4]: leading bits, how many to keep of those that share them, how many do.
+        own [rows, 2, parts]: a part's entries above these, and with them.
+        """
+        row = tl.program_id(0).to(tl.int64)
+        at = tl.arange(0, BINS)
+        bins = tl.zeros([BINS], tl.int32)
+        for part in range(parts):
+            bins += tl.load(counts + (row * parts + part) * 2048 + at)
+        if LEVEL == 0:
+            here, need, ties = _bin(bins, k, BINS)
+            prefix = here
+        else:
+            here, need, ties = _bin(bins, tl.load(found + 4 * row + 1), BINS)
+            prefix = (tl.load(found + 4 * row) << (9 if LEVEL == 2 else 11)) | here
+        for part in range(parts):
+            mine = tl.load(counts + (row * parts + part) * 2048 + at)
+            place = own + row * 2 * parts + part
+            tl.store(place, tl.load(place) + tl.sum(tl.where(at > here, mine, 0), 0))
+            tl.store(place + parts, tl.sum(tl.where(at == here, mine, 0), 0))
+        tl.store(found + 4 * row, prefix)
+        tl.store(found + 4 * row + 1, need)
+        tl.store(found + 4 * row + 2, ties)
+
+    @triton.jit
+    def _place(
+        x,
+        y,
+        values,
+        mask,
+        columns,
+        memory,
+        found,
+        own,
+        n,
+        k,
+        parts,
+        WIDE: tl.constexpr,
+        PART: tl.constexpr,
+        STRICT: tl.constexpr,
+        Y: tl.constexpr,
+        MASK: tl.constexpr,
+        VALUES: tl.constexpr,
+        COLUMNS: tl.constexpr,
+        PACKED: tl.constexpr,
+        KIND: tl.constexpr,
+        SHIFT: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """A part of a row a program, which knows what the parts before it keep."""
+        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        edge, need = tl.load(found + 4 * row), tl.load(found + 4 * row + 1)
+        before = tl.arange(0, WIDE) < part
+        base = own + row * 2 * parts + tl.arange(0, WIDE)
+        tied = tl.sum(tl.load(base + parts, mask=before, other=0), 0)
+        kept = tl.sum(tl.load(base, mask=before, other=0), 0) + tl.minimum(tied, need)
+        _write(
+            x + row * n,
+            y,
+            values,
+            mask,
+            columns,
+            memory + row * n,
+            row,
+            n,
+            k,
+            part * PART,
+            min(n, (part + 1) * PART),
+            edge,
+            need,
+            tl.load(found + 4 * row + 2),
+            tied,
+            kept,
+            STRICT,
+            Y,
+            MASK,
+            VALUES,
+            COLUMNS,
+            PACKED,
+            KIND,
+            SHIFT,
+            BLOCK,
+        )
+
+    @triton.jit
+    def _write(
+        x,
+        y,
+        values,
+        mask,
+        columns,
+        memory,
+        row,
+        n,
+        k,
+        first,
+        last,
+        edge,
+        need,
+        ties,
+        tied_before,
+        kept_before,
+        STRICT: tl.constexpr,
+        Y: tl.constexpr,
+        MASK: tl.constexpr,
+        VALUES: tl.constexpr,
+        COLUMNS: tl.constexpr,
+        PACKED: tl.constexpr,
+        KIND: tl.constexpr,
+        SHIFT: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """What is asked for of the entries [first, last) of a row whose k-th largest is `edge`;
+        `ties` equal it, of which the first `need` stay.
+        """
+        for begin in range(first, last, BLOCK):
+            i = begin + tl.arange(0, BLOCK)
+            inside = i < last
+            raw = _read(x, memory, i, inside, KIND)
+            size = _size(raw, SHIFT)
+            keep = inside & (size > edge)
+            if not STRICT:
+                tied = inside & (size == edge)
+                if need < ties:  # of tied entries the first
+                    rank = tied_before + tl.cumsum(tied.to(tl.int32), 0)
+                    tied_before += tl.sum(tied.to(tl.int32), 0)
+                    tied = tied & (rank <= need)
+                keep = keep | tied
+            sent = tl.where(keep, raw, 0)
+            if Y:
+                tl.store(y + row * n + i, sent, mask=inside)
+            if KIND == 1:
+                left = raw.to(tl.float32, bitcast=True) - sent.to(tl.float32, bitcast=True)
+                tl.store(memory + i, left.to(tl.int32, bitcast=True), mask=inside)
+            if KIND == 2:
+                state = tl.load(memory + i, mask=inside, other=0).to(tl.float32, bitcast=True)
+                tl.store(
+                    memory + i,
+                    (state + sent.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True),
+                    mask=inside,
+                )
+            if MASK:
+                tl.store(mask + row * n + i, keep.to(tl.uint8), mask=inside)
+            if PACKED:
+                byte = tl.sum(
+                    tl.reshape(keep.to(tl.int32), [BLOCK // 8, 8]) << tl.arange(0, 8)[None, :], 1
+                )
+                j = begin // 8 + tl.arange(0, BLOCK // 8)
+                tl.store(mask + row * (n // 8) + j, byte.to(tl.uint8), mask=j < n // 8)
+            if VALUES:
+                place = row * k + kept_before + tl.cumsum(keep.to(tl.int32), 0) - 1
+                tl.store(values + place, raw, mask=keep)
+                if COLUMNS:
+                    tl.store(columns + place, i, mask=keep)
+                kept_before += tl.sum(keep.to(tl.int32), 0)
+
+    @triton.jit
+    def _above(x, edge, y, mask, total, n, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = i < total
+        value = tl.load(x + i, mask=inside, other=0)
+        size = tl.abs(value.to(tl.float32))
+        keep = (size > tl.load(edge + i // n, mask=inside, other=0)) | (size != size)
+        tl.store(y + i, tl.where(keep, value, 0), mask=inside)
+        tl.store(mask + i, keep.to(tl.uint8), mask=inside)
+
+    @triton.jit
+    def _draw(i, start, half):
+        """Entry i of a uniform stream whose first `half` entries are the low halves of its
+        words.
+        """
+        low = i < half
+        z = (
+            start.to(tl.uint64)
+            + (tl.where(low, i, i - half) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+        )
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+        z = z ^ (z >> 31)
+        bits = tl.where(low, z & 0xFFFFFFFF, z >> 32) >> 8
+        return bits.to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+    @triton.jit
+    def _draws(out, n, start, half, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + i, _draw(i, start, half), mask=i < n)
+
+    @triton.jit
+    def _nearest(v):
+        """To the nearest whole number, ties to the even one; |v| < 2^22."""
+        return (v + 12582912.0) - 12582912.0
+
+    @triton.jit
+    def _affine(x, lo, gain, step, out, total, n, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = i < total
+        row = i // n
+        low = tl.load(lo + row, mask=inside, other=0)
+        code = _nearest(
+            (tl.load(x + i, mask=inside, other=0) - low) * tl.load(gain + row, mask=inside, other=0)
+        )
+        tl.store(out + i, code * tl.load(step + row, mask=inside, other=0) + low, mask=inside)
+
+    @triton.jit
+    def _grouped(
+        x,
+        out,
+        codes,
+        scales,
+        groups,
+        n,
+        levels,
+        start,
+        half,
+        BITS: tl.constexpr,
+        SYMMETRIC: tl.constexpr,
+        DRAWN: tl.constexpr,
+        PACKED: tl.constexpr,
+        ROWS: tl.constexpr,
+        WIDE: tl.constexpr,
+    ):
+        group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        column = tl.arange(0, WIDE)[None, :]
+        inside = (group < groups) & (column < n)
+        i = group * n + column
+        v = tl.load(x + i, mask=inside, other=0)
+        bad = tl.max((inside & (v != v)).to(tl.int32), 1)[:, None] > 0
+        lo = tl.min(tl.where(inside, v, float("inf")), 1)[:, None]
+        hi = tl.max(tl.where(inside, v, float("-inf")), 1)[:, None]
+        lo, hi = tl.where(bad, float("nan"), lo), tl.where(bad, float("nan"), hi)
+        if SYMMETRIC:
+            if DRAWN:
+                hi = hi * tl.div_rn(levels, levels - 1)
+            s = tl.where(bad, float("nan"), tl.maximum(hi, -lo)) + 0.0
+            code = tl.div_rn(v, tl.where(s != 0, s, 1.0)) * levels
+        else:
+            spread = hi - lo
+            # as torch divides by a tensor
+            gain = tl.div_rn(tl.full([ROWS, 1], 1.0, tl.float32), spread) * levels
+            gain = tl.where((gain == float("inf")) & (spread < 1), 0.0, gain)
+            code = (v - lo) * gain
+        code = tl.floor(code + _draw(i, start, half)) if DRAWN else _nearest(code)
+        if SYMMETRIC:
+            code = (
+                tl.where(code < -levels, -levels, tl.where(code > levels - 1, levels - 1, code))
+                + 0.0
+            )
+            made, whole, first = tl.div_rn(code, levels) * s, code + levels, s
+        else:
+            if DRAWN:
+                code = tl.where(code > levels, levels, code)
+            made, whole, first = code * tl.div_rn(spread, levels) + lo, code, lo
+        if PACKED:
+            if not SYMMETRIC:
+                tl.store(scales + groups + group, hi, mask=group < groups)
+            tl.store(scales + group, first, mask=group < groups)
+            none = levels if SYMMETRIC else 0.0  # the code of zero stands for what is not a number
+            whole = tl.where(inside, tl.where(whole == whole, whole, none), 0.0).to(tl.int32)
+            beside = tl.reshape(whole, [ROWS, WIDE * BITS // 8, 8 // BITS])
+            byte = tl.sum(beside << (tl.arange(0, 8 // BITS) * BITS)[None, None, :], 2)
+            j = tl.arange(0, WIDE * BITS // 8)[None, :]
+            tl.store(
+                codes + group * (n * BITS // 8) + j,
+                byte.to(tl.uint8),
+                mask=(group < groups) & (j < n * BITS // 8),
+            )
+        else:
+            tl.store(out + i, made, mask=inside)
+
+    @triton.jit
+    def _pack(codes, out, n, total, BITS: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+        """Byte j: the codes that reach into bits 8 j to 8 j + 7."""
+        j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        byte = tl.zeros([BLOCK], tl.int64)
+        for turn in tl.static_range(TURNS):
+            i = 8 * j // BITS + turn
+            code = tl.load(codes + i, mask=i < n, other=0).to(tl.int64)
+            ahead = i * BITS - 8 * j
+            byte |= tl.where(
+                ahead >= 8,
+                0,
+                tl.where(
+                    ahead >= 0,
+                    code << tl.maximum(tl.minimum(ahead, 8), 0),
+                    code >> tl.maximum(-ahead, 0),
+                ),
+            )
+        tl.store(out + j, (byte & 255).to(tl.uint8), mask=j < total)
+
+    @triton.jit
+    def _unpack(
+        packed, out, count, total, BITS: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr
+    ):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        first = i * BITS // 8
+        word = tl.zeros([BLOCK], tl.int64)
+        for turn in tl.static_range(TURNS):
+            byte = tl.load(
+                packed + first + turn, mask=(i < count) & (first + turn < total), other=0
+            )
+            word |= byte.to(tl.int64) << (8 * turn)
+        tl.store(out + i, (word >> (i * BITS % 8)) & ((1 << BITS) - 1), mask=i < count)
+
+    @triton.jit
+    def _adacomp_tops(
+        e, d, top, n, bins, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
+    ):
+        """e += d, and the largest |e| of every bin; NaN counts as larger than any."""
+        one = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        column = tl.arange(0, WIDE)[None, :]
+        i = one[:, None] * SIZE + column
+        inside = (column < SIZE) & (i < n)
+        own = tl.load(e + i, mask=inside, other=0) + tl.load(d + i, mask=inside, other=0)
+        tl.store(e + i, own, mask=inside)
+        bits = tl.where(inside, own.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+        tl.store(top + one, tl.max(bits, 1).to(tl.float32, bitcast=True), mask=one < bins)
+
+    @triton.jit
+    def _adacomp_send(
+        e,
+        d,
+        top,
+        scale,
+        out,
+        sent,
+        n,
+        bins,
+        ahead,
+        SIZE: tl.constexpr,
+        ROWS: tl.constexpr,
+        WIDE: tl.constexpr,
+    ):
+        one = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        column = tl.arange(0, WIDE)[None, :]
+        i = one[:, None] * SIZE + column
+        inside = (column < SIZE) & (i < n)
+        own = tl.load(e + i, mask=inside, other=0)
+        most = tl.load(top + one, mask=one < bins, other=0)[:, None]
+        finite = (most.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
+        h = tl.abs(own + tl.load(d + i, mask=inside, other=0) * ahead)
+        keep = inside & finite & (most > 0) & (own != 0) & (h >= most)
+        size = tl.load(scale)
+        none = size - size  # 0, or NaN where a bin is not finite
+        go = tl.where(keep, tl.where(own > 0, size, -size), tl.where(finite, none, float("nan")))
+        tl.store(out + i, go, mask=inside)
+        tl.store(e + i, tl.where(finite, own - go, own), mask=inside)
+        count = tl.sum(keep.to(tl.int32), 1)
+        tl.store(sent + one, count, mask=one < bins)

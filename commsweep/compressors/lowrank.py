@@ -1,0 +1,85 @@
+"""Low-rank messages: two thin factors found by one power iteration (PowerSGD, Vogels et al. 2019,
+Alg. 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from commsweep.compressors import draws
+from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.features import columns, matrix, tensor
+
+
+class LowRank(Compressor):
+    """M [n, d] (rows: tokens or pixels) -> P = orth(M Q), Q' = M^T P; decoded P Q'^T.
+
+    Q is random, or with `warm` the last message's Q', which both ends have: it goes in with a
+    message, and the next one's comes out (`apply_from`, `encode_from`, `next_factor`). nbytes = (n
+    + d) * min(rank, n, d) * itemsize. The iteration runs in float32. Feedback is a setting of its
+    own (PowerSGD's is "ef").
+    """
+
+    def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
+        """The first Q [d, rank] of a channel whose messages have this shape; None when every
+        message starts anew.
+        """
+        size = torch.Size([columns(shape), min(self.spec.rank, columns(shape))])
+        return draws.normal(size, seed, torch.device("cpu")) if self.spec.warm else None
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        return tensor(_product(*self._factors(x, seed, None)), x)
+
+    def apply_from(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        """(what arrives of x when the iteration begins from `start`, the factor to begin the next
+        message from).
+        """
+        p, q = self._factors(x, 0, start)
+        return tensor(_product(p, q), x), _next(q, start)
+
+    def encode_from(self, x: Tensor, start: Tensor) -> Payload:
+        """The payload of `apply_from`."""
+        return self._payload(x, *self._factors(x, 0, start))
+
+    @staticmethod
+    def next_factor(payload: Payload, start: Tensor) -> Tensor:
+        """What both ends begin the next message from, after one that began from `start`."""
+        return _next(payload.parts["q"], start)
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        d = columns(shape)
+        n = shape.numel() // d
+        return (n + d) * min(self.spec.rank, n, d) * dtype.itemsize
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        d = columns(shape)
+        n = shape.numel() // d
+        rank = min(self.spec.rank, n, d)
+        return [{"p": Field(dtype, (n, rank)), "q": Field(dtype, (d, rank))}]
+
+    def _factors(self, x: Tensor, seed: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
+        m = matrix(x).float()
+        rank = min(self.spec.rank, *m.shape)
+        q = draws.normal(torch.Size([m.shape[1], rank]), seed, x.device) if start is None else start
+        p = torch.linalg.qr(m @ q[:, :rank]).Q
+        return p.to(x.dtype), (m.mT @ p).to(x.dtype)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        return self._payload(x, *self._factors(x, seed, None))
+
+    @staticmethod
+    def _payload(x: Tensor, p: Tensor, q: Tensor) -> Payload:
+        return payload(x, p=p.contiguous(), q=q.contiguous())
+
+    def _decode(self, payload: Payload) -> Tensor:
+        return tensor(_product(payload.parts["p"], payload.parts["q"]), payload)
+
+
+def _next(q: Tensor, start: Tensor) -> Tensor:
+    """A message that was too small for the rank leaves the factor as it was."""
+    return q.float() if q.shape == start.shape else start
+
+
+def _product(p: Tensor, q: Tensor) -> Tensor:
+    return (p.contiguous().float() @ q.contiguous().float().mT).to(p.dtype)

@@ -1,0 +1,44 @@
+"""Orthonormal transforms of tiles: what is large after one may be spread out before it (DeMo, arXiv
+2411.19870).
+
+A tile [a, b] becomes A X B^T with A, B orthonormal, so lengths are kept and the inverse is A^T Y B.
+A vector is transformed in runs of up to a tile's side.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from commsweep.compressors.sparse import TILE, tiles
+
+KINDS = ("dct", "hadamard")
+
+
+@lru_cache(maxsize=64)
+def matrix(kind: str, n: int) -> Tensor:
+    """The transform of n entries, float32 [n, n]: DCT-II, or Sylvester's Hadamard matrix of the
+    greatest power of two that divides n, repeated.
+    """
+    if kind == "dct":
+        place = torch.arange(n, dtype=torch.float64)
+        made = torch.cos(math.pi / n * (place + 0.5) * place[:, None]) * math.sqrt(2 / n)
+        made[0] /= math.sqrt(2)
+        return made.float()
+    size = n & -n
+    block = torch.ones(1, 1, dtype=torch.float64)
+    while len(block) < size:
+        block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
+    return torch.block_diag(*[block / math.sqrt(size)] * (n // size)).float()
+
+
+def transformed(x: Tensor, kind: str, side: int = TILE, back: bool = False) -> Tensor:
+    """x [*layer] with every tile transformed, or transformed back; a new tensor of x's shape."""
+    _, down, a, across, b = tiles(torch.Size([1, *x.shape]), side, side)
+    left, right = (matrix(kind, n).to(x.device) for n in (a, b))
+    parts = x.reshape(down, a, across, b).transpose(1, 2)
+    made = left.mT @ parts @ right if back else left @ parts @ right.mT
+    return made.transpose(1, 2).reshape(x.shape)

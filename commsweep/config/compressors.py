@@ -1,0 +1,561 @@
+"""The compressors a Run can name, with their parameters, and what kind of thing each is
+(`Compression`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from commsweep.config.base import Spec
+
+Ratio = Annotated[
+    float, Field(gt=0, le=1, description="share of the entries that is kept, 0 < ratio <= 1")
+]
+Bits = Annotated[int, Field(ge=1, le=8, description="bits per code, 1 to 8")]
+ScaleScope = Literal["tensor", "sample", "channel", "last", "group"]
+Rank = Annotated[int, Field(ge=1, le=2**16, description="columns of the factors")]
+Width = Annotated[int, Field(ge=1, le=2**16, description="features of the code")]
+Rounding = Literal["nearest", "stochastic"]
+Places = Annotated[
+    Literal["rice"] | None,
+    Field(
+        description=(
+            "how kept places travel: as Rice-coded gaps where these are shorter; absent: as "
+            "indices or a bitmask"
+        )
+    ),
+]
+
+
+class Compression(Spec):
+    """A compressor's settings. What kind of thing it is stands here once, for the rules of a Run,
+    ledgers and tables.
+
+    The first line of a subclass's docstring says what is sent; the docs' tables show it beside
+    `cost`.
+    """
+
+    label: ClassVar[str] = ""  # in tables and figures; its kind where it has none
+    cost: ClassVar[str] = ""  # bytes of a message
+    # keeps some entries of a message, says which, and can do with half the ratio
+    sparsifier: ClassVar[bool] = False
+    # every learner keeps places of its own choice, and a ledger counts them
+    own_places: ClassVar[bool] = False
+    # of a kept entry, where the bytes at the entropy bound are asked for
+    value_bits: ClassVar[int] = 32
+    shared_draw: ClassVar[bool] = False  # all learners draw alike
+    summable: ClassVar[bool] = False  # the learners' messages can be added up on the way
+    joint: ClassVar[bool] = False  # the learners make their messages together
+    # part of the model: a code crosses forward and, as its gradient, backward
+    coder: ClassVar[bool] = False
+
+
+class NoCompressor(Compression):
+    """The dense message: every value as it is."""
+
+    label: ClassVar[str] = "dense"
+    cost: ClassVar[str] = "elements x itemsize"
+    summable: ClassVar[bool] = True
+    kind: Literal["none"] = "none"
+
+
+class Live(Compression):
+    """Send the weights' gradients that masks leave (a Run with sparsity), as they are; the others
+    all learners know.
+    """
+
+    label: ClassVar[str] = "live"
+    cost: ClassVar[str] = "itemsize x live elements"
+    summable: ClassVar[bool] = True
+    kind: Literal["live"] = "live"
+
+
+class Cast(Compression):
+    """Send the values in a 16-bit floating-point type."""
+
+    cost: ClassVar[str] = "2 x elements"
+    kind: Literal["cast"] = "cast"
+    to: Literal["float16", "bfloat16"] = "bfloat16"
+
+
+class Quantizer(Compression):
+    """What the two b-bit quantizers have in common."""
+
+    bits: Bits = 4
+    scale: ScaleScope = "tensor"
+    group: Annotated[
+        int, Field(ge=2, le=2**20, description="elements per scale when scale is 'group'")
+    ] = 128
+    rounding: Rounding = "nearest"
+
+
+class Uniform(Quantizer):
+    """Min-max b-bit codes: q = round((x - min) / (max - min) * (2^b - 1))."""
+
+    label: ClassVar[str] = "min-max"
+    cost: ClassVar[str] = "packed codes + 8 a scale"
+    kind: Literal["uniform"] = "uniform"
+
+
+class FixedPoint(Quantizer):
+    """Symmetric b-bit codes around zero: q = clip(round(x / absmax * 2^(b-1)), -2^(b-1), 2^(b-1) -
+    1).
+    """
+
+    label: ClassVar[str] = "fixed-point"
+    cost: ClassVar[str] = "packed codes + 4 a scale"
+    kind: Literal["fixed"] = "fixed"
+
+    @model_validator(mode="after")
+    def _has_codes_above_zero(self) -> FixedPoint:
+        if self.bits == 1 and self.rounding == "stochastic":
+            raise ValueError(
+                "fixed: one bit has no code above zero, so stochastic rounding cannot be "
+                "without bias; use bits=2 or more, or kind=sign"
+            )
+        return self
+
+
+class FixedBatch(Compression):
+    """The authors' fixed point (from AC-SGD): one float16 absmax per feature, over the batch,
+    rounded before use.
+    """
+
+    label: ClassVar[str] = "batch fixed-point"
+    cost: ClassVar[str] = "packed codes + 2 a feature"
+    kind: Literal["fixed_batch"] = "fixed_batch"
+    bits: Bits = 4
+
+
+class TAH(Compression):
+    """Tiles with a scale each, outlier tiles rotated, and more bits for the tokens that carry more
+    (TAH-Quant).
+    """
+
+    label: ClassVar[str] = "TAH"
+    cost: ClassVar[str] = "packed codes + 2 a tile + flags"
+    kind: Literal["tah"] = "tah"
+    tile: Literal[8, 16, 32, 64, 128] = 32
+    high: Bits = 4
+    low: Bits = 3
+    share: Annotated[
+        float, Field(ge=0, le=1, description="share of the tokens that get the high bits")
+    ] = 0.8
+    tau: Annotated[
+        float, Field(ge=1, description="a tile is rotated if its largest entry > tau * the second")
+    ] = 2.0
+
+
+class LowRank(Compression):
+    """A rank-`rank` product found by one power iteration, begun from the last message's factor when
+    `warm`.
+    """
+
+    label: ClassVar[str] = "low rank"
+    cost: ClassVar[str] = "(positions + features) x rank values"
+    kind: Literal["lowrank"] = "lowrank"
+    rank: Rank = 4
+    warm: bool = True
+
+
+class Bottleneck(Compression):
+    """Forward only: a linear encoder to `width` features and a decoder, both trained with the
+    model.
+    """
+
+    cost: ClassVar[str] = "code"
+    coder: ClassVar[bool] = True
+    kind: Literal["bottleneck"] = "bottleneck"
+    width: Width = 16
+
+
+class Subspace(Compression):
+    """Forward only: the coordinates of (activation - embedding) in a fixed random subspace of
+    `width` dimensions.
+
+    `constrain` keeps what the blocks before the last boundary add inside the subspace, so that
+    nothing is lost. With `frozen` the embedding is that of the start, of which every stage has a
+    copy, and a token's number goes along as one more feature; so it can be executed as processes.
+    Embeddings then move inside the subspace only, if constrained.
+    """
+
+    cost: ClassVar[str] = "code"
+    coder: ClassVar[bool] = True
+    kind: Literal["subspace"] = "subspace"
+    width: Width = 16
+    constrain: bool = True
+    frozen: Annotated[
+        bool | None,
+        Field(description="measure from the first embeddings; absent: from those of now"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _absent_if_not(self) -> Subspace:
+        if self.frozen is False:
+            self.__dict__["frozen"] = None  # one way to say it, one id
+        return self
+
+
+class Sign(Compression):
+    """Signs, with one scale a sample: mean |x| (EF-signSGD), |x|_2 / sqrt(n) (1-bit Adam) or one
+    (signSGD).
+    """
+
+    cost: ClassVar[str] = "1 bit a value + 4 a sample"
+    kind: Literal["sign"] = "sign"
+    scale: Literal["mean", "l2", "one"] = "mean"
+
+
+class OneBit(Compression):
+    """Signs with two scales a sample: the mean of the negative and of the other entries (1-bit
+    SGD).
+    """
+
+    label: ClassVar[str] = "1-bit"
+    cost: ClassVar[str] = "1 bit a value + 8 a sample"
+    kind: Literal["onebit"] = "onebit"
+
+
+class Tern(Compression):
+    """Three values, drawn without bias; entries are clipped at `clip` standard deviations first
+    (TernGrad).
+    """
+
+    label: ClassVar[str] = "TernGrad"
+    cost: ClassVar[str] = "2 bits a value + 4 a sample"
+    kind: Literal["tern"] = "tern"
+    clip: Annotated[float, Field(ge=0, description="standard deviations; 0: no clipping")] = 2.5
+
+
+class QSGD(Compression):
+    """`levels` levels of a norm over `bucket` elements, drawn without bias, Elias-coded (QSGD)."""
+
+    label: ClassVar[str] = "QSGD"
+    cost: ClassVar[str] = "by the data: Elias codes + 4 a bucket"
+    kind: Literal["qsgd"] = "qsgd"
+    levels: Annotated[int, Field(ge=1, le=2**15)] = 4
+    bucket: Annotated[int, Field(ge=1, le=2**20, description="elements that share a norm")] = 512
+    norm: Literal["l2", "max"] = "l2"
+    coding: Literal["elias", "fixed"] = "elias"
+
+
+class Statistical(Compression):
+    """2^`bits` levels around the mean of all values, `range` deviations wide, each the mean of its
+    values (SparseLoCo).
+    """
+
+    cost: ClassVar[str] = "packed codes + 4 a level"
+    kind: Literal["statistical"] = "statistical"
+    bits: Bits = 2
+    range: Annotated[
+        float, Field(gt=0, description="width of all levels, in standard deviations")
+    ] = 6.0
+
+
+class E3M0(Compression):
+    """A sample's largest magnitude times 1, 1/2, ... 1/64, or zero: the nearest by its logarithm
+    (Streaming DiLoCo).
+
+    What its codes are scaled by is not published, so this reading is ours.
+    """
+
+    label: ClassVar[str] = "E3M0"
+    cost: ClassVar[str] = "4 bits a value + 4 a sample"
+    kind: Literal["e3m0"] = "e3m0"
+
+
+class Natural(Compression):
+    """Powers of two, drawn without bias: 9 bits a value (natural compression)."""
+
+    cost: ClassVar[str] = "9 bits a value"
+    kind: Literal["natural"] = "natural"
+
+
+ValueSpec = Cast | Uniform | FixedPoint | Sign | OneBit | Tern | Natural | Statistical | E3M0
+
+
+class Selection(Compression):
+    """A compressor that keeps the same number of entries of every message; `values` codes those."""
+
+    values: Annotated[
+        ValueSpec | None,
+        Field(discriminator="kind", description="how the kept values travel; absent: as they are"),
+    ] = None
+
+
+class TopK(Selection):
+    """Keep the `ratio` largest magnitudes of every sample, tile, last-dimension row, or of the
+    tensor.
+
+    Tiles are `tile` x `tile` entries of a sample as a matrix (its first dimension by all others),
+    of fewer where sides do not divide; a vector is cut into runs of tile^2 (SparseLoCo).
+    per_tile=number: smaller tiles keep as many entries as a whole one, and a vector is cut into
+    runs of `tile` (DeMo). places: Rice codes of the gaps between kept places, where they are
+    shorter than indices and a bitmask.
+    """
+
+    label: ClassVar[str] = "TopK"
+    cost: ClassVar[str] = "values + the smaller of packed indices and a bitmask"
+    sparsifier: ClassVar[bool] = True
+    own_places: ClassVar[bool] = True
+    kind: Literal["topk"] = "topk"
+    ratio: Ratio = 0.1
+    scope: Literal["sample", "tensor", "last", "tile"] = "sample"
+    tile: Annotated[int | None, Field(ge=2, le=256, description="side of a tile; absent: 64")] = (
+        None
+    )
+    per_tile: Annotated[
+        Literal["number"] | None,
+        Field(
+            description=(
+                "what a tile keeps: ratio x tile^2 entries, however small it is; absent: the "
+                "share ratio"
+            )
+        ),
+    ] = None
+    places: Places = None
+
+    @model_validator(mode="after")
+    def _tiled(self) -> TopK:
+        for name in ("tile", "per_tile"):
+            if getattr(self, name) is not None and self.scope != "tile":
+                raise ValueError(f"{name}={getattr(self, name)} has no effect unless scope=tile")
+        return self
+
+
+class Chosen(Compression):
+    """Keeps entries of which the data say how many there are."""
+
+    places: Places = None
+
+
+class TopKStrict(Chosen):
+    """The authors' TopK: drop the int(d*(1-ratio)) smallest and every entry equal to that
+    threshold.
+    """
+
+    label: ClassVar[str] = "TopK"
+    cost: ClassVar[str] = "as `topk`, by what is left"
+    sparsifier: ClassVar[bool] = True
+    own_places: ClassVar[bool] = True
+    kind: Literal["topk_strict"] = "topk_strict"
+    ratio: Ratio = 0.1
+
+
+class RandomK(Selection):
+    """Keep `ratio` of the positions, drawn anew for every message; `scaled` multiplies by d/k
+    (unbiased).
+    """
+
+    label: ClassVar[str] = "RandomK"
+    cost: ClassVar[str] = "values + 8"
+    sparsifier: ClassVar[bool] = True
+    shared_draw: ClassVar[bool] = True
+    summable: ClassVar[bool] = True
+    kind: Literal["randomk"] = "randomk"
+    ratio: Ratio = 0.1
+    scaled: bool = False
+
+
+class RandTopK(Selection):
+    """TopK in which every kept place is, with probability `alpha`, a random one outside the top k
+    instead.
+    """
+
+    label: ClassVar[str] = "RandTopK"
+    cost: ClassVar[str] = "as `topk`"
+    sparsifier: ClassVar[bool] = True
+    kind: Literal["randtopk"] = "randtopk"
+    ratio: Ratio = 0.1
+    alpha: Annotated[
+        float, Field(ge=0, lt=1, description="chance that a kept place is not a top one")
+    ] = 0.1
+    scope: Literal["sample", "last"] = "sample"
+
+
+class ForwardMask(Selection):
+    """Backward only: keep the gradient where the forward sparsifier kept the activation; values
+    travel alone.
+    """
+
+    label: ClassVar[str] = "forward's mask"
+    cost: ClassVar[str] = "values only"
+    kind: Literal["forward_mask"] = "forward_mask"
+
+
+class Threshold(Chosen):
+    """Keep the entries whose size exceeds `value`."""
+
+    cost: ClassVar[str] = "as `topk`, by what is left"
+    own_places: ClassVar[bool] = True
+    kind: Literal["threshold"] = "threshold"
+    value: Annotated[float, Field(ge=0)] = 0.01
+
+
+class Periodic(Chosen):
+    """The entries above a threshold that leaves the top `ratio`, looked for anew every `every`
+    messages (DCT).
+
+    Each learner has its own for each layer; how many entries stay in between depends on the data.
+    """
+
+    label: ClassVar[str] = "periodic threshold"
+    cost: ClassVar[str] = "as `topk`, by what is left"
+    own_places: ClassVar[bool] = True
+    kind: Literal["periodic"] = "periodic"
+    ratio: Ratio = 0.01
+    every: Annotated[
+        int, Field(ge=1, description="messages of a layer between two looks for the threshold")
+    ] = 1000
+
+
+class Dryden(Chosen):
+    """Keep the top `ratio` of the positive and of the negative entries, each as its group's
+    mean.
+    """
+
+    label: ClassVar[str] = "Dryden"
+    cost: ClassVar[str] = "1 bit a value, places, two means"
+    own_places: ClassVar[bool] = True
+    value_bits: ClassVar[int] = 1
+    kind: Literal["dryden"] = "dryden"
+    ratio: Ratio = 0.01
+
+
+class SIDCo(Chosen):
+    """Keep about `ratio`: a threshold from a distribution fitted to the sizes, in `stages` stages
+    (SIDCo).
+    """
+
+    label: ClassVar[str] = "SIDCo"
+    cost: ClassVar[str] = "as `topk`, by what is left"
+    own_places: ClassVar[bool] = True
+    kind: Literal["sidco"] = "sidco"
+    ratio: Ratio = 0.01
+    fit: Literal["exponential", "gpareto"] = "exponential"
+    stages: Annotated[int, Field(ge=1, le=8)] = 2
+
+
+class AdaComp(Compression):
+    """The residues whose look-ahead reaches their bin's maximum, as one of three values (AdaComp).
+
+    Bins of `conv` elements in convolutions, `fc` in all other layers. Go with feedback "adacomp".
+    """
+
+    label: ClassVar[str] = "AdaComp"
+    cost: ClassVar[str] = "1 or 2 a kept entry + 5"
+    own_places: ClassVar[bool] = True
+    value_bits: ClassVar[int] = 1
+    kind: Literal["adacomp"] = "adacomp"
+    conv: Annotated[int, Field(ge=1, le=2**15, description="elements of a bin in convolutions")] = (
+        50
+    )
+    fc: Annotated[int, Field(ge=1, le=2**15, description="elements of a bin in other layers")] = 500
+
+
+class CLTK(Compression):
+    """The top `ratio` of one learner's message, another one each step, at all learners (ScaleCom's
+    CLT-k).
+    """
+
+    label: ClassVar[str] = "CLT-k"
+    cost: ClassVar[str] = "values + the places, shared among the learners"
+    summable: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
+    kind: Literal["cltk"] = "cltk"
+    ratio: Ratio = 0.01
+
+
+class PowerSGD(Compression):
+    """Rank-`rank` product of the mean gradient by one power iteration that begins from the last one
+    (PowerSGD).
+    """
+
+    label: ClassVar[str] = "PowerSGD"
+    cost: ClassVar[str] = "4 x rank x (rows + columns)"
+    summable: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
+    kind: Literal["powersgd"] = "powersgd"
+    rank: Rank = 2
+
+
+class DionFactors(Compression):
+    """Both factors of the mean momentum's orthonormal step, of rank `fraction` of its shorter side
+    (Dion).
+    """
+
+    label: ClassVar[str] = "Dion"
+    cost: ClassVar[str] = "4 x rank x (rows + columns)"
+    summable: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
+    kind: Literal["dion"] = "dion"
+    rows: Annotated[
+        Literal["outputs", "memory"],
+        Field(
+            description=(
+                "of a matrix: the layer's outputs; or as it lies in memory, in transformers' "
+                "Conv1D its inputs"
+            )
+        ),
+    ] = "outputs"
+    fraction: Annotated[
+        float, Field(gt=0, le=1, description="of a matrix's shorter side: the rank")
+    ] = 0.25
+
+
+CompressorSpec = Annotated[
+    NoCompressor
+    | Cast
+    | TopK
+    | TopKStrict
+    | RandomK
+    | RandTopK
+    | ForwardMask
+    | Uniform
+    | FixedPoint
+    | FixedBatch
+    | TAH
+    | LowRank
+    | Sign
+    | OneBit
+    | Tern
+    | QSGD
+    | Natural
+    | Statistical
+    | E3M0
+    | Threshold
+    | Dryden
+    | SIDCo
+    | Bottleneck
+    | Subspace,
+    Field(discriminator="kind"),
+]
+
+GradientCompressor = Annotated[
+    NoCompressor
+    | Live
+    | Cast
+    | TopK
+    | TopKStrict
+    | RandomK
+    | Uniform
+    | FixedPoint
+    | Sign
+    | OneBit
+    | Tern
+    | QSGD
+    | Natural
+    | Statistical
+    | E3M0
+    | Threshold
+    | Dryden
+    | Periodic
+    | SIDCo
+    | AdaComp
+    | CLTK
+    | PowerSGD
+    | DionFactors,
+    Field(discriminator="kind"),
+]

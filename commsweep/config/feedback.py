@@ -1,0 +1,156 @@
+"""What may be remembered between messages: of a boundary's activations and gradients, and of weight
+gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from commsweep.config.base import Spec
+
+
+class Correction(Spec):
+    """A feedback's settings."""
+
+    label: ClassVar[str] = ""  # in tables, before the compressor; nothing where it says nothing
+
+
+Key = Literal["slot", "sample"]
+
+
+class NoFeedback(Correction):
+    """Nothing is remembered: every message is compressed on its own."""
+
+    kind: Literal["none"] = "none"
+
+
+class EF(Correction):
+    """Error feedback: send C(x + e), keep e = x + e - C(x + e)."""
+
+    label: ClassVar[str] = "EF"
+    kind: Literal["ef"] = "ef"
+    key: Key = "slot"
+
+
+class EFMixed(Correction):
+    """Half the sparsifier's budget to the signal, half to the residue.
+
+    The paper names this method without a public definition; this reading is ours: send
+    C_half(x) + C_half(e) as two payloads and keep e = x + e - sent.
+    """
+
+    label: ClassVar[str] = "EF-mixed"
+    kind: Literal["ef_mixed"] = "ef_mixed"
+    key: Key = "slot"
+
+
+class EF21(Correction):
+    """Send m = C(x - A); both ends keep A = A + m and use A."""
+
+    label: ClassVar[str] = "EF21"
+    kind: Literal["ef21"] = "ef21"
+    key: Key = "slot"
+
+
+class AQSGD(Correction):
+    """Per sample: the first visit travels dense, later visits send C(x - m); both ends keep m = m +
+    C(x - m).
+    """
+
+    label: ClassVar[str] = "AQ-SGD"
+    kind: Literal["aqsgd"] = "aqsgd"
+    buffer: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+FeedbackSpec = Annotated[NoFeedback | EF | EFMixed | EF21 | AQSGD, Field(discriminator="kind")]
+
+
+class Residue(Correction):
+    """Error feedback: send C(g + e), keep e = g + e - C(g + e); e is multiplied by `decay`
+    first.
+    """
+
+    label: ClassVar[str] = "EF"
+    kind: Literal["ef"] = "ef"
+    decay: Annotated[float | None, Field(gt=0, lt=1, description="absent: 1")] = None
+
+
+class AdaCompResidue(Correction):
+    """AdaComp's: R <- R + g; the compressor looks ahead to R + (scale - 1) g; what was sent leaves
+    R.
+    """
+
+    kind: Literal["adacomp"] = "adacomp"
+    scale: Annotated[float, Field(ge=1)] = 2.0
+
+
+class MomentumCorrection(Correction):
+    """DGC's: u <- momentum u + g, v <- v + u; v is sent, and both are zero afterwards where it
+    was.
+    """
+
+    label: ClassVar[str] = "DGC"
+    kind: Literal["dgc"] = "dgc"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    clip: Annotated[
+        float, Field(ge=0, description="largest norm of a layer, over sqrt(learners); 0: any")
+    ] = 0.0
+
+
+class LowPass(Correction):
+    """ScaleCom's residue: e <- (1 - beta) e + beta (g + e - sent)."""
+
+    label: ClassVar[str] = "low-pass"
+    kind: Literal["lowpass"] = "lowpass"
+    beta: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+class LoCo(Correction):
+    """LoCo's error: e <- beta e + (1 - beta) (g + e - sent), kept in 8 bits, zero every `reset`
+    steps.
+    """
+
+    label: ClassVar[str] = "LoCo"
+    kind: Literal["loco"] = "loco"
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    reset: Annotated[int, Field(ge=1)] = 1024
+
+
+class EF21Gradient(Correction):
+    """Send m = C(g - A); both ends keep A = A + m and use A."""
+
+    label: ClassVar[str] = "EF21"
+    kind: Literal["ef21"] = "ef21"
+
+
+class EF21SGDM(Correction):
+    """EF21 on a running mean of the gradients: v <- (1 - eta) v + eta g, send C(v - A), use A."""
+
+    label: ClassVar[str] = "EF21-SGDM"
+    kind: Literal["ef21_sgdm"] = "ef21_sgdm"
+    eta: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+class Decoupled(Correction):
+    """Dion's: M <- M + g, of which learners never speak; what arrives leaves it by a share 1 -
+    momentum.
+    """
+
+    kind: Literal["decoupled"] = "decoupled"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+
+
+GradientFeedback = Annotated[
+    NoFeedback
+    | Residue
+    | AdaCompResidue
+    | MomentumCorrection
+    | LowPass
+    | LoCo
+    | EF21Gradient
+    | EF21SGDM
+    | Decoupled,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,180 @@
+"""Data parallelism: how many learners share a batch, and how their weight gradients travel."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from commsweep.config.base import Positive, Spec
+from commsweep.config.compressors import (
+    E3M0,
+    Cast,
+    FixedPoint,
+    GradientCompressor,
+    NoCompressor,
+    Statistical,
+    Uniform,
+)
+from commsweep.config.feedback import GradientFeedback, NoFeedback
+
+
+class Steady(Spec):
+    """The same compression throughout."""
+
+    kind: Literal["steady"] = "steady"
+
+
+class Ramp(Spec):
+    """DGC's warm-up: in epoch e (from 0) of the first `epochs` keep 0.25^(e + 1) where that is more
+    than `ratio`.
+    """
+
+    kind: Literal["ramp"] = "ramp"
+    epochs: Annotated[int, Field(ge=1)] = 4
+
+
+class Accordion(Spec):
+    """A layer keeps `mild` times its ratio or rank while the norm of its epoch gradient changes by
+    more than `eta`.
+    """
+
+    kind: Literal["accordion"] = "accordion"
+    mild: Annotated[float, Field(gt=1)] = 10.0
+    eta: Annotated[float, Field(gt=0)] = 0.5
+    every: Annotated[int, Field(ge=1, description="epochs between decisions")] = 10
+
+
+GradientSchedule = Annotated[Steady | Ramp | Accordion, Field(discriminator="kind")]
+
+
+class Outer(Spec):
+    """Learners with weights and optimizers of their own that meet every `interval` steps: what each
+    has moved by travels as a gradient would, and an outer SGD (`rate`, `momentum`) acts on the mean
+    (DiLoCo, arXiv 2311.08105).
+
+    `fragments` of the model's blocks are exchanged in turn (1: all at once) and used `overlap`
+    steps after they were sent (Streaming DiLoCo, arXiv 2501.18512); then a learner keeps a share
+    `keep` of its own weights (merge "mix"), or adds what it did meanwhile (merge "add": delayed
+    averaging, arXiv 2006.00441), or takes the common weights only at places that were sent (merge
+    "sent": SPARTA, with rate 1, no momentum and `randomk`). meet "pairs": nobody meets all others;
+    drawn pairs exchange their slow weights and what they have moved by, and each learner keeps slow
+    weights and an outer momentum of its own (NoLoCo, arXiv 2506.10911, without Nesterov). Where
+    learners never all meet, the mean of their weights is scored. aggregate: the mean over all
+    learners, or at each place over those that sent it (the paper and the code of SparseLoCo, arXiv
+    2508.15706, differ). clip: a learner's message for a layer is scaled to the median norm over
+    learners, if it is longer. With sign, interval 1, plain SGD inside, a decaying residue and
+    `grad.transform` this is DeMo (arXiv 2411.19870).
+    """
+
+    interval: Annotated[int, Field(ge=1, description="steps between exchanges")] = 16
+    rate: Positive = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = True
+    fragments: Annotated[
+        int, Field(ge=1, description="parts of the model that are exchanged in turn")
+    ] = 1
+    overlap: Annotated[
+        int, Field(ge=0, description="steps between sending and using a fragment")
+    ] = 0
+    merge: Literal["mix", "add", "sent"] = "mix"
+    keep: Annotated[
+        float, Field(ge=0, le=1, description="share of a learner's own weights when it mixes")
+    ] = 0.0
+    aggregate: Literal["all", "senders"] = "all"
+    clip: bool = False
+    sign: Annotated[
+        bool, Field(description="the outer step is `rate` times the learning rate times the sign")
+    ] = False
+    meet: Annotated[Literal["pairs"] | None, Field(description="absent: all learners at once")] = (
+        None
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Outer:
+        if self.overlap >= self.interval:
+            raise ValueError(
+                f"grad.outer.overlap={self.overlap}: a fragment must be used before it is sent "
+                f"again; choose less than grad.outer.interval={self.interval}"
+            )
+        if self.merge == "add" and (not self.overlap or self.keep):
+            raise ValueError(
+                "grad.outer.merge=add adds what a learner did while a fragment was under way: "
+                "set grad.outer.overlap to at least 1 and leave out grad.outer.keep"
+            )
+        if self.merge == "sent" and (self.overlap or self.keep or self.momentum):
+            raise ValueError(
+                "grad.outer.merge=sent leaves everything but what has just been sent as it is: "
+                "set grad.outer.momentum=0 and grad.outer.nesterov=false, and leave out "
+                "grad.outer.overlap and grad.outer.keep"
+            )
+        if self.meet == "pairs" and (self.clip or self.sign):
+            raise ValueError(
+                "grad.outer.meet=pairs exchanges weights as they are: leave out grad.outer.clip "
+                "and grad.outer.sign"
+            )
+        if self.sign and self.momentum:
+            raise ValueError(
+                "grad.outer.sign=true takes the sign of what arrives, which leaves nothing to a "
+                "momentum: set grad.outer.momentum=0 and grad.outer.nesterov=false"
+            )
+        if self.nesterov and not self.momentum:
+            if "nesterov" in self.model_fields_set:
+                raise ValueError(
+                    "grad.outer.nesterov=true has no effect without grad.outer.momentum: set "
+                    "grad.outer.nesterov=false"
+                )
+            self.__dict__["nesterov"] = False  # what is recorded must be read again
+        return self
+
+
+ShardCode = Annotated[
+    NoCompressor | Cast | Uniform | FixedPoint | Statistical | E3M0, Field(discriminator="kind")
+]
+
+
+class Sharded(Spec):
+    """Every learner owns a shard of each layer: gradients reach the owners through grad.compressor
+    within a node, and as sums through `across` between nodes (ZeRO++'s qgZ, two hops; one node: one
+    hop), and `weights` codes the difference of the new weights to those that all hold (SDP4Bit,
+    arXiv 2410.15526; none: they travel as they are).
+    """
+
+    nodes: Annotated[int, Field(ge=1, description="groups of learners")] = 1
+    across: ShardCode = NoCompressor()
+    weights: ShardCode = NoCompressor()
+
+
+class Gradients(Spec):
+    """Data parallelism: how many learners share a batch, and how their weight gradients travel.
+
+    exchange: "allreduce" sums messages on the way, "allgather" brings every message to every
+    learner, "server" sends them to a parameter server and the mean back. `vote`: the mean's sign
+    instead of the mean (majority vote). Parameters of one dimension travel dense unless `vectors`;
+    every one does before `start_epoch`. With `local_steps` H a learner takes H plain SGD steps at
+    the current rate, each on 1/H of its share, and sends the sum of their gradients (Local SGD; the
+    optimizer's momentum acts on the mean of the learners). With `outer` learners train apart for
+    many steps, and what they have moved by is what travels.
+    """
+
+    learners: Annotated[int, Field(ge=1, le=2**16)] = 1
+    exchange: Literal["allreduce", "allgather", "server"] = "allreduce"
+    compressor: GradientCompressor = NoCompressor()
+    feedback: GradientFeedback = NoFeedback()
+    schedule: GradientSchedule = Steady()
+    vote: bool = False
+    vectors: bool = False
+    local_steps: Annotated[
+        int, Field(ge=1, description="SGD steps of a learner between exchanges")
+    ] = 1
+    start_epoch: Annotated[int, Field(ge=0, description="first compressed epoch")] = 0
+    transform: Annotated[
+        Literal["dct", "hadamard"] | None,
+        Field(description="of tiles, before they are compressed; absent: none"),
+    ] = None
+    outer: Annotated[
+        Outer | None, Field(description="learners train apart; absent: gradients every step")
+    ] = None
+    sharded: Annotated[
+        Sharded | None, Field(description="owners of shards; absent: every learner has all")
+    ] = None

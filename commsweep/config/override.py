@@ -1,0 +1,316 @@
+"""`override`: the one way to change a setting by name. The command line, grids, searches and
+dashboards all go through it, and a name or value it does not know is an error that says the nearest
+valid one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from commsweep.config.base import Spec
+from commsweep.config.gradients import Gradients
+from commsweep.config.links import Link
+from commsweep.config.run import Run, gradients_fit, record
+from commsweep.errors import UserError, nearest, notice
+
+
+def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
+    """A Run from its nested dict; every mistake in it becomes one UserError line."""
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise UserError(explain(error)) from None
+
+
+def parse_gradients(settings: dict[str, Any]) -> Gradients:
+    """An exchange of gradients outside of a Run. Raises UserError as `parse` does."""
+    try:
+        made = Gradients.model_validate(settings)
+        gradients_fit(made, made.learners * made.local_steps)
+    except ValidationError as error:
+        raise UserError(explain(error, "grad")) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return made
+
+
+def explain(error: ValidationError, root: str = "") -> str:
+    """A validation error as one line; `root` names what was validated when it is not a whole
+    Run.
+    """
+    return "; ".join(_explain(problem, root) for problem in error.errors()[:3])
+
+
+def override(run: Run, changes: dict[str, Any]) -> Run:
+    """A new Run with dotted settings changed; text values are read as JSON where they are JSON.
+
+    Changing a `kind` (or `name`) to one with other parameters drops those of the old one, so
+    {"fwd.compressor.kind": "uniform", "fwd.compressor.bits": 4} works whatever stood there before.
+    Naming a setting of an absent section opens that section; setting the section itself to null
+    closes it. Raises UserError on unknown names.
+    """
+    tree, kind = record(run), type(run)
+    for key, value in changes.items():
+        if _literal(value) is None and (
+            other := next((one for one in changes if one.startswith(f"{key}.")), None)
+        ):
+            raise UserError(f"'{key}' is left out and set at once, by {other}; give one of the two")
+    # A boundary of its own begins from what holds everywhere, so that comes first; kinds come
+    # before parameters.
+    for key in sorted(
+        changes,
+        key=lambda name: (
+            name.startswith("at."),
+            not name.endswith((".kind", ".name")),
+            name.count("."),
+        ),
+    ):
+        _set(tree, key, _literal(changes[key]), kind, changes)
+    _evaluate_last(tree, changes)
+    return parse(tree, kind)
+
+
+def _evaluate_last(tree: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Choose how often to evaluate a run of other epochs, where it is not said and would not
+    evaluate the last one.
+    """
+    epochs, every = tree.get("epochs"), tree.get("eval_every")
+    whole = all(
+        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (epochs, every)
+    )
+    if "epochs" not in changes or "eval_every" in changes or not whole or epochs % every == 0:
+        return
+    tree["eval_every"] = next(n for n in range(min(every, epochs), 0, -1) if epochs % n == 0)
+    notice(
+        f"eval_every={tree['eval_every']} is taken for epochs={epochs}, of which {every} is no "
+        "divisor"
+    )
+
+
+def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Iterable[str]) -> None:
+    *path, leaf = key.split(".")
+    if path[:1] == ["at"] and len(path) < 3:
+        raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
+    node, spec, field, parts = tree, kind, None, iter(path)
+    for part in parts:
+        parent, field = field, spec.model_fields.get(part)
+        if field is None or not members(field):
+            hint = _elsewhere(parent, part, node) or _like(key, _known(tree, kind))
+            raise UserError(f"unknown setting '{key}'{hint}")
+        if part not in node:  # an absent section is opened
+            kinds = tags(members(field)[0], field.discriminator)
+            named = field.get_default() if get_origin(field.annotation) is dict else {}
+            # of records by name a default one stays if it is named
+            prefix = key.split(f".{part}.")[0] + f".{part}."
+            node[part] = (
+                {field.discriminator: kinds[0]}
+                if kinds
+                else {
+                    name: one.model_dump(mode="json", exclude_none=True)
+                    for name, one in named.items()
+                    if any(f"{other}.".startswith(f"{prefix}{name}.") for other in given)
+                }
+            )
+        node = node[part]
+        if get_origin(field.annotation) is dict:  # records by names that the user gives
+            if (name := next(parts, None)) is None:
+                if leaf not in node and value is None:
+                    raise UserError(
+                        f"'{key}': there is no '{leaf}' in {'.'.join(path)} "
+                        f"({', '.join(node) or 'none'})"
+                    )
+                if value is not None:
+                    raise UserError(
+                        f"'{key}': write {key}.SETTING=VALUE, or {key}=null to leave it out"
+                    )
+                node.pop(leaf)
+                return
+            fresh = (
+                {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])} if part == "at" else {}
+            )
+            node = node.setdefault(name, fresh)
+        spec = _member(field, node)
+    if value is None and leaf in spec.model_fields and optional(spec.model_fields[leaf]):
+        node.pop(leaf, None)
+        return
+    if leaf in spec.model_fields and members(own := spec.model_fields[leaf]):
+        name = "NAME." if get_origin(own.annotation) is dict else ""
+        chosen = [tag for member in members(own) for tag in tags(member, own.discriminator)]
+        if isinstance(value, str) and chosen:
+            if value in chosen:
+                raise UserError(f"'{key}' is a section: write {key}.{own.discriminator}={value}")
+            raise UserError(
+                f"'{key}' is a section, and '{value}' none of its "
+                f"kinds{nearest(value, chosen)}; write {key}.{own.discriminator}=... (commsweep "
+                f"explain {key}.{own.discriminator})"
+            )
+        raise UserError(
+            f"'{key}' is a section: write {key}.{name}SETTING=VALUE"
+            + (f", or {key}=null to leave it out" if optional(own) else "")
+        )
+    if leaf not in spec.model_fields:
+        raise UserError(
+            "unknown setting "
+            f"'{key}'{_elsewhere(field, leaf, node) or _like(key, _known(tree, kind))}"
+        )
+    if leaf in ("build", "load"):
+        node.pop("source", None)  # the hash is of another file's function
+    if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
+        node.clear()
+    node[leaf] = value
+
+
+def _like(key: str, known: list[str]) -> str:
+    """A hint at the settings that end as an unknown one without sections does, or else at the
+    nearest.
+    """
+    same = [one for one in known if one.endswith(f".{key}")][:3]
+    if not same:
+        return nearest(key, known)
+    return "; did you mean " + " or ".join(f"'{one}'" for one in same) + "?"
+
+
+def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
+    """A hint when another member of the union has that parameter."""
+    if (
+        field is None
+        or not field.discriminator
+        or not any(leaf in member.model_fields for member in members(field))
+    ):
+        return ""
+    own = [name for name in _member(field, node).model_fields if name != field.discriminator]
+    others = [
+        tag
+        for member in members(field)
+        if leaf in member.model_fields
+        for tag in tags(member, field.discriminator)
+    ]
+    return (
+        f": {node.get(field.discriminator, '...')} has {', '.join(own) or 'no parameters'}; "
+        f"{leaf} belongs to {field.discriminator}={'|'.join(others)}"
+    )
+
+
+def members(field: FieldInfo) -> tuple[type[Spec], ...]:
+    """The records a setting may be: several for a union, one for a section, none for a plain
+    value.
+    """
+    options = get_args(field.annotation) or (field.annotation,)
+    return tuple(one for one in options if isinstance(one, type) and issubclass(one, Spec))
+
+
+def optional(field: FieldInfo) -> bool:
+    """Whether a section may be absent."""
+    return bool(members(field)) and type(None) in get_args(field.annotation)
+
+
+def _member(field: FieldInfo, node: dict[str, Any]) -> type[Spec]:
+    """The record that `node` is, by its kind or name; the first one when it names none."""
+    tag = node.get(field.discriminator) if field.discriminator else None
+    return next(
+        (one for one in members(field) if tag in tags(one, field.discriminator)), members(field)[0]
+    )
+
+
+def tags(member: type[Spec], discriminator: str | None) -> tuple[str, ...]:
+    """The kinds (or names) by which a union's member is chosen."""
+    return get_args(member.model_fields[discriminator].annotation) if discriminator else ()
+
+
+def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> list[str]:
+    """Every dotted setting that exists, given the kinds and names in `tree`."""
+    keys = []
+    for name, field in spec.model_fields.items():
+        node = tree.get(name)
+        if get_origin(field.annotation) is dict and members(field):
+            keys += [
+                one
+                for own, record in (field.get_default() if node is None else node).items()
+                for one in _known(dict(record), members(field)[0], f"{prefix}{name}.{own}.")
+            ]
+            continue
+        below = members(field) and isinstance(node, dict)
+        if optional(field) and node is None:
+            below, node = True, {}
+        keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]
+    return keys
+
+
+def _literal(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return {"True": True, "False": False}.get(value, value)
+
+
+FORMS = {
+    "tuple_type": 'a JSON list, such as \'["layer1", "layer2"]\'',
+    "dict_type": "a JSON object, such as '{\"a\": 1}'",
+}
+
+
+def _explain(problem: dict[str, Any], root: str) -> str:
+    """One pydantic error as: where, what was given, what is allowed."""
+    where = ".".join(
+        [root] * bool(root) + [str(part) for part in problem["loc"] if part not in _KINDS]
+    )
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    given = problem.get("input")
+    if problem["type"] == "flag":
+        name, value = problem["ctx"]["name"], json.dumps(problem["ctx"]["value"])
+        return (
+            f"{where}{'.' * bool(where)}{name}={value}: {problem['msg']}; give a value of its kind"
+        )
+    if problem["type"] == "extra_forbidden":
+        return (
+            f"unknown setting '{where}'{nearest(where.split('.')[-1], _siblings(problem['loc']))}"
+        )
+    if problem["type"] == "union_tag_invalid":
+        given, options = (
+            problem["ctx"]["tag"],
+            problem["ctx"]["expected_tags"].replace("'", "").split(", "),
+        )
+        tag = problem["ctx"]["discriminator"].strip("'")
+        return (
+            f"unknown {where}.{tag} '{given}'{nearest(given, options, 3)} (all of them: "
+            f"commsweep explain {where}.{tag})"
+        )
+    if problem["type"] == "literal_error":
+        options = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        return f"{where}={given}: not one of {', '.join(options)}{nearest(str(given), options)}"
+    if problem["type"] in FORMS:
+        return f"{where}={given}: write {FORMS[problem['type']]}"
+    if problem["type"] == "missing":
+        return f"setting '{where}' is missing: write {where}=VALUE"
+    return f"{where}={given}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _siblings(loc: tuple[Any, ...]) -> list[str]:
+    """Field names valid beside an unknown one: those of the union member, or of the section, or of
+    Run.
+    """
+    for part in reversed(loc[:-1]):
+        if part in _KINDS:
+            return list(_KINDS[part].model_fields)
+        if part in Run.model_fields:
+            return list(members(Run.model_fields[part])[0].model_fields)
+    return list(Run.model_fields)
+
+
+_KINDS = {
+    tag: member
+    for spec in (Run, Link, Gradients)
+    for field in spec.model_fields.values()
+    if field.discriminator
+    for member in members(field)
+    for tag in tags(member, field.discriminator)
+}

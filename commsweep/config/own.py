@@ -1,0 +1,262 @@
+"""Functions of a user's own that a Run or a sweep names: "package.module:function", or
+"file.py:function".
+
+A Run records the name and a hash of the file and of the project's own modules that it imports, so
+that changed code is another run. Files are looked for in the working folder first. No torch here,
+and nothing is imported before it is called for.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, NoReturn
+
+from commsweep.errors import UserError, nearest, told
+
+
+def locate(name: str) -> tuple[Path, str]:
+    """(file, function) of a name. Raises UserError when there is no such file."""
+    module, colon, function = name.partition(":")
+    if not colon or not module or not function.isidentifier():
+        raise UserError(f"'{name}' names no function: write module:function or file.py:function")
+    if module.endswith(".py"):
+        path = Path(module)
+        if not path.is_file():
+            raise UserError(f"'{name}': there is no file '{module}' in '{Path.cwd()}'")
+        return path, function
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        with guarded(name):
+            found = find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"'{name}': module '{module}' could not be found ({error})") from None
+    if found is None or not found.origin or not found.origin.endswith(".py"):
+        raise UserError(
+            f"'{name}': there is no module '{module}'; start in its folder, or name its file: "
+            f"file.py:{function}"
+        )
+    return Path(found.origin), function
+
+
+def source(name: str) -> str:
+    """First 12 hexadecimal digits of SHA-256 over the file that a name means, and over the
+    project's own modules that it imports, if it imports any.
+    """
+    return _digest(files(locate(name)[0]))
+
+
+def files(path: Path) -> list[Path]:
+    """A file, and all modules of the same project that it imports, directly or through others;
+    read, not imported.
+
+    Modules of the standard library, of installed packages and of commsweep are not the project's.
+    """
+    path = path.resolve()
+    found, waiting = [path], [path]
+    while waiting:
+        file = waiting.pop()
+        for name in _imported(file):
+            for module in _of_project(name, (file.parent, path.parent, Path.cwd())):
+                if module not in found:
+                    found.append(module)
+                    waiting.append(module)
+    return [path, *sorted(found[1:])]
+
+
+def _digest(paths: list[Path]) -> str:
+    if len(paths) == 1:
+        return hashlib.sha256(paths[0].read_bytes()).hexdigest()[:12]
+    sha = hashlib.sha256()
+    for path in paths:
+        inside = os.path.relpath(path, paths[0].parent)  # the same wherever the project lies
+        sha.update(f"{inside} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return sha.hexdigest()[:12]
+
+
+def _imported(file: Path) -> list[str]:
+    """Dotted names that a file imports; of "from a import b" both a and a.b. Relative ones begin
+    with dots.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # who imports it will say so
+        return []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            names.append(base)
+            names += [
+                f"{base}.{alias.name}" if node.module else f"{base}{alias.name}"
+                for alias in node.names
+            ]
+    return names
+
+
+def _of_project(name: str, bases: tuple[Path, ...]) -> list[Path]:
+    """The files that importing a dotted name reads, if it lies in one of these folders; the first
+    one for relative names.
+    """
+    level = len(name) - len(name.lstrip("."))
+    parts = name[level:].split(".") if name[level:] else []
+    if level:
+        folder = bases[0]
+        for _ in range(level - 1):
+            folder = folder.parent
+        return _below(folder, parts)
+    if not parts or parts[0] in sys.stdlib_module_names or parts[0] == "commsweep":
+        return []
+    for base in bases:
+        if found := _below(base, parts):
+            return found
+    try:
+        spec = find_spec(parts[0])
+    except (ImportError, ValueError, AttributeError):
+        return []
+    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    place = Path(places[0]) if places and places[0] else None
+    if (
+        place is None
+        or not place.exists()
+        or any(place.is_relative_to(one) for one in _installed())
+    ):
+        return []
+    return _below(place.parent, parts)
+
+
+def _below(base: Path, parts: list[str]) -> list[Path]:
+    """The files base/a/__init__.py, base/a/b.py, ... of a.b, as far as they are there."""
+    found, folder = [], base
+    for part in parts:
+        if (folder / f"{part}.py").is_file():
+            found.append((folder / f"{part}.py").resolve())
+            break
+        folder = folder / part
+        if not folder.is_dir():
+            break
+        if (folder / "__init__.py").is_file():
+            found.append((folder / "__init__.py").resolve())
+    return [one for one in found if not any(one.is_relative_to(place) for place in _installed())]
+
+
+@cache
+def _installed() -> list[Path]:
+    """Folders of the standard library and of installed packages."""
+    return [
+        Path(sysconfig.get_paths()[name]).resolve()
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
+
+
+def load(name: str, wanted: str = "") -> Callable[..., Any]:
+    """The function of a name. Raises UserError when its file cannot be imported, has no such
+    function, or is not the one of hash `wanted`.
+    """
+    path, function = locate(name)
+    paths = files(path)
+    is_now = _digest(paths)
+    if wanted and wanted != is_now:
+        which = (
+            f"its file or a module that it imports ({', '.join(one.name for one in paths)})"
+            if paths[1:]
+            else ("its file")
+        )
+        raise UserError(
+            f"'{name}': {which} has changed since the run was made (source {wanted}, now "
+            f"{is_now}); bring the old one back, or make a new run"
+        )
+    module = _module(path.resolve(), is_now, tuple(paths[1:]))
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [
+            key for key, one in vars(module).items() if callable(one) and not key.startswith("_")
+        ]
+        raise UserError(
+            f"'{name}': '{path}' has no function '{function}'{nearest(function, known)}"
+        )
+    return found
+
+
+def call(name: str, wanted: str, *args: Any, **options: Any) -> Any:
+    """What the function of a name returns. Raises UserError naming the line where it fails."""
+    function = load(name, wanted)
+    try:
+        with guarded(name):
+            return function(*args, **options)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # it may raise anything, and exit
+        raise UserError(f"'{name}' failed{_where(error, locate(name)[0])}: {told(error)}") from None
+
+
+@contextmanager
+def guarded(name: str) -> Iterator[None]:
+    """While a user's own code runs: what it prints goes to stderr, and it cannot end the
+    process.
+    """
+    with redirect_stdout(sys.stderr), no_exit(name):
+        yield
+
+
+@contextmanager
+def no_exit(name: str) -> Iterator[None]:
+    """While entered, os._exit raises: a process that a user's own code ends would leave neither a
+    row nor a word.
+    """
+    before, owner = os._exit, os.getpid()
+
+    def refused(code: int) -> NoReturn:
+        if os.getpid() != owner:  # a child that it has forked may end
+            before(code)
+        raise RuntimeError(f"os._exit({code}) was called by '{name}'")
+
+    os._exit = refused
+    try:
+        yield
+    finally:
+        os._exit = before
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """ ", line 7" of the file, where an exception passed through it."""
+    lines = [
+        frame.lineno
+        for frame in extract_tb(error.__traceback__)
+        if Path(frame.filename) == path.resolve()
+    ]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+@cache
+def _module(path: Path, digest: str, imported: tuple[Path, ...]) -> Any:
+    # what it imports may have changed since it was imported last
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).resolve() in imported:
+            del sys.modules[name]
+    spec = spec_from_file_location(f"{path.stem}_{digest}", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    try:
+        with guarded(str(path)):
+            spec.loader.exec_module(module)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise UserError(f"'{path}' could not be imported ({told(error)})") from None
+    return module

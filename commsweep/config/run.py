@@ -1,0 +1,645 @@
+"""A Run: every setting that changes a result, frozen, validated and hashed whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from commsweep.config.base import Spec, by_kind
+from commsweep.config.compressors import CompressorSpec, GradientCompressor, NoCompressor
+from commsweep.config.gradients import Gradients, ShardCode
+from commsweep.config.links import Link, Links
+from commsweep.config.second_order import KFAC
+from commsweep.config.sparsity import Sparsity
+from commsweep.config.training import (
+    SGD,
+    Cosine,
+    Data,
+    ImageModel,
+    ImageSet,
+    Linear,
+    Model,
+    Optim,
+    Schedule,
+    TextModel,
+    TextSet,
+)
+from commsweep.errors import UserError, nearest
+
+SCHEMA = 5  # raised whenever the meaning of a stored run changes; it is part of the hash
+
+
+class Run(Spec):
+    """One training run. Two Runs are the same run exactly when all of these fields are equal.
+
+    `at` holds the boundaries whose links differ from `fwd` and `bwd`, by cut ("layer1", "block1"; a
+    dot in a cut's name is written "_"): at.layer1.fwd.compressor.ratio=0.3. One equal to them is
+    dropped.
+    """
+
+    model: Model = ImageModel()
+    data: Data = ImageSet()
+    optim: Optim = SGD()
+    schedule: Schedule = Cosine()
+    fwd: Link = Link()
+    bwd: Link = Link()
+    at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
+    grad: Gradients = Gradients()
+    kfac: Annotated[
+        KFAC | None, Field(description="second-order training; absent: the optimizer alone")
+    ] = None
+    sparsity: Annotated[
+        Sparsity | None, Field(description="sparse weights and attention; absent: dense")
+    ] = None
+    microbatches: Annotated[
+        int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")
+    ] = 1
+    epochs: Annotated[int, Field(ge=1, le=10**9, description="passes over the training set")] = 10
+    eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
+    precision: Annotated[
+        Literal["float32", "tf32", "bfloat16"],
+        Field(
+            description=(
+                "of the computation (tf32: products of a GPU with 10 bits of mantissa; "
+                "bfloat16: autocast); messages are what they are"
+            )
+        ),
+    ] = "float32"
+    channels_last: Annotated[bool, Field(description="layout of images in memory")] = False
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="of weights, orders and draws")] = 0
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Run:
+        if self.epochs % self.eval_every:
+            raise ValueError(
+                f"eval_every={self.eval_every} does not divide epochs={self.epochs}; the last "
+                "epoch must be evaluated, so choose a divisor"
+            )
+        if isinstance(self.schedule, Linear) and self.schedule.warmup > self.epochs:
+            raise ValueError(
+                f"schedule.warmup={self.schedule.warmup:g}: the run has {self.epochs} epochs; "
+                "choose no more"
+            )
+        if self.grad.start_epoch >= self.epochs:
+            raise ValueError(_never("grad", self.grad.start_epoch, self.epochs))
+        everywhere = Links(fwd=self.fwd, bwd=self.bwd)
+        self.__dict__["at"] = {cut: links for cut, links in self.at.items() if links != everywhere}
+        for where, links in (
+            ("", everywhere),
+            *((f"at.{cut}.", links) for cut, links in self.at.items()),
+        ):
+            links_fit(where, links)
+            for side in ("fwd", "bwd"):
+                if (start := getattr(links, side).start_epoch) >= self.epochs:
+                    raise ValueError(_never(where + side, start, self.epochs))
+        if self.at and any(links.fwd.compressor.coder for links in (everywhere, *self.at.values())):
+            raise ValueError(
+                f"at: {kinds(CompressorSpec, 'coder')} are part of the model and stand at every "
+                "boundary; leave at out"
+            )
+        if getattr(self.fwd.compressor, "constrain", False) and (
+            self.grad.outer or self.grad.sharded
+        ):
+            raise ValueError(
+                "fwd.compressor.constrain=true confines the weights that all learners share, "
+                "after every step: with grad.outer or grad.sharded set "
+                "fwd.compressor.constrain=false"
+            )
+        gradients_fit(self.grad, self.data.batch_size)
+        if self.data.batch_size % self.microbatches:
+            raise ValueError(
+                f"microbatches={self.microbatches} does not divide "
+                f"data.batch_size={self.data.batch_size}"
+            )
+        if (
+            share := self.data.batch_size // (self.grad.learners * self.grad.local_steps)
+        ) % self.microbatches:
+            raise ValueError(
+                f"microbatches={self.microbatches} does not divide the {share} rows of a "
+                "learner; choose another data.batch_size"
+            )
+        if (self.optim.kind == "dion") != (self.grad.compressor.kind == "dion"):
+            raise ValueError(
+                f"optim.kind={self.optim.kind} with "
+                f"grad.compressor.kind={self.grad.compressor.kind}: optim.kind=dion and "
+                "grad.compressor.kind=dion are halves of one method; set both, and "
+                "grad.feedback.kind=decoupled"
+            )
+        if self.grad.sharded is not None:
+            for section in ("kfac", "sparsity"):
+                if getattr(self, section) is not None:
+                    raise ValueError(
+                        f"{section} does not go with grad.sharded, where an owner knows only "
+                        f"its shard of a layer; set {section}=null or grad.sharded=null"
+                    )
+            if self.optim.kind not in ("sgd", "adamw"):
+                raise ValueError(
+                    f"optim.kind={self.optim.kind} does not go with grad.sharded, where an "
+                    "owner knows only its shard of a layer; set optim.kind=sgd or adamw"
+                )
+        if self.kfac is not None:
+            _second_order_fits(self)
+        _sparsity_fits(self)
+        if isinstance(self.model, TextModel):
+            self._text_fits()
+        else:
+            self._images_fit()
+        return self
+
+    def links(self, cut: str) -> Links:
+        """The links of the boundary at a cut."""
+        return self.at.get(cut.replace(".", "_"), Links(fwd=self.fwd, bwd=self.bwd))
+
+    def scores_alike(self, epoch: int) -> bool:
+        """Whether an evaluation after this epoch is the same with compression on and off."""
+        return all(
+            one.compressor.kind == "none" or epoch < one.start_epoch
+            for one in (self.fwd, *(links.fwd for links in self.at.values()))
+        )
+
+    def check_cuts(self, cuts: Iterable[str]) -> None:
+        """Raise UserError when `at` names no boundary, or all of them."""
+        known = [cut.replace(".", "_") for cut in cuts]
+        for side in ("fwd", "bwd"):
+            kind = getattr(self, side).compressor.kind
+            if not known and kind != "none":
+                setting = "model.stages" if isinstance(self.model, TextModel) else "model.cuts"
+                raise UserError(
+                    f"{side}.compressor.kind={kind}: the model has no boundary to compress at; "
+                    f"set {setting}"
+                )
+        for cut in self.at:
+            if cut not in known:
+                raise UserError(
+                    f"at.{cut}: there is no such boundary{nearest(cut, known)} (boundaries: "
+                    f"{', '.join(known) or 'none'})"
+                )
+        if known and len(self.at) == len(known):
+            raise UserError(
+                "at: every boundary has links of its own, so fwd and bwd mean nothing; leave "
+                f"out at.{known[-1]} and let them speak for it"
+            )
+
+    def _images_fit(self) -> None:
+        if isinstance(self.data, TextSet):
+            raise ValueError(
+                f"model.name={self.model.name} takes images; data.name={self.data.name} is text"
+            )
+        if self.model.name == "resnet18" and self.data.name == "digits":
+            raise ValueError(
+                "model.name=resnet18 takes 3-channel images; data.name=digits has 1: use "
+                "resnet_small"
+            )
+        if self.model.name == "resnet18" and self.model.width != 64:
+            raise ValueError(
+                f"model.width={self.model.width}: resnet18 has width 64; use resnet_small to "
+                "vary it"
+            )
+        if self.model.name == "mlp" and self.channels_last:
+            raise ValueError(
+                "channels_last=true has no effect on model.name=mlp, which has no convolutions"
+            )
+        if self.fwd.compressor.kind == "subspace":
+            raise ValueError(
+                "fwd.compressor.kind=subspace needs token embeddings: use a language model"
+            )
+
+    def _text_fits(self) -> None:
+        if isinstance(self.data, ImageSet):
+            raise ValueError(
+                f"model.name={self.model.name} takes text; data.name={self.data.name} are images"
+            )
+        if self.channels_last:
+            raise ValueError("channels_last=true is a layout of images; leave it out")
+        if (self.model.name == "pretrained") != bool(self.model.weights):
+            raise ValueError(
+                "model.weights names the weights of model.name=pretrained: set both or neither"
+            )
+        if self.model.width is not None and self.model.name == "pretrained":
+            raise ValueError(
+                f"model.width={self.model.width}: pretrained weights have a width; leave it out"
+            )
+        if self.data.tokenizer == "weights" and self.model.name != "pretrained":
+            raise ValueError(
+                "data.tokenizer=weights needs model.name=pretrained; use bytes or gpt2"
+            )
+
+
+def _never(where: str, start: int, epochs: int) -> str:
+    return (
+        f"{where}.start_epoch={start}: the run has {epochs} epochs, so nothing would be compressed"
+    )
+
+
+def links_fit(where: str, links: Links) -> None:
+    """Refuse links of a boundary that do not go together; `where` is "" or "at.CUT."."""
+    fwd, bwd = links.fwd, links.bwd
+    if fwd.compressor.kind == "forward_mask":
+        raise ValueError(
+            f"{where}fwd.compressor.kind=forward_mask exists for bwd only; choose topk for fwd"
+        )
+    if bwd.compressor.coder:
+        raise ValueError(
+            f"{where}bwd.compressor.kind={bwd.compressor.kind} exists for fwd only, where it "
+            "makes the gradient as short as the code; bwd may compress that further"
+        )
+    for name, link in (("fwd", fwd), ("bwd", bwd)):
+        _link_fits(where + name, link)
+    if bwd.compressor.kind != "forward_mask":
+        return
+    if not fwd.compressor.sparsifier:
+        raise ValueError(
+            f"{where}bwd.compressor.kind=forward_mask needs a forward sparsifier "
+            f"({kinds(CompressorSpec, 'sparsifier')}), not "
+            f"{where}fwd.compressor.kind={fwd.compressor.kind}"
+        )
+    if bwd.feedback.kind != "none" or fwd.feedback.kind == "ef_mixed":
+        raise ValueError(
+            f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.feedback.kind=none and a "
+            "forward feedback with one mask (not ef_mixed)"
+        )
+    if bwd.compressor.values is not None and (
+        fwd.compressor.kind == "topk_strict" or fwd.feedback.kind == "aqsgd"
+    ):
+        what = (
+            "fwd.feedback.kind=aqsgd"
+            if fwd.feedback.kind == "aqsgd"
+            else "fwd.compressor.kind=topk_strict"
+        )
+        raise ValueError(
+            f"{where}bwd.compressor.values needs as many values of every sample, and "
+            f"{where}{what} sends more of some; leave values out, or use topk without aqsgd"
+        )
+    if bwd.start_epoch != fwd.start_epoch:
+        raise ValueError(
+            f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.start_epoch equal to "
+            f"{where}fwd.start_epoch"
+        )
+
+
+def gradients_fit(grad: Gradients, batch_size: int) -> None:
+    """Refuse settings of the gradients' exchange that would have no effect or no meaning."""
+    kind, feedback = grad.compressor.kind, grad.feedback.kind
+    if batch_size % (grad.learners * grad.local_steps):
+        steps = f" times grad.local_steps={grad.local_steps}" if grad.local_steps > 1 else ""
+        raise ValueError(
+            f"grad.learners={grad.learners}{steps} does not divide "
+            f"data.batch_size={batch_size}; every learner takes an equal share"
+        )
+    if grad.learners == 1 and kind == "none" and grad.exchange != "allreduce":
+        raise ValueError(
+            f"grad.exchange={grad.exchange} has no effect with one learner; set grad.learners"
+        )
+    if grad.sharded is not None:
+        _shards_fit(grad)
+    if kind == "none" and grad != Gradients(
+        learners=grad.learners,
+        exchange=grad.exchange,
+        local_steps=grad.local_steps,
+        outer=grad.outer,
+        transform=grad.transform,
+        sharded=grad.sharded,
+    ):
+        raise ValueError(
+            f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors "
+            "and start_epoch have no effect; set grad.compressor.kind"
+        )
+    if grad.transform is not None and (
+        kind == "none" or grad.compressor.joint or kind == "adacomp"
+    ):
+        raise ValueError(
+            f"grad.transform={grad.transform} has no effect on grad.compressor.kind={kind}; use "
+            "topk or another compressor of single messages"
+        )
+    if (kind == "dion") != (feedback == "decoupled"):
+        raise ValueError(
+            f"grad.compressor.kind={kind} with grad.feedback.kind={feedback}: Dion's factors "
+            "are of the learners' own momenta; set grad.compressor.kind=dion and "
+            "grad.feedback.kind=decoupled"
+        )
+    if kind == "dion" and (
+        grad.exchange != "allreduce" or grad.vectors or grad.start_epoch or grad.outer is not None
+    ):
+        raise ValueError(
+            "grad.compressor.kind=dion is two all-reduces of matrices, from the first step on: "
+            "set grad.exchange=allreduce, and leave out grad.vectors, grad.start_epoch and "
+            "grad.outer"
+        )
+    if grad.transform is not None and feedback == "dgc":
+        raise ValueError(
+            "grad.feedback.kind=dgc forgets what was sent by its places, which grad.transform="
+            f"{grad.transform} changes; use ef"
+        )
+    if grad.outer is not None and grad.local_steps > 1:
+        raise ValueError(
+            f"grad.local_steps={grad.local_steps} does not go with grad.outer, in which "
+            "learners take grad.outer.interval steps of their own; set grad.local_steps=1"
+        )
+    if (
+        grad.outer is not None
+        and grad.outer.aggregate == "senders"
+        and not grad.compressor.sparsifier
+    ):
+        raise ValueError(
+            f"grad.outer.aggregate=senders: with grad.compressor.kind={kind} every learner "
+            "sends every place, so it is the mean of all; set grad.outer.aggregate=all or a "
+            "sparsifier"
+        )
+    if grad.outer is not None and grad.outer.merge == "sent" and not grad.compressor.sparsifier:
+        raise ValueError(
+            f"grad.outer.merge=sent: with grad.compressor.kind={kind} every place is sent; set "
+            "grad.compressor.kind=randomk or another sparsifier, or leave merge out"
+        )
+    if grad.outer is not None and grad.outer.meet == "pairs":
+        if grad.learners % 2:
+            raise ValueError(
+                f"grad.outer.meet=pairs: grad.learners={grad.learners} is odd, so one would be "
+                "left over"
+            )
+        if kind != "none" or grad.exchange == "server":
+            raise ValueError(
+                "grad.outer.meet=pairs sends weights from one learner to another, uncompressed: "
+                "set grad.compressor.kind=none, and grad.exchange=allreduce or allgather, which "
+                "makes no difference then"
+            )
+    if grad.exchange == "allreduce" and not grad.compressor.summable and grad.sharded is None:
+        raise ValueError(
+            "grad.exchange=allreduce adds messages up on the way, so all learners must send the "
+            f"same places, uncoded: grad.compressor.kind={kind} does not (these do: "
+            f"{kinds(GradientCompressor, 'summable')}); use grad.exchange=allgather or server"
+        )
+    if grad.exchange == "server" and kind == "cltk":
+        raise ValueError(
+            "grad.exchange=server has no leader whose places all learners could share: "
+            "grad.compressor.kind=cltk needs allreduce or allgather"
+        )
+    if (kind == "adacomp") != (feedback == "adacomp") and feedback in ("adacomp", "dgc"):
+        raise ValueError(
+            f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
+            + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk")
+        )
+    _values_fit("grad", grad.compressor)
+    if grad.exchange == "allreduce" and getattr(grad.compressor, "values", None) is not None:
+        raise ValueError(
+            "grad.exchange=allreduce adds messages up on the way, which codes of kept values do "
+            "not allow: use grad.exchange=allgather or server"
+        )
+    if grad.vote and kind != "sign":
+        raise ValueError(
+            f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign"
+        )
+    _group_fits("grad.compressor", grad.compressor)
+    ratio = getattr(grad.compressor, "ratio", None)
+    if grad.schedule.kind == "ramp" and ratio is None:
+        raise ValueError(
+            f"grad.schedule.kind=ramp changes a ratio; grad.compressor.kind={kind} has none"
+        )
+    if grad.schedule.kind == "accordion" and ratio is None and kind != "powersgd":
+        raise ValueError(
+            "grad.schedule.kind=accordion changes a ratio or a rank; "
+            f"grad.compressor.kind={kind} has neither"
+        )
+
+
+def _shards_fit(grad: Gradients) -> None:
+    """Refuse what learners with a shard each cannot do."""
+    known, kind = by_kind(ShardCode), grad.compressor.kind
+    if kind not in known:
+        raise ValueError(
+            f"grad.sharded needs codes whose length their shape says ({', '.join(known)}), not "
+            f"grad.compressor.kind={kind}"
+        )
+    if grad.learners % grad.sharded.nodes or grad.learners == 1:
+        raise ValueError(
+            f"grad.sharded.nodes={grad.sharded.nodes} does not divide "
+            f"grad.learners={grad.learners} into equal nodes, of several learners in all"
+        )
+    if grad.sharded.nodes == 1 and grad.sharded.across.kind != "none":
+        raise ValueError(
+            f"grad.sharded.across.kind={grad.sharded.across.kind} has no effect within one "
+            "node: set grad.sharded.nodes"
+        )
+    given = {
+        "exchange": grad.exchange == "server",
+        "feedback": grad.feedback.kind != "none",
+        "vote": grad.vote,
+        "schedule": grad.schedule.kind != "steady",
+        "start_epoch": grad.start_epoch,
+        "outer": grad.outer,
+        "local_steps": grad.local_steps > 1,
+        "transform": grad.transform,
+    }
+    if wrong := next((name for name, is_set in given.items() if is_set), None):
+        raise ValueError(
+            f"grad.{wrong} does not go with grad.sharded, in which codes alone travel, every "
+            "step; leave one out"
+        )
+    for name in ("across", "weights"):
+        _group_fits(f"grad.sharded.{name}", getattr(grad.sharded, name))
+
+
+def _second_order_fits(run: Run) -> None:
+    """Refuse what K-FAC's factors would be wrong with."""
+    if run.grad.outer is not None:
+        raise ValueError(
+            "kfac does not go with grad.outer: factors and preconditioned gradients are "
+            "exchanged every step; leave out one of both"
+        )
+    if run.kfac.start_epoch >= run.epochs:
+        raise ValueError(
+            f"kfac.start_epoch={run.kfac.start_epoch}: the run has {run.epochs} epochs, so "
+            "nothing would be preconditioned"
+        )
+    if run.grad.local_steps > 1:
+        raise ValueError(
+            f"kfac does not go with grad.local_steps={run.grad.local_steps}: factors are "
+            "exchanged every step; set grad.local_steps=1"
+        )
+    if run.optim.kind == "dion":
+        raise ValueError(
+            "kfac does not go with optim.kind=dion, whose steps are no gradients; leave one out"
+        )
+    if run.microbatches > 1:
+        raise ValueError(
+            f"kfac does not go with microbatches={run.microbatches}: set microbatches=1"
+        )
+    owner, coded = run.kfac.statistics == "owner", run.kfac.compressor.kind != "none"
+    if coded and (owner or run.grad.learners == 1):
+        raise ValueError(
+            f"kfac.compressor.kind={run.kfac.compressor.kind} has no effect: "
+            + (
+                "with kfac.statistics=owner no factors travel"
+                if owner
+                else "one learner has nobody to send factors to; set grad.learners"
+            )
+        )
+    if run.kfac.feedback.kind != "none" and not coded:
+        raise ValueError(
+            f"kfac.feedback.kind={run.kfac.feedback.kind} has nothing to correct: set "
+            "kfac.compressor.kind"
+        )
+    _group_fits("kfac.compressor", run.kfac.compressor)
+    if run.kfac.fisher == "sampled" and (
+        run.model.stages > 1 if isinstance(run.model, TextModel) else run.model.cuts
+    ):
+        raise ValueError(
+            "kfac.fisher=sampled needs a second backward, which would cross the boundaries "
+            "uncounted: set "
+            + ("model.stages=1" if isinstance(run.model, TextModel) else "model.cuts=[]")
+        )
+    if getattr(run.model, "gradient_checkpointing", False):
+        raise ValueError(
+            "kfac does not go with model.gradient_checkpointing=true, which passes layers "
+            "forward twice"
+        )
+
+
+def _sparsity_fits(run: Run) -> None:
+    """Refuse what masks, or the account of FLOPs, would be wrong with."""
+    spec, kind = run.sparsity, run.grad.compressor.kind
+    if spec is None:
+        if kind == "live":
+            raise ValueError(
+                "grad.compressor.kind=live sends the weights that masks leave; without the "
+                "section sparsity there are none: set, for instance, "
+                "sparsity.phases.all.sparsity=0.8"
+            )
+        return
+    if run.kfac is not None:
+        raise ValueError(
+            "sparsity does not go with kfac, whose factors are of dense layers; leave one out"
+        )
+    if run.grad.local_steps > 1:
+        raise ValueError(
+            f"sparsity does not go with grad.local_steps={run.grad.local_steps}: a learner's "
+            "own steps would leave the mask; set grad.local_steps=1"
+        )
+    if run.grad.outer is not None:
+        raise ValueError(
+            "sparsity does not go with grad.outer: a learner's own steps would leave the mask; "
+            "set grad.outer=null"
+        )
+    if run.grad.compressor.joint or kind == "adacomp":
+        raise ValueError(
+            f"sparsity: grad.compressor.kind={kind} works on whole layers, not on the live "
+            "weights alone; use live, topk, uniform or another one but adacomp, cltk, dion and "
+            "powersgd, and a feedback for it"
+        )
+    if any(
+        coded.coder
+        for links in (Links(fwd=run.fwd, bwd=run.bwd), *run.at.values())
+        for coded in (links.fwd.compressor,)
+    ):
+        raise ValueError(
+            f"sparsity does not go with fwd.compressor.kind={run.fwd.compressor.kind}, whose "
+            "own products no account of FLOPs has; choose another compressor"
+        )
+    if not spec.attends and spec.width != type(spec).model_fields["width"].default:
+        raise ValueError(
+            f"sparsity.width={spec.width} has no effect without sparse attention: set "
+            "sparsity.phases.NAME.attention"
+        )
+    if not isinstance(run.model, TextModel):
+        if spec.attends:
+            raise ValueError(
+                f"sparsity.phases: model.name={run.model.name} has no attention; leave "
+                "attention out"
+            )
+        return
+    block = run.data.block_size
+    if spec.attends and spec.width > block:
+        raise ValueError(
+            f"sparsity.width={spec.width}: wider than data.block_size={block}, so the band is "
+            "the whole block; choose a smaller width"
+        )
+
+
+def _link_fits(name: str, link: Link) -> None:
+    """Refuse settings of a link that would have no effect or no meaning."""
+    kind = link.feedback.kind
+    if kind != "none" and isinstance(link.compressor, NoCompressor):
+        raise ValueError(
+            f"{name}.feedback.kind={kind} has nothing to correct: set {name}.compressor.kind"
+        )
+    if kind == "ef_mixed" and not link.compressor.sparsifier:
+        raise ValueError(
+            f"{name}.feedback.kind=ef_mixed halves a sparsifier's ratio; "
+            f"{name}.compressor.kind={link.compressor.kind} has none (use one of "
+            f"{kinds(CompressorSpec, 'sparsifier')})"
+        )
+    if kind != "none" and link.compressor.coder:
+        raise ValueError(
+            f"{name}.feedback.kind={kind} does not go with "
+            f"{name}.compressor.kind={link.compressor.kind}, whose error the training itself "
+            "corrects"
+        )
+    if link.start_epoch and isinstance(link.compressor, NoCompressor):
+        raise ValueError(
+            f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none"
+        )
+    _group_fits(f"{name}.compressor", link.compressor)
+    _values_fit(name, link.compressor)
+
+
+def _values_fit(name: str, compressor: Spec) -> None:
+    """Refuse a code of kept values that means nothing for them."""
+    if (values := getattr(compressor, "values", None)) is not None:
+        _group_fits(f"{name}.compressor.values", values)
+        if getattr(values, "scale", "") in ("channel", "last"):
+            raise ValueError(
+                f"{name}.compressor.values.scale={values.scale}: kept values have no channels; "
+                "use tensor, sample or group"
+            )
+
+
+def _group_fits(name: str, compressor: Spec) -> None:
+    """Refuse a size of groups where nothing is grouped."""
+    if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":
+        raise ValueError(f"{name}.group has no effect unless {name}.scale=group")
+
+
+def kinds(union: Any, trait: str) -> str:
+    """The kinds of a union's members that have a trait, for people."""
+    return ", ".join(kind for kind, one in by_kind(union).items() if getattr(one, trait))
+
+
+def record(run: Run) -> dict[str, Any]:
+    """A Run as it is stored and hashed: plain values, without the sections that are absent from it.
+
+    So a later version may add `section: Section | None = None`: a Run that has none keeps its text
+    and its id.
+    """
+    return run.model_dump(mode="json", exclude_none=True)
+
+
+def canonical(run: Run) -> str:
+    """The JSON text that is hashed: all fields that are there, sorted keys, no spaces."""
+    return _text(record(run))
+
+
+def _text(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"))
+
+
+def run_id(run: Run) -> str:
+    """First 12 hexadecimal digits of SHA-256 over the schema number and the canonical JSON."""
+    return text_id(record(run))
+
+
+def text_id(settings: dict[str, Any]) -> str:
+    """As `run_id`, of a Run as it is stored."""
+    return hashlib.sha256(f"{SCHEMA}:{_text(settings)}".encode()).hexdigest()[:12]
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dict to dotted keys: {"fwd": {"start_epoch": 0}} -> {"fwd.start_epoch": 0}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= (
+            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flat

@@ -1,0 +1,215 @@
+"""Sparse training: which share of the weights is zero when, how masks move, and which pairs of
+tokens attend.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from commsweep.config.base import Count, Spec
+
+Pattern = Literal["causal", "local", "strided", "local_strided", "fixed"]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Phase(Spec):
+    """A part of a run: from the end of the phase before it (or the run's beginning) to its own end.
+
+    shape: the sparsity jumps at the phase's beginning ("step"), or goes there from that of the
+    phase before, evenly ("linear") or fast at first ("cubic": s + (before - s)(1 - x)^3).
+    attention: of all heads, or with `beside` of every other one, from the first on (of layers with
+    sparsity.alternate=layers).
+    """
+
+    until: Annotated[float, Field(gt=0, description="share of the run's steps at which it ends")]
+    sparsity: Annotated[
+        Share, Field(description="share of the weights that are zero at its end")
+    ] = 0.0
+    shape: Literal["step", "linear", "cubic"] = "step"
+    attention: Annotated[Pattern, Field(description="pairs of tokens that attend")] = "causal"
+    beside: Annotated[
+        Pattern | None, Field(description="of every other head or layer; absent: as attention")
+    ] = None
+
+
+class Sparsity(Spec):
+    """Weights of which a share is zero, by phases of the run, and sparse attention (MST, arXiv
+    2408.11746, and peers).
+
+    A phase is named as one likes (sparsity.phases.NAME.until=0.5). Every `interval` steps within a
+    phase, each layer loses its lowest `score` and grows as many weights, from zero, as its target
+    asks for. distribution: densities of layers; uniform, Erdos-Renyi, (in + out) / (in out), or
+    with kernels (ERK), scaled to the target and capped at `cap`. score: |w|, |w| + mest |g|, |w g|,
+    or the authors' |w / g|. growth: by |g| of a dense gradient, at random, or `mixed` parts by |g|
+    to one at random. drop: share of a layer's weights that an update moves, falling as a cosine to
+    zero at `drop_until` of the run, or in every phase with `restart`. moments: those of the
+    optimizer at pruned weights are zero ("reset"), or as they were (the authors'). steps: the
+    optimizer steps beside an update of masks, or such steps are left out (the authors'). modules:
+    layers with weights in them, without the one that makes the logits, or with it ("all"; where it
+    is tied to the token embedding, that is sparse, too). width: band and stride of attention, in
+    tokens.
+    """
+
+    phases: Annotated[dict[str, Phase], Field(description="parts of the run, by name")] = {
+        "all": Phase(until=1.0)
+    }
+    initial: Annotated[Share, Field(description="sparsity that the first phase begins at")] = 0.0
+    distribution: Literal["uniform", "er", "erk"] = "er"
+    cap: Annotated[float, Field(gt=0, le=1, description="largest density of a layer")] = 1.0
+    first: Annotated[
+        Literal["random", "magnitude"], Field(description="choice of the first mask")
+    ] = "random"
+    score: Literal["magnitude", "mest", "sensitivity", "reciprocal"] = "magnitude"
+    mest: Annotated[float, Field(ge=0, description="weight of |g| in score=mest")] = 1.0
+    growth: Literal["none", "gradient", "random", "mixed"] = "gradient"
+    mixed: Annotated[
+        float, Field(gt=0, description="grown by gradient for one at random, in growth=mixed")
+    ] = 3.0
+    interval: Annotated[Count, Field(description="steps between updates of the masks")] = 100
+    drop: Annotated[
+        Share, Field(description="share of live weights that the first update moves")
+    ] = 0.3
+    drop_until: Annotated[
+        float, Field(gt=0, le=1, description="share of the run at which drop is zero")
+    ] = 1.0
+    restart: Annotated[bool, Field(description="drop's cosine begins anew in every phase")] = False
+    regrow: Annotated[bool, Field(description="a weight may grow in the update that pruned it")] = (
+        False
+    )
+    moments: Literal["reset", "kept"] = "reset"
+    steps: Literal["all", "skipped"] = "all"
+    modules: Literal["blocks", "all"] = "blocks"
+    width: Annotated[
+        int, Field(ge=1, le=10**9, description="band and stride of attention, tokens")
+    ] = 128
+    alternate: Annotated[
+        Literal["heads", "layers"], Field(description="what attends as Phase.beside says")
+    ] = "heads"
+
+    @property
+    def ordered(self) -> list[tuple[str, Phase]]:
+        """The phases by their ends."""
+        return sorted(self.phases.items(), key=lambda one: one[1].until)
+
+    @property
+    def attends(self) -> bool:
+        """Whether any phase has sparse attention."""
+        return any(
+            kind not in (None, "causal")
+            for one in self.phases.values()
+            for kind in (one.attention, one.beside)
+        )
+
+    @property
+    def sparse(self) -> bool:
+        """Whether any weight is ever zero."""
+        return self.initial > 0 or any(one.sparsity for one in self.phases.values())
+
+    @property
+    def by_gradient(self) -> bool:
+        """Whether growth needs dense gradients."""
+        return self.growth in ("gradient", "mixed")
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Sparsity:
+        if not self.phases:
+            raise ValueError(
+                "sparsity.phases={}: a run needs a phase, for instance sparsity.phases.all.until=1"
+            )
+        self._phases_fit()
+        if self.growth == "none":
+            self._nothing_grows()
+        if self.steps == "skipped" and self.interval == 1:
+            raise ValueError(
+                "sparsity.steps=skipped leaves out every step with sparsity.interval=1; raise "
+                "the interval"
+            )
+        for name, setting, wanted in (("mixed", "growth", "mixed"), ("mest", "score", "mest")):
+            if (
+                getattr(self, name) != type(self).model_fields[name].default
+                and getattr(self, setting) != wanted
+            ):
+                raise ValueError(
+                    f"sparsity.{name} has no effect unless sparsity.{setting}={wanted}"
+                )
+        if self.restart and self.drop_until < 1:
+            raise ValueError(
+                f"sparsity.drop_until={self.drop_until:g} has no effect with "
+                "sparsity.restart=true, where drop falls to zero in every phase"
+            )
+        paired = any(one.beside is not None for one in self.phases.values())
+        if self.alternate != "heads" and not paired:
+            raise ValueError(
+                f"sparsity.alternate={self.alternate} has no effect without a phase that sets "
+                "beside"
+            )
+        return self
+
+    def _phases_fit(self) -> None:
+        for name in self.phases:
+            if not re.fullmatch(r"\w+", name):
+                raise ValueError(
+                    f"sparsity.phases: a phase cannot be called '{name}'; use letters, digits and _"
+                )
+        ordered = self.ordered
+        for (before, one), (name, after) in pairwise(ordered):
+            if one.until == after.until:
+                raise ValueError(
+                    f"sparsity.phases: {before} and {name} overlap, for both end at "
+                    f"{one.until:g} of the run; give each an end of its own"
+                )
+        name, last = ordered[-1]
+        if last.until != 1:
+            raise ValueError(
+                f"sparsity.phases.{name}.until={last.until:g}: the last phase "
+                + ("leaves the run" if last.until > 1 else "ends before the run does")
+                + "; set it to 1"
+            )
+        if self.cap < 1:
+            least = min(
+                [
+                    *(one.sparsity for one in self.phases.values()),
+                    *([self.initial] if ordered[0][1].shape != "step" else []),
+                ]
+            )
+            if 1 - least > self.cap * (1 + 1e-9):
+                raise ValueError(
+                    f"sparsity.cap={self.cap:g}: a density of {1 - least:g} (sparsity {least:g} "
+                    "in a phase) cannot be reached when no layer may be denser; raise cap, or "
+                    "sparsity"
+                )
+        if self.initial and ordered[0][1].shape == "step":
+            raise ValueError(
+                f"sparsity.initial={self.initial:g} has no effect: phase {ordered[0][0]} jumps "
+                "to its own sparsity; set its shape to linear or cubic"
+            )
+
+    def _nothing_grows(self) -> None:
+        idle = ["drop_until", "restart", "regrow"]
+        levels = {one.sparsity for one in self.phases.values()}
+        if len(levels) == 1 and (self.ordered[0][1].shape == "step" or self.initial in levels):
+            idle += ["score", "moments", "steps"]  # the first mask stays
+        for name in idle:
+            if (value := getattr(self, name)) != (default := type(self).model_fields[name].default):
+                raise ValueError(
+                    f"sparsity.{name}={str(value).lower()} has no effect where nothing grows "
+                    "and nothing is dropped (sparsity.growth=none); set it to "
+                    f"{str(default).lower()}, or set growth"
+                )
+        if self.drop:
+            raise ValueError(
+                f"sparsity.growth=none: sparsity.drop={self.drop:g} would prune without end; "
+                "set drop=0"
+            )
+        before = self.initial
+        for name, one in self.ordered:
+            if one.sparsity < before:
+                raise ValueError(
+                    f"sparsity.growth=none: phase {name} goes from sparsity {before:g} to "
+                    f"{one.sparsity:g} and nothing grows; set growth"
+                )
+            before = one.sparsity

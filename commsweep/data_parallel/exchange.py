@@ -1,0 +1,489 @@
+"""The exchange of weight gradients between learners: compressed, sent and averaged, every byte
+counted.
+
+A learner's message for a layer is what it would send to others; what the optimizer sees is the mean
+of what arrives. Whether the other learners are in this process or in processes of their own is the
+collectives' matter alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commsweep import seeds
+from commsweep.collectives import Collectives, Decided, Message, Simulated, mean
+from commsweep.compressors import Compressor, message
+from commsweep.compressors.live import LiveEntries
+from commsweep.compressors.sparse import TILE
+from commsweep.compressors.thresholds import Periodic
+from commsweep.compressors.transform import transformed
+from commsweep.config import AdaCompResidue, Gradients
+from commsweep.data_parallel.adacomp import AdaComp
+from commsweep.data_parallel.joint import JointCompressor, PowerIteration
+from commsweep.data_parallel.layers import Layer, layers
+from commsweep.data_parallel.ledger import Ledger
+from commsweep.data_parallel.schedules import Accordion, build, milder, scheduled
+from commsweep.feedback import gradients as feedback
+
+# what the optimizer sees of the layers of a bucket, once it is there
+Arrival = Callable[[], list[Tensor]]
+WHAT = "gradients"
+
+
+class Exchange(nn.Module):
+    """The exchange of one model's gradients: residues of the learners here, what is sent, and its
+    ledger.
+    """
+
+    def __init__(
+        self,
+        spec: Gradients,
+        model: nn.Module,
+        seed: int,
+        collectives: Collectives | None = None,
+        known: dict[int, Layer] | None = None,
+    ) -> None:
+        """known: the layers of the network that the model is one stage of, by the identity of their
+        parameters.
+        """
+        super().__init__()
+        self.spec, self.seed = spec, seed
+        self.collectives = collectives or Simulated(spec.learners)
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.layers = layers(model, spec, known)
+        self.memories = nn.ModuleList(
+            self._memories(learner) for learner in range(self.collectives.learners)
+        )
+        self.base = build(spec.compressor)
+        for index, layer in enumerate(self.layers):
+            if isinstance(self.base, PowerIteration) and not layer.dense:
+                largest = milder(spec) if spec.schedule.kind == "accordion" else self.base
+                shape = layer.shape[::-1] if self._turned(index) else layer.shape
+                self.register_buffer(
+                    f"warm{index}",
+                    largest.begin(
+                        torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, seed, layer.place)
+                    ),
+                )
+            if isinstance(self.base, Periodic) and not layer.dense:
+                self.register_buffer(f"edge{index}", torch.zeros(len(self.collectives.here), 1, 1))
+        self.messages = [0] * len(self.layers)  # compressed ones of a learner, of each layer
+        self.accordion = Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
+        self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
+        self.digest = message.digest(str(spec))
+        self.collected: list[list[Tensor]] = []
+        self.live: dict[int, Tensor] = {}  # of layers with masks: flat places of their live weights
+        self._summed: list[Tensor] = []  # of the local steps of the learner whose turn it is
+        self._shared: list[Tensor] = []
+
+    def _memories(self, learner: int) -> nn.ModuleList:
+        """Of a learner here, what it remembers of each layer; of another one only what its
+        receivers must.
+        """
+        make = feedback.build if learner in self.collectives.here else feedback.mirror
+        return nn.ModuleList(
+            make(self.spec.feedback, layer.shape, self.spec.learners, layer.dense)
+            for layer in self.layers
+        )
+
+    @property
+    def installed(self) -> Gradients:
+        """The settings as installed, read back from the objects."""
+        own = self.memories[self.collectives.here[0]]
+        remembered = [
+            memory for memory, layer in zip(own, self.layers, strict=True) if not layer.dense
+        ]
+        return self.spec.model_copy(
+            update={
+                "learners": len(self.memories),
+                "compressor": self.base.spec,
+                "feedback": remembered[0].spec if remembered else self.spec.feedback,
+            }
+        )
+
+    @torch.no_grad()
+    def step_locally(self, rate: float) -> None:
+        """A learner's SGD step on its own weights; its gradients are summed until it is
+        collected.
+        """
+        if not self._summed:
+            self._shared = [p.detach().clone() for p in self.trained]
+            self._summed = [torch.zeros_like(p) for p in self.trained]
+        for p, total in zip(self.trained, self._summed, strict=True):
+            if p.grad is not None:
+                total += p.grad
+                p.sub_(p.grad, alpha=rate)
+                p.grad = None
+
+    @torch.no_grad()
+    def collect(self, weight: float) -> None:
+        """Take the gradients of the next learner from the parameters; `weight` is its share of the
+        batch times n.
+        """
+        grads = []
+        for index, p in enumerate(self.trained):
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            if self._summed:  # back to the weights that all learners share
+                grad = self._summed[index].add_(grad)
+                p.copy_(self._shared[index])
+            grads.append(grad if weight == 1 else grad * weight)
+            p.grad = None
+        self._summed, self._shared = [], []
+        self.collected.append(grads)
+
+    def reduce(self, step: int, epoch: int) -> None:
+        """Give the parameters the mean of what arrives of the collected gradients.
+
+        A bucket is prepared while the one before it travels.
+        """
+        learners, self.collected = self.collected, []
+        self.ledger.steps += 1
+        under_way: list[tuple[list[int], Arrival]] = []
+        for bucket in self.buckets(epoch):
+            under_way.append(
+                (
+                    bucket,
+                    self.start(
+                        bucket, [[own[index] for index in bucket] for own in learners], step, epoch
+                    ),
+                )
+            )
+            if len(under_way) > 1:
+                self._give(*under_way.pop(0))
+        for bucket, arrival in under_way:
+            self._give(bucket, arrival)
+
+    def begin(
+        self, learners: list[list[Tensor | None]], step: int, epoch: int, among: Collection[int]
+    ) -> Callable[[], dict[int, Tensor]]:
+        """Send what the learners here have to say [learner here][layer] of these layers; what
+        arrives, by layer.
+        """
+        under_way = [
+            (
+                bucket,
+                self.start(
+                    bucket, [[own[index] for index in bucket] for own in learners], step, epoch
+                ),
+            )
+            for bucket in self.buckets(epoch, among)
+        ]
+        return lambda: {
+            index: merged
+            for bucket, arrival in under_way
+            for index, merged in zip(bucket, arrival(), strict=True)
+        }
+
+    def _give(self, bucket: list[int], arrival: Arrival) -> None:
+        for index, merged in zip(bucket, arrival(), strict=True):
+            p = self.trained[index]
+            # A fused optimizer walks through memory: a gradient must lie there as its parameter
+            # does.
+            p.grad = merged if merged.stride() == p.stride() else torch.empty_like(p).copy_(merged)
+
+    def buckets(self, epoch: int, among: Collection[int] | None = None) -> Iterator[list[int]]:
+        """Layers that travel together: of one way (dense or not), in order, up to the collectives'
+        size; of all layers, or `among` these.
+        """
+        for dense in (True, False):
+            bucket, size = [], 0
+            for index, layer in enumerate(self.layers):
+                if among is not None and index not in among:
+                    continue
+                if (layer.dense or epoch < self.spec.start_epoch) is not dense:
+                    continue
+                if bucket and size + layer.dense_bytes > self.collectives.bucket:
+                    yield bucket
+                    bucket, size = [], 0
+                bucket.append(index)
+                size += layer.dense_bytes
+            if bucket:
+                yield bucket
+
+    def send(self, index: int, grads: list[Tensor], step: int, epoch: int) -> Tensor:
+        """The mean of what arrives of a layer's gradients, given those of the learners here."""
+        return self.start([index], [[grad] for grad in grads], step, epoch)()[0]
+
+    def start(self, bucket: list[int], grads: list[list[Tensor]], step: int, epoch: int) -> Arrival:
+        """Send the gradients [learner here][layer] of a bucket."""
+        if self.layers[bucket[0]].dense or epoch < self.spec.start_epoch:
+            return self._start_dense(bucket, grads)
+        compressors = [self.compressor(index, epoch) for index in bucket]
+        if isinstance(compressors[0], JointCompressor):
+            return self._start_joint(bucket, compressors, grads, step)
+        return self._start_own(bucket, compressors, grads, step)
+
+    def _start_dense(self, bucket: list[int], grads: list[list[Tensor]]) -> Arrival:
+        here = self.collectives.here
+        under_way = self.collectives.gather(
+            [
+                [
+                    self.memories[learner][index].dense(grad)
+                    for index, grad in zip(bucket, own, strict=True)
+                ]
+                for learner, own in zip(here, grads, strict=True)
+            ],
+            WHAT,
+        )
+
+        def arrival() -> list[Tensor]:
+            merged = []
+            for index, every in zip(bucket, zip(*under_way.wait(), strict=True), strict=True):
+                for learner, grad in enumerate(every):
+                    if learner not in here:
+                        self.memories[learner][index].saw(grad)
+                self.ledger.dense(index, len(here), every[0].element_size())
+                merged.append(mean(list(every)))
+            return merged
+
+        return arrival
+
+    def _start_joint(
+        self,
+        bucket: list[int],
+        compressors: list[JointCompressor],
+        grads: list[list[Tensor]],
+        step: int,
+    ) -> Arrival:
+        offered = self._offered(bucket, grads)
+        messages = [
+            [self._by_outputs(index, m) for index, m in zip(bucket, own, strict=True)]
+            for own in offered
+        ]
+        arrived, warm, seen = type(compressors[0]).combine(
+            compressors,
+            messages,
+            [getattr(self, f"warm{index}", None) for index in bucket],
+            step,
+            self.collectives,
+        )
+        arrived = [
+            [self._by_outputs(index, y) for index, y in zip(bucket, every, strict=True)]
+            for every in arrived
+        ]
+        if seen is not None:
+            seen = [self._by_outputs(index, y) for index, y in zip(bucket, seen, strict=True)]
+        n, here = self.collectives.learners, len(self.collectives.here)
+        for index, compressor, factor in zip(bucket, compressors, warm, strict=True):
+            self._keep_warm(index, factor)
+            self.ledger.sent(
+                index, round(compressor.nbytes(self.layers[index].shape, n) * here), messages=here
+            )
+
+        def arrival() -> list[Tensor]:
+            merged = [
+                self._settled(
+                    index, [own[turn] for own in offered], [every[turn] for every in arrived]
+                )
+                for turn, index in enumerate(bucket)
+            ]
+            return merged if seen is None else seen
+
+        return arrival
+
+    def _turned(self, index: int) -> bool:
+        """Whether a joint compressor takes a layer transposed, because its rows are the layer's
+        outputs.
+        """
+        return (
+            self.layers[index].turned
+            and getattr(self.spec.compressor, "rows", "memory") == "outputs"
+        )
+
+    def _by_outputs(self, index: int, x: Tensor) -> Tensor:
+        """A layer's matrix as the compressor takes it, or from there back."""
+        return x.mT if self._turned(index) else x
+
+    def _start_own(
+        self, bucket: list[int], compressors: list[Compressor], grads: list[list[Tensor]], step: int
+    ) -> Arrival:
+        here = self.collectives.here
+        if self.looks_ahead:
+            offered = None
+            messages = [
+                [
+                    Decided(
+                        compressor,
+                        *compressor.step(
+                            self.memories[learner][index].e, grad, self.spec.feedback.scale - 1
+                        ),
+                    )
+                    for index, compressor, grad in zip(bucket, compressors, own, strict=True)
+                ]
+                for learner, own in zip(here, grads, strict=True)
+            ]
+        else:
+            offered = self._offered(bucket, grads)
+            messages = [
+                [
+                    self._message(index, turn, compressor, self._transformed(m), step)
+                    for index, compressor, m in zip(bucket, compressors, own, strict=True)
+                ]
+                for turn, own in enumerate(offered)
+            ]
+            for index in bucket:
+                self.messages[index] += 1
+        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)
+
+        def arrival() -> list[Tensor]:
+            every, merged = under_way.wait(), []
+            for turn, index in enumerate(bucket):
+                arrived = [one[turn] for one in every]
+                for learner, own in zip(here, messages, strict=True):
+                    self.ledger.sent(
+                        index,
+                        own[turn].nbytes,
+                        self._entries(own[turn], arrived[learner]),
+                        of=self._numel(index),
+                    )
+                merged.append(
+                    self._settled(index, [own[turn] for own in offered], arrived)
+                    if offered is not None
+                    else self.merge(index, arrived)
+                )
+            return merged
+
+        return arrival
+
+    def _message(
+        self, index: int, turn: int, compressor: Compressor, m: Tensor, step: int
+    ) -> Message:
+        """What the learner here of this turn has to say of a layer."""
+        if isinstance(self.base, Periodic):
+            live = isinstance(compressor, LiveEntries)
+            edge, inner = (
+                getattr(self, f"edge{index}")[turn],
+                compressor.inner if live else compressor,
+            )
+            if self.messages[index] % inner.spec.every == 0:
+                edge.copy_(inner.edge_of(compressor.gathered(m) if live else m[None]))
+            inner = Periodic(inner.spec, edge)
+            compressor = LiveEntries(inner, compressor.places, compressor.shape) if live else inner
+        return Message(compressor, m, self._draw(index, self.collectives.here[turn], step))
+
+    def _offered(self, bucket: list[int], grads: list[list[Tensor]]) -> list[list[Tensor]]:
+        """What the learners here have to say of their gradients, [learner here][layer]."""
+        return [
+            [
+                self.memories[learner][index].offer(grad)
+                for index, grad in zip(bucket, own, strict=True)
+            ]
+            for learner, own in zip(self.collectives.here, grads, strict=True)
+        ]
+
+    def _settled(self, index: int, offered: list[Tensor], arrived: list[Tensor]) -> Tensor:
+        """The gradient for the optimizer; every memory has heard what arrived of its learner's
+        message.
+        """
+        own = dict(zip(self.collectives.here, offered, strict=True))
+        back = [self._transformed(y, back=True) for y in arrived]
+        used = [
+            self.memories[learner][index].settle(own.get(learner), y)
+            for learner, y in enumerate(back)
+        ]
+        # a memory uses what it has become, not what came
+        if self.spec.transform is None or used[0] is not back[0]:
+            return self.merge(index, used)
+        # where places are those that were sent
+        return self._transformed(self.merge(index, arrived), back=True)
+
+    def _transformed(self, x: Tensor, back: bool = False) -> Tensor:
+        """A layer's message as it is compressed, or from there back."""
+        if self.spec.transform is None:
+            return x
+        return transformed(
+            x, self.spec.transform, getattr(self.spec.compressor, "tile", None) or TILE, back
+        )
+
+    def _numel(self, index: int) -> int:
+        """Entries of a layer's messages: those that live."""
+        return len(self.live[index]) if index in self.live else self.layers[index].shape.numel()
+
+    def _entries(self, sent: Message, y: Tensor) -> Tensor | int:
+        """Entries of a message that arrives as y, where each learner chooses its places."""
+        if sent.entries is not None:
+            return sent.entries
+        return torch.count_nonzero(y) if self.spec.compressor.own_places else 0
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it is AdaComp with its own residue, which selection sees."""
+        return isinstance(self.base, AdaComp) and isinstance(self.spec.feedback, AdaCompResidue)
+
+    def _keep_warm(self, index: int, warm: Tensor | None) -> None:
+        """Begin the next step's power iteration from `warm`; columns beyond its rank stay for a
+        higher one.
+        """
+        if warm is not None:
+            getattr(self, f"warm{index}")[:, : warm.shape[1]] = warm
+
+    def merge(self, index: int, used: list[Tensor]) -> Tensor:
+        """The gradient that the optimizer sees; and what a server would send back."""
+        outer = self.spec.outer
+        if outer is not None and outer.clip:
+            used = clipped(used)
+        merged = mean(used)
+        if outer is not None and outer.aggregate == "senders":
+            merged = merged * len(used) / sum((y != 0).to(y.dtype) for y in used).clamp(min=1)
+        if self.spec.vote:
+            size = mean([y.abs() for y in used])
+            merged = torch.where(merged >= 0, size, -size)
+        if self.spec.exchange == "server":
+            self.ledger.back(index, merged, self._numel(index))
+        if self.accordion is not None:
+            self.accordion.add(index, merged)
+        return merged
+
+    def compressor(self, index: int, epoch: int) -> Compressor | JointCompressor:
+        """What a layer's messages go through in this epoch."""
+        made = scheduled(
+            self.spec, self.base, epoch, self.accordion is not None and self.accordion.mild[index]
+        )
+        return (
+            LiveEntries(made, self.live[index], self.layers[index].shape)
+            if index in self.live
+            else made
+        )
+
+    def _draw(self, index: int, learner: int, step: int) -> int:
+        """Seed of a message; learners that must choose the same places share theirs."""
+        return seeds.draw(
+            seeds.EXCHANGE,
+            self.seed,
+            self.layers[index].place,
+            0 if self.spec.compressor.shared_draw else learner,
+            step,
+        )
+
+    def epoch_ended(self, epoch: int) -> None:
+        """Let Accordion decide."""
+        if self.accordion is not None:
+            self.accordion.decide(epoch)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            "ledger": self.ledger.state(),
+            "messages": self.messages,
+            "accordion": self.accordion.state() if self.accordion else {},
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.ledger.load(state["ledger"])
+        # checkpoints of earlier versions have none
+        self.messages = state.get("messages", self.messages)
+        if self.accordion is not None:
+            self.accordion.load(state["accordion"])
+
+
+def clipped(used: list[Tensor]) -> list[Tensor]:
+    """Messages for a layer, those longer than the median norm scaled to it."""
+    norms = torch.stack([torch.linalg.vector_norm(y) for y in used])
+    median = norms.sort().values[(len(used) - 1) // 2 : len(used) // 2 + 1].mean()
+    return [
+        y * (median / norm.clamp(min=1e-30)).clamp(max=1.0)
+        for y, norm in zip(used, norms, strict=True)
+    ]

@@ -1,0 +1,191 @@
+"""Compressed gradients in a training loop of one's own: a communication hook for
+DistributedDataParallel.
+
+    from commsweep.data_parallel.hook import CompressionHook
+
+    ddp = torch.nn.parallel.DistributedDataParallel(model) hook = CompressionHook(model,
+    compressor={"kind": "topk", "ratio": 0.01}, feedback={"kind": "ef"}) hook.attach(ddp) ...
+    # the loop as it was; then hook.totals()["up"] is the bytes a learner sent a step
+    torch.save(hook.state_dict(), path)      # what was remembered, with the model's and the
+    optimizer's states
+
+Types: what is compressed is computed, remembered and sent in float32, whatever the gradients are;
+what travels dense keeps its type. With a GradScaler give `scaler=scaler`: gradients reach a hook
+scaled, and what is remembered of one step would be too large or too small in the next one if the
+scale changed in between.
+
+A step in which any learner has a gradient that is not finite leaves every memory as it was, and all
+learners get infinite gradients, so that all of their scalers skip it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from commsweep.collectives import Processes
+from commsweep.config import parse_gradients
+from commsweep.data_parallel.exchange import Exchange
+from commsweep.errors import UserError
+
+
+class CompressionHook(nn.Module):
+    """What the learners of a process group send each other instead of DistributedDataParallel's
+    all-reduce.
+
+    A hook of a model for each process, made after the process group. Its `state_dict` holds what
+    this process remembers; every process keeps its own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        compressor: dict[str, Any],
+        feedback: dict[str, Any] | None = None,
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        **more: Any,
+    ) -> None:
+        """compressor, feedback, more: as the settings of a Run's `grad`, for instance
+        exchange="server". group: the process group that DistributedDataParallel was given (None: of
+        all processes). scaler: of the loss, if there is one.
+
+        Raises UserError on settings that do not go together.
+        """
+        super().__init__()
+        settings = {"exchange": "allgather", "compressor": compressor, **more} | (
+            {"feedback": feedback} if feedback else {}
+        )
+        # what is misspelt is said whatever else is missing
+        spec = parse_gradients({"learners": 2} | settings)
+        if spec.outer is not None or spec.sharded is not None:
+            raise UserError(
+                f"{'outer' if spec.outer else 'sharded'}: a hook sees gradients only; leave it "
+                "out, or train with commsweep ddp"
+            )
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UserError(
+                "a CompressionHook belongs to a process group, and there is none: call "
+                "torch.distributed.init_process_group first"
+            )
+        spec = parse_gradients({"learners": dist.get_world_size(group)} | settings)
+        self.group, self.scaler = group, scaler
+        self.exchange = Exchange(spec, model, seed, Processes(group=group))
+        self.places = {id(p): index for index, p in enumerate(self.exchange.trained)}
+        self.step = self.epoch = 0  # the epoch is the loop's to say, where a schedule asks for it
+        # A compressor may drop an infinite value, and then no scaler would skip the step.
+        self._looks = spec.compressor.kind != "none"
+        self._before: dict[int, list[Tensor]] = {}  # what was remembered before this step, by layer
+        self._skips = False  # whether something in this step was not finite
+
+    def attach(self, ddp: nn.parallel.DistributedDataParallel) -> None:
+        """Have it take the place of the all-reduce. Raises UserError on a model that is not wrapped
+        in it.
+        """
+        if not isinstance(ddp, nn.parallel.DistributedDataParallel):
+            raise UserError(
+                "attach takes a torch.nn.parallel.DistributedDataParallel, not "
+                f"{type(ddp).__name__}: other wrappers (FSDP2's fully_shard, DataParallel) have "
+                "no hook for compressed gradients"
+            )
+        if ddp.process_group is not (self.group or dist.group.WORLD):
+            raise UserError(
+                "the hook and the DistributedDataParallel have different process groups; give "
+                "both the same: CompressionHook(..., group=...)"
+            )
+        ddp.register_comm_hook(self, _exchanged)
+
+    def totals(self) -> dict[str, Any]:
+        """Bytes a step, by name, as in a run's row."""
+        return self.exchange.ledger.totals()
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"step": self.step, "epoch": self.epoch}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.step, self.epoch = state["step"], state["epoch"]
+
+    def exchanged(self, views: dict[int, Tensor]) -> None:
+        """Put the mean of what arrives of these layers' gradients into their place."""
+        taken = {index: self._taken(index, grad) for index, grad in views.items()}
+        if self._looks and (self._skips or not self._finite(taken.values())):
+            self._skip(views.values())
+            return
+        for index in views:
+            self._before[index] = [one.clone() for one in self._memory(index)]
+        own: list[Tensor | None] = [None] * len(self.exchange.trained)
+        for index, grad in taken.items():
+            own[index] = grad
+        for index, merged in self.exchange.begin(
+            [own], self.step, self.epoch, views.keys()
+        )().items():
+            views[index].copy_(merged if self._plain(index) else merged * self._scale)
+
+    def ended(self) -> None:
+        """All gradients of a step have been exchanged."""
+        self._before, self._skips = {}, False
+        self.step += 1
+        self.exchange.ledger.steps += 1
+
+    @property
+    def _scale(self) -> float:
+        return self.scaler.get_scale() if self.scaler is not None else 1.0
+
+    def _plain(self, index: int) -> bool:
+        """Whether a layer travels as it is and nothing of it is remembered."""
+        dense = self.exchange.layers[index].dense or self.epoch < self.exchange.spec.start_epoch
+        return dense and not any(True for _ in self._memory(index))
+
+    def _taken(self, index: int, grad: Tensor) -> Tensor:
+        """What the exchange is given of a gradient: a tensor of its own, in float32 and not scaled
+        where it is compressed.
+        """
+        return grad.clone() if self._plain(index) else grad.float() / self._scale
+
+    def _memory(self, index: int) -> Iterable[Tensor]:
+        """All that is remembered of a layer."""
+        for learner in self.exchange.memories:
+            yield from learner[index].buffers()
+        for name in (f"warm{index}", f"edge{index}"):
+            if (one := getattr(self.exchange, name, None)) is not None:
+                yield one
+
+    def _finite(self, grads: Iterable[Tensor]) -> bool:
+        """Whether these gradients of all learners are; the same answer at each."""
+        flags = torch.stack([grad.isfinite().all() for grad in grads]).all().float()
+        dist.all_reduce(flags, dist.ReduceOp.MIN, self.group)
+        return bool(flags)
+
+    def _skip(self, views: Iterable[Tensor]) -> None:
+        """Forget what this step has remembered so far, and let the scalers of all learners skip
+        it.
+        """
+        for index, before in self._before.items():
+            for one, kept in zip(self._memory(index), before, strict=True):
+                one.copy_(kept)
+        self._before, self._skips = {}, True
+        for view in views:
+            view.fill_(torch.inf)
+
+
+@torch.no_grad()
+def _exchanged(hook: CompressionHook, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations as types
+    """A future of a dist.GradBucket's buffer, with the mean of what arrives in the gradients'
+    place.
+    """
+    hook.exchanged(
+        {
+            hook.places[id(p)]: grad
+            for p, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        }
+    )
+    if bucket.is_last():
+        hook.ended()
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done

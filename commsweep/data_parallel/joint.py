@@ -1,0 +1,198 @@
+"""Joint compressors, which need all learners at once: CLT-k's shared places, factors of the mean
+(PowerSGD, Dion).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from commsweep.collectives import Collectives, Parts
+from commsweep.compressors.bits import mask_bytes, pack_mask, taken, unpack_mask
+from commsweep.compressors.sparse import budget, keep_largest
+from commsweep.config import CLTK, DionFactors, PowerSGD
+
+WHAT = "gradients"
+Combined = tuple[Parts, list[Tensor | None], list[Tensor] | None]
+
+
+class JointCompressor:
+    """Base: what the learners' messages for the layers of a bucket become, and what one learner
+    sends for it.
+    """
+
+    def __init__(self, spec: CLTK | DionFactors | PowerSGD) -> None:
+        self.spec = spec
+
+    @staticmethod
+    def combine(
+        compressors: list[JointCompressor],
+        messages: Parts,
+        warm: list[Tensor | None],
+        step: int,
+        collectives: Collectives,
+    ) -> Combined:
+        """Given the messages [learner here][layer] and each layer's compressor and state: what
+        every learner's messages arrive as, [learner][layer]; each layer's state for the next step;
+        what the optimizer sees of each, where that is not the mean.
+        """
+        raise NotImplementedError
+
+    def nbytes(self, shape: torch.Size, learners: int) -> float:
+        """Bytes a learner sends for a layer of this shape, averaged over the learners."""
+        raise NotImplementedError
+
+
+class Leader(JointCompressor):
+    """CLT-k: learner (step mod n) picks its k largest places and broadcasts them; all send those
+    (arXiv 2104.11125).
+
+    nbytes = 4 k, and the leader's indices, ceil(k ceil(log2 d) / 8) (or a bitmask), shared among
+    the learners.
+    """
+
+    @staticmethod
+    def combine(
+        compressors: list[JointCompressor],
+        messages: Parts,
+        warm: list[Tensor | None],
+        step: int,
+        collectives: Collectives,
+    ) -> Combined:
+        sizes = [m.numel() for m in messages[0]]
+        kept = [budget(one.spec.ratio, n) for one, n in zip(compressors, sizes, strict=True)]
+        leader, chosen = step % collectives.learners, {}
+
+        def choice(i: int) -> list[Tensor]:
+            chosen[i] = [
+                keep_largest(m.reshape(1, -1), k)[1] for m, k in zip(messages[i], kept, strict=True)
+            ]
+            return [pack_mask(mask, k) for mask, k in zip(chosen[i], kept, strict=True)]
+
+        packed = collectives.broadcast(choice, leader, WHAT).wait()
+        masks = (
+            chosen[collectives.here.index(leader)]
+            if leader in collectives.here
+            # the others check theirs
+            else [
+                unpack_mask(part, 1, n, k) for part, n, k in zip(packed, sizes, kept, strict=True)
+            ]
+        )
+        values = collectives.gather(
+            [
+                [
+                    taken(m.reshape(1, -1), mask, k)[0]
+                    for m, mask, k in zip(own, masks, kept, strict=True)
+                ]
+                for own in messages
+            ],
+            WHAT,
+        ).wait()
+        return (
+            [
+                [
+                    one.new_zeros(mask.numel()).masked_scatter_(mask[0], one).reshape(m.shape)
+                    for one, mask, m in zip(every, masks, messages[0], strict=True)
+                ]
+                for every in values
+            ],
+            warm,
+            None,
+        )
+
+    def nbytes(self, shape: torch.Size, learners: int) -> float:
+        n = shape.numel()
+        k = budget(self.spec.ratio, n)
+        return 4 * k + mask_bytes(1, n, k) / learners
+
+
+class PowerIteration(JointCompressor):
+    """PowerSGD: P = orth(mean of M_l Q), Q = mean of M_l^T P; all receive P Q^T (Vogels 2019, Alg.
+    1).
+
+    M [out, rest] is a layer's gradient. nbytes = 4 min(rank, out, rest) (out + rest). Q is the next
+    step's start.
+    """
+
+    @staticmethod
+    def combine(
+        compressors: list[JointCompressor],
+        messages: Parts,
+        warm: list[Tensor | None],
+        step: int,
+        collectives: Collectives,
+    ) -> Combined:
+        p, q = PowerIteration.factors(compressors, messages, warm, collectives)
+        y = [(a @ b.mT).reshape(m.shape) for a, b, m in zip(p, q, messages[0], strict=True)]
+        return [y] * collectives.learners, q, None
+
+    @staticmethod
+    def factors(
+        compressors: list[PowerIteration],
+        messages: Parts,
+        warm: list[Tensor | None],
+        collectives: Collectives,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """P and Q of every layer."""
+        matrices = [[m.reshape(len(m), -1) for m in own] for own in messages]
+        # A factor may be kept for a higher rank than this step's.
+        starts = [
+            q[:, : one.rank(m.shape)]
+            for one, q, m in zip(compressors, warm, matrices[0], strict=True)
+        ]
+        left = collectives.all_reduce(
+            [[m @ q for m, q in zip(own, starts, strict=True)] for own in matrices], WHAT
+        )
+        p = [torch.linalg.qr(one).Q for one in left.wait()]
+        return p, collectives.all_reduce(
+            [[m.mT @ one for m, one in zip(own, p, strict=True)] for own in matrices], WHAT
+        ).wait()
+
+    def rank(self, shape: torch.Size) -> int:
+        """Of the factors of a layer [out, ...]."""
+        return min(self.spec.rank, shape[0], shape.numel() // shape[0])
+
+    def begin(self, shape: torch.Size, seed: int) -> Tensor:
+        """The first Q [rest, rank]."""
+        return torch.randn(
+            shape.numel() // shape[0],
+            self.rank(shape),
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+    def nbytes(self, shape: torch.Size, learners: int) -> float:
+        return 4 * self.rank(shape) * (shape[0] + shape.numel() // shape[0])
+
+
+class Orthonormal(PowerIteration):
+    """Dion: P = orth(mean of M_l Q), R = mean of M_l^T P, Q = R with columns of length one (arXiv
+    2504.05295).
+
+    M_l [m, n] is a learner's own momentum of a layer with m outputs and n inputs. All receive P
+    R^T, of which their momenta lose a share; the optimizer sees sqrt(m / n) P Q^T. All that travels
+    is linear in M, so it is what Dion makes of the mean momentum. nbytes = 4 r (m + n), r =
+    ceil(fraction min(m, n)).
+    """
+
+    @staticmethod
+    def combine(
+        compressors: list[JointCompressor],
+        messages: Parts,
+        warm: list[Tensor | None],
+        step: int,
+        collectives: Collectives,
+    ) -> Combined:
+        p, r = PowerIteration.factors(compressors, messages, warm, collectives)
+        lengths = [torch.linalg.vector_norm(one, dim=0) for one in r]
+        q = [
+            torch.where(length > 0, one / length.clamp(min=1e-30), before)
+            for one, length, before in zip(r, lengths, warm, strict=True)
+        ]
+        arrived = [a @ b.mT for a, b in zip(p, r, strict=True)]
+        seen = [(a @ b.mT).mul_((len(a) / len(b)) ** 0.5) for a, b in zip(p, q, strict=True)]
+        return [arrived] * collectives.learners, q, seen
+
+    def rank(self, shape: torch.Size) -> int:
+        return math.ceil(self.spec.fraction * min(shape[0], shape.numel() // shape[0]))

@@ -1,0 +1,77 @@
+"""The trainable parameters of a model as things to send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from commsweep.config import Gradients
+from commsweep.second_order.factors import turned
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A trainable parameter as a thing to send."""
+
+    name: str
+    kind: str  # conv, fc, embedding or vector
+    shape: torch.Size
+    dense: bool  # travels as it is
+    place: int = 0  # among all of the network
+    turned: bool = False  # a matrix that lies [inputs, outputs] in memory
+    itemsize: int = 4  # bytes of an element
+
+    @property
+    def dense_bytes(self) -> int:
+        """Uncompressed."""
+        return self.itemsize * self.shape.numel()
+
+
+def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = None) -> list[Layer]:
+    """The trainable parameters of a model, in order, with their class; known: those of the network
+    that the model is a part of, by their identity.
+    """
+    if known is not None:
+        return [known[id(p)] for p in model.parameters() if p.requires_grad]
+    found, lying = {}, set()
+    for module in model.modules():
+        if turned(module):
+            lying.add(id(module.weight))
+        for p in module.parameters(recurse=False):
+            kind = (
+                "vector"
+                if p.dim() < 2
+                else "conv"
+                if p.dim() > 2
+                else ("embedding" if isinstance(module, nn.Embedding) else "fc")
+            )
+            found.setdefault(id(p), kind)
+    every, matrices = (
+        spec.compressor.kind == "none" and spec.sharded is None,
+        spec.compressor.kind == "dion",
+    )
+
+    def dense(p: nn.Parameter) -> bool:
+        if matrices:  # the rest has an optimizer of its own
+            return p.dim() != 2 or found[id(p)] == "embedding"
+        return every or p.dim() == 0 or (p.dim() < 2 and not spec.vectors)
+
+    made = [
+        Layer(
+            name, found[id(p)], p.shape, dense(p), turned=id(p) in lying, itemsize=p.element_size()
+        )
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+    return [replace(one, place=place) for place, one in enumerate(made)]
+
+
+def identified(model: nn.Module, spec: Gradients) -> dict[int, Layer]:
+    """The layers of a whole network by the identity of their parameters, in order."""
+    return dict(
+        zip(
+            (id(p) for p in model.parameters() if p.requires_grad), layers(model, spec), strict=True
+        )
+    )

@@ -1,0 +1,406 @@
+"""Learners that train apart and exchange rarely: each has weights and an inner optimizer of its
+own, every `interval` steps what it has moved by travels as a gradient would, and an outer SGD acts
+on what arrives.
+
+    D_m = ref - theta_m;  D = mean_m of what arrives;  buf <- mu buf + D;  ref <- ref - eta (D + mu
+    buf)
+
+With one fragment that is DiLoCo (arXiv 2311.08105). Fragments are exchanged in turn, each at a time
+of its own, and may be used `overlap` steps after they were sent (Streaming DiLoCo, arXiv
+2501.18512): a learner then keeps a share `keep` of its own weights, theta <- keep theta + (1 -
+keep) ref, or adds what it did meanwhile, theta <- ref + (theta - sent) (delayed averaging, arXiv
+2006.00441), or takes ref at the places that were sent (SPARTA). What is scored are the common
+weights, ref.
+
+In pairs (NoLoCo, arXiv 2506.10911) a learner has a ref and a buf of its own, and meets one other at
+a time: D = mean of both D_m, plus ref - mean of both refs. Scored is the mean of all learners'
+weights then, as where learners take ref only in part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commsweep import seeds
+from commsweep.collectives import Collectives, mean
+from commsweep.component import Moment, Pass
+from commsweep.config import Gradients, Outer
+from commsweep.data_parallel.exchange import WHAT
+from commsweep.data_parallel.layers import Layer
+from commsweep.data_parallel.learners import Learners
+from commsweep.errors import UserError
+
+Inner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Clip = Callable[[list[nn.Parameter]], object]
+
+
+class Apart(Learners):
+    """Learners with weights of their own, which meet at the common ones."""
+
+    def __init__(
+        self,
+        spec: Gradients,
+        model: nn.Module,
+        seed: int,
+        batch: int,
+        inner: Inner,
+        clip: Clip | None,
+        steps: int,
+        collectives: Collectives | None = None,
+        microbatches: int = 1,
+        known: dict[int, Layer] | None = None,
+        plain: bool = False,
+    ) -> None:
+        """inner: makes a learner's optimizer. clip: shortens its gradient where that is too long.
+        steps: of the whole training; all fragments are exchanged after the last one. plain: the
+        inner optimizer is SGD without momentum.
+        """
+        super().__init__(spec, model, seed, batch, collectives, microbatches, known)
+        self.outer, self.inner, self.clip, self.steps = spec.outer, inner, clip, steps
+        self.trained = self.exchange.trained
+        here = {layer.place: index for index, layer in enumerate(self.exchange.layers)}
+        whole = self.exchange.layers if known is None else known.values()
+        self.fragments = [
+            (offset, [here[place] for place in among if place in here])
+            for offset, among in fragments([layer.name for layer in whole], self.outer)
+        ]
+        # Where every learner begins at the common weights and takes plain SGD steps, what it has
+        # moved by is known better than by the difference of weights, which rounds a small step
+        # away.
+        outer = self.outer
+        self._adds_up = (
+            plain
+            and outer.meet is None
+            and outer.merge == "mix"
+            and not (outer.keep or outer.overlap)
+        )
+        self._moved: list[list[Tensor]] = []
+        # by fragment: when it is used, and what has arrived
+        self._pending: dict[int, tuple[int, Any]] = {}
+        self.met = False  # whether a fragment was sent or used in the last step
+        # the learner whose weights the model holds; None: the common ones
+        self._loaded: int | None = None
+        self._told: dict[str, Any] | None = None  # of a checkpoint, until training goes on
+
+    # Whose weights the model holds: parameters point at them, so that nothing is copied.
+
+    def configured(self, optimizer: torch.optim.Optimizer) -> None:
+        here = range(len(self.here))
+        self._rates = optimizer
+        self._own = [[p.detach().clone() for p in self.trained] for _ in here]
+        self._kept = [[one.clone() for one in self._statistics()] for _ in here]
+        self._common = [one.clone() for one in self._statistics()]
+        # The common weights and their optimizer; in pairs, those of each learner here.
+        self.references = [
+            [nn.Parameter(p.detach().clone()) for p in self.trained]
+            for _ in (here if self.outer.meet == "pairs" else (0,))
+        ]
+        # what a learner that adds sent last
+        self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]
+        if self._adds_up:
+            self._moved = [[torch.zeros_like(p) for p in self.trained] for _ in here]
+        self._inner = []
+        for turn in here:
+            self._take(turn)
+            self._inner.append(self.inner(self.trained))
+        nesterov = self.outer.nesterov and self.outer.momentum > 0
+        self.outers = [
+            torch.optim.SGD(own, self.outer.rate, self.outer.momentum, nesterov=nesterov)
+            for own in self.references
+        ]
+        if self._told is not None:
+            self._restore(self._told)
+            self._told = None
+        self._loaded = None
+        self._show()
+
+    def _take(self, turn: int) -> None:
+        """Give the model the weights and running statistics of a learner here."""
+        if self._loaded == turn:
+            return
+        for p, own in zip(self.trained, self._own[turn], strict=True):
+            p.data = own
+        for buffer, kept in zip(self._statistics(), self._kept[turn], strict=True):
+            buffer.copy_(kept)
+        self._loaded = turn
+
+    def _show(self) -> None:
+        """Give the model the common weights, or the mean of the learners' where these never all
+        meet.
+        """
+        common = [one.data for one in self.references[0]]
+        if self.outer.meet == "pairs" or self.outer.merge == "sent":
+            common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
+        for p, one in zip(self.trained, common, strict=True):
+            p.data = one
+        for buffer, kept in zip(self._statistics(), self._common, strict=True):
+            buffer.copy_(kept)
+        self._loaded = None
+
+    def settle(self) -> None:
+        self._show()
+
+    def before_scoring(self, epoch: int, number: int, compress: bool) -> None:
+        if self._loaded is not None:
+            self._show()
+
+    # A step.
+
+    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+        super().before_pass(moment, one, samples, device)
+        self._take(one.learner - self.here[0])
+
+    @torch.no_grad()
+    def after_pass(self, moment: Moment, one: Pass) -> None:
+        """The learner's own step."""
+        if not one.whole:
+            return
+        turn = one.learner - self.here[0]
+        if self.clip is not None:
+            self.clip(self.trained)
+        for group, told in zip(
+            self._inner[turn].param_groups, self._rates.param_groups, strict=True
+        ):
+            group["lr"] = told["lr"]
+        if self._adds_up:
+            self._add_up(turn)
+        self._inner[turn].step()
+        for p in self.trained:
+            p.grad = None
+        for kept, buffer in zip(self._kept[turn], self._statistics(), strict=True):
+            kept.copy_(buffer)
+
+    def _add_up(self, turn: int) -> None:
+        """Add the plain SGD step that a learner here is about to take to what it has moved by."""
+        group = self._inner[turn].param_groups[0]
+        for moved, p in zip(self._moved[turn], self.trained, strict=True):
+            if p.grad is not None:
+                moved.add_(p.grad, alpha=group["lr"])
+                moved.add_(p, alpha=group["lr"] * group["weight_decay"])
+
+    @torch.no_grad()
+    def after_backward(self, moment: Moment) -> None:
+        """All learners have stepped: use what has arrived, and send what is due."""
+        done, last, self.met = moment.step + 1, moment.step + 1 == self.steps, False
+        self.exchange.ledger.steps += 1
+        for number, (due, _) in list(self._pending.items()):
+            if due == done or last:
+                self._use(number, moment.rate)
+        for number, (offset, among) in enumerate(self.fragments):
+            if last or (done > offset and (done - offset) % self.outer.interval == 0):
+                self._pending[number] = done + self.outer.overlap, self._send(among, moment)
+                if last or not self.outer.overlap:
+                    self._use(number, moment.rate)
+
+    def _send(self, among: Sequence[int], moment: Moment) -> Callable[[], list[dict[int, Tensor]]]:
+        """Send what the learners have moved by in a fragment; what arrives, for each of
+        `references`.
+        """
+        self.met = True
+        moved: list[list[Tensor | None]] = []
+        for turn in range(len(self.here)):
+            every: list[Tensor | None] = [None] * len(self.trained)
+            for index in among:
+                if self._adds_up:
+                    every[index] = self._moved[turn][index].clone()
+                    self._moved[turn][index].zero_()
+                    continue
+                every[index] = self._reference(turn)[index].data - self._own[turn][index]
+                if self.outer.merge == "add" and self.outer.overlap:
+                    self._sent[turn][index] = self._own[turn][index].clone()
+            moved.append(every)
+        if self.outer.meet == "pairs":
+            return self._meet(among, moved, moment.step)
+        arrival = self.exchange.begin(moved, moment.step, moment.epoch, among)
+        return lambda: [arrival()]
+
+    def _reference(self, turn: int) -> list[nn.Parameter]:
+        """What a learner here has moved from since it was last given weights."""
+        return self.references[turn if self.outer.meet == "pairs" else 0]
+
+    def _meet(
+        self, among: Sequence[int], moved: list[list[Tensor | None]], step: int
+    ) -> Callable[[], list[dict[int, Tensor]]]:
+        """Exchange slow weights, and what was moved by, with the partner of this step."""
+        partners = pairs(self.spec.learners, seeds.draw(seeds.PAIRS, self.exchange.seed, step))
+        told = [
+            [self._reference(turn)[index].data.clone() for index in among]
+            + [own[index] for index in among]
+            for turn, own in enumerate(moved)
+        ]
+        under_way = self.exchange.collectives.swap(told, partners, WHAT)
+        for index in among:
+            self.exchange.ledger.dense(index, 2 * len(self.here))
+
+        def arrived() -> list[dict[int, Tensor]]:
+            made = []
+            for learner, mine, theirs in zip(self.here, told, under_way.wait(), strict=True):
+                # sums depend on their order
+                both = (mine, theirs) if learner < partners[learner] else (theirs, mine)
+                common = [mean(list(one)) for one in zip(*both, strict=True)]
+                made.append(
+                    {
+                        index: common[len(among) + place] + (mine[place] - common[place])
+                        for place, index in enumerate(among)
+                    }
+                )
+            return made
+
+        return arrived
+
+    def _use(self, number: int, rate: float) -> None:
+        """The outer step of a fragment, and what it does to the learners' weights; rate: the
+        learning rate.
+        """
+        _, arrived = self._pending.pop(number)
+        self.met = True
+        # Begun before what has been sent is waited for, as statistics would else cost latencies of
+        # their own.
+        first = (
+            self.exchange.collectives.broadcast(lambda _: self._kept[0], 0, "statistics")
+            if self._norms
+            else None
+        )
+        every = arrived() if callable(arrived) else arrived
+        for reference, sgd, merged in zip(self.references, self.outers, every, strict=True):
+            for index, one in merged.items():
+                reference[index].grad = one.sign_() if self.outer.sign else one
+            if self.outer.sign:
+                sgd.param_groups[0]["lr"] = self.outer.rate * rate
+            sgd.step()
+            sgd.zero_grad()
+        for turn, (own, sent) in enumerate(zip(self._own, self._sent, strict=True)):
+            for index, merged in every[0 if len(every) == 1 else turn].items():
+                common = self._reference(turn)[index].data
+                if self.outer.merge == "add" and sent[index].numel():
+                    own[index].add_(common - sent[index])
+                elif self.outer.merge == "sent":
+                    own[index].copy_(torch.where(merged != 0, common, own[index]))
+                elif self.outer.keep:
+                    own[index].lerp_(common, 1 - self.outer.keep)
+                else:
+                    own[index].copy_(common)
+        if first is not None:
+            self._share_statistics(first.wait())
+
+    def _share_statistics(self, first: list[Tensor]) -> None:
+        """Of the running statistics the first learner's are the common ones; with a share of one's
+        own nobody takes them over.
+        """
+        for place, one in enumerate(first):
+            self._common[place].copy_(one)
+            for kept in self._kept:
+                if not self.outer.keep and self.outer.meet is None:
+                    kept[place].copy_(one)
+        # the buffers are others than the learner's now
+        self._loaded = None if self._loaded is None else -1
+
+    def installed(self) -> dict[str, Gradients]:
+        group = self.outers[0].param_groups[0]
+        # of signs it follows the learning rate
+        rate = self.outer.rate if self.outer.sign else group["lr"]
+        outer = self.outer.model_copy(update={"rate": rate, "momentum": group["momentum"]})
+        return {"grad": self.exchange.installed.model_copy(update={"outer": outer})}
+
+    # Checkpoints.
+
+    def get_extra_state(self) -> dict[str, Any]:
+        if self._told is not None:
+            return self._told
+        for number, (
+            due,
+            arrived,
+        ) in self._pending.items():  # what is under way has been decided when it was sent
+            self._pending[number] = due, arrived() if callable(arrived) else arrived
+        return {
+            "own": self._own,
+            "kept": self._kept,
+            "moved": self._moved,
+            "common": self._common,
+            "sent": self._sent,
+            "references": [[one.data for one in own] for own in self.references],
+            "inner": [one.state_dict() for one in self._inner],
+            "outers": [one.state_dict() for one in self.outers],
+            "pending": self._pending,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        if "reference" in state:  # checkpoints of earlier versions know no pairs
+            state |= {
+                "references": [state["reference"]],
+                "outers": [state["outer"]],
+                "pending": {
+                    number: (due, [arrived]) for number, (due, arrived) in state["pending"].items()
+                },
+            }
+        self._told = state
+
+    def _restore(self, told: dict[str, Any]) -> None:
+        references = [[one.data for one in own] for own in self.references]
+        # earlier checkpoints have none
+        own_too = (("moved", self._moved),) if "moved" in told else ()
+        for name, own in (
+            ("own", self._own),
+            ("kept", self._kept),
+            ("references", references),
+            *own_too,
+        ):
+            for mine, theirs in zip(own, told[name], strict=True):
+                for one, other in zip(mine, theirs, strict=True):
+                    one.copy_(other)
+        for one, other in zip(self._common, told["common"], strict=True):
+            one.copy_(other)
+        device = references[0][0].device
+        self._sent = [[one.to(device) for one in every] for every in told["sent"]]
+        self._pending = {
+            number: (
+                due,
+                [{index: one.to(device) for index, one in own.items()} for own in arrived],
+            )
+            for number, (due, arrived) in told["pending"].items()
+        }
+        for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
+            self._take(turn)
+            optimizer.load_state_dict(state)
+        for sgd, state in zip(self.outers, told["outers"], strict=True):
+            sgd.load_state_dict(state)
+
+
+def pairs(learners: int, seed: int) -> list[int]:
+    """Every learner's partner, drawn; an even number of them."""
+    order = torch.randperm(learners, generator=torch.Generator().manual_seed(seed)).tolist()
+    partner = dict(zip(order[::2], order[1::2], strict=True))
+    partner |= {b: a for a, b in partner.items()}
+    return [partner[learner] for learner in range(learners)]
+
+
+def fragments(names: Sequence[str], outer: Outer) -> list[tuple[int, list[int]]]:
+    """(offset in steps, places of its parameters) of each fragment: block i belongs to fragment i
+    mod `fragments`, what is in no block (embeddings, heads) is one of its own. One fragment holds
+    everything.
+
+    A parameter's block is the part of its name up to the first number. Raises UserError where there
+    are fewer blocks.
+    """
+    if outer.fragments == 1:
+        return [(0, list(range(len(names))))]
+    blocks: dict[str, list[int]] = {}
+    rest: list[int] = []
+    for place, name in enumerate(names):
+        found = re.match(r"(.*?(?:^|\.)\d+)\.", name)
+        (blocks.setdefault(found[1], []) if found else rest).append(place)
+    if len(blocks) < outer.fragments:
+        raise UserError(
+            f"grad.outer.fragments={outer.fragments}: the model has {len(blocks)} blocks, so "
+            "some fragments would be empty; choose no more"
+        )
+    every = [
+        [place for own in list(blocks.values())[turn :: outer.fragments] for place in own]
+        for turn in range(outer.fragments)
+    ] + ([rest] if rest else [])
+    return [(turn * outer.interval // len(every), own) for turn, own in enumerate(every)]

@@ -1,0 +1,101 @@
+"""Schedules of compression: what a layer's messages go through depends on the epoch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commsweep import compressors
+from commsweep.compressors import Compressor
+from commsweep.compressors.dense import Dense
+from commsweep.compressors.thresholds import Periodic
+from commsweep.config import Gradients, Spec
+from commsweep.data_parallel.adacomp import AdaComp
+from commsweep.data_parallel.joint import JointCompressor, Leader, Orthonormal, PowerIteration
+from commsweep.data_parallel.layers import Layer
+
+OWN = {
+    "live": Dense,
+    "adacomp": AdaComp,
+    "cltk": Leader,
+    "powersgd": PowerIteration,
+    "dion": Orthonormal,
+    "periodic": Periodic,
+}
+
+
+def build(spec: Spec) -> Compressor | JointCompressor:
+    """The compressor of a spec, joint ones included."""
+    return OWN[spec.kind](spec) if spec.kind in OWN else compressors.build(spec)
+
+
+def scheduled(
+    spec: Gradients, base: Compressor | JointCompressor, epoch: int, critical: bool
+) -> Compressor | JointCompressor:
+    """What a layer's messages go through in this epoch; `critical`: Accordion has found it in a
+    critical regime.
+    """
+    schedule = spec.schedule
+    if schedule.kind == "ramp" and epoch < schedule.epochs:
+        return build(_scaled(base.spec, ratio=max(base.spec.ratio, 0.25 ** (epoch + 1))))
+    return milder(spec) if critical else base
+
+
+def milder(spec: Gradients) -> Compressor | JointCompressor:
+    """What Accordion uses in a critical regime."""
+    ratio, rank = (
+        getattr(spec.compressor, name, 0) * spec.schedule.mild for name in ("ratio", "rank")
+    )
+    return build(_scaled(spec.compressor, ratio=min(1.0, ratio), rank=round(rank)))
+
+
+def _scaled(spec: Spec, **values: Any) -> Spec:
+    return spec.model_copy(
+        update={name: value for name, value in values.items() if name in type(spec).model_fields}
+    )
+
+
+class Accordion:
+    """Which layers are in a critical regime: their gradient's norm over an epoch changes a lot
+    (arXiv 2010.16248).
+    """
+
+    def __init__(self, spec: Gradients, layers: list[Layer]) -> None:
+        self.schedule = spec.schedule
+        self.mild = [not layer.dense for layer in layers]  # the first epochs are critical
+        self.sums: list[Tensor | None] = [None] * len(layers)
+        self.before: list[float] | None = None
+
+    def add(self, index: int, gradient: Tensor) -> None:
+        """Add a step's mean gradient of a layer."""
+        own = self.sums[index]
+        # After a resume the sum lies on the host.
+        self.sums[index] = (
+            gradient.clone() if own is None else own.to(gradient.device).add_(gradient)
+        )
+
+    def decide(self, epoch: int) -> None:
+        """After an epoch: compare norms with those of the last decision."""
+        norms = [
+            math.nan if one is None else float(torch.linalg.vector_norm(one)) for one in self.sums
+        ]
+        self.sums = [None] * len(self.sums)
+        if (epoch + 1) % self.schedule.every:
+            return
+        if self.before is not None:
+            self.mild = [
+                math.isfinite(now) and (last == 0 or abs(last - now) / last >= self.schedule.eta)
+                for last, now in zip(self.before, norms, strict=True)
+            ]
+        self.before = norms
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"mild": self.mild, "sums": self.sums, "before": self.before}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.mild, self.sums, self.before = state["mild"], state["sums"], state["before"]

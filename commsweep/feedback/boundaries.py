@@ -1,0 +1,272 @@
+"""What is remembered between steps. One message goes out per call, and only training changes a
+memory.
+
+Notation: x the tensor at the boundary, C the compressor, y what the receiver uses. Every feedback
+gets a `sender` (its `send` compresses, counts and returns what arrives; `send_dense` does not
+compress) and `keys`, the rows of the memory that belong to this batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from commsweep.compressors import Compressor, gpu, message
+from commsweep.compressors.base import channels_last
+from commsweep.config import Spec
+from commsweep.feedback.memory import AnyMemory, Keys, MappedMemory, Memory
+
+
+class Sender(Protocol):
+    """How a feedback sends messages."""
+
+    def send(self, x: Tensor) -> Tensor: ...
+    def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None: ...
+    def send_halves(self, x: Tensor, e: Tensor) -> Tensor: ...
+    def send_dense(self, x: Tensor) -> Tensor: ...
+    def was_of(self, rows: Tensor, batch: int) -> None: ...
+
+
+class Receiver(Protocol):
+    """How a feedback gets them at the other end."""
+
+    def receive(self, shape: torch.Size) -> Tensor: ...
+    def receive_halves(self, shape: torch.Size) -> Tensor: ...
+    def receive_dense(self, shape: torch.Size) -> Tensor: ...
+    def was_of(self, rows: Tensor, batch: int) -> None: ...
+
+
+class Feedback(nn.Module):
+    """No memory: y = C(x). Base of the others.
+
+    Where sender and receiver are processes, each has the feedback, and `send` at one end goes with
+    `receive` at the other: both leave the same memory behind, where the receiver has any.
+    """
+
+    echoes = True  # whether the sender needs what arrives
+
+    def __init__(self, spec: Spec, memory: AnyMemory | None = None) -> None:
+        super().__init__()
+        self.spec, self.memory = spec, memory
+
+    def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
+        """Send one training message and remember what the method remembers. Returns what the
+        receiver uses.
+        """
+        return sender.send(x)
+
+    def receive(self, receiver: Receiver, shape: torch.Size, keys: Keys) -> Tensor:
+        """What the receiver uses, of this shape; `keys`: as the sender's."""
+        return receiver.receive(shape)
+
+    def most_bytes(
+        self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys
+    ) -> int:
+        """Bytes of a training message at most, its framing included."""
+        return message.most_bytes(compressor, shape, dtype)
+
+    def saw_dense(self, x: Tensor, keys: Keys) -> None:
+        """x travelled uncompressed (a warm-start epoch)."""
+
+
+class EF(Feedback):
+    """y = C(x + e); e <- x + e - y, so that sum(y) + e == sum(x) at any time (Seide 2014, Stich
+    2018).
+    """
+
+    def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
+        e = self.memory.read(keys)
+        y = sender.send_remembered(x, e, gpu.EF)
+        if y is not None:
+            self.memory.write(keys, e)
+            return y
+        e.add_(x)
+        y = sender.send(e.to(x.dtype))
+        # everything was kept, and what arrives must outlive the memory
+        if y.data_ptr() == e.data_ptr():
+            y = y.clone()
+        self.memory.write(keys, e.sub_(y))
+        return y
+
+
+class EFMixed(Feedback):
+    """y = C_half(x) + C_half(e); e <- x + e - y. It telescopes like EF. The reading of "mixed" is
+    ours.
+    """
+
+    def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
+        e = self.memory.read(keys)
+        y = sender.send_halves(x, e.to(x.dtype))
+        self.memory.write(keys, e.add_(x).sub_(y))
+        return y
+
+    def receive(self, receiver: Receiver, shape: torch.Size, keys: Keys) -> Tensor:
+        return receiver.receive_halves(shape)
+
+    def most_bytes(
+        self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys
+    ) -> int:
+        return message.most_bytes(compressor.halved(), shape, dtype, payloads=2)
+
+
+class EF21(Feedback):
+    """y = A <- A + C(x - A): the state is the sum of all messages (Richtarik 2021)."""
+
+    def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
+        a = self.memory.read(keys)
+        if sender.send_remembered(x, a, gpu.EF21) is not None:
+            self.memory.write(keys, a)
+            return a.clone()
+        return self._moved(a, sender.send((x - a).to(x.dtype)), keys)
+
+    def receive(self, receiver: Receiver, shape: torch.Size, keys: Keys) -> Tensor:
+        a = self.memory.read(keys)
+        return self._moved(a, receiver.receive(shape), keys)
+
+    def _moved(self, a: Tensor, m: Tensor, keys: Keys) -> Tensor:
+        a += m
+        self.memory.write(keys, a)
+        return a.to(m.dtype, copy=not self.memory.by_sample)  # never hand out the memory itself
+
+    def saw_dense(self, x: Tensor, keys: Keys) -> None:
+        self.memory.write(keys, x)
+
+
+class AQSGD(Feedback):
+    """Per sample i: first visit y = m_i <- x, sent dense; later y = m_i <- m_i + C(x - m_i) (Wang
+    2022, Alg. 1).
+
+    Both ends hold m in the buffer's type, so what is used downstream is what is stored.
+    """
+
+    def __init__(self, spec: Spec, memory: AnyMemory) -> None:
+        super().__init__(spec, memory)
+        self.visited = Visited(memory.slots)
+
+    def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
+        seen = self.visited.state[keys.samples]
+        if seen.all():  # a host tensor: no device is waited for
+            return self._difference(lambda m: sender.send(x - m.to(x.dtype)), keys)
+        if not seen.any():
+            self.saw_dense(x, keys)
+            return sender.send_dense(x)
+        y = torch.empty_like(x)
+        own, new = (rows.nonzero()[:, 0].to(x.device, non_blocking=True) for rows in (seen, ~seen))
+        y[own] = self._difference(lambda m: sender.send(x[own] - m.to(x.dtype)), keys.subset(seen))
+        sender.was_of(own, len(x))
+        y[new] = sender.send_dense(x[new])
+        self.saw_dense(x[new], keys.subset(~seen))
+        return y
+
+    def receive(self, receiver: Receiver, shape: torch.Size, keys: Keys) -> Tensor:
+        seen = self.visited.state[keys.samples]
+        n = int(seen.sum())
+        if n == len(seen):
+            return self._difference(lambda m: receiver.receive(shape), keys)
+        parts = {}
+        if n:
+            size = torch.Size([n, *shape[1:]])
+            parts[True] = self._difference(lambda m: receiver.receive(size), keys.subset(seen))
+            if n < len(seen):
+                receiver.was_of(seen.nonzero()[:, 0], len(seen))
+        first = receiver.receive_dense(torch.Size([len(seen) - n, *shape[1:]]))
+        self.saw_dense(first, keys.subset(~seen))
+        if not n:
+            return first
+        y = torch.empty(
+            shape,
+            dtype=first.dtype,
+            device=first.device,
+            memory_format=torch.channels_last if channels_last(first) else torch.contiguous_format,
+        )
+        for rows, part in ((seen, parts[True]), (~seen, first)):
+            y[rows.nonzero()[:, 0].to(y.device, non_blocking=True)] = part
+        return y
+
+    def most_bytes(
+        self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys
+    ) -> int:
+        seen = int(self.visited.state[keys.samples].sum())
+        dense = message.most_framing(2) + (shape[0] - seen) * shape[1:].numel() * dtype.itemsize
+        return dense + (compressor.most_bytes(torch.Size([seen, *shape[1:]]), dtype) if seen else 0)
+
+    def saw_dense(self, x: Tensor, keys: Keys) -> None:
+        self.memory.write(keys, x)
+        self.visited.state[keys.samples] = True
+
+    def _difference(self, said: Callable[[Tensor], Tensor], keys: Keys) -> Tensor:
+        m = self.memory.read(keys)
+        d = said(m)
+        m = (m + d).to(self.memory.dtype)
+        self.memory.write(keys, m)
+        return m.to(d.dtype)
+
+
+class Visited(nn.Module):
+    """Which samples have been sent once; a host buffer, because the decision is taken on the
+    host.
+    """
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(samples, dtype=torch.bool))
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+        return self
+
+
+KINDS: dict[str, type[Feedback]] = {
+    "none": Feedback,
+    "ef": EF,
+    "ef_mixed": EFMixed,
+    "ef21": EF21,
+    "aqsgd": AQSGD,
+}
+
+
+def sample_keyed(spec: Spec) -> bool:
+    """Whether the memory holds one row a training sample (else one a batch slot)."""
+    return spec.kind == "aqsgd" or getattr(spec, "key", "slot") == "sample"
+
+
+def buffer_dtype(spec: Spec) -> torch.dtype:
+    """The type a feedback's memory is stored in."""
+    return getattr(torch, getattr(spec, "buffer", "float32"))
+
+
+def memory_bytes(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int) -> int:
+    """Bytes of a feedback's memory for messages of this sample shape."""
+    if spec.kind == "none":
+        return 0
+    slots = n_samples if sample_keyed(spec) else batch_size
+    return slots * sample.numel() * buffer_dtype(spec).itemsize
+
+
+def build(
+    spec: Spec,
+    sample: torch.Size,
+    batch_size: int,
+    n_samples: int,
+    channels_last: bool = False,
+    file: Path | None = None,
+    device: torch.device | None = None,
+) -> Feedback:
+    """The feedback of a spec, its memory allocated on the device; a sample-keyed one lies in `file`
+    if that is given.
+    """
+    if spec.kind == "none":
+        plain = Feedback(spec)
+        plain.echoes = False
+        return plain
+    by_sample = sample_keyed(spec)
+    slots = n_samples if by_sample else batch_size
+    memory = (
+        MappedMemory(slots, sample, buffer_dtype(spec), file)
+        if by_sample and file is not None
+        else Memory(slots, sample, buffer_dtype(spec), by_sample, channels_last, device)
+    )
+    return KINDS[spec.kind](spec, memory)

@@ -1,0 +1,236 @@
+"""What a learner remembers of a layer's gradient: `offer` what to send, `settle` with what arrived.
+
+Notation: g the new gradient, m what is compressed, y what arrives of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from commsweep.config import Spec
+
+
+class Feedback(nn.Module):
+    """Nothing is remembered: m = g."""
+
+    tensors = 0  # of the layer's size that it holds
+    # whether it holds the momentum that the optimizer then has not, for dense parameters, too
+    carries = False
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__()
+        self.spec, self.learners = spec, learners
+
+    def offer(self, g: Tensor) -> Tensor:
+        """m, to be compressed."""
+        return g
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        """y arrived for m; returns what the mean is taken of."""
+        return y
+
+    def dense(self, g: Tensor) -> Tensor:
+        """What travels for g uncompressed (a vector, or before the first compressed epoch), and is
+        used as it is.
+        """
+        return g
+
+
+class Residue(Feedback):
+    """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time; or m = g + decay e, which
+    forgets.
+    """
+
+    tensors = 1
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("e", torch.zeros(shape))
+
+    def offer(self, g: Tensor) -> Tensor:
+        decay = getattr(self.spec, "decay", None)
+        return self.e.add_(g) if decay is None else torch.add(g, self.e, alpha=decay, out=self.e)
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        y = y.clone() if y.data_ptr() == m.data_ptr() else y  # everything was kept
+        self.e.sub_(y)
+        return y
+
+
+class Decoupled(Residue):
+    """m = e + g, a learner's own momentum; e <- m - (1 - momentum) y (Dion)."""
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        self.e.sub_(y, alpha=1 - self.spec.momentum)
+        return y
+
+
+class LowPass(Residue):
+    """m = g + e; e <- (1 - beta) e + beta (m - y) (ScaleCom; beta 1 is error feedback)."""
+
+    def offer(self, g: Tensor) -> Tensor:
+        return self.e + g
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        self.e.mul_(1 - self.spec.beta).add_(m - y, alpha=self.spec.beta)
+        return y
+
+
+class LoCo(Residue):
+    """m = g + e; e <- beta e + (1 - beta) (m - y), stored in 8 bits with one scale a layer (arXiv
+    2407.04480).
+
+    An average of errors: it does not telescope. Zero every `reset` steps.
+    """
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def offer(self, g: Tensor) -> Tensor:
+        return self.e + g
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        e = self.e.mul(self.spec.beta).add_(m - y, alpha=1 - self.spec.beta)
+        step = (e.abs().amax() / 127).clamp(min=1e-30)
+        self.steps += 1
+        self.e.copy_((e / step).round_().mul_(step * (self.steps % self.spec.reset != 0)))
+        return y
+
+
+class MomentumCorrection(Feedback):
+    """u <- mu u + g; v <- v + u; m = v; both zero where something was sent (DGC, Lin 2018).
+
+    The optimizer's own momentum should be zero then. Clipping to `clip` / sqrt(learners) comes
+    first.
+    """
+
+    tensors, carries = 2, True
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("u", torch.zeros(shape))
+        self.register_buffer("v", torch.zeros(shape))
+
+    def offer(self, g: Tensor) -> Tensor:
+        return self.v.add_(self._accelerated(g))
+
+    def dense(self, g: Tensor) -> Tensor:
+        """u itself: the optimizer has no momentum, so what travels dense must have it, too."""
+        return self._accelerated(g).clone()
+
+    def _accelerated(self, g: Tensor) -> Tensor:
+        if self.spec.clip:
+            norm = torch.linalg.vector_norm(g)
+            g = g * (self.spec.clip / self.learners**0.5 / norm.clamp(min=1e-30)).clamp(max=1.0)
+        return self.u.mul_(self.spec.momentum).add_(g)
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        y = y.clone() if y.data_ptr() == m.data_ptr() else y
+        kept = y == 0
+        self.u.mul_(kept)
+        self.v.mul_(kept)
+        return y
+
+
+class Unremembered(nn.Module):
+    """Another learner's, of which its receivers need nothing."""
+
+    def settle(self, _m: None, y: Tensor) -> Tensor:
+        """What is used of y."""
+        return y
+
+    def saw(self, y: Tensor) -> None:
+        """y travelled uncompressed."""
+
+
+class Mirror(nn.Module):
+    """Another learner's A of EF21, which its receivers must have, too: A <- A + y is what is
+    used.
+    """
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(shape))
+
+    def settle(self, _m: Tensor | None, y: Tensor) -> Tensor:
+        """What is used of y."""
+        return self.a.add_(y).clone()
+
+    def saw(self, y: Tensor) -> None:
+        """y travelled uncompressed: both ends go on from it."""
+        self.a.copy_(y)
+
+
+class EF21(Feedback):
+    """m = g - A; A <- A + y is what is used (Richtarik 2021)."""
+
+    tensors = 1
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("a", torch.zeros(shape))
+
+    def offer(self, g: Tensor) -> Tensor:
+        return g - self.a
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        return self.a.add_(y).clone()
+
+    def dense(self, g: Tensor) -> Tensor:
+        self.a.copy_(g)
+        return g
+
+
+class EF21SGDM(EF21):
+    """v <- (1 - eta) v + eta g; m = v - A; A <- A + y is what is used (Fatkhullin 2023). The first
+    v is the first g.
+    """
+
+    tensors, carries = 2, True
+
+    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+        super().__init__(spec, shape, learners)
+        self.register_buffer("v", torch.zeros(shape))
+        self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
+
+    def offer(self, g: Tensor) -> Tensor:
+        return self._running(g) - self.a
+
+    def dense(self, g: Tensor) -> Tensor:
+        """The running mean itself."""
+        return super().dense(self._running(g).clone())
+
+    def _running(self, g: Tensor) -> Tensor:
+        self.v.copy_(torch.where(self.begun, torch.lerp(self.v, g, self.spec.eta), g))
+        self.begun.fill_(True)
+        return self.v
+
+
+KINDS: dict[str, type[Feedback]] = {
+    "none": Feedback,
+    "ef": Residue,
+    "adacomp": Residue,
+    "dgc": MomentumCorrection,
+    "lowpass": LowPass,
+    "loco": LoCo,
+    "ef21": EF21,
+    "ef21_sgdm": EF21SGDM,
+    "decoupled": Decoupled,
+}
+
+
+def build(spec: Spec, shape: torch.Size, learners: int, dense: bool) -> Feedback:
+    """What a learner remembers of a layer; `dense`: which travels as it is."""
+    return _kind(spec, dense)(spec, shape, learners)
+
+
+def mirror(spec: Spec, shape: torch.Size, learners: int, dense: bool) -> Unremembered | Mirror:
+    """What the others must remember of it."""
+    return Mirror(shape) if issubclass(_kind(spec, dense), EF21) else Unremembered()
+
+
+def _kind(spec: Spec, dense: bool) -> type[Feedback]:
+    kind = KINDS[spec.kind]
+    return Feedback if dense and not kind.carries else kind

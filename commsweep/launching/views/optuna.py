@@ -1,0 +1,95 @@
+"""A sweep as an Optuna study, so that its dashboard shows grids too. A view: made anew each time,
+never the record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from commsweep.config import flatten
+from commsweep.errors import UserError
+from commsweep.store import FINISHED, Store
+
+
+def mirror(name: str, store: Store) -> Path:
+    """Write the finished runs of a sweep as the trials of a study; returns its journal file.
+
+    Objectives: test quality with compression on (accuracy, or minus the loss) and share of the
+    dense bytes; parameters: the settings in which the runs differ. Raises UserError when the store
+    knows no such sweep.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        named = store.cells(name)
+    except FileNotFoundError:
+        raise UserError(
+            f"store '{store.root}' knows no sweep '{name}'; launch it with: commsweep sweep "
+            f"launch {name}"
+        ) from None
+    rows = [row for row in store.rows() if row["id"] in named and row["status"] == FINISHED]
+    settings = [flatten(row["run"]) for row in rows]
+    choices = {
+        key: sorted({_value(one.get(key)) for one in settings}, key=str)
+        for key in dict.fromkeys(key for one in settings for key in one)
+    }
+    choices = {key: values for key, values in choices.items() if len(values) > 1}
+    journal = store.root / "studies" / f"{name}.journal"
+    mark = {"mirror": name}
+    if journal.exists() and _mark(journal, name) != mark:
+        raise UserError(
+            f"study '{name}' in store '{store.root}' is a search's, not a view of the sweep of "
+            f"that name; look at it with: optuna-dashboard {journal}, and rename the file to "
+            "see the sweep"
+        )
+    part = journal.with_name(f".{name}.{os.getpid()}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.unlink(missing_ok=True)
+    backend = optuna.storages.journal.JournalFileBackend(str(part))
+    study = optuna.create_study(
+        study_name=name,
+        directions=["maximize", "minimize"],
+        storage=optuna.storages.JournalStorage(backend),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(["quality", "share of dense bytes"])
+    study.set_user_attr("commsweep", mark)
+    kinds = {
+        key: optuna.distributions.CategoricalDistribution(values) for key, values in choices.items()
+    }
+    for row, one in zip(rows, settings, strict=True):
+        metrics = row["metrics"]
+        quality = metrics["test_on_acc"] if "test_on_acc" in metrics else -metrics["test_on_loss"]
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={key: _value(one.get(key)) for key in kinds},
+                distributions=kinds,
+                values=[quality, row["bytes"]["ratio"]],
+                user_attrs={
+                    "run": row["id"],
+                    **{key: round(value, 6) for key, value in metrics.items()},
+                },
+            )
+        )
+    os.replace(part, journal)
+    return journal
+
+
+def _mark(journal: Path, name: str) -> Any:
+    import optuna
+
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(journal))
+    )
+    return optuna.load_study(study_name=name, storage=storage).user_attrs.get("commsweep")
+
+
+def _value(value: Any) -> Any:
+    """A setting as Optuna takes it."""
+    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value

@@ -1,0 +1,466 @@
+"""A run's learners as processes of this machine: one each, the collectives between them.
+
+A process trains as the simulation does, through the same step and exchange; only its collectives
+are others. What it hands to them are the serialised payloads of a bucket's layers; what it gets are
+all learners', averaged in their order, so losses, scores and weights are the simulation's bit for
+bit. Recorded in <store>/learners; many runs of as many learners go through one set of processes,
+whose links are reshaped in between. Each process keeps checkpoints of its own beside the row; a
+training that ended early goes on from the newest that all have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commsweep import inputs
+from commsweep.config import (
+    SCHEMA,
+    Cable,
+    Execution,
+    LearnerWiring,
+    Link,
+    Links,
+    Run,
+    canonical,
+    parse,
+    record,
+    run_id,
+)
+from commsweep.errors import Diverged, UserError
+from commsweep.feedback.boundaries import sample_keyed
+from commsweep.processes import launch
+from commsweep.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
+
+if TYPE_CHECKING:
+    from commsweep.data_parallel.ledger import Ledger
+
+MODULE = "commsweep.processes.ddp"
+MEASURED = "measured"  # status of a run that was ended after `LearnerWiring.steps`
+PATIENCE = 300.0
+Measurement = tuple[Run, LearnerWiring]
+
+
+def folder_of(store: Store, run: Run, wiring: LearnerWiring) -> RunFolder:
+    """Where this run over this wiring is recorded: <store>/learners/<id>."""
+    text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
+    return store.learners(sha256(text.encode()).hexdigest()[:12])
+
+
+def execute(
+    wanted: Sequence[Measurement],
+    store: Store,
+    execution: Execution,
+    patience: float = PATIENCE,
+    done: Callable[[int], None] = lambda n: None,
+    keep_weights: bool = False,
+    calm: bool = False,
+) -> list[Row]:
+    """The rows of these runs over these wirings: as recorded, or by executing them now; `done`
+    hears how many are new.
+
+    keep_weights: leave the trained network beside the row, as weights.pt. calm: take what is ended
+    after some steps again while something else has the machine. Raises UserError when a process
+    fails; all others are ended then.
+    """
+    for run, wiring in wanted:
+        check(run, wiring)
+    todo = {}
+    for run, wiring in wanted:
+        folder = folder_of(store, run, wiring)
+        if (recorded := folder.row()) is None:
+            todo[folder.path.name] = run, wiring
+        else:
+            inputs.check(folder, run, recorded, execution)
+
+    def kind(item: tuple[str, Measurement]) -> tuple[int, float]:
+        return item[1][0].grad.learners, item[1][1].latency
+
+    before, shaped = 0, any(wiring.bandwidth or wiring.latency for _, wiring in todo.values())
+    for (learners, latency), group in groupby(sorted(todo.items(), key=kind), key=kind):
+        own = dict(group)
+        folder = RunFolder(store.root / "learners" / ".launch", store.root)
+        folder.make()
+        with _own(folder):
+            write_json(
+                folder.path / "execution.json",
+                {
+                    **execution.record(),
+                    "patience": patience,
+                    "keep_weights": keep_weights,
+                    "calm": calm,
+                },
+            )
+            write_json(
+                folder.path / "todo.json",
+                {
+                    "todo": [
+                        [name, record(run), wiring.model_dump(mode="json")]
+                        for name, (run, wiring) in own.items()
+                    ]
+                },
+            )
+            fastest = max(wiring.bandwidth for _, wiring in own.values())
+            _launch(
+                folder,
+                learners,
+                Cable(bandwidth=fastest, latency=latency) if shaped else None,
+                patience,
+                lambda seen, before=before: done(before + seen["done"]),
+            )
+        before += len(own)
+        done(before)
+    rows = [folder_of(store, *one).row() for one in wanted]
+    if None in rows:
+        raise UserError(
+            "the learners ended without a result; what they said is in "
+            f"'{store.root}/learners/.launch' (is another commsweep in this folder?)"
+        )
+    return rows
+
+
+@contextmanager
+def _own(folder: RunFolder) -> Iterator[None]:
+    try:
+        with folder.locked():
+            yield
+    except Busy:
+        raise UserError(
+            f"another process launches learners in store '{folder.root}'; wait for it, or name "
+            "another with --store"
+        ) from None
+
+
+def _launch(
+    folder: RunFolder,
+    learners: int,
+    cable: Cable | None,
+    patience: float,
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    command = [MODULE, str(folder.root.resolve())]
+    if cable is None:
+        with launch.local(folder, command, learners) as (commands, environments):
+            launch.supervise(folder, commands, environments, show, patience, "learner")
+        return
+    from commsweep.processes import namespaces
+
+    with namespaces.star(learners, cable) as nodes:
+        launch.supervise(
+            folder, nodes.commands(command), nodes.environments(), show, patience, "learner"
+        )
+
+
+def work(store: Store, folder: RunFolder) -> None:
+    """A learner's part in all runs of one launch."""
+    import torch
+    import torch.distributed as dist
+
+    from commsweep.processes import namespaces
+    from commsweep.processes.timing import Calm
+    from commsweep.training.record import environment
+
+    told = read_json(folder.path / "execution.json")
+    patience, keep, repeats = (told.pop(what) for what in ("patience", "keep_weights", "calm"))
+    execution, rank, world = (
+        Execution.read(told),
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+    )
+    calm = Calm()
+    execution = replace(execution, device="cpu", progress=execution.progress and rank == 0)
+    launch.join(torch.device("cpu"), patience)
+    for n, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
+        run, wiring, recorded = parse(settings), LearnerWiring(**wires), store.learners(name)
+        if world != run.grad.learners:
+            raise UserError(
+                f"{world} processes were started for {run.grad.learners} learners; start one a "
+                "learner"
+            )
+        agree(run)
+        if rank == 0:
+            recorded.make()
+            write_json(
+                recorded.path / "run.json",
+                {
+                    "schema": SCHEMA,
+                    "id": name,
+                    "run_id": run_id(run),
+                    "run": settings,
+                    "wiring": wires,
+                },
+            )
+            write_json(recorded.path / "env.json", environment("cpu"))
+            if namespaces.CHAIN in os.environ:
+                namespaces.shape(wiring.bandwidth)
+        dist.barrier()
+        train = partial(
+            _train, run, wiring, replace(execution, threads=wiring.threads), recorded, keep
+        )
+        row = calm.measure(train) if repeats and wiring.steps else train()
+        if rank == 0:
+            recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})
+            for left in (
+                *recorded.path.glob("learner*.ckpt"),
+                *recorded.path.glob(".learner*.part"),
+            ):
+                left.unlink()
+            write_json(folder.path / "progress.json", {"done": n + 1})
+    dist.destroy_process_group()
+
+
+def _train(
+    run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunFolder, keep: bool
+) -> Row:
+    import pytorch_lightning as pl
+    import torch
+    import torch.distributed as dist
+    from pytorch_lightning.callbacks import Checkpoint
+
+    from commsweep import checkpoint
+    from commsweep.collectives import Processes, gathered
+    from commsweep.data_parallel.ledger import Ledger
+    from commsweep.processes import namespaces
+    from commsweep.processes.timing import Steps
+    from commsweep.training.readback import nothing_lost
+    from commsweep.training.record import row
+    from commsweep.training.run import build, installed, tokens, trainer
+
+    collectives = Processes(ring=run.kfac is not None)
+    parts = build(run, execution, collectives=collectives, wiring=wiring)
+    parts.task.gather, exchange = gathered, parts.task.components["learners"].exchange
+    if len({json.dumps(one) for one in gathered(parts.inputs)}) > 1:
+        raise UserError(
+            "the learners loaded different data; name the same with --data-root and --model-root"
+        )
+    if dist.get_rank() == 0:
+        inputs.keep(recorded, run, execution, parts.inputs)
+    watch, name, rank = Steps(collectives), f"learner{dist.get_rank()}", dist.get_rank()
+
+    class Noting(Checkpoint):
+        """Times, evaluations and checkpoints, which Lightning takes after the task's own end of an
+        epoch.
+        """
+
+        pace = checkpoint.Pace(execution.checkpoint_every)
+
+        def on_train_batch_start(
+            self, trainer: pl.Trainer, task: Any, batch: Any, number: int
+        ) -> None:
+            watch.begin(task)
+
+        def on_train_batch_end(
+            self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, number: int
+        ) -> None:
+            watch.end(task)
+
+        def on_validation_end(self, trainer: pl.Trainer, task: Any) -> None:
+            record = evaluation_of(gathered(task.evaluation()))
+            if rank == 0:
+                recorded.append(record)
+
+        def on_train_epoch_end(self, trainer: pl.Trainer, task: Any) -> None:
+            over = trainer.current_epoch + 1 >= trainer.max_epochs or wiring.steps
+            if over or not collectives.agree(self.pace.due()):
+                return
+            with self.pace.taken():
+                trainer.save_checkpoint(recorded.path / f"{name}.{trainer.global_step}")
+                dist.barrier()  # all have theirs
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"sent": dict(collectives.sent), "framing": dict(collectives.framing)}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            collectives.sent.update(state_dict["sent"])
+            collectives.framing.update(state_dict.get("framing", {}))
+
+    made = trainer(run, parts, [Noting()], execution.progress, steps=wiring.steps)
+    status, error = MEASURED if wiring.steps else FINISHED, None
+    begun, before = (
+        None if wiring.steps else launch.newest(recorded.path, name),
+        namespaces.relayed(),
+    )
+    try:
+        made.fit(
+            parts.task,
+            parts.data.train,
+            [] if wiring.steps else parts.data.val_dataloader(),
+            ckpt_path=begun and str(begun),
+            weights_only=True,
+        )
+    except Diverged as outcome:
+        status, error = DIVERGED, str(outcome)
+    relayed, ran = namespaces.relayed() - before, installed(run, parts, made)
+    if status == FINISHED:
+        nothing_lost(run, ran.record())
+    parts.task.components["learners"].settle()
+    state = {name: one.detach().cpu() for name, one in parts.task.model.state_dict().items()}
+    every = gathered(
+        {
+            "sent": dict(collectives.sent),
+            "framing": dict(collectives.framing),
+            "digest": digest(state),
+            "steps": watch.steps,
+            "totals": parts.task.totals(),
+            "ledger": exchange.ledger.state(),
+        }
+    )
+    if len({one["digest"] for one in every}) > 1:
+        raise RuntimeError("the learners ended with different weights")
+    if keep and rank == 0:
+        torch.save(state, recorded.path / "weights.pt")
+    timing = Steps.summary([one["steps"] for one in every], parts.task)
+    if timing:
+        timing["relayed"] = relayed / len(watch.steps)
+    transport = [one["sent"] for one in every]
+    # which factors share a message, and its framing, follows from measured times
+    if run.kfac is not None:
+        timing["framing"] = [one["framing"].get("factors", 0) for one in every]
+        transport = [
+            sent | {"factors": sent.get("factors", 0) - framing}
+            for sent, framing in zip(transport, timing["framing"], strict=True)
+        ]
+    whole = Ledger(exchange.layers, run.grad, run.grad.learners)
+    whole.take([(list(range(len(exchange.layers))), one["ledger"]) for one in every], stages=1)
+    totals = totals_of([one["totals"] for one in every], whole)
+    return row(
+        run,
+        status,
+        error,
+        ran=ran if status == FINISHED else None,
+        evaluations=recorded.metrics(),
+        steps=made.global_step,
+        totals=totals,
+        seconds=parts.task.seconds,
+        device=parts.device,
+        tokens=tokens(parts.data),
+        transport=transport,
+        weights=every[0]["digest"],
+        inputs=parts.inputs,
+        timing=timing,
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def evaluation_of(every: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of an evaluation, given that of every learner: bytes are added up, rates are of
+    all learners' bytes; the rest is the same at all of them.
+    """
+    record = dict(every[0])
+    if "bytes" in record:
+        record["bytes"] = sum(one["bytes"] for one in every)
+    if "rates" in record:
+        record["rates"] = {
+            name: len(every) / sum(1 / one["rates"][name] for one in every)
+            for name in record["rates"]
+        }
+    return record
+
+
+def totals_of(every: list[dict[str, Any]], ledger: Ledger) -> dict[str, Any]:
+    """What the row of a run says of its messages, given that of every learner, and all learners'
+    ledger of gradients.
+
+    Bytes at boundaries are added up; bytes that a learner sends a step are means over the learners.
+    """
+    totals = dict(every[0])
+    totals["boundaries"] = {
+        name: {key: sum(one["boundaries"][name][key] for one in every) for key in sent}
+        for name, sent in totals["boundaries"].items()
+    }
+    merged = ledger.totals()
+    hops = totals["gradients"].keys() - merged.keys()
+    totals["gradients"] = merged | {
+        hop: _mean(one["gradients"][hop] for one in every) for hop in sorted(hops)
+    }
+    if "kfac" in totals:
+        totals["kfac"] = {
+            key: _mean(one["kfac"][key] for one in every) if key.startswith("factors_") else value
+            for key, value in totals["kfac"].items()
+        }
+    return totals
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def digest(state: dict[str, Any]) -> str:
+    """What stands for a network's weights."""
+    joined = sha256()
+    for one in state.values():
+        joined.update(one.detach().cpu().contiguous().numpy().tobytes())
+    return joined.hexdigest()
+
+
+def agree(run: Run) -> None:
+    """Raise UserError unless all processes execute the same run."""
+    from commsweep.collectives import gathered
+
+    ids = gathered(run_id(run))
+    if len(set(ids)) > 1:
+        raise UserError(
+            f"the learners' configurations differ (runs {', '.join(map(str, ids))}); start all "
+            "with the same settings"
+        )
+
+
+def check(run: Run, wiring: LearnerWiring | None = None) -> None:
+    """Raise UserError for runs that processes would train otherwise than the simulation does, or
+    not at all.
+    """
+    if run.grad.learners < 2:
+        raise UserError(
+            "one learner has nobody to exchange gradients with: set grad.learners=2 or more"
+        )
+    check_memories(run)
+    if wiring is not None and wiring.placement == "shared":
+        from commsweep.second_order.placement import shared
+
+        try:
+            shared(1, run.grad.learners, wiring.fraction)
+        except ValueError as error:
+            raise UserError(f"--fraction: {error}") from None
+
+
+def check_memories(run: Run) -> None:
+    """Raise UserError for what boundaries would remember of rows that other learners had before."""
+    places = {"": Links(fwd=run.fwd, bwd=run.bwd)} | {
+        f"at.{cut}.": links for cut, links in run.at.items()
+    }
+    for place, links in places.items():
+        for side in ("fwd", "bwd"):
+            link: Link = getattr(links, side)
+            if sample_keyed(link.feedback):
+                raise UserError(
+                    f"{place}{side}.feedback.kind={link.feedback.kind} remembers samples, which "
+                    "come to another learner each epoch, and processes do not share memories: "
+                    "simulate it with commsweep run, or key it by slot"
+                )
+            if getattr(link.compressor, "warm", False):
+                raise UserError(
+                    f"{place}{side}.compressor.warm=true begins from the last message of all "
+                    "learners, which processes do not share: simulate it with commsweep run, or "
+                    "set warm=false"
+                )
+
+
+def main(root: str) -> int:
+    """A learner that `execute` has started."""
+    store = Store(Path(root))
+    folder = RunFolder(store.root / "learners" / ".launch", store.root)
+    return launch.worker(folder, lambda: work(store, folder), "learner")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

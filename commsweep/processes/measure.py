@@ -1,0 +1,120 @@
+"""Step times of many runs over links of many kinds, with one set of processes for all of the same
+latencies.
+
+Links are reshaped in between. Turns follow each other: what is measured in several is measured at
+different times. What is to be measured, and how, lies in <store>/pipelines/.links; every
+measurement is recorded as a pipeline's run of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from commsweep.config import Cable, Execution, Run, Wiring, parse, record
+from commsweep.processes import launch, namespaces, pipeline, stages
+from commsweep.store import Row, RunFolder, Store, read_json, write_json
+
+MODULE = "commsweep.processes.measure"
+
+Measurement = tuple[Run, Wiring]
+
+
+def missing(measurements: list[Measurement], store: Store) -> dict[str, Measurement]:
+    """Those without a recorded outcome, by id."""
+    named = {pipeline.folder_of(store, *one).path.name: one for one in measurements}
+    return {name: one for name, one in named.items() if store.pipeline(name).row() is None}
+
+
+def measure(
+    todo: dict[str, Measurement],
+    store: Store,
+    execution: Execution,
+    patience: float,
+    done: Callable[[int], None] = lambda n: None,
+) -> None:
+    """Take these measurements; `done` hears how many of them there are so far. Needs Linux, root
+    and iproute2.
+    """
+
+    def kind(item: tuple[str, Measurement]) -> tuple[int, list[float]]:
+        run, wiring = item[1]
+        return wiring.turn, [one.latency for one in wiring.cables(stages.count(run))]
+
+    before = 0
+    for (_, latencies), group in groupby(sorted(todo.items(), key=kind), key=kind):
+        own = dict(group)
+        folder = RunFolder(store.root / "pipelines" / ".links", store.root)
+        folder.make()
+        with folder.locked(), namespaces.chain([Cable(latency=one) for one in latencies]) as nodes:
+            write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
+            write_json(
+                folder.path / "todo.json",
+                {
+                    "todo": [
+                        [name, record(run), wiring.model_dump(mode="json")]
+                        for name, (run, wiring) in own.items()
+                    ]
+                },
+            )
+            launch.supervise(
+                folder,
+                nodes.commands([MODULE, str(store.root.resolve())]),
+                nodes.environments(),
+                lambda seen, before=before: done(before + seen["done"]),
+                patience,
+            )
+        before += len(own)
+        done(before)
+
+
+def work(store: Store, folder: RunFolder) -> None:
+    """A stage's part in all measurements of the same latencies."""
+    import torch.distributed as dist
+
+    from commsweep.processes.timing import Calm
+    from commsweep.processes.trainer import connect
+    from commsweep.training.record import environment
+
+    told, device = read_json(folder.path / "execution.json"), None
+    patience = told.pop("patience")
+    execution = replace(Execution.read(told), checkpoint_every=math.inf)
+    first, calm = os.environ["RANK"] == "0", Calm()
+    for done, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
+        run, wiring, recorded = parse(settings), Wiring(**wires), store.pipeline(name)
+        device = device or connect(run, execution, patience)
+        if first:
+            recorded.make()
+            pipeline.begin(recorded, run, wiring, environment(str(device)))
+            namespaces.shape(*(one.bandwidth for one in wiring.cables(stages.count(run))))
+        dist.barrier()
+        row = calm.measure(partial(_train, run, wiring, execution, recorded, device))
+        if first:
+            recorded.finish(row)
+            write_json(folder.path / "progress.json", {"done": done + 1})
+    dist.destroy_process_group()
+
+
+def _train(*what: Any) -> Row | None:
+    """By a trainer of its own: what is taken again begins anew."""
+    from commsweep.processes.trainer import Trainer
+
+    return Trainer(*what).train()
+
+
+def main(root: str) -> int:
+    """A stage that `measure` has started."""
+    store = Store(Path(root))
+    folder = RunFolder(store.root / "pipelines" / ".links", store.root)
+    return launch.worker(folder, lambda: work(store, folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,150 @@
+"""A run as real processes, one a stage (and learner): started, watched, recorded in
+<store>/pipelines.
+
+run.json     the Run and its wiring        execution.json   where and how long; a stage reads both
+done.json    the row                       stage*.ckpt      to continue from
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from commsweep import inputs
+from commsweep.config import SCHEMA, Cable, Execution, Run, Wiring, canonical, record, run_id
+from commsweep.errors import UserError
+from commsweep.processes import launch, stages
+from commsweep.store import Busy, Row, RunFolder, Store, read_json, write_json
+
+MODULE = "commsweep.processes.pipeline"
+
+
+def folder_of(store: Store, run: Run, wiring: Wiring) -> RunFolder:
+    """Where this run over this wiring is recorded: <store>/pipelines/<id>."""
+    text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
+    return store.pipeline(sha256(text.encode()).hexdigest()[:12])
+
+
+def begin(folder: RunFolder, run: Run, wiring: Wiring, env: dict[str, Any]) -> None:
+    """Write what is asked for and where it runs."""
+    write_json(
+        folder.path / "run.json",
+        {
+            "schema": SCHEMA,
+            "id": folder.path.name,
+            "run_id": run_id(run),
+            "run": record(run),
+            "wiring": wiring.model_dump(mode="json"),
+        },
+    )
+    write_json(folder.path / "env.json", env)
+
+
+def execute(
+    run: Run,
+    wiring: Wiring,
+    execution: Execution,
+    folder: RunFolder,
+    *,
+    patience: float = 120.0,
+    show: Callable[[dict[str, Any]], None] = lambda seen: None,
+) -> Row:
+    """The row of a run over this wiring: as recorded, or by executing it now. `show` hears of its
+    progress.
+
+    Raises UserError when a stage fails or is silent for `patience` seconds; the same call continues
+    from the last checkpoint that all stages have.
+    """
+    stages.check(run, execution)
+    folder.make()
+    try:
+        with folder.locked():
+            if (row := folder.row()) is not None:
+                inputs.check(folder, run, row, execution)
+                return row
+            stages.check_model(run, execution)
+            execution.torch_device()  # one that is not there is said once
+            n, learners = stages.processes(run), run.grad.learners
+            who = "stage" if learners == 1 else "process"
+            if learners > 1 and wiring.links:
+                raise UserError(
+                    f"--links: with {learners} learners each process has a link of its own to a "
+                    "common switch; use --bandwidth and --latency"
+                )
+            cables = wiring.cables(stages.count(run))
+            begin(folder, run, wiring, {})
+            write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
+            command = [MODULE, str(folder.path.resolve())]
+            if any(one != Cable() for one in cables):
+                from commsweep.processes import namespaces
+
+                with (
+                    namespaces.chain(cables)
+                    if learners == 1
+                    else namespaces.star(n, cables[0]) as nodes
+                ):
+                    launch.supervise(
+                        folder, nodes.commands(command), nodes.environments(), show, patience, who
+                    )
+            else:
+                with launch.local(folder, command, n) as (commands, environments):
+                    launch.supervise(folder, commands, environments, show, patience, who)
+    except Busy:
+        raise UserError(
+            f"pipeline {folder.path.name} is being executed by another process"
+        ) from None
+    return folder.row()
+
+
+def work(
+    run: Run, wiring: Wiring, execution: Execution, folder: RunFolder, patience: float
+) -> Row | None:
+    """This process's stage (RANK says which), recorded by stage 0; the row there.
+
+    A finished run is not trained again.
+    """
+    import torch.distributed as dist
+
+    from commsweep.processes.trainer import Trainer, connect
+    from commsweep.training.record import environment
+
+    first = os.environ["RANK"] == "0"
+    if (row := folder.row()) is not None:
+        return row if first else None
+    if first:
+        begin(folder, run, wiring, environment(str(execution.torch_device())))
+    device = connect(run, execution, patience)
+    row = Trainer(run, wiring, execution, folder, device).train()
+    dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
+    if first:
+        folder.finish(row)
+        for left in (*folder.path.glob("stage*.ckpt"), *folder.path.glob(".stage*.part")):
+            left.unlink()
+    return row
+
+
+def main(path: str) -> int:
+    """A stage that `execute` has started: everything it must know lies in the run's folder."""
+    folder = RunFolder(Path(path), Path(path).parent.parent)
+    asked, how = read_json(folder.path / "run.json"), read_json(folder.path / "execution.json")
+    patience = how.pop("patience")
+    return launch.worker(
+        folder,
+        lambda: work(
+            folder.run(),
+            Wiring(**asked["wiring"]),
+            replace(Execution.read(how), progress=False),
+            folder,
+            patience,
+        ),
+        "stage" if asked["run"]["grad"]["learners"] == 1 else "process",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,286 @@
+"""Finds content: the named runs, sweeps, measurement plans and analyses, by folder.
+
+Content lies in three folders, `experiments`, `sweeps` and `analysis`. Every Python file in them may
+define
+
+    experiments/   PRESETS    name -> Run
+    sweeps/        SWEEPS     name -> function that returns a list of Runs
+                   PLANS      name -> function that returns a list of (Run, Wiring)
+    analysis/      a paper: NAME, rows(frame), tables(rows), CLAIMS, FIGURES
+                   FINDINGS   list of commsweep.reporting.findings.Finding
+
+The content that comes with commsweep is always there. A project of the user's own is the nearest
+folder, from the working folder upwards, that has such a file, or the folder named by --project or
+COMMSWEEP_PROJECT. A name that both define means the project's, and a notice says so. Files of one
+folder import each other relatively (`from .text import NANO`).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from commsweep.config import LearnerWiring, Run, Wiring, override, own, parse, record, run_id
+from commsweep.errors import UserError, nearest, notice, told
+from commsweep.store import Store
+
+PROJECT = "COMMSWEEP_PROJECT"
+PAPER = ("NAME", "rows", "tables", "CLAIMS", "FIGURES")
+# What makes a file of a folder content.
+DEFINES = {
+    "experiments": ("PRESETS",),
+    "sweeps": ("SWEEPS", "PLANS"),
+    "analysis": ("CLAIMS", "FINDINGS"),
+}
+SHIPPED = "commsweep_content"  # the import name of what comes with commsweep
+
+Measurement = tuple[Run, Wiring | LearnerWiring]
+T = TypeVar("T")
+
+
+def presets() -> dict[str, Run]:
+    """All named Runs. Raises UserError on content that cannot be loaded."""
+    return _named("experiments", "PRESETS", "a Run", lambda value: isinstance(value, Run))
+
+
+def preset(name: str, **settings: Any) -> Run:
+    """The Run of this name, with some settings changed: preset("digits", **{"optim.lr": 0.1}), or
+    optim__lr=0.1.
+
+    Raises UserError naming the nearest preset or setting.
+    """
+    known = presets()
+    if name not in known:
+        raise UserError(
+            f"unknown preset '{name}'{nearest(name, known, 3)} (all of them: commsweep presets)"
+        )
+    if not settings:
+        return known[name]
+    return override(known[name], {key.replace("__", "."): value for key, value in settings.items()})
+
+
+def sweeps() -> dict[str, Callable[[], list[Run]]]:
+    """All named sweeps."""
+    return _named("sweeps", "SWEEPS", "a function", callable)
+
+
+def sweep(name: str, store: Store | None = None) -> list[Run]:
+    """The runs of a sweep: a named one, "my_grid.py:grid" (a function that returns a list of Runs),
+    or one that `store` holds. Raises UserError naming the nearest one.
+    """
+    if ":" in name:
+        return _checked(name, own.call(name, ""))
+    if name.endswith(".py"):
+        raise UserError(
+            f"'{name}' names no function: write {name}:FUNCTION, which returns a list of Runs"
+        )
+    known = sweeps()
+    if name in known:
+        runs = known[name]()
+        return runs if known[name].__module__.startswith(f"{SHIPPED}.") else _checked(name, runs)
+    if store is not None and (store.root / "sweeps" / f"{name}.json").exists():
+        return [parse(settings) for settings in store.cells(name).values()]
+    raise UserError(
+        f"unknown sweep '{name}'{nearest(name, known, 3)} (all of them: commsweep sweep --help)"
+    )
+
+
+def label(name: str) -> str:
+    """The name of a sweep in the store: "my_grid.grid" for "folder/my_grid.py:grid"."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        return name
+    return f"{module.removesuffix('.py').replace('/', '.').rpartition('.')[2]}.{function}"
+
+
+def plans() -> dict[str, Callable[[], list[Measurement]]]:
+    """All named plans of measurements: runs, each with the wiring that it is measured with."""
+    return _named("sweeps", "PLANS", "a function", callable)
+
+
+def plan(name: str) -> list[Any]:
+    """The measurements of a named plan, (Run, Wiring) or (Run, LearnerWiring). Raises UserError
+    naming the nearest.
+    """
+    known = plans()
+    if name not in known:
+        raise UserError(f"unknown plan '{name}'{nearest(name, known)} (one of: {', '.join(known)})")
+    return known[name]()
+
+
+def papers() -> list[ModuleType]:
+    """The modules of `analysis` that have rows, tables, claims and figures; a project's after those
+    that are shipped.
+    """
+    found: dict[str, ModuleType] = {}
+    for path, module in _modules("analysis"):
+        if not hasattr(module, "CLAIMS"):
+            continue
+        if missing := [name for name in PAPER if not hasattr(module, name)]:
+            raise UserError(
+                f"'{path}' has CLAIMS but no {missing[0]}; a paper has {', '.join(PAPER)}"
+            )
+        found[module.NAME] = module
+    return list(found.values())
+
+
+def findings() -> list[Any]:
+    """All findings (commsweep.reporting.findings.Finding), in order."""
+    return [
+        finding for _, module in _modules("analysis") for finding in getattr(module, "FINDINGS", ())
+    ]
+
+
+def content(place: str) -> ModuleType:
+    """A shipped module by folder and name: content("sweeps.rudakov")."""
+    _package(SHIPPED, _shipped())
+    return importlib.import_module(f"{SHIPPED}.{place}")
+
+
+def project() -> Path | None:
+    """The user's project, or None. Raises UserError when COMMSWEEP_PROJECT names none."""
+    if given := os.environ.get(PROJECT):
+        folder = Path(given).resolve()
+        if not _has_content(folder):
+            raise UserError(
+                f"--project or {PROJECT}: '{given}' has no {', '.join(DEFINES)} folder with "
+                "content (commsweep new NAME makes one)"
+            )
+        return folder
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if folder == _shipped():
+            return None
+        if _has_content(folder):
+            return folder
+    return None
+
+
+def _checked(name: str, runs: Any) -> list[Run]:
+    """The runs of a user's function, each once and validated again: a copy with other fields was
+    not.
+    """
+    if (
+        not isinstance(runs, list | tuple)
+        or not runs
+        or not all(isinstance(run, Run) for run in runs)
+    ):
+        raise UserError(
+            f"'{name}' must return a list of Runs, at least one (see commsweep.launching.grid)"
+        )
+    checked = [parse(record(run)) for run in runs]
+    return list({run_id(run): run for run in checked}.values())
+
+
+def _named(room: str, attribute: str, what: str, valid: Callable[[Any], bool]) -> dict[str, Any]:
+    """All entries of the dictionaries of this name; a project's hide those that are shipped."""
+    found: dict[str, Any] = {}
+    origin: dict[str, Path] = {}
+    for path, module in _modules(room):
+        entries = getattr(module, attribute, {})
+        if not isinstance(entries, dict):
+            raise UserError(f"'{path}': {attribute} must be a dictionary, name -> {what}")
+        for name, value in entries.items():
+            if not valid(value):
+                raise UserError(f"'{path}': {attribute}['{name}'] is not {what}")
+            if name in origin:
+                notice(
+                    f"'{name}' is taken from '{path}'; '{origin[name]}' has one of that name, too"
+                )
+            found[name] = value
+            origin[name] = path
+    return found
+
+
+def _modules(room: str) -> list[tuple[Path, ModuleType]]:
+    """The content of one folder, (file, module): what is shipped, then the project's."""
+    found = list(_loaded(_shipped(), room))
+    folder = project()
+    return found if folder is None else [*found, *_loaded(folder, room)]
+
+
+@cache
+def _loaded(root: Path, room: str) -> tuple[tuple[Path, ModuleType], ...]:
+    name = (
+        SHIPPED
+        if root == _shipped()
+        else f"commsweep_project_{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
+    )
+    _package(name, root)
+    found = []
+    for path in _files(root, room):
+        try:
+            with own.guarded(str(path)):
+                module = importlib.import_module(f"{name}.{room}.{path.stem}")
+        except (UserError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a user's own code may raise anything
+            if root == _shipped():
+                raise
+            raise UserError(f"'{path}' could not be imported ({told(error)})") from None
+        found.append((path, module))
+    return tuple(found)
+
+
+def _package(name: str, root: Path) -> None:
+    """Make a folder importable under a name of its own, so that equal names of two projects do not
+    collide.
+    """
+    if name in sys.modules:
+        return
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [str(root)]
+    sys.modules[name] = module_from_spec(spec)
+
+
+@cache
+def _shipped() -> Path:
+    """The folder of the shipped content: beside the package in a checkout, inside of it in an
+    installed wheel.
+    """
+    package = Path(__file__).resolve().parent
+    inside = package / "content"
+    return inside if inside.is_dir() else package.parent
+
+
+def _has_content(root: Path) -> bool:
+    return any(_files(root, room) for room in DEFINES)
+
+
+@cache
+def _files(root: Path, room: str) -> tuple[Path, ...]:
+    """The files of a folder that define content, by name. They are read, not executed: a folder of
+    this name may be somebody else's.
+    """
+    folder = root / room
+    try:
+        paths = sorted(folder.glob("*.py"))
+    except OSError:
+        return ()
+    return tuple(path for path in paths if _defines(path, DEFINES[room]))
+
+
+def _defines(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether a file imports commsweep and assigns one of these names at its top level."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if "commsweep" not in text:
+            return False
+        body = ast.parse(text).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id in names for target in targets):
+            return True
+    return False

@@ -1,0 +1,404 @@
+"""Findings of papers as tests over rows: effect, 95 % interval, n, verdict.
+
+An effect is a difference of test accuracies in points (of losses in nats, for language models),
+paired by seed and by every setting that is not compared. A claim says in which region the effect
+lies, before there are runs; it is supported when the effect is decided to lie there, contradicted
+when it is decided to lie elsewhere, undecided otherwise, and below three seeds there are not enough
+runs. "No loss" means within a margin both ways: equivalence, two one-sided tests. The tests of a
+report are adjusted for their number and for looks while seeds are added (`statistics`). Where one
+side of a pair diverged it counts as guessing: it did happen, and dropping it would flatter. Where
+both did, or where an effect is one within a run, there is nothing to compare: such pairs are left
+out and counted. What the papers call "severe" or "almost lossless" is not defined there; the
+margins here are ours. Settings of an arm that a claim does not name are those of the specs'
+defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+
+import pandas as pd
+
+from commsweep.reporting.results import CHANCE, base, distinct
+from commsweep.reporting.statistics import (
+    LEVEL,
+    LOOKS,
+    MOST,
+    Region,
+    adjusted,
+    interval,
+    mean_sd,
+    next_look,
+    p_value,
+    seeds_needed,
+)
+
+SLIGHT = 1.0
+MIN_SEEDS = 3
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_ENOUGH, NOT_EVALUABLE = "not enough runs", "not evaluable"
+# Of arms that do not say otherwise; a ratio, bits and a scale always say.
+DEFAULTS = {
+    "compressor.scope": "sample",
+    "compressor.rounding": "nearest",
+    "compressor.group": 128,
+    "feedback.key": "slot",
+    "feedback.buffer": "float32",
+    "start_epoch": 0,
+    "compressor.values.kind": None,
+}
+Wanted = dict[str, object]
+
+
+@dataclass
+class Effect:
+    """One paired difference and where the claim wants it: one of above, below and within."""
+
+    what: str
+    above: float | None = None  # claim: effect > above
+    below: float | None = None  # claim: effect < below
+    # one a seed, points of accuracy or nats of loss
+    values: list[float] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    digits: int = 1
+    lost: int = 0  # pairs without a number to compare, because runs diverged
+    within: float | None = None  # claim: -within < effect < within
+    by: list[int] = field(default_factory=list)  # the seed of each value, where each has one
+    tests: int = 1  # that are adjusted together
+    adjusted: float | None = None  # p, after that
+    each: str = "seed"  # what a value is of; of others no launch adds any
+
+    @property
+    def region(self) -> Region:
+        """Where the claim wants it."""
+        return Region(self.above, self.below, self.within)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % t interval of the mean, not adjusted; None below two seeds."""
+        return interval(self.values)
+
+    @property
+    def p(self) -> float | None:
+        """Of the mean against the margin; None while there are too few seeds."""
+        return p_value(self.values, self.region) if len(self.values) >= MIN_SEEDS else None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the effect is decided to lie in the claimed region, or outside."""
+        if len(self.values) < MIN_SEEDS:
+            return NOT_EVALUABLE if self.lost else NOT_ENOUGH
+        if (self.p if self.adjusted is None else self.adjusted) >= LEVEL:
+            return UNDECIDED
+        return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
+
+    @property
+    def enough(self) -> int | None:
+        """Values that would decide it, if its mean and spread stayed as they are; None where there
+        are too many, or nothing to decide.
+        """
+        if self.verdict == NOT_ENOUGH and self.values:
+            return MIN_SEEDS
+        if self.verdict != UNDECIDED:
+            return None
+        mean, sd = mean_sd(self.values)
+        return seeds_needed(
+            self.region.distance(mean), sd, self.tests, least=next_look(len(self.values))
+        )
+
+    @property
+    def seeds(self) -> int | None:
+        """The same where more seeds give more values."""
+        return self.enough if self.each == "seed" else None
+
+    def text(self) -> str:
+        """The effect for people."""
+        lost = f"; {self.lost} diverged, nothing to compare" if self.lost else ""
+        if not self.values:
+            return f"{self.what} (claimed {self.region.text()}): no runs{lost}"
+        mean = sum(self.values) / len(self.values)
+        digits = self.digits
+        lo, hi = self.interval or (mean, mean)
+        spread = f"[{lo:+.{digits}f}, {hi:+.{digits}f}]" if self.interval else "no interval"
+        return (
+            f"{self.what} (claimed {self.region.text()}): {mean:+.{digits}f} {spread}, "
+            f"n={len(self.values)}{lost}"
+        )
+
+    def judged(self) -> str:
+        """Its verdict for people, with p, and what would decide it."""
+        if self.p is None:
+            return self.verdict
+        together = "" if self.adjusted is None else f", adjusted {_p(self.adjusted)}"
+        said = f"{self.verdict} (p {_p(self.p)}{together})"
+        if self.verdict != UNDECIDED:
+            return said
+        if (enough := self.enough) is None:
+            return (
+                f"{said}; it lies so near the edge that more than {MOST} {self.each}s would be "
+                "needed"
+            )
+        more = enough - len(self.values)
+        return f"{said}; about {more} more {self.each}{'s' * (more > 1)} would decide it"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.2g}" if value < 0.1 else f"{value:.1g}"
+
+
+@dataclass
+class Claim:
+    """A finding with the effects it stands on; it holds when all of them do."""
+
+    name: str
+    statement: str
+    effects: list[Effect]
+
+    @property
+    def verdict(self) -> str:
+        """contradicted if any effect is, supported if all are."""
+        verdicts = {effect.verdict for effect in self.effects}
+        return next(
+            (
+                one
+                for one in (CONTRADICTED, NOT_EVALUABLE, NOT_ENOUGH, UNDECIDED)
+                if one in verdicts
+            ),
+            SUPPORTED if verdicts else NOT_ENOUGH,
+        )
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether any of its effects has runs at all."""
+        return any(effect.values or effect.lost for effect in self.effects)
+
+    def record(self) -> dict:
+        """For JSON."""
+        effects = [
+            asdict(e)
+            | {
+                "interval": e.interval,
+                "p": e.p,
+                "verdict": e.verdict,
+                "seeds_to_decide": e.seeds,
+                "said": e.text(),
+                "judged": e.judged(),
+            }
+            for e in self.effects
+        ]
+        return {
+            "claim": self.name,
+            "statement": self.statement,
+            "verdict": self.verdict,
+            "effects": effects,
+        }
+
+
+def adjust(claims: list[Claim]) -> list[Claim]:
+    """The claims of a report, their effects tested together."""
+    tested = [effect for claim in claims for effect in claim.effects if effect.p is not None]
+    for effect, p in zip(tested, adjusted([effect.p for effect in tested]), strict=True):
+        effect.tests, effect.adjusted = len(tested), p
+    return claims
+
+
+def difference(
+    frame: pd.DataFrame,
+    what: str,
+    a: tuple[Wanted, str],
+    b: tuple[Wanted, str],
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    within: float | None = None,
+    unit: float = 100.0,
+    guess: float = CHANCE,
+    across: bool = False,
+) -> list[Effect]:
+    """metric of arm a minus metric of arm b times `unit`, paired by seed and by everything not
+    compared.
+
+    One effect for each training that both arms have in common, named by what tells it from the
+    others. A diverged run scores `guess` against one that trained; see the head of this file.
+    across: compressors of different kinds are compared, too.
+    """
+    left, right = (_arm(frame, *arm, guess) for arm in (a, b))
+    if across:
+        left, right = (arm.assign(kind="none") for arm in (left, right))
+    return paired(frame, what, left, right, above=above, below=below, within=within, unit=unit)
+
+
+def combined(
+    what: str,
+    parts: list[tuple[float, dict[int, float]]],
+    *,
+    ids: list[str],
+    digits: int = 1,
+    **region: float,
+) -> Effect:
+    """An effect made of others: the sum of factor times value over `parts` (by seed), of the seeds
+    that all have.
+    """
+    shared = sorted(set.intersection(*(set(own) for _, own in parts))) if parts else []
+    return Effect(
+        what,
+        values=[sum(factor * own[seed] for factor, own in parts) for seed in shared],
+        ids=ids,
+        by=shared,
+        digits=digits,
+        **region,
+    )
+
+
+def contrast(what: str, one: Effect, other: Effect, **region: float) -> Effect:
+    """How much larger one effect is than another, by seed."""
+    own, less = (dict(zip(effect.by, effect.values, strict=True)) for effect in (one, other))
+    return combined(what, [(1.0, own), (-1.0, less)], ids=sorted({*one.ids, *other.ids}), **region)
+
+
+def paired(
+    frame: pd.DataFrame,
+    what: str,
+    left: pd.DataFrame,
+    right: pd.DataFrame,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    within: float | None = None,
+    unit: float = 100.0,
+) -> list[Effect]:
+    """The effects of two arms, each with columns id, seed, base, kind, diverged and score."""
+
+    def made(text: str) -> Effect:
+        return Effect(text, above, below, within=within, digits=1 if unit == 100 else 3)
+
+    if left.empty or right.empty:
+        return [made(what)]
+    pairs = left.merge(right, on=["seed", "base"], suffixes=("_a", "_b"))
+    pairs = pairs[
+        (pairs.kind_a == pairs.kind_b) | (pairs.kind_a == "none") | (pairs.kind_b == "none")
+    ]
+    if pairs.empty:
+        return [made(what)]
+    kinds = pairs.kind_a.where(pairs.kind_a != "none", pairs.kind_b)
+    one_run = pairs.id_a == pairs.id_b
+    compared = ~(pairs.diverged_a & pairs.diverged_b) & ~(one_run & pairs.diverged_a)
+    pairs = pairs.assign(
+        effect=unit * (pairs.score_a - pairs.score_b), compared=compared, kind=kinds
+    )
+    titles = _titles(frame, pairs)
+    effects = []
+    for (training, kind), own in pairs.groupby(["base", "kind"], sort=False):
+        effect = made(what + titles[training, kind])
+        effect.values, effect.by = (
+            [kind(one) for one in own[own.compared][column]]
+            for kind, column in ((float, "effect"), (int, "seed"))
+        )
+        effect.ids, effect.lost = sorted({*own.id_a, *own.id_b}), int((~own.compared).sum())
+        effects.append(effect)
+    return effects
+
+
+def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """What tells the trainings of these pairs apart, by (base, kind); "" when there is only one."""
+    first = pairs.drop_duplicates(["base", "kind"])
+    if len(first) < 2:
+        return {(one.base, one.kind): "" for one in first.itertuples()}
+    rows = (
+        frame.set_index("id").loc[list(first.id_a)].reset_index().assign(setting=list(first.base))
+    )
+    labels = {part.setting.iloc[0]: text for text, part in distinct(rows, "")}
+    several = first.kind.nunique() > 1
+    return {
+        (one.base, one.kind): (labels[one.base] if first.base.nunique() > 1 else "")
+        + (f" ({one.kind})" if several else "")
+        for one in first.itertuples()
+    }
+
+
+def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.DataFrame:
+    """id, seed, base, kind, score and whether it diverged, of the runs that fit."""
+    fits = frame.status.isin(["finished", "diverged"])
+    plain = {
+        f"{side}.{key}": (value, None) for side in ("fwd", "bwd") for key, value in DEFAULTS.items()
+    }
+    plain |= {f"{side}.feedback.kind": "none" for side in ("fwd", "bwd")}
+    for key, value in (plain | wanted).items():
+        options = value if isinstance(value, tuple) else (value,)
+        if key in frame:
+            fits &= frame[key].isin([one for one in options if one is not None]) | (
+                frame[key].isna() if None in options else False
+            )
+        elif None not in options:
+            fits &= False
+    chosen = frame[fits]
+    if chosen.empty or metric not in chosen:
+        return pd.DataFrame()
+    out = pd.DataFrame(
+        {
+            "id": chosen.id,
+            "seed": chosen.seed,
+            "base": base(chosen, "fwd.", "bwd."),
+            "kind": chosen["fwd.compressor.kind"].where(
+                chosen["fwd.compressor.kind"] != "none", chosen["bwd.compressor.kind"]
+            ),
+        }
+    )
+    out["diverged"] = chosen.status == "diverged"
+    out["score"] = chosen[metric].where(chosen.status == "finished", guess)
+    return out
+
+
+DENSE: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
+
+
+def adjustment(claims: list[Claim]) -> str:
+    """What was done to the verdicts, in a sentence; "" where nothing was tested."""
+    tested = [
+        effect.tests for claim in claims for effect in claim.effects if effect.adjusted is not None
+    ]
+    together = (
+        f" for all {max(tested)} effects together (Holm)" if max(tested, default=0) > 1 else ""
+    )
+    return (
+        f"Verdicts hold at {100 * LEVEL:g} %{together}, also where seeds were added because a "
+        f"verdict asked for them (every p counts {LOOKS} times for such looks); intervals are "
+        "95 % each."
+        if tested
+        else ""
+    )
+
+
+def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | None = None) -> str:
+    """The verdicts as a list for people; `note`: what must be known of the runs first; `commands`:
+    by claim, what would decide it.
+    """
+    said = " ".join(one for one in (note, adjustment(claims)) if one)
+    lines = [said, ""] if said else []
+    if not claims:
+        lines.append("No claim of the papers has runs in this sweep.")
+    for claim in claims:
+        lines += [
+            f"- **{claim.name}: {claim.verdict}.** {claim.statement}",
+            *(f"  - {effect.text()}: {effect.judged()}" for effect in claim.effects),
+        ]
+        if commands and claim.name in commands:
+            lines.append(f"  - to decide it: `{commands[claim.name]}`")
+    return "\n".join(lines) + "\n"
+
+
+def deciding(
+    claims: list[Claim], sweep: str, frame: pd.DataFrame, papers: Collection[str] = ()
+) -> dict[str, str]:
+    """By claim, the command that runs the seeds which would decide it; of claims that rest on the
+    sweep's runs.
+
+    papers: that the report is restricted to: its effects are fewer, and so are the seeds.
+    """
+    known, only = set(frame.id), f" --papers {','.join(papers)}" if papers else ""
+    return {
+        claim.name: f"commsweep sweep launch {sweep} --claim '{claim.name}' --decide{only}"
+        for claim in claims
+        if any(effect.seeds and set(effect.ids) <= known for effect in claim.effects)
+    }

@@ -1,0 +1,94 @@
+"""What a report of these rows holds: all settings, and the tables, figures and claims of each paper
+that has runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from types import ModuleType
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.config import own
+from commsweep.errors import UserError, nearest
+from commsweep.registry import papers
+from commsweep.reporting.claim import Claim, adjust
+from commsweep.reporting.figure import GENERAL
+from commsweep.reporting.table import Table, settings_table
+
+
+def _present(
+    frame: pd.DataFrame, only: Collection[str]
+) -> list[tuple[str, pd.DataFrame, ModuleType]]:
+    """(prefix of its names, rows, paper) of those that have rows; no prefix where there is only
+    one. only: names of those that are wanted, or none for all. Raises UserError on a name that is
+    none.
+    """
+    known = papers()
+    names = [paper.NAME for paper in known]
+    for name in only:
+        if name not in names:
+            raise UserError(f"--papers {name}: not one of {', '.join(names)}{nearest(name, names)}")
+    found = [
+        (rows, paper)
+        for paper in known
+        if (not only or paper.NAME in only) and len(rows := paper.rows(frame))
+    ]
+    return [("" if len(found) == 1 else f"{paper.NAME}_", rows, paper) for rows, paper in found]
+
+
+def all_tables(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Table]:
+    """Every table the rows name cells for; the one of all settings is the last."""
+    made = []
+    for prefix, rows, paper in _present(frame, only):
+        for table in paper.tables(rows):
+            table.name = prefix + table.name
+            made.append(table)
+    return [*made, settings_table(frame)]
+
+
+def all_claims(frame: pd.DataFrame, only: Collection[str] = (), mine: str = "") -> list[Claim]:
+    """The claims of every paper that have runs, adjusted together.
+
+    What a paper found is not judged by a user's own data. mine: "claims.py:function", a function of
+    the rows that returns Claims of the user's own, which are judged instead.
+    """
+    if mine:
+        made = own.call(mine, "", frame)
+        if not isinstance(made, (list, tuple)) or not all(
+            isinstance(claim, Claim) for claim in made
+        ):
+            raise UserError(
+                f"--claims '{mine}' must return a list of Claims (commsweep.reporting.claim)"
+            )
+        return adjust(list(made))
+    made = []
+    for _, rows, paper in _present(frame, only):
+        rows = rows[rows["data.name"] != "own"]
+        if rows.empty:
+            continue
+        for claim in paper.CLAIMS:
+            made += found if isinstance(found := claim(rows), list) else [found]
+    return adjust([claim for claim in made if claim.has_runs])
+
+
+def all_figures(
+    frame: pd.DataFrame, curves: pd.DataFrame, only: Collection[str] = ()
+) -> Iterator[tuple[str, Figure, str]]:
+    """(name, figure, caption) of every figure that has something to show, drawn."""
+    wanted = [(name, draw, frame) for name, draw in GENERAL.items()]
+    wanted += [
+        (prefix + name, draw, rows)
+        for prefix, rows, paper in _present(frame, only)
+        for name, draw in paper.FIGURES.items()
+    ]
+    for name, draw, rows in wanted:
+        done = rows[rows.status == "finished"]
+        drawn = (
+            draw(rows, curves[curves.id.isin(rows.id)] if len(curves) else curves)
+            if len(done)
+            else None
+        )
+        if drawn is not None:
+            yield name, drawn, " ".join((draw.__doc__ or "").split())

@@ -1,0 +1,254 @@
+"""Figures, pure functions of rows and curves: one column wide, colour-blind safe, readable in
+grey.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+os.environ.setdefault("SOURCE_DATE_EPOCH", "0")  # the same rows give the same bytes
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.style.core import STYLE_BLACKLIST
+from matplotlib.ticker import LogLocator, NullFormatter
+
+COLUMN = 3.4  # inches, one column of a two-column page
+INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
+# Of a user's own matplotlibrc nothing is taken: a figure is a function of the rows.
+STYLE = {
+    name: value for name, value in matplotlib.rcParamsDefault.items() if name not in STYLE_BLACKLIST
+} | {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "legend.fontsize": 6.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "figure.dpi": 200,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "commsweep",
+    "figure.constrained_layout.use": True,
+}
+MOST = 7  # settings in one figure of curves
+
+
+def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A drawing function that draws in the style of all figures."""
+
+    @wraps(draw)
+    def drawn(*args: Any) -> Figure:
+        with plt.rc_context(STYLE):
+            return draw(*args)
+
+    return drawn
+
+
+def legend(
+    figure: Figure, handles: Iterable[Any] | None = None, labels: Iterable[str] | None = None
+) -> None:
+    """A legend below the axes, in as many columns as the figure has room for; longer labels are
+    folded.
+    """
+    if handles is None or labels is None:
+        found = {
+            label: handle
+            for axis in figure.axes
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        handles, labels = list(found.values()), list(found)
+    letter = 0.55 * STYLE["legend.fontsize"] / 72  # inches, on average
+    line, room = 0.45, figure.get_figwidth() - 0.2  # of the handle and the space beside it
+    texts = [fill(label, int((room - line) / letter)) for label in labels]
+    longest = max((len(part) for text in texts for part in text.split("\n")), default=1)
+    columns = max(1, min(len(texts), int(room / (line + letter * longest))))
+    figure.legend(list(handles), texts, loc="outside lower center", ncols=columns)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG, PDF and SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "pdf", "svg")]
+    with plt.rc_context(STYLE):  # the salt of SVG names is read when the file is written
+        for path in paths:
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.set_layout_engine("none")  # the same places in all three, found once
+    plt.close(figure)
+    return paths
+
+
+def tag(figure: Figure, alt: str, width: int = 620) -> str:
+    """A figure as an HTML tag that holds its PNG, for a page."""
+    out = io.BytesIO()
+    with plt.rc_context(STYLE):
+        figure.savefig(out, format="png", dpi=110)
+    return picture(out.getvalue(), alt, width)
+
+
+def picture(png: bytes, alt: str, width: int = 620) -> str:
+    """A PNG as an HTML tag that holds it."""
+    return (
+        f'<img alt="{alt}" width="{width}" src="data:image/png;base64,{b64encode(png).decode()}"/>'
+    )
+
+
+def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
+    """Training loss (dotted) and test loss with compressed inference against steps, seconds of
+    training and bytes sent.
+
+    Mean over seeds; of many settings, the dense one and those that end best. Bands: ± one sample
+    standard deviation.
+    """
+    done = frame[frame.status == "finished"]
+    if curves.empty or "test_on_loss" not in curves:
+        return None
+    last = done.groupby("method", sort=False)["test_on_loss"].mean().sort_values()
+    plain = done[
+        (done["fwd.compressor.kind"] == "none") & (done["bwd.compressor.kind"] == "none")
+    ].method
+    shown = list(dict.fromkeys([*plain.unique()[:1], *last.index]))[:MOST]
+    axes_of = [
+        ("step", "steps", 1.0),
+        ("seconds", "seconds of training", 1.0),
+        ("bytes", "MB sent", 1e-6),
+    ]
+    axes_of = [one for one in axes_of if one[0] in curves and curves[one[0]].fillna(0).max() > 0]
+    if not axes_of or "train_loss" not in curves:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(axes_of), figsize=(2 * COLUMN, 2.7), sharey=True, squeeze=False
+        )
+        for axis, (column, title, unit) in zip(axes[0], axes_of, strict=True):
+            for place, method in enumerate(shown):
+                own = curves[curves.id.isin(done[done.method == method].id)]
+                if own.empty:
+                    continue
+                mean = own.groupby("epoch")[[column, "train_loss", "test_on_loss"]].mean()
+                spread = own.groupby("epoch")["test_on_loss"].std().fillna(0)
+                x, ink = unit * mean[column], INK[place % 7]
+                axis.plot(
+                    x,
+                    mean["test_on_loss"],
+                    color=ink,
+                    marker=MARKS[place % 9],
+                    ms=2.5,
+                    label=method,
+                )
+                axis.plot(x, mean["train_loss"], color=ink, ls=":", lw=0.8)
+                axis.fill_between(
+                    x,
+                    (mean["test_on_loss"] - spread).clip(lower=mean["test_on_loss"] / 2),
+                    mean["test_on_loss"] + spread,
+                    color=ink,
+                    alpha=0.12,
+                    lw=0,
+                )
+            axis.set(xlabel=title, yscale="log")
+            if column == "bytes" and curves[column].max() > 0:
+                axis.set_xscale(
+                    "symlog", linthresh=max(1e-3, unit * curves[column][curves[column] > 0].min())
+                )
+        axes[0, 0].set_ylabel("loss")
+        logarithmic(axes[0, 0].yaxis)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        legend(figure, handles, labels)
+    return figure
+
+
+def boundaries(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Bytes a step at every boundary, activations forward (full) and gradients backward (pale);
+    settings by total.
+
+    Means over seeds. Of more than thirty settings, an even choice of thirty is shown.
+    """
+    done = frame[frame.status == "finished"]
+    every = [name.removeprefix("boundary.") for name in frame if name.startswith("boundary.")]
+    cuts = list(dict.fromkeys(name.rpartition(".")[0] for name in every))
+    columns = [f"boundary.{cut}.{side}" for cut in cuts for side in ("fwd", "bwd")]
+    if not columns:
+        return None
+    mean = done.groupby("method", sort=False)[columns].mean().fillna(0)
+    mean = mean[mean.sum(axis=1) > 0].loc[
+        lambda part: part.sum(axis=1).sort_values(ascending=False).index
+    ]
+    if mean.empty:
+        return None
+    mean = mean.iloc[:: -(-len(mean) // 30)]
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 0.9 + 0.16 * len(mean)))
+        left = np.zeros(len(mean))
+        for place, cut in enumerate(cuts):
+            for side, alpha in (("fwd", 1.0), ("bwd", 0.45)):
+                part = mean[f"boundary.{cut}.{side}"].to_numpy() / 1e3
+                axis.barh(
+                    range(len(mean)),
+                    part,
+                    left=left,
+                    color=INK[place % 7],
+                    alpha=alpha,
+                    height=0.75,
+                    label=f"{cut}, {'activations' if side == 'fwd' else 'gradients'}",
+                )
+                left += part
+        axis.set_yticks(range(len(mean)), list(mean.index), fontsize=5.5)
+        axis.set(xlabel="kB a step")
+        axis.invert_yaxis()
+        axis.grid(axis="y", visible=False)
+        legend(figure)
+    return figure
+
+
+def level(method: str) -> str:
+    """A method's K or bits, for a mark: "10" or "4/8"."""
+    parts = [part.partition(" (")[0] for part in method.split(" / ")]
+    found = [
+        next(
+            (
+                word
+                for word, unit in zip(part.split(), [*part.split()[1:], ""], strict=True)
+                if unit.startswith(("%", "bit"))
+            ),
+            "",
+        )
+        for part in parts
+    ]
+    return "/".join(dict.fromkeys(one for one in found if one))
+
+
+def pareto(points: pd.DataFrame, worst: float = -1.0) -> pd.DataFrame:
+    """The points with no other at least as good in both mean and bytes.ratio, by bytes."""
+    ordered = points.sort_values(["bytes.ratio", "mean"], ascending=[True, False])
+    return ordered[ordered["mean"] > ordered["mean"].cummax().shift(fill_value=worst)]
+
+
+def logarithmic(*axes: Axis) -> None:
+    """Logarithmic axes with plain numbers at 1, 2 and 5; left linear where nothing is drawn."""
+    for axis in axes:
+        if np.isfinite(axis.get_minpos()):
+            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
+
+
+Draw = Callable[[pd.DataFrame, pd.DataFrame], Figure | None]
+GENERAL: dict[str, Draw] = {"loss": loss, "boundaries": boundaries}

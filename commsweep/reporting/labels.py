@@ -1,0 +1,301 @@
+"""Runs in a few words: what they compress, exchange, precondition with and leave out, as tables and
+figures call it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pandas as pd
+
+from commsweep.config import (
+    CompressorSpec,
+    FeedbackSpec,
+    GradientCompressor,
+    GradientFeedback,
+    Spec,
+    by_kind,
+)
+
+CROSSING, CORRECTED = by_kind(CompressorSpec), by_kind(FeedbackSpec)
+EXCHANGED, REMEMBERED = by_kind(GradientCompressor), by_kind(GradientFeedback)
+MST = ("warmup", "ultra", "restore")  # its phases, as the presets name them
+
+
+def describe(row: dict[str, Any]) -> str:
+    """A run's compression in a few words: "EF21 + TopK 10 %", "AdaComp, 4 learners", "TopK 30 %; 8
+    learners", "MST 95 %; 4 learners".
+    """
+    parts = [
+        part for part in (boundaries(row), sparse(row), exchange(row), second_order(row)) if part
+    ]
+    return "; ".join(parts[1:] if len(parts) > 1 and parts[0] == "dense" else parts)
+
+
+def boundaries(row: dict[str, Any]) -> str:
+    """A run's compression at its boundaries: "min-max 4 / 8 bits; layer1: TopK 30 %"."""
+    cuts = dict.fromkeys(key.split(".")[1] for key in row if key.startswith("at."))
+    own = {
+        cut: {
+            key.removeprefix(f"at.{cut}."): value
+            for key, value in row.items()
+            if key.startswith(f"at.{cut}.")
+        }
+        for cut in cuts
+    }
+    return "; ".join([_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())])
+
+
+def exchange(row: dict[str, Any]) -> str:
+    """How a run's gradients travel in a few words; "" for plain training."""
+    kind, learners = row.get("grad.compressor.kind", "none"), row.get("grad.learners", 1)
+    local = f", {steps} local steps" if (steps := row.get("grad.local_steps", 1)) > 1 else ""
+    local += _outer(row) + _shards(row)
+    if kind == "none":
+        return f"{learners} learner{'s' * (learners > 1)}{local}" if learners > 1 or local else ""
+    text = label(EXCHANGED, kind)
+    if (ratio := row.get("grad.compressor.ratio")) is not None:
+        text += f" {100 * ratio:g} %"
+    for part, unit in (("bits", " bit"), ("rank", ""), ("levels", " levels")):
+        if (value := row.get(f"grad.compressor.{part}")) is not None:
+            text += f" {value:g}{unit}"
+    text += (
+        f" of {row['grad.transform'].upper()}"
+        if not pd.isna(row.get("grad.transform", math.nan))
+        else ""
+    )
+    text += " in tiles" if row.get("grad.compressor.scope") == "tile" else ""
+    text += _values(row, "grad") + (", Rice" if row.get("grad.compressor.places") == "rice" else "")
+    feedback = _remembered(REMEMBERED, row["grad.feedback.kind"])
+    schedule = {
+        "steady": "",
+        "ramp": ", ramp",
+        "accordion": f", Accordion x{row.get('grad.schedule.mild', 0):g}",
+    }[row["grad.schedule.kind"]]
+    return (
+        f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, "
+        f"{learners} learners"
+    )
+
+
+def _outer(row: dict[str, Any]) -> str:
+    """How learners that train apart meet: ", outer step every 16"."""
+    own = {
+        key.removeprefix("grad.outer."): value
+        for key, value in row.items()
+        if key.startswith("grad.outer.") and not pd.isna(value)
+    }
+    if not own:
+        return ""
+    text = f", outer step every {own['interval']:g}"
+    text += f", {own['fragments']:g} fragments" if own["fragments"] > 1 else ""
+    text += f", overlap {own['overlap']:g}" if own["overlap"] else ""
+    text += (
+        f", keeps {100 * own['keep']:g} %"
+        if own["keep"]
+        else ", adds"
+        if own["merge"] == "add"
+        else ""
+    )
+    text += ", averages what is sent" if own["merge"] == "sent" else ""
+    text += ", in pairs" if own.get("meet") == "pairs" else ""
+    return (
+        text
+        + (", mean of senders" if own["aggregate"] == "senders" else "")
+        + ", clipped" * bool(own["clip"])
+        + (", sign" * bool(own.get("sign")))
+    )
+
+
+def _shards(row: dict[str, Any]) -> str:
+    """What learners that own shards send beside codes of gradients: ", shards, 4 bit across 2
+    nodes, 4 bit weights".
+    """
+    nodes = row.get("grad.sharded.nodes", math.nan)
+    if pd.isna(nodes):
+        return ""
+    said = {}
+    for part in ("across", "weights"):
+        kind, bits = (row.get(f"grad.sharded.{part}.{name}") for name in ("kind", "bits"))
+        said[part] = (
+            "dense"
+            if kind == "none"
+            else label(CROSSING, kind)
+            if bits is None or pd.isna(bits)
+            else (f"{bits:g} bit")
+        )
+    hops = f"{said['across']} across {nodes:g} nodes, " if nodes > 1 else ""
+    return f", shards, {hops}{said['weights']} weights"
+
+
+def second_order(row: dict[str, Any]) -> str:
+    """How a run preconditions in a few words: "K-FAC, EF + min-max 4 bit factors"; "" where it does
+    not.
+    """
+    if pd.isna(row.get("kfac.damping", math.nan)):
+        return ""
+    text = "K-FAC" + (", eigen" if row["kfac.method"] == "eigen" else "")
+    if row["kfac.statistics"] == "owner":
+        text += ", owners' data"
+    if row["kfac.fisher"] == "sampled":
+        text += ", sampled Fisher"
+    kind = row["kfac.compressor.kind"]
+    if kind == "none":
+        return text
+    bits = row.get("kfac.compressor.bits", math.nan)
+    said = row.get("kfac.compressor.to", "bfloat16") if kind == "cast" else label(CROSSING, kind)
+    said += "" if pd.isna(bits) else f" {bits:g} bit"
+    return f"{text}, {_remembered(CORRECTED, row['kfac.feedback.kind'])}{said} factors"
+
+
+def sparse(row: dict[str, Any]) -> str:
+    """How a run leaves weights out in a few words: "RigL 80 %", "MST 95 %, without warmup"; ""
+    where it does not.
+    """
+    if pd.isna(row.get("sparsity.growth", math.nan)):
+        return ""
+    found = phases(row)
+    levels = [one["sparsity"] for one in found.values()]
+    attention = list(dict.fromkeys(_attention(one, row) for one in found.values()))
+    text = _masks(row, found, levels) if any(levels) else ""
+    known = set(found) & set(MST)
+    if known == set(found) and len(known) > 1 and any(levels):
+        text += "".join(f", without {name}" for name in MST if name not in known)
+        if {"warmup", "ultra"} <= known and found["warmup"]["sparsity"] == found["ultra"][
+            "sparsity"
+        ]:
+            text += ", without ultra"
+        if not set(attention) <= {"causal", "local_strided"}:
+            text += f", {_then(attention)} attention"
+        elif attention == ["causal"]:
+            text += ", dense attention"
+        text += {"mixed": "", "none": ", no growth"}.get(
+            row["sparsity.growth"], f", {row['sparsity.growth']} growth"
+        )
+        text += "" if row["sparsity.drop"] else ", no drop"
+    elif attention != ["causal"]:
+        text += f"{', ' * bool(text)}{_then(attention)} attention"
+    return text + (", head too" if text and row["sparsity.modules"] == "all" else "")
+
+
+def _attention(phase: dict[str, Any], row: dict[str, Any]) -> str:
+    """ "local", or "local / causal by heads"."""
+    beside = phase.get("beside", math.nan)
+    own = phase["attention"]
+    return (
+        own
+        if pd.isna(beside) or beside == own
+        else f"{own} / {beside} by {row['sparsity.alternate']}"
+    )
+
+
+def _then(attention: list[str]) -> str:
+    """What follows on what."""
+    return ", then ".join(attention)
+
+
+def levelless(text: str) -> str:
+    """What `sparse` says without its sparsities."""
+    return re.sub(r" ([\d.]+ (to|->) )*[\d.]+ %", "", text)
+
+
+def phases(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The phases of a run's section sparsity by name, in their order."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in row.items():
+        if key.startswith("sparsity.phases.") and value is not None and value == value:
+            _, _, name, setting = key.split(".")
+            found.setdefault(name, {})[setting] = value
+    return dict(sorted(found.items(), key=lambda one: one[1]["until"]))
+
+
+def _masks(row: dict[str, Any], found: dict[str, dict[str, Any]], levels: list[float]) -> str:
+    growth, drop, level = row["sparsity.growth"], row["sparsity.drop"], f"{100 * max(levels):.4g} %"
+    if len(found) > 1:
+        if growth == "none":
+            steps = {one["shape"] for one in found.values()} == {"step"}
+            return (
+                f"{'one-shot' if steps and len(found) == 2 and not levels[0] else 'gradual'} "
+                f"magnitude {level}"
+            )
+        if set(found) == {"prune", "hold"} and levels[0] == levels[1]:
+            how = "GraNet" if growth == "gradient" else f"GraNet, {growth} growth"
+            return f"{how} {100 * row['sparsity.initial']:.4g} to {level}"
+        return (
+            f"MST {level}"
+            if set(found) <= set(MST)
+            else " -> ".join(f"{100 * one:.4g}" for one in levels) + " %"
+        )
+    before = row["sparsity.initial"]
+    if next(iter(found.values()))["shape"] == "step":
+        return {"none": "static", "gradient": "RigL", "random": "SET", "mixed": "mixed growth"}[
+            growth if drop else "none"
+        ] + f" {level}"
+    return f"{'gradual magnitude' if growth == 'none' else 'gradual'} {100 * before:.4g} to {level}"
+
+
+def _coder(kind: str) -> bool:
+    return kind in CROSSING and CROSSING[kind].coder
+
+
+def _pair(row: dict[str, Any]) -> str:
+    fwd, bwd = _link(row, "fwd"), _link(row, "bwd")
+    if row["bwd.compressor.kind"] == "forward_mask":
+        return f"{fwd}, shared mask{_values(row, 'bwd')}"
+    # the gradient of the code is as short as the code
+    if _coder(row["fwd.compressor.kind"]) and bwd == "dense":
+        return fwd
+    if fwd == bwd:
+        return fwd
+    if fwd == "dense":
+        return f"gradients: {bwd}"
+    if bwd == "dense":
+        return f"activations: {fwd}"
+    return f"{fwd} / {bwd}"
+
+
+def _link(row: Any, side: str) -> str:
+    kind = row[f"{side}.compressor.kind"]
+    text = label(CROSSING, kind)
+    if (ratio := row.get(f"{side}.compressor.ratio")) is not None and not pd.isna(ratio):
+        text += f" {100 * ratio:.4g} %"
+    if (bits := row.get(f"{side}.compressor.bits")) is not None and not pd.isna(bits):
+        scale = row.get(f"{side}.compressor.scale")
+        text += f" {bits:g} bit" + (
+            f", {scale} scale" if scale in ("group", "sample", "channel") else ""
+        )
+        text += ", token scale" if scale == "last" else ""
+        text += ", stochastic" if row.get(f"{side}.compressor.rounding") == "stochastic" else ""
+    if row.get(f"{side}.compressor.scope") == "last":
+        text += " per token"
+    text += _values(row, side)
+    for size in ("rank", "width"):
+        if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):
+            text += f" {value:g}"
+    return _remembered(CORRECTED, row[f"{side}.feedback.kind"]) + text
+
+
+def _values(row: Any, side: str) -> str:
+    """How kept values travel: ", 4 bit values"; "" where they do as they are."""
+    kind = row.get(f"{side}.compressor.values.kind")
+    if kind is None or pd.isna(kind):
+        return ""
+    bits = row.get(f"{side}.compressor.values.bits")
+    said = label(CROSSING, kind) if bits is None or pd.isna(bits) else f"{bits:g} bit"
+    drawn = " stochastic" if row.get(f"{side}.compressor.values.rounding") == "stochastic" else ""
+    return f", {said}{drawn} values"
+
+
+def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:
+    """A feedback before its compressor; nothing where its record has no name for it (AdaComp's
+    own).
+    """
+    name = kinds[kind].label if kind in kinds else kind
+    return f"{name} + " if name else ""
+
+
+def label(kinds: dict[str, type[Spec]], kind: str) -> str:
+    """How tables call a kind: as its record says, else by itself."""
+    return kinds[kind].label or kind if kind in kinds else kind

@@ -1,0 +1,133 @@
+"""Everything the rows of a sweep say, written to a folder: tables, figures, claims, and an HTML
+page.
+
+All of it can be written again from the store alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commsweep.errors import UserError
+from commsweep.reporting import results
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from commsweep.reporting.claim import Claim
+    from commsweep.reporting.table import Table
+
+
+@dataclass
+class Report:
+    """What was written."""
+
+    folder: Path
+    tables: list[Table]
+    claims: list[Claim]
+    page: Path | None = None
+    note: str = ""  # what must be known of the runs before the verdicts are read
+    commands: dict[str, str] = field(default_factory=dict)  # by claim, what would decide it
+
+
+@dataclass
+class More:
+    """What a report says beside that of its runs; figures with their captions."""
+
+    tables: list[Table]
+    claims: list[Claim]
+    figures: list[tuple[str, Figure, str]]
+
+
+def write(
+    store: Path,
+    sweep: str,
+    folder: Path,
+    page: bool = True,
+    papers: Collection[str] = (),
+    mine: str = "",
+    beside: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None,
+) -> Report:
+    """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one
+    sweep.
+
+    papers: whose tables, figures and claims (none: of all that have runs). mine: a function of
+    one's own that makes the claims. beside: makes what else belongs there, of the runs and their
+    curves; it comes first, claims by their names. Raises UserError when the sweep is unknown to the
+    store or none of its runs is finished.
+    """
+    frame = results.load(store, sweep)
+    if not (frame.status == "finished").any():
+        raise UserError(
+            f"no run of sweep '{sweep}' is finished in '{store}': run commsweep sweep launch "
+            f"{sweep}"
+        )
+    from commsweep.reporting import (  # seconds to import, so only once there is something to draw
+        claim,
+        contents,
+        figure,
+    )
+    from commsweep.reporting.page import html
+
+    for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
+        shutil.rmtree(folder / name, ignore_errors=True)
+    curves = results.curves(store, list(frame.id[frame.status == "finished"]))
+    more = beside(frame, curves) if beside else More([], [], [])
+    made = Report(
+        folder,
+        more.tables + contents.all_tables(frame, papers),
+        claim.adjust(
+            sorted(
+                more.claims + contents.all_claims(frame, papers, mine),
+                key=lambda claim: claim.name if beside else "",
+            )
+        ),
+    )
+    for table in made.tables:
+        for suffix, text in (
+            ("md", table.markdown()),
+            ("tex", table.latex()),
+            ("csv", table.csv()),
+        ):
+            _text(folder / "tables" / f"{table.name}.{suffix}", text)
+    drawn = more.figures + list(contents.all_figures(frame, curves, papers))
+    made.note = results.uneven(frame)
+    made.commands = claim.deciding(made.claims, sweep, frame, papers)
+    _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
+    _text(
+        folder / "claims.json",
+        json.dumps(
+            {
+                "sweep": sweep,
+                "papers": sorted(papers),
+                "note": made.note,
+                "claims": [one.record() for one in made.claims],
+            },
+            indent=1,
+        )
+        + "\n",
+    )
+    frame.to_csv(folder / "rows.csv", index=False)
+    pictures = [
+        (name, figure.save(one, folder / "figures", name)[0], caption)
+        for name, one, caption in drawn
+    ]
+    if page:
+        made.page = folder / "report.html"
+        _text(made.page, html(sweep, store, frame, curves, made.tables, made.claims, pictures))
+    _text(
+        folder / "figures" / "captions.md",
+        "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn),
+    )
+    return made
+
+
+def _text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

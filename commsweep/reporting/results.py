@@ -1,0 +1,278 @@
+"""Store -> DataFrame, one row a run; seeds -> mean, spread, n, and the run ids behind them."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from commsweep.config import flatten
+from commsweep.errors import UserError, nearest
+from commsweep.inputs import mixed
+from commsweep.reporting import index
+from commsweep.reporting.labels import describe
+from commsweep.store import Store
+
+SECTIONS = (
+    "model.",
+    "data.",
+    "optim.",
+    "schedule.",
+    "fwd.",
+    "bwd.",
+    "at.",
+    "grad.",
+    "kfac.",
+    "sparsity.",
+)
+PLAIN_SETTINGS = ("microbatches", "epochs", "eval_every", "precision", "channels_last")
+CHANCE = 0.1  # accuracy of guessing among ten classes
+
+
+def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
+    """All recorded runs of a store, or the cells of one sweep, missing ones included (status
+    "missing").
+
+    Columns: id, status, error, the Run's dotted settings, the metrics by name, bytes.*, seconds.*,
+    method. Raises UserError when the store has no such sweep.
+    """
+    if sweep is None:
+        return named(
+            pd.DataFrame(list(index.read(Store(store, create=False).exists(), _flat).values()))
+        )
+    return of_cells(store, _cells(Store(store, create=False).exists(), sweep))
+
+
+def of_cells(store: str | Path, cells: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """As `load`, of these Runs by id, as they are stored."""
+    opened = Store(store, create=False)
+    recorded = index.read(opened, _flat)
+    return named(
+        pd.DataFrame(
+            [
+                recorded.get(name) or _flat({"id": name, "status": opened.status(name), "run": run})
+                for name, run in cells.items()
+            ]
+        )
+    )
+
+
+def settings(frame: pd.DataFrame) -> list[str]:
+    """The columns that hold settings of a run; the seed is none of them."""
+    return [name for name in frame if name.startswith(SECTIONS) or name in PLAIN_SETTINGS]
+
+
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """With labels (`method`) that no two settings share: what tells equal ones apart is added to
+    them.
+    """
+    if frame.empty:
+        return frame
+    _alike(frame)
+    shared = frame.groupby("method").setting.nunique()
+    for label in shared[shared > 1].index:
+        for text, part in distinct(frame[frame.method == label], label):
+            frame.loc[part.index, "method"] = text
+    return frame
+
+
+def _alike(frame: pd.DataFrame) -> None:
+    """Raise UserError when seeds of one setting were trained on different data: no number may pool
+    them.
+    """
+    for name in [column for column in frame if column.startswith("inputs.")]:
+        known = frame[frame[name].notna()]
+        for _, rows in known.groupby("setting"):
+            if rows[name].nunique() > 1:
+                one, other = rows.drop_duplicates(name).iloc[:2].to_dict("records")
+                what = name.removeprefix("inputs.")
+                raise UserError(
+                    mixed(one["id"], {what: one[name]}, other["id"], {what: other[name]})
+                )
+
+
+def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
+    """The rows by setting (everything but the seed), so that no number pools two experiments: under
+    `label` if there is one, else each with what tells it from the others.
+    """
+    kinds = rows.drop_duplicates("setting")
+    if len(kinds) < 2:
+        return [(label, rows)]
+    texts = (
+        kinds[settings(kinds)]
+        .astype(object)
+        .where(kinds[settings(kinds)].notna(), None)
+        .map(_value)
+    )
+    chosen: list[str] = []
+    groups = pd.Series("", index=kinds.index)
+    # the one that splits best, again and again; a model's name before its width
+    while groups.nunique() < len(kinds):
+        score = {
+            name: (groups + "|" + texts[name]).nunique() for name in texts if name not in chosen
+        }
+        if not score:  # only the text of a value differs: 0.1 and 0.10
+            texts = texts.assign(setting=kinds.setting)
+            score = {"setting": len(kinds)}
+        best = max(
+            score, key=lambda name: (score[name], name.endswith((".name", ".kind")), -len(name))
+        )
+        chosen.append(best)
+        groups += "|" + texts[best]
+    out = []
+    for place, setting in kinds.setting.items():
+        said = [
+            f"{_short(name)} {texts.at[place, name]}" for name in chosen if texts.at[place, name]
+        ]
+        out.append((f"{label} ({', '.join(said) or 'otherwise'})", rows[rows.setting == setting]))
+    return out
+
+
+def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
+    """All settings but the seed and those that begin so, as one text to pair or group by."""
+    names = [name for name in settings(frame) if not name.startswith(apart)]
+    kinds = frame.drop_duplicates("setting")
+    told = zip(kinds[names].to_numpy(dtype=object), kinds[names].notna().to_numpy(), strict=True)
+    texts = [
+        "|".join(_value(one) if has else "" for one, has in zip(*row, strict=True)) for row in told
+    ]
+    return frame.setting.map(dict(zip(kinds.setting, texts, strict=True)))
+
+
+def uneven(frame: pd.DataFrame) -> str:
+    """Which settings have finished with more seeds than others, in a sentence; "" when all have as
+    many. Of more than `NAMED` with as many seeds their number; how many each has stands in the
+    tables.
+    """
+    counts = frame[frame.status == "finished"].groupby("method", sort=False).seed.nunique()
+    if counts.nunique() < 2:
+        return ""
+    usual = int(counts.mode().iloc[0])
+    more = [
+        f"{_seeds(n)}: {_named(list(counts.index[counts == n]))}"
+        for n in sorted(set(counts))
+        if n != usual
+    ]
+    return f"Most settings have {_seeds(usual)}; {'; '.join(more)}."
+
+
+NAMED = 6  # of settings, in a sentence
+
+
+def _named(settings: list[str]) -> str:
+    return ", ".join(settings) if len(settings) <= NAMED else f"{len(settings)} settings"
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed{'s' * (n != 1)}"
+
+
+def _value(value: Any) -> str:
+    """Exact: two settings that differ have different texts. Whole numbers lie as floats in columns
+    with gaps.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+def _short(name: str) -> str:
+    """A setting's name without what is clear without it."""
+    parts = [
+        part for part in name.split(".") if part not in ("compressor", "feedback", "kind", "name")
+    ]
+    return " ".join(parts) or name
+
+
+def is_text(frame: pd.DataFrame) -> bool:
+    """Whether the runs are of language models."""
+    return "data.tokenizer" in frame and bool(frame["data.tokenizer"].notna().any())
+
+
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one learner that compare ways of crossing boundaries; none where nothing is
+    compared.
+    """
+    rows = frame[
+        (frame["grad.learners"] == 1) & (frame["grad.compressor.kind"] == "none") & ~masked(frame)
+    ]
+    compared = (rows["fwd.compressor.kind"] != "none") | (rows["bwd.compressor.kind"] != "none")
+    return rows if compared.any() else rows.iloc[:0]
+
+
+def masked(frame: pd.DataFrame) -> pd.Series:
+    """Whether a run has the section sparsity."""
+    return (
+        frame["sparsity.growth"].notna()
+        if "sparsity.growth" in frame
+        else pd.Series(False, frame.index)
+    )
+
+
+def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
+    """The evaluations of these runs over time: one row an evaluation, with the run's id."""
+    opened = Store(store, create=False)
+    return pd.DataFrame(
+        [record | {"id": name} for name in ids for record in opened.folder(name).metrics()]
+    )
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    out = {
+        "id": row["id"],
+        "status": row["status"],
+        "error": row.get("error"),
+        "steps": row.get("steps"),
+    }
+    settings = flatten(row["run"])
+    text = json.dumps(
+        {key: value for key, value in settings.items() if key != "seed"}, sort_keys=True
+    )
+    out |= {"setting": sha256(text.encode()).hexdigest()[:12]} | settings
+    if "model.cuts" in out:
+        out["model.cuts"] = ",".join(out["model.cuts"])
+    out |= row.get("metrics", {}) | {
+        f"inputs.{name}": digest for name, digest in row.get("inputs", {}).items()
+    }
+    for part in ("bytes", "seconds", "speed", "gradients"):
+        out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
+    out |= {f"second_order.{key}": value for key, value in row.get("kfac", {}).items()}
+    out |= {
+        f"{part}.{key}": value
+        for part in ("flops", "masks")
+        for key, value in row.get(part, {}).items()
+    }
+    for side in ("fwd", "bwd"):  # means over the boundaries
+        seen = [one for one in row.get("diagnosis", ()) if one["direction"] == side]
+        out |= {
+            f"diagnosis.{side}.{key}": sum(one[key] for one in seen) / len(seen)
+            for key in (seen[0] if seen else ())
+            if key not in ("boundary", "direction", "messages")
+        }
+    for cut, sent in row.get("boundaries", {}).items():
+        out |= {
+            f"boundary.{cut}.{side}": sent[side] / max(1, row.get("steps") or 0)
+            for side in ("fwd", "bwd")
+        }
+    # earlier versions recorded bytes a message as bytes a step
+    if row.get("boundaries") and row.get("steps"):
+        out |= {
+            f"bytes.{side}_per_step": sum(sent[side] for sent in row["boundaries"].values())
+            / row["steps"]
+            for side in ("fwd", "bwd")
+        }
+    return out | {"method": describe(out)}
+
+
+def _cells(store: Store, sweep: str) -> dict[str, dict[str, Any]]:
+    try:
+        return store.cells(sweep)
+    except FileNotFoundError:
+        known = sorted(file.stem for file in (store.root / "sweeps").glob("*.json"))
+        raise UserError(
+            f"store '{store.root}' knows no sweep '{sweep}'{nearest(sweep, known)} (it knows: "
+            f"{', '.join(known) or 'none'}); sweeps are launched with commsweep sweep launch"
+        ) from None

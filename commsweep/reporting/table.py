@@ -1,0 +1,224 @@
+"""Tables as pure functions of the rows; Markdown, LaTeX (booktabs) and CSV.
+
+Every number is mean and sample standard deviation over n seeds, and the CSV names the run folders
+behind it. A missing cell says missing, a diverged one diverged, a failed one failed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from commsweep.store import UNFINISHED
+
+ON, OFF = "test_on_acc", "test_off_acc"
+# How a cell is shown; shares and bytes need no spread.
+PERCENT, SHARE, BYTES, PLAIN, RATE, FINE = "percent", "share", "bytes", "plain", "rate", "fine"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table, and what it rests on."""
+
+    values: tuple[float, ...]
+    ids: tuple[str, ...]
+    asked: int  # runs the sweep names for this cell
+    lost: tuple[tuple[str, int], ...] = ()  # runs that ended without a number, by outcome
+    unit: str = PERCENT
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation; None below two values."""
+        return pd.Series(self.values).std() if len(self.values) > 1 else None
+
+    def text(self, spread: str = "±") -> str:
+        """What a table shows."""
+        if not self.values:
+            return self.lost[0][0] if self.lost else "missing"
+        if self.unit == BYTES:
+            return f"{self.mean:,.0f}"
+        if self.unit == RATE:
+            return f"{self.mean:.1f}"
+        if self.unit == FINE:
+            return f"{100 * self.mean:.2g}"
+        if self.unit == PLAIN:
+            out = _short(self.mean) + (
+                f" {spread} {_short(self.sd)}" if self.sd is not None else ""
+            )
+        else:
+            out = f"{100 * self.mean:.1f}"
+        if self.sd is not None and self.unit == PERCENT:
+            out += f" {spread} {100 * self.sd:.1f}"
+        missing = self.asked - len(self.values) - sum(count for _, count in self.lost)
+        lost = [f"{count} {what}" for what, count in (*self.lost, ("missing", missing)) if count]
+        return out + (f" ({', '.join(lost)})" if lost else "")
+
+
+@dataclass
+class Table:
+    """A titled grid of labels and cells."""
+
+    name: str
+    title: str
+    header: list[str]
+    rows: list[list[Cell | str]] = field(default_factory=list)
+
+    def texts(self, spread: str = "±") -> list[list[str]]:
+        """The rows as shown."""
+        return [
+            [cell.text(spread) if isinstance(cell, Cell) else cell for cell in row]
+            for row in self.rows
+        ]
+
+    def markdown(self) -> str:
+        """A Markdown table under its title, columns aligned."""
+        lines = [self.header, *self.texts()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+
+        def show(line: list[str]) -> str:
+            return (
+                "| "
+                + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+                + " |"
+            )
+
+        rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+        return (
+            "\n".join([f"**{self.title}**", "", show(lines[0]), rule, *map(show, lines[1:])]) + "\n"
+        )
+
+    def latex(self) -> str:
+        """A booktabs table."""
+
+        def show(line: list[str]) -> str:
+            return (
+                " & ".join(text.replace("%", r"\%").replace("_", r"\_") for text in line) + r" \\"
+            )
+
+        body = [show(line) for line in self.texts(spread=r"$\pm$")]
+        return (
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    r"\centering",
+                    rf"\caption{{{self.title.replace('%', chr(92) + '%')}}}",
+                    rf"\begin{{tabular}}{{{'l' * len(self.header)}}}",
+                    r"\toprule",
+                    show(self.header),
+                    r"\midrule",
+                    *body,
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                    r"\end{table}",
+                ]
+            )
+            + "\n"
+        )
+
+    def csv(self) -> str:
+        """One line a number: row labels, column, mean, sd, n, run ids."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["row", "column", "shown", "mean", "sd", "n", "runs"])
+        for row in self.rows:
+            label = " | ".join(cell for cell in row if isinstance(cell, str))
+            for name, cell in zip(self.header, row, strict=True):
+                if isinstance(cell, Cell):
+                    numbers = [cell.mean, cell.sd, len(cell.values)] if cell.values else ["", "", 0]
+                    writer.writerow([label, name, cell.text(), *numbers, " ".join(cell.ids)])
+        return out.getvalue()
+
+
+def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
+    """The cell of these runs (one a seed). Raises ValueError when they are not of one setting:
+    `results.distinct` tells them apart.
+    """
+    if "setting" in rows and rows.setting.nunique() > 1:
+        raise ValueError(
+            f"{rows.setting.nunique()} settings in one cell: {', '.join(rows.method.unique()[:4])}"
+        )
+    values = (
+        rows[metric][rows.status == "finished"].dropna()
+        if metric in rows
+        else pd.Series(dtype=float)
+    )
+    statuses = Counter(rows.status)
+    lost = tuple((status, n) for status in UNFINISHED if (n := statuses[status]))
+    return Cell(tuple(values), tuple(rows.id.loc[values.index]), len(rows), lost, unit)
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}" if value < 1e5 else f"{value:.1e}"
+
+
+def settings_table(frame: pd.DataFrame) -> Table:
+    """Every setting of any sweep: what it sends and how it scores, best first."""
+    scored = [(ON, OFF, PERCENT, "accuracy %")] if ON in frame and frame[ON].notna().any() else []
+    if "test_on_ppl" in frame and frame["test_on_ppl"].notna().any():
+        scored.append(("test_on_ppl", "test_off_ppl", PLAIN, "perplexity"))
+    table = Table(
+        "settings",
+        "All settings: test score of the last epoch, and bytes",
+        [
+            "Model",
+            "Data",
+            "Setting",
+            "score",
+            "compressed inference",
+            "dense inference",
+            "seeds",
+            "fwd bytes/step",
+            "bwd bytes/step",
+            "boundaries (% of dense)",
+            "gradients (rate)",
+        ],
+    )
+    made = []
+    for method, rows in frame.groupby("method", sort=False):
+        for on, off, unit, what in scored or [(ON, OFF, PERCENT, "")]:
+            score = cell(rows, on, unit)
+            if len(scored) > 1 and not score.values:
+                continue
+            rank = (
+                (what, -score.mean if unit == PERCENT else score.mean)
+                if score.values
+                else ("~", 0.0)
+            )
+            sent = [cell(rows, f"bytes.{side}_per_step", BYTES) for side in ("fwd", "bwd")]
+            rate = cell(rows, "gradients.rate", RATE)
+            made.append(
+                (
+                    rank,
+                    [
+                        rows["model.name"].iloc[0],
+                        rows["data.name"].iloc[0],
+                        str(method),
+                        what,
+                        score,
+                        cell(rows, off, unit),
+                        str(len(score.values)),
+                        *sent,
+                        cell(rows, "bytes.ratio", SHARE),
+                        rate if rate.values else "-",
+                    ],
+                )
+            )
+            if not score.values:
+                break
+    table.rows = [row for _, row in sorted(made, key=lambda one: one[0])]
+    for column in (10, 3, 1, 0):  # what is the same everywhere says nothing
+        if len(
+            {row[column] if isinstance(row[column], str) else "." for row in table.rows}
+        ) < 2 and all(isinstance(row[column], str) for row in table.rows):
+            table.header.pop(column)
+            for row in table.rows:
+                row.pop(column)
+    return table

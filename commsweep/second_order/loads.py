@@ -1,0 +1,100 @@
+"""A network's layers as K-FAC sees them: factors, multiplications and weights, read from the real
+model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from commsweep.errors import UserError, nearest
+from commsweep.second_order.placement import Factor, factors_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SIDE = {"inception_v4": 299, "inception_v3": 299}  # pixels; 224 else
+
+
+@dataclass(frozen=True)
+class Load:
+    """One layer: rows of A and G (with a bias, one more of A), positions of one sample."""
+
+    name: str
+    a: int
+    g: int
+    positions: int
+
+    @property
+    def weights(self) -> int:
+        """Elements of its gradient."""
+        return self.a * self.g
+
+    @property
+    def multiplications(self) -> int:
+        """Of one sample's forward."""
+        return self.positions * self.weights
+
+    @property
+    def factor_multiplications(self) -> int:
+        """Of one sample's part in new factors."""
+        return self.positions * (self.a**2 + self.g**2)
+
+
+@lru_cache
+def loads(name: str) -> tuple[Load, ...]:
+    """The Linear and Conv2d layers of a network of torchvision's, or of timm's where that is
+    installed, in the order in which they run. Nothing is computed. Raises UserError when there is
+    no such network.
+    """
+    import torch  # seconds to import, so only where a network is asked for
+
+    from commsweep.second_order import factors
+
+    found: list[Load] = []
+
+    def ran(called: str) -> object:
+        def hook(module: nn.Module, _: object, output: torch.Tensor) -> None:
+            a, g = factors.sizes(module)
+            found.append(Load(called, a, g, output[0].numel() // g))
+
+        return hook
+
+    with torch.device("meta"):
+        net, x = _network(name).eval(), torch.empty(1, 3, SIDE.get(name, 224), SIDE.get(name, 224))
+        for called, module in net.named_modules():
+            if factors.supported(module):
+                module.register_forward_hook(ran(called))
+        net(x)
+    return tuple(found)
+
+
+def kronecker(found: tuple[Load, ...]) -> list[Factor]:
+    """A and G of every layer."""
+    return factors_of([size for one in found for size in (one.a, one.g)])
+
+
+def _network(name: str) -> nn.Module:
+    import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name in known:
+        return torchvision.models.get_model(
+            name,
+            weights=None,
+            **({"init_weights": False} if name in ("googlenet", "inception_v3") else {}),
+        )
+    try:
+        with warnings.catch_warnings():  # about its own use of torch
+            warnings.simplefilter("ignore")
+            import timm
+    except ModuleNotFoundError:
+        timm = None
+    if timm is not None and timm.is_model(name):
+        return timm.create_model(name, pretrained=False)
+    hint = "" if timm is not None else "; more come with timm: pip install timm"
+    raise UserError(
+        f"unknown network '{name}'{nearest(name, known)} (any classifier of torchvision's{hint})"
+    )

@@ -1,0 +1,72 @@
+"""How many weights of every layer live at a sparsity of the whole. No torch: plans use it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from commsweep.config import Sparsity
+from commsweep.errors import UserError
+
+Shape = tuple[int, ...]  # of a weight: [out, in, kernel ...], or [in, out]
+
+
+def scores(shapes: Sequence[Shape], distribution: str) -> list[float]:
+    """Densities up to a common factor: 1 ("uniform"), (in + out) / (in out) ("er"), or with the
+    kernel's sides in sum and product ("erk", RigL's form).
+    """
+    if distribution == "uniform":
+        return [1.0] * len(shapes)
+    return [
+        sum(shape) / prod(shape)
+        if distribution == "erk"
+        else (shape[0] + shape[1]) / (shape[0] * shape[1])
+        for shape in shapes
+    ]
+
+
+def densities(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[float]:
+    """The share of every layer's weights that live, none above `cap`. Raises UserError when the
+    caps are in the way.
+    """
+    sizes, raw = [prod(shape) for shape in shapes], scores(shapes, spec.distribution)
+    wanted = (1 - sparsity) * sum(sizes)
+    if wanted > spec.cap * sum(sizes) * (1 + 1e-9):
+        raise UserError(
+            f"sparsity.cap={spec.cap:g}: a density of {1 - sparsity:g} cannot be reached when "
+            "no layer may be denser; raise cap, or sparsity"
+        )
+    capped: set[int] = set()
+    # a layer at its cap leaves the rest to the others, which may bring further ones there
+    while True:
+        free = [index for index in range(len(sizes)) if index not in capped]
+        rest = wanted - spec.cap * sum(sizes[index] for index in capped)
+        scale = rest / sum(raw[index] * sizes[index] for index in free) if free else 0.0
+        over = {index for index in free if scale * raw[index] > spec.cap * (1 + 1e-9)}
+        if not over:
+            return [
+                spec.cap if index in capped else scale * raw[index] for index in range(len(sizes))
+            ]
+        capped |= over
+
+
+def live(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[int]:
+    """Live weights of every layer: within one of its density, and together the nearest whole number
+    to the target's. No layer is left without any: where its density would leave none, the largest
+    one gives one.
+    """
+    sizes = [prod(shape) for shape in shapes]
+    exact = [
+        min(size, size * density)
+        for size, density in zip(sizes, densities(shapes, spec, sparsity), strict=True)
+    ]
+    whole = [int(one + 1e-9) for one in exact]
+    left = round((1 - sparsity) * sum(sizes)) - sum(whole)
+    order = sorted(range(len(sizes)), key=lambda index: (whole[index] - exact[index], index))
+    for index in [one for one in order if whole[one] < sizes[one]][:left]:
+        whole[index] += 1
+    for index in (one for one, count in enumerate(whole) if not count):
+        if max(whole) > 1:
+            whole[whole.index(max(whole))] -= 1
+        whole[index] = 1
+    return whole

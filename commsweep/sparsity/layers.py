@@ -1,0 +1,122 @@
+"""Which layers of a model may be sparse, and what it multiplies for one sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from commsweep.errors import UserError, notice
+from commsweep.second_order import factors
+from commsweep.sparsity.flops import Attention, Network, Product
+
+
+def survey(
+    model: nn.Module, sample: Tensor, modules: str
+) -> tuple[Network, list[tuple[str, nn.Parameter]]]:
+    """(what the model multiplies for a sample [1, ...], the weights that have masks by name, in the
+    same order).
+
+    modules: "blocks", all layers but the one that makes the logits, or "all". Raises UserError when
+    none is supported (Linear, Conv1D, Conv2d), or when a layer runs more than once.
+    """
+    seen: dict[str, dict[str, Any]] = {}
+
+    def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        channels = output.shape[1] if module.weight.dim() > 2 else output.shape[-1]
+        own = seen.setdefault(
+            name, {"module": module, "calls": 0, "first": not inputs[0].requires_grad}
+        )
+        own["calls"] += 1
+        own["positions"] = output.numel() // channels
+
+    known = [(name, module) for name, module in model.named_modules() if _multiplies(module)]
+    hooks = [
+        module.register_forward_hook(lambda m, i, o, name=name: note(name, m, i, o))
+        for name, module in known
+    ]
+    training = model.training
+    try:
+        with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            model.eval()(sample)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    text = hasattr(model, "get_output_embeddings")
+    last = model.get_output_embeddings() if text else None
+    again = _repeated(model, [own["module"] for own in seen.values()])
+    products, weights = [], []
+    for name, own in seen.items():
+        module = own["module"]
+        if own["calls"] > 1:
+            raise UserError(
+                f"sparsity: layer {name} runs {own['calls']} times a sample, and no account of "
+                "FLOPs here knows how; use a model whose layers run once"
+            )
+        head = module is last if text else name == list(seen)[-1]
+        masked = module.weight.requires_grad and (modules == "all" or not head)
+        products.append(
+            Product(
+                name,
+                tuple(module.weight.shape),
+                module.weight.numel(),
+                own["positions"],
+                head,
+                own["first"],
+                masked,
+                id(module) in again,
+            )
+        )
+        if masked and any(module.weight is one for _, one in weights):
+            raise UserError(
+                f"sparsity: layer {name} shares its weight with another one, and a weight has "
+                "one mask here; use a model whose layers have their own"
+            )
+        weights += [(name, module.weight)] if masked else []
+    counted = sum(2 * one.positions * one.numel for one in products)
+    if not text and counter.get_total_flops() > counted:
+        notice(
+            f"sparsity: {100 - 100 * counted / counter.get_total_flops():.0f} % of a forward "
+            "pass's products are in layers that are neither masked nor counted (known are "
+            "Linear, Conv1D, Conv2d)"
+        )
+    if not weights:
+        raise UserError(
+            "sparsity: the model has no layer that it supports (Linear, Conv1D, Conv2d)"
+            + (
+                ""
+                if modules == "all"
+                else " beside the one that makes the logits; set sparsity.modules=all"
+            )
+        )
+    return Network(
+        tuple(products), _attention(model, sample, bool(again)) if text else None
+    ), weights
+
+
+def _multiplies(module: nn.Module) -> bool:
+    return factors.supported(module) or isinstance(module, nn.Conv2d)
+
+
+def _repeated(model: nn.Module, products: list[nn.Module]) -> set[int]:
+    """The products that gradient checkpointing repeats: a block's, but not its last one, unless
+    dropout follows it (torch stops as soon as all has been found again that the backward needs).
+    """
+    found: set[int] = set()
+    for block in (module for module in model.modules() if "forward" in vars(module)):
+        inside = {id(module) for module in block.modules()}
+        own = [id(module) for module in products if id(module) in inside]
+        drops = any(isinstance(module, nn.Dropout) and module.p for module in block.modules())
+        found |= set(own if drops else own[:-1])
+    return found
+
+
+def _attention(model: nn.Module, sample: Tensor, again: bool) -> Attention:
+    config = model.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Attention(
+        config.num_hidden_layers, config.num_attention_heads, head, sample.shape[1], again
+    )

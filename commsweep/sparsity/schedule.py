@@ -1,0 +1,102 @@
+"""When masks move, and how sparse they are then: a Sparsity laid over the steps of a run. No torch:
+plans need it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from commsweep.config import Phase, Sparsity
+from commsweep.errors import UserError
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A phase in steps: from `start` up to `end`."""
+
+    name: str
+    phase: Phase
+    start: int
+    end: int
+    before: float  # sparsity where it begins
+    updates: int  # the last one's number, counted from 0 at `start`
+
+
+class Schedule:
+    """Targets, updates and drop fractions of a run of `steps` steps. Raises UserError where a phase
+    is too short.
+    """
+
+    def __init__(self, spec: Sparsity, steps: int) -> None:
+        self.spec, self.steps, self.stretches = spec, steps, []
+        start, before = 0, spec.initial
+        for name, phase in spec.ordered:
+            end = round(phase.until * steps)
+            one = Stretch(name, phase, start, end, before, (end - start - 1) // spec.interval)
+            if end <= start:
+                raise UserError(
+                    f"sparsity.phases.{name}: of {steps} steps none is left for it; let it end "
+                    f"later than {phase.until:g}, or train longer"
+                )
+            if self._moves(one) and end - start <= spec.interval:
+                raise UserError(
+                    f"sparsity.interval={spec.interval}: no shorter than phase {name}, which "
+                    f"has {end - start} of the run's {steps} steps; choose a smaller one, or "
+                    "end it later"
+                )
+            self.stretches.append(one)
+            start, before = end, phase.sparsity
+
+    def _moves(self, one: Stretch) -> bool:
+        """Whether masks move within a phase, after its first step."""
+        gradual = one.phase.shape != "step" and one.phase.sparsity != one.before
+        return gradual or bool(
+            self.spec.drop and one.phase.sparsity and self._fraction(one, one.start) > 0
+        )
+
+    def at(self, step: int) -> Stretch:
+        """The phase that a step is in; a step after the last one is in the last."""
+        return next((one for one in self.stretches if step < one.end), self.stretches[-1])
+
+    def target(self, step: int) -> float:
+        """The sparsity that masks have after the update of this step, or of the last one before
+        it.
+        """
+        one = self.at(step)
+        if one.phase.shape == "step" or not one.updates:
+            return one.phase.sparsity
+        x = min(1.0, (step - one.start) // self.spec.interval / one.updates)
+        left = 1 - x if one.phase.shape == "linear" else (1 - x) ** 3
+        return one.phase.sparsity + (one.before - one.phase.sparsity) * left
+
+    def updates(self, step: int) -> bool:
+        """Whether masks may move in this step (the first masks, of step 0, are no update)."""
+        one = self.at(step)
+        return 0 < step < one.end and (step - one.start) % self.spec.interval == 0
+
+    def drop(self, step: int) -> float:
+        """Share of the live weights that an update in this step moves: drop / 2 (1 + cos(pi x))."""
+        return self._fraction(self.at(step), step)
+
+    def _fraction(self, one: Stretch, step: int) -> float:
+        start, end = (
+            (one.start, one.end) if self.spec.restart else (0, self.spec.drop_until * self.steps)
+        )
+        if step >= end:
+            return 0.0
+        return self.spec.drop / 2 * (1 + math.cos(math.pi * (step - start) / (end - start)))
+
+
+def moved(live: int, target: int, numel: int, drop: float, regrow: bool) -> tuple[int, int]:
+    """(weights pruned, weights grown) in a layer of `numel` weights that goes from `live` to
+    `target` live ones.
+
+    At least int(drop live) move where there is room: what grows was dead before, unless it may be
+    what was pruned.
+    """
+    if live == target == numel:
+        return 0, 0  # dense, and to stay so
+    pruned = max(int(drop * live), live - target)
+    pruned = min(pruned, live if regrow else max(numel - target, live - target))
+    return pruned, pruned + target - live

@@ -1,0 +1,578 @@
+"""The record: one folder a run, readable with cat, merged with rsync. No torch here.
+
+<store>/store.json              schema of the store <store>/pipelines/<id>/         runs executed as
+real processes, over links of some bandwidth and latency <store>/<run_id>/run.json       the Run,
+whole, written before the first step
+                 env.json       versions, device, git commit, who asked for the run
+                 metrics.jsonl  one line an evaluation, appended
+                 log.txt        what the run printed
+                 last.*.ckpt    to continue from (checkpoint.py); removed when the run ends well
+                 done.json      the row, written last by rename: a run counts once this exists
+                 lock           held (flock) by the process that executes the run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Required
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+
+from commsweep.config import SCHEMA, Run, parse, record, run_id, text_id
+from commsweep.errors import UserError, notice
+
+FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
+OOM, TIMEOUT = "oom", "timeout"  # out of memory; stopped after the time it was given
+UNFINISHED = (DIVERGED, OOM, TIMEOUT, FAILED)  # outcomes without a number
+CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry continues from it
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Whole = Annotated[int, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+Numbers = dict[Text, Number]
+
+
+class Row(TypedDict, total=False):
+    """The outcome of a run, as `training/record.py` builds it. Metrics are there only when it
+    finished.
+    """
+
+    schema: Whole
+    id: Required[Text]
+    status: Required[Text]
+    error: Text | None
+    run: Required[dict[str, Any]]  # the Run, read back from the objects that ran
+    metrics: Required[Numbers]
+    steps: Whole
+    # bytes each way, dense bytes, calls and samples, by cut
+    boundaries: dict[Text, dict[Text, Whole]]
+    bytes: (
+        Numbers  # of all boundaries: a step each way, in total, and as a share of the dense bytes
+    )
+    gradients: Numbers  # bytes of the learners' exchange; empty without one
+    kfac: Numbers  # of runs with K-FAC: its factors, and bytes of them a learner sends a step
+    flops: dict[Text, Number | None]  # of runs with masks: by part, and as shares of the dense run
+    masks: Numbers
+    speed: Numbers
+    memory_bytes: dict[Text, Whole]  # of simulated runs: what was remembered
+    # what compression did to messages, by boundary and direction
+    diagnosis: list[dict[Text, Text | Number | None]]
+    device: Text
+    seconds: Required[Numbers]
+    when: Text
+    inputs: dict[Text, Text]  # digests of what was loaded: data, weights
+    run_id: Text  # of real processes, whose id is another: the Run's
+    wiring: dict[str, Any]
+    transport: list[dict[str, Any]]
+    timing: dict[str, Any]
+    cores: Whole
+    tries: Whole
+    adopted: Text  # of an outcome measured elsewhere: the published file it was taken from
+    weights: Text  # of learners as processes: SHA-256 over the trained network
+
+
+ROW = TypeAdapter(Row)
+# a section may be absent
+RUN = tuple(name for name, field in Run.model_fields.items() if field.default is not None)
+
+
+METRICS, DIAGNOSIS = "metrics.jsonl", "diagnosis.jsonl"  # a line an evaluation
+
+
+class Busy(Exception):
+    """Another process executes this run right now."""
+
+
+class Damaged(UserError):
+    """A file of the store does not hold what it should; the message names it and what mends it."""
+
+    def __init__(self, path: Path | str, why: str, mend: str = "") -> None:
+        super().__init__(
+            f"'{path}' is damaged ({why}); {mend or 'sweep launch sets it aside and runs it again'}"
+        )
+        self.why = why
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path, root: Path | None = None) -> None:
+        """root: the store's folder, where it is not the one above."""
+        self.path, self.root = path, root or path.parent
+
+    def begin(self, run: Run, env: dict[str, Any]) -> None:
+        """Write what is asked for and where it runs."""
+        write_json(
+            self.path / "run.json", {"schema": SCHEMA, "id": run_id(run), "run": record(run)}
+        )
+        write_json(self.path / "env.json", env)
+
+    def make(self) -> None:
+        """Make the folder. Raises UserError when the store is gone: its mount point may be there,
+        on another disk.
+        """
+        if not (self.root / "store.json").exists():
+            raise UserError(
+                f"store '{self.root}' is not there any more; mount its disk again, or name "
+                "another folder with --store"
+            )
+        self.path.mkdir(exist_ok=True, parents=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the run; the kernel gives the lock back when the process dies, however it dies."""
+        self.make()
+        with open(self.path / "lock", "a", encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(self.path.name) from None
+            yield
+
+    def append(self, metrics: dict[str, Any], file: str = METRICS) -> None:
+        """Add one evaluation. A line torn by a crash is closed first, so it never swallows this
+        one.
+        """
+        path, metrics = self.path / file, _finite(metrics)
+        torn = path.exists() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
+        with open(path, "a", encoding="utf-8") as handle:
+            handle.write("\n" * torn + json.dumps(metrics, allow_nan=False) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def metrics(self, file: str = METRICS) -> list[dict[str, Any]]:
+        """Evaluations by epoch; a resumed run repeats some, and the later line counts."""
+        by_epoch: dict[int, dict[str, Any]] = {}
+        path = self.path / file
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+                epoch = int(record["epoch"])
+            except (ValueError, KeyError, TypeError):  # torn by a crash, or damaged
+                continue
+            if wrong := [key for key, value in record.items() if not _measured(key, value)]:
+                notice(
+                    f"'{path}': {wrong[0]} of epoch {epoch} is no number; this evaluation is "
+                    "left out"
+                )
+                continue
+            by_epoch[epoch] = record
+        return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+    def finish(self, row: Row) -> None:
+        """Record the outcome; never over another one."""
+        if (self.path / "done.json").exists():
+            raise FileExistsError(
+                f"{self.path / 'done.json'} exists: a recorded outcome is never overwritten"
+            )
+        write_json(self.path / "done.json", row)
+
+    def drop_checkpoints(self) -> None:
+        """Remove what a run would continue from. Call it with the run locked."""
+        for left in ("*.ckpt", "*.buffer*", ".*.part"):
+            for path in self.path.glob(left):
+                path.unlink(missing_ok=True)
+
+    def row(self) -> Row | None:
+        """The outcome, or None while there is none. Raises Damaged when the file is no row of this
+        schema.
+        """
+        path = f"{self.path}/done.json"  # text: of ten thousand rows, making paths is half the time
+        try:
+            row = read_json(path)
+        except FileNotFoundError:
+            return None
+        if row.get("schema") != SCHEMA and "schema" in row:
+            raise Damaged(
+                path, f"it is of schema {row['schema']}, and this commsweep reads {SCHEMA}"
+            )
+        _check(row, path)
+        if row["id"] != self.path.name:
+            raise Damaged(path, f"it is of run {row['id']}")
+        return row
+
+    def run(self) -> Run:
+        """The Run this folder was made for. Raises UserError when the file is missing, Damaged when
+        it is that.
+        """
+        path = self.path / "run.json"
+        try:
+            content = read_json(path)
+        except FileNotFoundError:
+            raise UserError(f"'{self.path}' has no run.json: not a run folder") from None
+        if not isinstance(content.get("run"), dict):
+            raise Damaged(path, "no run in it")
+        try:
+            return parse(content["run"])
+        except UserError as error:
+            raise Damaged(path, str(error)) from None
+
+    def busy(self) -> bool:
+        """Whether a process executes this run; nothing is written, so a store may be read-only."""
+        try:
+            handle = open(self.path / "lock", "rb")  # noqa: SIM115 (closed below)
+        except OSError:
+            return False
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def begun_by(self) -> str:
+        """Who asked for this run: "sweep", "search", "run", or "" where the folder does not say."""
+        try:
+            return str(read_json(self.path / "env.json").get("by", ""))
+        except (OSError, UserError):
+            return ""
+
+    def set_aside(self) -> Path:
+        """Keep a recorded (or damaged) outcome under another name, so that the run can be executed
+        again. Call it with the run locked.
+        """
+        taken = len(list(self.path.glob("done.*.json")))
+        kept = self.path / f"done.{taken + 1}.json"
+        os.replace(self.path / "done.json", kept)
+        return kept
+
+
+class Store:
+    """A folder of run folders. Raises UserError when it was written in another schema."""
+
+    def __init__(self, root: str | Path, create: bool = True) -> None:
+        """create: make the folder if it is not there; else a store that is not there is an empty
+        one.
+        """
+        self.root = Path(root).absolute()  # a user's own code may change the working folder
+        mark = self.root / "store.json"
+        if not create and not self.root.is_dir():
+            return
+        self.root.mkdir(parents=True, exist_ok=True)
+        if not mark.exists():
+            if any(self.root.glob("[!.]*/run.json")):
+                raise UserError(
+                    f"store '{self.root}' holds runs and no store.json, which says their "
+                    f'schema: if they are of this commsweep, mend it with: echo \'{{"schema": '
+                    f"{SCHEMA}}}' > {mark}"
+                )
+            if not create:
+                return
+            write_json(mark, {"schema": SCHEMA})
+        try:
+            schema = read_json(mark).get("schema")
+        except Damaged as error:
+            schema, why = None, error.why
+        else:
+            why = f"its schema is {schema!r}"
+        if not isinstance(schema, int) or isinstance(schema, bool):
+            raise UserError(
+                f"'{mark}' is damaged ({why}); if the runs are of this commsweep, mend it with: "
+                f"echo '{{\"schema\": {SCHEMA}}}' > {mark}"
+            )
+        if schema > SCHEMA:
+            raise UserError(
+                f"store '{self.root}' has schema {schema}; this commsweep reads up to {SCHEMA}: "
+                "update commsweep, or name another folder with --store"
+            )
+        if schema < SCHEMA:
+            raise UserError(
+                f"store '{self.root}' has schema {schema} and this commsweep writes {SCHEMA}, "
+                "in which a run has other settings: name another folder with --store"
+            )
+
+    def exists(self) -> Store:
+        """This store. Raises UserError when there is none in its folder."""
+        if not (self.root / "store.json").exists():
+            raise UserError(
+                f"--store '{self.root}': no store lies there; runs are recorded by commsweep "
+                "run, sweep launch and search"
+            )
+        return self
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of a run id (it need not exist yet)."""
+        return RunFolder(self.root / name)
+
+    def pipeline(self, name: str) -> RunFolder:
+        """The folder of a run that was executed as real processes."""
+        return RunFolder(self.root / "pipelines" / name, self.root)
+
+    def learners(self, name: str) -> RunFolder:
+        """The folder of a run whose learners were executed as real processes."""
+        return RunFolder(self.root / "learners" / name, self.root)
+
+    def pipelines(self) -> list[Row]:
+        """The outcomes of all runs whose stages were executed as real processes, by id."""
+        return self._processes("pipelines")
+
+    def learner_rows(self) -> list[Row]:
+        """The outcomes of all runs whose learners were executed as real processes, by id."""
+        return self._processes("learners")
+
+    def _processes(self, kind: str) -> list[Row]:
+        names = sorted(path.parent.name for path in self.root.glob(f"{kind}/*/done.json"))
+        return [
+            row
+            for name in names
+            if (row := _said(RunFolder(self.root / kind / name, self.root).row)) is not None
+        ]
+
+    def find(self, prefix: str) -> RunFolder:
+        """The one folder whose id begins with `prefix`. Raises UserError when none or several
+        do.
+        """
+        names = [name for name in self.ids() if name.startswith(prefix)]
+        if len(names) != 1:
+            what = f"is ambiguous: {', '.join(names[:5])}" if names else "is in no run folder"
+            raise UserError(f"run id '{prefix}' {what} (store '{self.root}')")
+        return self.folder(names[0])
+
+    def ids(self) -> list[str]:
+        """Ids of all run folders, finished or not."""
+        return sorted(path.parent.name for path in self.root.glob("[!.]*/run.json"))
+
+    def rows(self) -> list[Row]:
+        """The outcomes of all runs that have one, by id. A damaged file is named on stderr and left
+        out.
+        """
+        return [row for name in sorted(self.stamps()) if (row := self.read(name)) is not None]
+
+    def read(self, name: str) -> Row | None:
+        """A run's outcome; None while there is none, or where it is damaged, which is said on
+        stderr.
+        """
+        return _said(self.folder(name).row)
+
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Of every recorded outcome: when the file was last changed (ns) and its size. One look at
+        each folder.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        if not self.root.is_dir():
+            return found
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    with suppress(OSError):
+                        state = os.stat(f"{entry.path}/done.json")
+                        found[entry.name] = (state.st_mtime_ns, state.st_size)
+        return found
+
+    def unnamed(self) -> list[str]:
+        """Run folders, finished or not, that no sweep of this store names. Raises Damaged on a
+        sweep's file that is.
+        """
+        named: set[str] = set()
+        for path in (self.root / "sweeps").glob("*.json"):
+            named |= self.cells(path.stem).keys()
+        return [name for name in self.ids() if name not in named]
+
+    def sweeps(self) -> list[str]:
+        """Names of the sweeps that were launched into this store."""
+        return sorted(path.stem for path in (self.root / "sweeps").glob("*.json"))
+
+    def cells(self, sweep: str) -> dict[str, dict[str, Any]]:
+        """The runs that a sweep names, by id. Raises FileNotFoundError on an unknown one, Damaged
+        where it is that.
+        """
+        path = self.root / "sweeps" / f"{sweep}.json"
+        runs = read_json(path, f"commsweep sweep launch {sweep} writes it anew").get("runs")
+        if not isinstance(runs, dict) or not all(isinstance(run, dict) for run in runs.values()):
+            raise Damaged(path, "no runs in it", f"commsweep sweep launch {sweep} writes it anew")
+        return runs
+
+    @contextmanager
+    def changing_sweeps(self) -> Iterator[None]:
+        """Own the lists of which runs a sweep names: whoever reads, changes and writes one does it
+        in here.
+        """
+        folder = self.root / "sweeps"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "a", encoding="utf-8") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def remove(self, name: str) -> bool:
+        """Delete a run folder unless it is being executed; False then. Whole or not at all: it is
+        renamed first.
+        """
+        trash = self.root / f".removed-{name}-{secrets.token_hex(4)}"
+        try:
+            with self.folder(name).locked():
+                os.replace(self.root / name, trash)
+        except Busy:
+            return False
+        shutil.rmtree(trash, ignore_errors=True)
+        return True
+
+    def tidy(self) -> None:
+        """Remove what killed processes have left: runs half removed, files half written, and
+        checkpoints of runs that have an outcome which nothing continues from.
+        """
+        for trash in self.root.glob(".removed-*"):
+            shutil.rmtree(trash, ignore_errors=True)
+        for part in (
+            *self.root.glob("*/.*.part-*"),
+            *self.root.glob(".*.part-*"),
+            *self.root.glob("sweeps/.*.part-*"),
+        ):
+            if _abandoned(part):
+                part.unlink(missing_ok=True)
+        left = {
+            path.parent.name
+            for path in (*self.root.glob("[!.]*/*.ckpt"), *self.root.glob("[!.]*/*.buffer*"))
+        }
+        for name in left:
+            with suppress(Busy, UserError), self.folder(name).locked():
+                row = self.folder(name).row()
+                if row is not None and row["status"] not in CONTINUABLE:
+                    self.folder(name).drop_checkpoints()
+
+    def mend(self, names: list[str]) -> list[str]:
+        """Set damaged outcomes of these runs aside, so that they count as missing; one line about
+        each.
+        """
+        lines = []
+        for name in names:
+            folder = self.folder(name)
+            try:
+                folder.row()
+            except Damaged:
+                with suppress(Busy), folder.locked():
+                    kept = folder.set_aside()
+                    lines.append(
+                        f"'{name}/done.json' was damaged; kept as {kept.name}, and the run is "
+                        "executed again"
+                    )
+        return lines
+
+    def statuses(self, names: list[str], rows: list[Row]) -> dict[str, str]:
+        """The status of each of these runs, given all recorded rows."""
+        recorded = {row["id"]: str(row["status"]) for row in rows}
+        return {name: recorded.get(name) or self.status(name) for name in names}
+
+    def status(self, name: str) -> str:
+        """missing, running, interrupted, damaged, or the recorded outcome."""
+        folder = self.folder(name)
+        try:
+            if (row := folder.row()) is not None:
+                return str(row["status"])
+            read_json(folder.path / "run.json")["run"]
+        except FileNotFoundError:
+            return "missing"
+        except (UserError, KeyError):
+            return "damaged"
+        return "running" if folder.busy() else "interrupted"
+
+
+def _check(row: dict[str, Any], path: str) -> None:
+    """Raise Damaged unless this is a row whose settings are those of its id; the message names the
+    field.
+    """
+    try:
+        ROW.validate_python(row)
+    except ValidationError as error:
+        lost = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
+        if lost:
+            raise Damaged(path, f"no {', no '.join(lost[:3])} in it") from None
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Damaged(
+            path, f"{where} is {str(first['input'])[:40]!r}: {first['msg'].lower()}"
+        ) from None
+    if lost := [f"run.{key}" for key in RUN if key not in row["run"]]:
+        raise Damaged(path, f"no {', no '.join(lost[:3])} in it")
+    named = row.get("run_id", row["id"])
+    if text_id(row["run"]) == named:
+        return
+    try:
+        found = run_id(parse(row["run"]))  # the same values may be written in another way
+    except UserError as error:
+        raise Damaged(path, str(error)) from None
+    if found != named:
+        raise Damaged(path, f"its settings are those of run {found}, not of {named}")
+
+
+def _measured(key: str, value: Any) -> bool:
+    """Whether an evaluation may say this of something; what it says by name are numbers."""
+    named = key.startswith(("train_", "val_", "test_")) or key in (
+        "epoch",
+        "step",
+        "seconds",
+        "bytes",
+    )
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool)
+        if named
+        else not isinstance(value, str)
+    )
+
+
+def _finite(value: Any) -> Any:
+    """Content as JSON has it, which knows no NaN and no infinity: null stands for them."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _abandoned(part: Path) -> bool:
+    """Whether the process that was writing this file has ended; of other machines after a day."""
+    host, _, pid = part.name.rpartition(".part-")[2].rpartition("-")
+    with suppress(OSError):
+        return (
+            not Path(f"/proc/{pid}").exists()
+            if host == socket.gethostname()
+            else (time.time() - part.stat().st_mtime > 86400)
+        )
+    return False
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write whole or not at all: a temporary file beside it, flushed to disk, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part-{socket.gethostname()}-{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as handle:
+            json.dump(_finite(content), handle, indent=1, allow_nan=False)
+            handle.write("\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path | str, mend: str = "") -> dict[str, Any]:
+    """An object of a file. Raises Damaged when it is none; `mend` says what to do then."""
+    try:
+        with open(path, "rb") as handle:
+            content = json.loads(handle.read())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, str(error), mend) from None
+    if not isinstance(content, dict):
+        raise Damaged(path, "no JSON object", mend)
+    return content
+
+
+def _said(read: Callable[[], Row | None]) -> Row | None:
+    """What `read` returns; a damaged file is named on stderr instead, and nothing returned."""
+    try:
+        return read()
+    except Damaged as error:
+        notice(str(error))
+        return None

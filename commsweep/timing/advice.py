@@ -1,0 +1,183 @@
+"""Which compression reaches the target quality soonest over a given network: measured, or
+predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from commsweep.config import Run, flatten, record
+from commsweep.errors import UserError
+from commsweep.store import Store
+from commsweep.timing.measured_pipelines import (
+    Machine,
+    Measured,
+    Model,
+    machine_of,
+    measurements,
+    models,
+    quality,
+)
+from commsweep.timing.timeline.pipelines import Network
+
+# What may differ between the run asked about and a candidate: the rest must be the same training.
+FREE = ("fwd.", "bwd.", "at.", "seed", "microbatches")
+APART = 0.05  # of a time: what differs by less is not chosen between for its speed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to train, over the network asked about."""
+
+    method: str
+    schedule: str
+    step_seconds: float
+    steps: int
+    measured: bool  # or predicted
+    basis: tuple[str, ...]  # the measurement's and the run's ids
+
+    @property
+    def seconds(self) -> float:
+        """Until the target."""
+        return self.steps * self.step_seconds
+
+    def text(self) -> str:
+        """One line."""
+        how = "measured" if self.measured else "predicted"
+        return (
+            f"{self.method}, {self.schedule}: {self.seconds:.1f} s ({self.steps} steps of "
+            f"{1e3 * self.step_seconds:.0f} ms, {how}; from pipelines/{self.basis[0]} and run "
+            f"{self.basis[1]})"
+        )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All choices that reach the target, fastest first, and the methods that do not."""
+
+    metric: str
+    target: float
+    choices: list[Choice]
+    missed: list[str]
+    calibrated: bool = False  # predictions know what slow links do to this machine
+
+    @property
+    def close(self) -> list[Choice]:
+        """Those that predictions do not tell from the best: less than `APART` behind it, unless
+        both are measured.
+        """
+        best = self.choices[0]
+        return [
+            one
+            for one in self.choices[1:]
+            if one.seconds < (1 + APART) * best.seconds and not (one.measured and best.measured)
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        close = self.close
+        return {
+            "metric": self.metric,
+            "target": self.target,
+            "missed": self.missed,
+            "calibrated": self.calibrated,
+            "choices": [
+                vars(choice) | {"seconds": choice.seconds, "close": choice in close}
+                for choice in self.choices
+            ],
+        }
+
+
+def advise(
+    store: Store, run: Run, network: Network, calibration: list[str] | None = None
+) -> Advice:
+    """The choices for this training. Raises UserError when the store holds nothing to rest on.
+
+    calibration: ids of measurements that say what slow links do to the machine; those that the
+    store has.
+    """
+    found = [one for one in measurements(store) if _same(one, run)]
+    if not found:
+        raise UserError(
+            "the store has no step times of this training: take some with commsweep links "
+            "demo-links, or commsweep pipeline PRESET ... --steps 30 for each setting in "
+            "question"
+        )
+    machine = machine_of(store, calibration or [])
+    fits = models(found, machine)
+    metric, value, steps = quality(store, found)
+    choices, missed = [], []
+    for series in dict.fromkeys(one.series for one in found):
+        own = [one for one in found if one.series == series]
+        n = steps[series[0]]
+        if n is None:
+            missed.append(own[0].method)
+            continue
+        exact = next((one for one in own if one.network == network), None)
+        if exact is None and series not in fits:
+            continue
+        choices.append(_choice(exact, fits.get(series), network, n))
+    if not choices:
+        raise UserError(
+            "no setting in the store reaches the target over a network like this: "
+            + (", ".join(missed) or "none has a measurement over unlimited links to predict from")
+        )
+    return Advice(
+        metric,
+        value,
+        sorted(choices, key=lambda choice: choice.seconds),
+        sorted(set(missed)),
+        machine != Machine(),
+    )
+
+
+def _choice(exact: Measured | None, model: Model | None, network: Network, steps: int) -> Choice:
+    one = exact or model.base
+    return Choice(
+        one.method,
+        one.schedule,
+        exact.seconds if exact else model.step(network),
+        steps,
+        exact is not None,
+        (one.row["id"], one.row["run_id"]),
+    )
+
+
+def regrets(
+    found: list[Measured], fits: dict[tuple[str, str], Model], steps: dict[str, int | None]
+) -> list[tuple[Measured, Measured, float]]:
+    """(advised, best, time lost) for the settings of each training measured over the same links:
+    what the shortest predicted time to the target costs over the shortest measured one, as a share
+    of it.
+    """
+    groups: dict[Any, list[Measured]] = {}
+    for one in found:
+        if steps[one.row["run_id"]] is not None and one.series in fits:
+            groups.setdefault((_training(one.row["run"]), one.network), []).append(one)
+    made = []
+    for own in groups.values():
+
+        def needed(one: Measured, step: float) -> float:
+            return steps[one.row["run_id"]] * step
+
+        advised = min(own, key=lambda one: needed(one, fits[one.series].step(one.network)))
+        best = min(own, key=lambda one: needed(one, one.seconds))
+        if len(own) > 1:
+            made.append(
+                (advised, best, needed(advised, advised.seconds) / needed(best, best.seconds) - 1)
+            )
+    return made
+
+
+def _same(one: Measured, run: Run) -> bool:
+    return _training(one.row["run"]) == _training(record(run))
+
+
+def _training(run: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    """The settings that all candidates must share."""
+    return frozenset(
+        (key, repr(value))
+        for key, value in flatten(run).items()
+        if not key.startswith(FREE) and value is not None
+    )

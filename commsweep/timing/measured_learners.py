@@ -1,0 +1,315 @@
+"""Measured learners: what the store has of their steps, and a model that predicts a step over other
+networks.
+
+A prediction takes the seconds of computing from one measurement of the run over an unlimited
+network (of K-FAC: as D-KFAC), and what a message costs from what the processes found at the start
+of any measurement over the network in question, before the first step: alpha and beta of a gather
+and of broadcasts. What each algorithm makes of these is the timeline's. Predicted numbers are
+called so wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from commsweep.config import flatten
+from commsweep.config.execution import bucket
+from commsweep.reporting.labels import describe
+from commsweep.second_order.placement import factors_of
+from commsweep.store import Row, Store
+from commsweep.timing.timeline.iterations import (
+    FACTOR_MESSAGES,
+    GRADIENT_MESSAGES,
+    PASSES,
+    Algorithm,
+    Cluster,
+    Item,
+    Line,
+    Work,
+    iteration,
+)
+from commsweep.timing.timeline.learners import step as exchanging
+from commsweep.timing.timeline.pipelines import Network as Wire
+
+ALGORITHM = {
+    ("after", "everywhere"): "D-KFAC",
+    ("after", "spread"): "MPD-KFAC",
+    ("pipelined", "balanced"): "SPD-KFAC",
+}
+FUSIONS = {
+    "after": "after the backward",
+    "layer": "layer by layer",
+    "threshold": "by threshold",
+    "pipelined": "pipelined",
+}
+
+
+TWICE = ("powersgd", "dion", "cltk")  # one message depends on what arrived of another
+# a frame back for every two that come, over a link that is full both ways
+ACKNOWLEDGED = 1 + 66 / (2 * 1448)
+
+
+@dataclass(frozen=True)
+class Network:
+    """How many learners there are, and their links."""
+
+    learners: int
+    bandwidth: float = 0.0  # bits a second of each one's link; 0: as the machine has it
+    latency: float = 0.0
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether the links are as the machine has them."""
+        return not (self.bandwidth or self.latency)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: a run over a wiring."""
+
+    row: Row
+
+    @property
+    def kfac(self) -> bool:
+        """Whether gradients are preconditioned."""
+        return self.row["run"].get("kfac") is not None
+
+    @property
+    def network(self) -> Network:
+        """The learners and their links."""
+        wiring = self.row["wiring"]
+        return Network(self.row["run"]["grad"]["learners"], wiring["bandwidth"], wiring["latency"])
+
+    @property
+    def method(self) -> str:
+        """Its run, in words."""
+        return describe(flatten(self.row["run"]))
+
+    @property
+    def fusion(self) -> str:
+        """Which factors travel together."""
+        return self.row["wiring"]["fusion"]
+
+    @property
+    def placement(self) -> str:
+        """Where factors are inverted."""
+        return self.row["wiring"]["placement"]
+
+    @property
+    def algorithm(self) -> str:
+        """Its name: S-SGD, D-KFAC, ..., or how its factors travel."""
+        if not self.kfac:
+            return "S-SGD"
+        kind = self.fusion, self.placement
+        return ALGORITHM.get(
+            kind, f"K-FAC, factors {FUSIONS[self.fusion]}, inverted {self.placement}"
+        )
+
+    @property
+    def timing(self) -> dict[str, Any]:
+        """What was measured of a step."""
+        return self.row["timing"]
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: mean over the learners of the middle half of the steps."""
+        return self.timing["step_seconds"]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Exposed seconds by part."""
+        return self.timing["parts"]
+
+
+def measurements(store: Store, names: Iterable[str] | None = None) -> list[Measured]:
+    """The store's measurements that have a step time, of these ids, if given."""
+    wanted = None if names is None else set(names)
+    return [
+        Measured(row)
+        for row in store.learner_rows()
+        if row.get("timing") and (wanted is None or row["id"] in wanted)
+    ]
+
+
+class Model:
+    """Predictions of steps, from the measurements that calibrate them."""
+
+    def __init__(self, found: list[Measured]) -> None:
+        self.bases = {
+            one.row["run_id"]: one
+            for one in found
+            if one.network.unlimited and (not one.kfac or one.algorithm == "D-KFAC")
+        }
+        probed: dict[Network, list[dict[str, Line]]] = {}
+        for one in found:
+            if one.timing.get("costs"):
+                probed.setdefault(one.network, []).append(one.timing["costs"])
+        self.lines = {
+            network: {
+                what: tuple(median(one[what][turn] for one in costs) for turn in (0, 1))
+                for what in costs[0]
+            }
+            for network, costs in probed.items()
+        }
+
+    def base(self, one: Measured) -> Measured | None:
+        """The measurement that its computing is taken from."""
+        return self.bases.get(one.row["run_id"])
+
+    def fitted(self, one: Measured) -> bool:
+        """Whether its own step went into the model."""
+        return self.base(one) is one
+
+    def step(self, one: Measured) -> float | None:
+        """Predicted seconds of its step; None where a calibration is missing."""
+        base = self.base(one)
+        if base is None or one.network not in self.lines or base.network not in self.lines:
+            return None
+        return self._kfac(one, base) if one.kfac else self._plain(one, base)
+
+    def _line(self, network: Network, base: Measured, part: str, elements: int) -> Line:
+        """Of a gather: as probed, and what is beyond that."""
+        alpha, beta = self.lines[network]["gather"]
+        return alpha, max(0.0, beta + self._beyond(base, part, elements))
+
+    def _beyond(self, base: Measured, part: str, elements: int) -> float:
+        """Seconds an element that `base` needed beyond the probe on its own network: for copies and
+        sums.
+        """
+        alpha, beta = self.lines[base.network]["gather"]
+        return (base.parts[part] - alpha) / elements - beta
+
+    def _plain(self, one: Measured, base: Measured) -> float:
+        elements = base.row["gradients"]["dense"] // 4
+        alpha, beta = self._line(one.network, base, GRADIENT_MESSAGES, elements)
+        return base.parts[PASSES] + alpha + beta * elements
+
+    def _kfac(self, one: Measured, base: Measured) -> float:
+        timing = base.timing
+        factors = factors_of(timing["sizes"])
+        whole = sum(factor.elements for factor in factors)
+        gradient = base.row["gradients"]["dense"] // 4
+        lines = self.lines[one.network]
+        c0, c1 = self.lines[base.network]["inversion"]
+        scale = base.parts["inversion"] / sum(c0 + c1 * size**3 for size in timing["sizes"])
+        alpha, beta = _shared(lines["handling"], one)
+        cluster = Cluster(
+            one.network.learners,
+            self._line(one.network, base, GRADIENT_MESSAGES, gradient),
+            lines["broadcast"],
+            lambda size: scale * (c0 + c1 * size**3),
+            collect=self._line(one.network, base, FACTOR_MESSAGES, whole),
+            handling=(alpha, beta + max(0.0, self._beyond(base, FACTOR_MESSAGES, whole))),
+            handing_out=_shared(lines["handing_out"], one),
+        )
+        ready = [0.0, *timing["ready"]]
+        items = [
+            Item(after - before, PASSES, factor=place)
+            for place, before, after in zip(timing["order"], ready, ready[1:], strict=False)
+        ]
+        # What is computed after the messages: averages, preconditioning, the update.
+        rest = sum(base.parts[part] for part in (PASSES, "factors", "preconditioning")) - ready[-1]
+        items[-1] = replace(items[-1], gradient=gradient)
+        how = Algorithm(
+            fusion=one.fusion,
+            placement=one.placement,
+            gradients="after",
+            groups=one.timing["groups"],
+            inverters=one.timing["inverters"],
+        )
+        return iteration(Work(items, factors), cluster, how).seconds + rest
+
+
+class Exchange:
+    """Predicted steps of plain S-SGD over links that nobody probed: computing, packing and what the
+    exchanges take on this machine from the run's own measurement over unlimited links; the
+    latencies and bytes of the others are known. A shared machine is not always as fast: both
+    measurements tell what the training thread needed of a core.
+
+    Everyone sends its message to everyone else over its own link, once that one has said that it
+    waits: two latencies and n - 1 times the message's bytes, less what a shaped link's bucket lets
+    through at once. What a learner waited without any latency, because another was later, is no
+    part of computing; the timeline knows what late links make of that, of what is computed once the
+    last message is under way, and of cores that learners share. What relays took of a core they
+    passed frames on for so long: that is a link of its own. Messages whose length depends on the
+    data need another exchange, of their lengths; factors of low rank go in two. The first learner's
+    running statistics, and vectors, which are not compressed, travel while the rest is. Learners
+    that train apart do so once in `interval` steps for every fragment, with one other learner where
+    they meet in pairs; what they use late may travel meanwhile, but for the statistics.
+    """
+
+    def __init__(self, found: list[Measured]) -> None:
+        self.bases = {
+            one.row["run_id"]: one for one in found if one.network.unlimited and not one.kfac
+        }
+
+    def step(self, one: Measured) -> float | None:
+        """Predicted seconds of its step; None without a measurement to begin from, or where
+        learners own shards.
+        """
+        base = self.bases.get(one.row["run_id"])
+        if base is None or base.row["run"]["grad"].get("sharded"):
+            return None
+        grad = base.row["run"]["grad"]
+        outer, kind = grad.get("outer") or {}, grad["compressor"]["kind"]
+        told = base.row["transport"]
+        lengths, statistics = (
+            any(own.get(what) for own in told) for what in ("lengths", "statistics")
+        )
+        exchanges = 1 + (kind in TWICE) + lengths
+        interval, fragments = outer.get("interval", 1), outer.get("fragments", 1)
+        parts = fragments + (fragments > 1)  # what is in no block is a fragment of its own
+        rounds = parts * (base.row["steps"] // interval)
+        if not rounds:
+            return None
+        # What is not compressed is on its way while the rest is.
+        early = kind != "none" and not outer
+        apart = ("evaluation", "statistics") if early else ("evaluation",)
+        sent = max(sum(n for what, n in own.items() if what not in apart) for own in told) / rounds
+        if early and not grad.get("vectors"):
+            sent -= base.row["gradients"].get("vector.up", 0.0)
+        rate = one.network.bandwidth
+        link = Wire(rate, burst=bucket(rate) if rate else 0.0)
+        share, learners = parts / interval, one.network.learners
+        meeting = 2 if outer.get("meet") == "pairs" else learners
+        wire = max(
+            0.0,
+            link.seconds((meeting - 1) * sent) * ACKNOWLEDGED - link.spare,
+            one.timing.get("relayed", 0.0) / share,
+        )
+        waited, meanwhile = (base.timing.get(what, 0.0) / share for what in ("waited", "meanwhile"))
+        if outer.get("overlap"):  # that is told apart: all computing of so many steps
+            meanwhile = 0.0
+        # How fast the machine was when this was measured. Earlier versions told none of these.
+        now, then = (of.timing.get("computed") for of in (one, base))
+        pace = now / then if now and then else 1.0
+        computing, cores = (
+            pace * (base.seconds / share - waited),
+            base.row["cores"] * meeting / learners,
+        )
+        core = min(1.0, cores / meeting)
+
+        def waits(exchanges: int, wire: float) -> float:
+            late = exchanging(
+                meeting,
+                cores,
+                core * computing,
+                one.network.latency,
+                wire,
+                exchanges,
+                waited,
+                core * pace * meanwhile,
+            )
+            return max(waited, late - computing)
+
+        exposed = waits(exchanges, wire) - outer.get("overlap", 0) * share * (computing + waited)
+        return share * (computing + max(exposed, waits(1, 0.0) if statistics else waited))
+
+
+def _shared(line: Line, one: Measured) -> Line:
+    """Seconds of the processor where there are fewer cores than learners."""
+    share = max(1.0, one.network.learners / one.row["cores"])
+    return share * line[0], share * line[1]

@@ -1,0 +1,985 @@
+"""What compression buys on real networks: measured step times, predictions beside them, time to a
+target quality.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from commsweep.errors import UserError
+from commsweep.reporting import figure
+from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
+from commsweep.reporting.table import Table
+from commsweep.store import Row, Store
+from commsweep.timing import advice as advise
+from commsweep.timing import measured_learners as learners
+from commsweep.timing.measured_pipelines import (
+    Machine,
+    Measured,
+    Model,
+    is_dense,
+    machine_of,
+    measurements,
+    models,
+    quality,
+)
+from commsweep.timing.timeline.activities import ARRIVE, ASK, HANDLE, SEND
+from commsweep.timing.timeline.pipelines import (
+    IDEAL,
+    SCHEDULES,
+    TORCH,
+    Network,
+    Times,
+    interleaved,
+    plan,
+    shares,
+    step_seconds,
+)
+
+
+@dataclass
+class Made:
+    """What was written."""
+
+    folder: Path
+    tables: list[Table]
+    errors: list[float]  # of predictions over links that their model was not fitted to
+    # of the same without the speed that the machine had there
+    beforehand: list[float] = field(default_factory=list)
+
+    @property
+    def error(self) -> float:
+        """Their median."""
+        return median(self.errors) if self.errors else math.nan
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "folder": str(self.folder),
+            "median_error": self.error,
+            "errors": self.errors,
+            "errors_beforehand": self.beforehand,
+            "tables": {table.name: [table.header, *table.texts()] for table in self.tables},
+        }
+
+    def text(self) -> str:
+        """For people."""
+        return "\n".join(
+            [*(table.markdown() for table in self.tables), self.said(), f"written to {self.folder}"]
+        )
+
+    def said(self) -> str:
+        """How far its predictions are off, at the machine's speed then and without that."""
+        return said(self.errors) + (
+            "; without the speed that the machine had, which advice cannot know: "
+            f"{said(self.beforehand)}"
+            if self.beforehand
+            else ""
+        )
+
+
+def said(errors: list[float]) -> str:
+    """How far predictions are off, in a sentence."""
+    if not errors:
+        return "nothing was predicted"
+    late = sorted(errors)[math.ceil(0.95 * len(errors)) - 1]
+    return (
+        f"{len(errors)} predictions: error {100 * median(errors):.1f} % in the median, "
+        f"{100 * late:.1f} % at the 95th percentile, {100 * max(errors):.1f} % at worst"
+    )
+
+
+def write(
+    root: str | Path, names: list[str], folder: Path, calibration: list[str] | None = None
+) -> Made:
+    """Tables and figures of these measurements. Raises UserError when some are missing.
+
+    calibration: measurements that the machine's constants are fitted to; those that the store has.
+    """
+    store = Store(root)
+    if gone := sum(
+        not (row := store.pipeline(name).row()) or not row["timing"] for name in set(names)
+    ):
+        raise UserError(
+            f"{gone} of {len(set(names))} measurements are missing in '{root}'; commsweep links "
+            "PLAN --only measure takes them (Linux, root)"
+        )
+    found = measurements(store, names)
+    machine = machine_of(store, calibration or [])
+    fits, known = models(found, machine), set(calibration or [])
+    compared = [
+        one
+        for one in found
+        if one.series in fits and one.network != Network() and one.row["id"] not in known
+    ]
+    errors = [abs(fits[one.series].measured(one) / one.seconds - 1) for one in compared]
+    beforehand = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
+    made = Made(
+        folder, [steps_table(found, fits, known), ranks_table(compared, fits)], errors, beforehand
+    )
+    try:
+        metric, value, steps = quality(store, found)
+        made.tables.insert(1, target_table(found, metric, value, steps))
+        made.tables.append(regret_table(compared, fits, steps))
+    except UserError:  # no simulation of the dense run: step times say nothing of quality
+        steps = None
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in made.tables:
+        (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
+        (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+    drawn = {
+        "step_time": step_time(found, fits),
+        "prediction": prediction(compared, fits),
+        "gantt": gantt(found, fits),
+        "bubble": bubble(found, fits),
+        "far": far(found, fits),
+    }
+    if steps is not None:
+        drawn["time_to_target"] = time_to_target(found, metric, value, steps)
+    (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n", encoding="utf-8")
+    pd.DataFrame(
+        [
+            {
+                "id": one.row["id"],
+                "run": one.row["run_id"],
+                "schedule": one.schedule,
+                "stages": len(one.row["transport"]),
+                "bandwidth": one.network.bandwidth,
+                "latency": one.network.latency,
+                "links": f"{rates(one.network)}, {latencies(one.network)}"
+                if one.network.links
+                else "",
+                "method": one.method,
+                "bytes": one.bytes_a_step,
+                "seconds": one.seconds,
+                "quartile_1": one.row["timing"]["spread"][0],
+                "quartile_3": one.row["timing"]["spread"][1],
+                "steps": one.row["timing"]["steps"],
+                "turns": " ".join(
+                    f"{seconds:.6f}" for seconds in one.row["timing"].get("turns", [])
+                ),
+                "predicted": fits[one.series].measured(one) if one.series in fits else None,
+                "beforehand": fits[one.series].step(one.network) if one.series in fits else None,
+            }
+            for one in sorted(found, key=_order)
+        ]
+    ).to_csv(folder / "measurements.csv", index=False)
+    for name, one in drawn.items():
+        figure.save(one, folder, name)
+    return made
+
+
+def write_learners(
+    found: list[learners.Measured], folder: Path, store: Store, seeds: range
+) -> Made:
+    """The table of learners' steps, measured and predicted, and measurements.csv with what they are
+    made of (seconds; bytes a step that all learners handed over; computed, of a core by a training
+    thread; meanwhile, of that once its last message was under way; relayed, of a core by late
+    links); of those that train apart, what whole trainings take and reach, where the store has
+    simulations of them with these seeds.
+    """
+    model = learners.Exchange(found)
+    rows, errors, data = [], [], []
+    for one in sorted(
+        found,
+        key=lambda one: (
+            one.network.learners,
+            one.network.latency,
+            one.network.bandwidth or math.inf,
+            one.seconds,
+        ),
+    ):
+        guess, fitted = model.step(one), one.network.unlimited
+        data.append(
+            {
+                "id": one.row["id"],
+                "run": one.row["run_id"],
+                **asdict(one.network),
+                "method": one.method,
+                "bytes": one.row["gradients"]["up"],
+                "seconds": one.seconds,
+                "quartile_1": one.timing["spread"][0],
+                "quartile_3": one.timing["spread"][1],
+                "steps": one.timing["steps"],
+                "exposed": one.timing["parts"]["gradients"],
+                **{
+                    what: one.timing.get(what)
+                    for what in ("computed", "waited", "meanwhile", "relayed")
+                },
+                **{
+                    what: sum(sent.get(what, 0) for sent in one.row["transport"]) / one.row["steps"]
+                    for what in ("gradients", "lengths", "statistics")
+                },
+                "cores": one.row["cores"],
+                "predicted": guess,
+            }
+        )
+        error = (guess or math.nan) / one.seconds - 1
+        errors += [] if fitted or guess is None else [abs(error)]
+        rows.append(
+            [
+                str(one.network.learners),
+                rate(one.network.bandwidth),
+                f"{1e3 * one.network.latency:g} ms",
+                one.method,
+                f"{one.row['gradients']['up']:,.0f}",
+                f"{1e3 * one.seconds:.0f}",
+                "-" if guess is None else f"{1e3 * guess:.0f}",
+                "-" if guess is None else "fitted" if fitted else f"{100 * error:+.0f} %",
+            ]
+        )
+    table = Table(
+        "learners",
+        "Milliseconds a step of learners, measured over real links and predicted",
+        [
+            "learners",
+            "bandwidth",
+            "latency",
+            "method",
+            "bytes up a step",
+            "measured ms",
+            "predicted ms",
+            "error",
+        ],
+        rows,
+    )
+    made = Made(folder, [table], errors)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(one.row["run"]["grad"].get("outer") for one in found):
+        ends = _ends(found, model, store, seeds)
+        made.tables.append(_endings(ends))
+        if ends:
+            figure.save(endings(ends), folder, "endings")
+    for table in made.tables:
+        (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
+        (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+    (folder / "errors.md").write_text(f"{said(errors)}\n", encoding="utf-8")
+    pd.DataFrame(data).to_csv(folder / "measurements.csv", index=False)
+    return made
+
+
+@dataclass(frozen=True)
+class End:
+    """A whole training over a network: what it takes and reaches."""
+
+    network: learners.Network
+    method: str
+    seconds: float
+    predicted: float | None  # None: the prediction begins from it, or there is none
+    scores: tuple[float, ...]  # test perplexity, of each seed
+
+
+def _ends(
+    found: list[learners.Measured], model: learners.Exchange, store: Store, seeds: range
+) -> list[End]:
+    known: dict[str, list[Row]] = {}
+    for row in store.rows():
+        if (
+            row["status"] == "finished"
+            and row["run"]["seed"] in seeds
+            and "test_on_ppl" in row["metrics"]
+        ):
+            known.setdefault(_but_seed(row["run"]), []).append(row)
+    made = []
+    for one in found:
+        rows = known.get(_but_seed(one.row["run"]), [])
+        if rows:
+            steps = rows[0]["steps"]
+            made.append(
+                End(
+                    one.network,
+                    one.method,
+                    steps * one.seconds,
+                    None
+                    if one.network.unlimited or (step := model.step(one)) is None
+                    else steps * step,
+                    tuple(row["metrics"]["test_on_ppl"] for row in rows),
+                )
+            )
+    return sorted(
+        made, key=lambda one: (one.network.bandwidth or math.inf, one.network.latency, one.seconds)
+    )
+
+
+def _but_seed(run: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in run.items() if key != "seed"}, sort_keys=True)
+
+
+def _endings(ends: list[End]) -> Table:
+    """Seconds of whole trainings, and what they reach."""
+    return Table(
+        "endings",
+        "Whole trainings over these links: measured seconds a step times their steps, the same "
+        "predicted, and test perplexity (mean ± sample standard deviation over seeds, simulated)",
+        ["bandwidth", "latency", "method", "seconds", "predicted", "perplexity", "seeds"],
+        [
+            [
+                rate(one.network.bandwidth),
+                f"{1e3 * one.network.latency:g} ms",
+                one.method,
+                f"{one.seconds:.1f}",
+                "-" if one.predicted is None else f"{one.predicted:.1f}",
+                f"{mean(one.scores):.2f}"
+                + (f" ± {stdev(one.scores):.2f}" if len(one.scores) > 1 else ""),
+                str(len(one.scores)),
+            ]
+            for one in ends
+        ],
+    )
+
+
+@styled
+def endings(ends: list[End]) -> Figure:
+    """Test perplexity at the end against the measured seconds of the whole training, a panel for
+    each link.
+    """
+    networks = list(dict.fromkeys(one.network for one in ends))
+    methods = list(dict.fromkeys(one.method for one in ends))
+    made, axes = plt.subplots(
+        1, len(networks), figsize=(2 * COLUMN, 3.4), sharey=True, squeeze=False
+    )
+    for ax, network in zip(axes[0], networks, strict=True):
+        for one in ends:
+            if one.network == network:
+                place = methods.index(one.method)
+                ax.plot(
+                    one.seconds,
+                    mean(one.scores),
+                    MARKS[place % 9],
+                    ms=5,
+                    color=INK[place % 7],
+                    ls="none",
+                    label=one.method,
+                )
+        ax.set(
+            xlabel="seconds",
+            title=rate(network.bandwidth)
+            + (f", {1e3 * network.latency:g} ms" if network.latency else ""),
+        )
+        logarithmic(ax.xaxis)
+    axes[0][0].set_ylabel("test perplexity at the end")
+    handles = {
+        label: handle
+        for ax in axes[0]
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    made.legend(
+        handles.values(),
+        handles.keys(),
+        fontsize=5.5,
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+    )
+    return made
+
+
+def _constants(machine: Machine) -> str:
+    if machine == Machine():
+        return "the machine was not calibrated for slow links"
+    cold = machine.cold.get("F")
+    return (
+        f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes "
+        f"{cold.slope:.2g} s longer a second waited, at most {1e3 * cold.most:.1f} ms; handling "
+        f"a message at most {1 + machine.wake.most:.1f} times as long; a link with a latency "
+        f"{1e3 * machine.crossing:.1f} ms beyond that"
+    )
+
+
+def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+    """Rank correlation (Spearman) of predicted and measured step times of the methods that share a
+    link, and how many of the pairs of methods that are far enough apart to choose by were predicted
+    in their order; where measurements were taken in turns, how much the turns agree with each
+    other, which is all that one measurement can tell.
+    """
+    turns = {one.row["id"]: one.row["timing"].get("turns", []) for one in compared}
+    several = any(len(own) > 1 for own in turns.values())
+    table = Table(
+        "ranks",
+        "Methods ranked by step time, predicted against measured (Spearman's correlation)",
+        [
+            "schedule",
+            "stages",
+            "bandwidth",
+            "latency",
+            "methods",
+            "correlation",
+            "pairs apart",
+            "in order",
+            *(["turns with each other"] if several else []),
+        ],
+    )
+    groups: dict[tuple[Any, ...], list[Measured]] = {}
+    for one in sorted(compared, key=_order):
+        groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
+    counts = []
+    for (schedule, stages, network), own in groups.items():
+        if len(own) > 2:
+            times = [
+                [value(one) for one in own]
+                for value in (lambda one: one.seconds, lambda one: fits[one.series].measured(one))
+            ]
+            counts.append(in_order(*times))
+            table.rows.append(
+                [
+                    schedule,
+                    str(stages),
+                    rates(network),
+                    latencies(network),
+                    str(len(own)),
+                    ranked(*times),
+                    *map(str, counts[-1]),
+                    *([agreement([turns[one.row["id"]] for one in own])] if several else []),
+                ]
+            )
+    if counts:
+        table.rows.append(
+            [
+                "all",
+                *[""] * 5,
+                *(str(sum(own)) for own in zip(*counts, strict=True)),
+                *([""] if several else []),
+            ]
+        )
+    return table
+
+
+def agreement(turns: list[list[float]]) -> str:
+    """Mean rank correlation between any two turns of the same measurements, [methods][turns]
+    seconds; "" of one.
+    """
+    pairs = [_correlation(*pair) for pair in combinations(zip(*turns, strict=True), 2)]
+    return f"{mean(pairs):.2f}" if pairs else ""
+
+
+def ranked(measured: list[float], predicted: list[float]) -> str:
+    """Rank correlation; times within `ALIKE` of each other are none apart."""
+    if max(measured) < (1 + ALIKE) * min(measured):
+        return (
+            "all alike"
+            if max(predicted) < (1 + ALIKE) * min(predicted)
+            else "alike, predicted apart"
+        )
+    return f"{_correlation(measured, predicted):.2f}"
+
+
+def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's; pandas' own imports scipy.stats, which takes seconds."""
+    return pd.Series(a).rank().corr(pd.Series(b).rank())
+
+
+def in_order(measured: list[float], predicted: list[float]) -> tuple[int, int]:
+    """(pairs whose measured times are more than `advise.APART` apart, those of them that are
+    predicted in the same order).
+    """
+    pairs = [
+        (a, b)
+        for a, b in combinations(zip(measured, predicted, strict=True), 2)
+        if max(a[0], b[0]) > (1 + advise.APART) * min(a[0], b[0])
+    ]
+    return len(pairs), sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
+
+
+CALIBRATION = "calibrate-links"  # the plan whose measurements the machine's constants are fitted to
+ALIKE = 0.02  # of a step: less is within what a measurement repeats to
+
+
+def rates(network: Network) -> str:
+    """The bandwidth of its links, for people."""
+    return " / ".join(rate(one.bandwidth) for one in network.links) or rate(network.bandwidth)
+
+
+def latencies(network: Network) -> str:
+    """The latency of its links, for people."""
+    return f"{' / '.join(f'{1e3 * one.latency:g}' for one in network.links or [network])} ms"
+
+
+def rate(bits: float) -> str:
+    """A bandwidth for people."""
+    if not bits:
+        return "unlimited"
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def _order(one: Measured) -> tuple[Any, ...]:
+    return (
+        one.schedule != "gpipe",
+        one.network.latency,
+        one.network.bandwidth or math.inf,
+        repr(one.network.links),
+        one.seconds,
+    )
+
+
+def steps_table(
+    found: list[Measured], fits: dict[tuple[str, str], Model], known: Collection[str] = ()
+) -> Table:
+    """Milliseconds a step of every measurement, beside what is predicted."""
+    rows = []
+    for one in sorted(found, key=_order):
+        model = fits.get(one.series)
+        guess = model.measured(one) if model else None
+        basis = model is not None and (model.base is one or one.row["id"] in known)
+        rows.append(
+            [
+                one.schedule,
+                str(len(one.row["transport"])),
+                rates(one.network),
+                latencies(one.network),
+                one.method,
+                f"{one.bytes_a_step:,.0f}",
+                f"{1e3 * one.seconds:.0f}",
+                "-" if guess is None else f"{1e3 * guess:.0f}",
+                "fitted"
+                if basis
+                else "-"
+                if guess is None
+                else f"{100 * (guess / one.seconds - 1):+.0f} %",
+            ]
+        )
+    return Table(
+        "steps",
+        "Milliseconds a step, measured over real links and predicted by the timeline",
+        [
+            "schedule",
+            "stages",
+            "bandwidth",
+            "latency",
+            "method",
+            "bytes a step",
+            "measured ms",
+            "predicted ms",
+            "error",
+        ],
+        rows,
+    )
+
+
+def target_table(
+    found: list[Measured], metric: str, value: float, steps: dict[str, int | None]
+) -> Table:
+    """Seconds that every measurement needs to the target quality."""
+    rows = []
+    for one in sorted(found, key=_order):
+        n = steps[one.row["run_id"]]
+        rows.append(
+            [
+                one.schedule,
+                rates(one.network),
+                latencies(one.network),
+                one.method,
+                "not reached" if n is None else str(n),
+                "-" if n is None else f"{n * one.seconds:.1f}",
+            ]
+        )
+    shown = f"{100 * value:.1f} % accuracy" if metric.endswith("acc") else f"perplexity {value:.3f}"
+    return Table(
+        "target",
+        f"Seconds to {shown} on the test set: steps of the simulation, times the measured step",
+        ["schedule", "bandwidth", "latency", "method", "steps", "seconds"],
+        rows,
+    )
+
+
+def regret_table(
+    compared: list[Measured], fits: dict[tuple[str, str], Model], steps: dict[str, int | None]
+) -> Table:
+    """What advice costs over links that it has not seen, against the best of what was measured
+    there.
+    """
+    made = advise.regrets(compared, fits, steps)
+    lost = sorted(share for _, _, share in made)
+    said = (
+        f"median {100 * median(lost):.1f} %, worst {100 * lost[-1]:.1f} %"
+        if lost
+        else "nothing to choose from"
+    )
+    rows = [
+        [
+            str(len(one.row["transport"])),
+            rates(one.network),
+            latencies(one.network),
+            *(f"{own.method}, {own.schedule}" for own in (one, best)),
+            f"{100 * share:.1f} %",
+        ]
+        for one, best, share in sorted(made, key=lambda item: _order(item[0]))
+    ]
+    return Table(
+        "regret",
+        f"Time to the target that the advised setting loses to the best measured one: {said}",
+        ["stages", "bandwidth", "latency", "advised", "best", "lost"],
+        rows,
+    )
+
+
+# Figures.
+
+
+def _inks(found: list[Measured]) -> dict[str, int]:
+    return {method: turn for turn, method in enumerate(dict.fromkeys(one.method for one in found))}
+
+
+MICROBATCHES = 16  # of what is extrapolated
+FAST = 1e10  # where "unlimited" is drawn
+
+
+@styled
+def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    shown = [one for one in found if one.schedule == "gpipe" and one.network.latency == 0]
+    for method, turn in _inks(found).items():
+        own = [one for one in shown if one.method == method]
+        axes.plot(
+            [one.network.bandwidth or FAST for one in own],
+            [1e3 * one.seconds for one in own],
+            MARKS[turn],
+            color=INK[turn],
+            label=method,
+        )
+        model = next((fits[one.series] for one in own if one.series in fits), None)
+        if model is not None:
+            rates = [10 ** (6 + 0.25 * i) for i in range(13)]
+            axes.plot(
+                rates,
+                [1e3 * model.step(Network(bits)) for bits in rates],
+                color=INK[turn],
+                alpha=0.6,
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
+        ylabel="ms a step",
+        title="measured (marks) and predicted (lines)",
+    )
+    axes.legend()
+    return figure
+
+
+@styled
+def time_to_target(
+    found: list[Measured], metric: str, value: float, steps: dict[str, int | None]
+) -> Figure:
+    """Seconds until the target quality against bandwidth; methods that do not reach it are
+    named.
+    """
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
+    missed = []
+    for method, turn in _inks(found).items():
+        own = sorted(
+            (
+                one
+                for one in found
+                if one.method == method and one.schedule == "gpipe" and one.network.latency == 0
+            ),
+            key=lambda one: one.network.bandwidth or FAST,
+        )
+        if not own:
+            continue
+        n = steps[own[0].row["run_id"]]
+        if n is None:
+            missed.append(method)
+            continue
+        axes.plot(
+            [one.network.bandwidth or FAST for one in own],
+            [n * one.seconds for one in own],
+            f"-{MARKS[turn]}",
+            color=INK[turn],
+            label=f"{method}, {n} steps",
+        )
+    shown = f"{100 * value:.1f} %" if metric.endswith("acc") else f"perplexity {value:.2f}"
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
+        ylabel="seconds (measured steps)",
+        title=f"time to {shown}" + (f"\nnot reached: {', '.join(missed)}" if missed else ""),
+    )
+    legend(figure)
+    return figure
+
+
+@styled
+def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Predicted against measured step time; the band is 15 %."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    for turn, (schedule, latency) in enumerate(
+        sorted({(one.schedule, one.network.latency) for one in compared})
+    ):
+        own = [
+            one for one in compared if (one.schedule, one.network.latency) == (schedule, latency)
+        ]
+        axes.plot(
+            [1e3 * one.seconds for one in own],
+            [1e3 * fits[one.series].measured(one) for one in own],
+            MARKS[turn % 9],
+            color=INK[turn % 7],
+            label=f"{schedule}, {1e3 * latency:g} ms latency",
+        )
+    ends = (
+        [1e3 * limit(one.seconds for one in compared) for limit in (min, max)]
+        if compared
+        else [1.0, 1.0]
+    )
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(
+        ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="grey", alpha=0.2
+    )
+    axes.set(xlabel="measured ms a step", ylabel="predicted ms a step")
+    logarithmic(axes.xaxis, axes.yaxis)
+    axes.legend(fontsize=5.5, loc="upper left")
+    return figure
+
+
+COLOURS = {"F": INK[0], "B": INK[1], "U": INK[2], "send": INK[4]}
+
+
+@styled
+def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """One step of the slowest measured dense run: what the processes did, and what the timeline
+    says of it.
+    """
+    chosen = max(
+        (
+            one
+            for one in found
+            if one.series in fits and one.row["timing"]["gantt"] and one.network.latency == 0
+        ),
+        key=lambda one: (is_dense(one.row), one.seconds),
+    )
+    figure, axes = plt.subplots(2, 1, figsize=(2 * COLUMN, 3.0), sharex=True)
+    for stage, spans in enumerate(chosen.row["timing"]["gantt"]):
+        for what, _, start, stop in spans:
+            axes[0].barh(
+                stage, 1e3 * (stop - start), left=1e3 * start, color=COLOURS[what], height=0.7
+            )
+    for sender, receiver, sent, came in passages(chosen.row["timing"].get("messages", [])):
+        step = 0.35 if receiver > sender else -0.35
+        axes[0].plot(
+            [1e3 * sent, 1e3 * came],
+            [sender + step, receiver - step],
+            color=COLOURS["send"],
+            lw=0.8,
+        )
+    model, devices = fits[chosen.series], len(chosen.row["timing"]["tasks"])
+    made = plan(
+        SCHEDULES[chosen.schedule](devices, chosen.row["run"]["microbatches"]),
+        model.times(),
+        model.machine.network(chosen.network),
+        3,
+        TORCH[chosen.schedule],
+    )
+    spans = made.run()
+    begin = spans[made.ends[1][0]].stop
+    for one, span in zip(made.activities, spans, strict=True):
+        if one.step != 2 or one.kind in (ARRIVE, ASK, HANDLE):
+            continue
+        message, back = one.kind == SEND, one.target is not None and one.target < one.device
+        if message and not one.uses:
+            continue
+        axes[1].barh(
+            one.device + (0.42 if back else -0.42) * message,
+            1e3 * (span.stop - span.start),
+            left=1e3 * (span.start - begin),
+            color=COLOURS["send" if message else one.kind[0].upper()],
+            height=0.12 if message else 0.6,
+        )
+    titles = (
+        "measured (lines: a message from send to use)",
+        "predicted (thin: messages on a link)",
+    )
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set(
+            ylabel="stage",
+            title=f"{title}: {chosen.method}, {chosen.schedule}, {rates(chosen.network)}",
+            yticks=range(devices),
+        )
+        axis.invert_yaxis()
+        axis.grid(False)
+    axes[1].set_xlabel("ms since the step began at stage 0")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    figure.legend(handles, ["forward", "backward", "update", "message"], loc="outside right center")
+    return figure
+
+
+def passages(messages: list[list[list[Any]]]) -> list[tuple[int, int, float, float]]:
+    """(sender, receiver, when sent, when taken up) of every message whose both ends lie in the
+    step.
+    """
+    sent = {
+        (stage, way, chunk): when
+        for stage, own in enumerate(messages)
+        for what, way, chunk, when in own
+        if what == "sent"
+    }
+    found = []
+    for stage, own in enumerate(messages):
+        for what, way, chunk, when in own:
+            sender = stage - 1 if way == "fwd" else stage + 1
+            if (
+                what == "came"
+                and (began := sent.get((sender, way, chunk))) is not None
+                and began <= when
+            ):
+                found.append((sender, stage, began, when))
+    return found
+
+
+@styled
+def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Shares of the devices' time: busy, bubble, exposed communication; predicted, each stage on
+    cores of its own.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
+    dense, squeezed = _pair(fits)
+    for axis, model in zip(axes, (dense, squeezed), strict=True):
+        times = _alone(model)
+        devices, bars = len(times.forward), []
+        for schedule, make in SCHEDULES.items():
+            if schedule == "interleaved":
+                continue  # it needs twice the stages; the figure of far links has it
+            for bits in (1e7, 1e8, 1e9):
+                made = shares(plan(make(devices, 8), times, Network(bits), 2, IDEAL), devices)
+                bars.append((f"{schedule}\n{rate(bits)}", made))
+        bottom = [0.0] * len(bars)
+        for part, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
+            heights = [made[part] for _, made in bars]
+            axis.bar(
+                range(len(bars)),
+                heights,
+                bottom=bottom,
+                color=ink,
+                label={"exposed": "exposed communication"}.get(part, part),
+            )
+            bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+        axis.set(title=f"predicted: {model.base.method}, 8 microbatches", xticks=range(len(bars)))
+        axis.set_xticklabels([label for label, _ in bars], rotation=90, fontsize=5.5)
+        axis.grid(False)
+    axes[0].set_ylabel("share of the devices' time")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+@styled
+def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+    """Predicted beyond the measured: up to 256 stages like the measured ones, over links between
+    sites.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 3.4))
+    counts = (4, 16, 64, 256)
+    sites = {
+        "one site (10 Gbit/s, 0.1 ms)": Network(1e10, 1e-4),
+        "one country (1 Gbit/s, 10 ms)": Network(1e9, 0.01),
+        "two continents (100 Mbit/s, 100 ms)": Network(1e8, 0.1),
+    }
+    for turn, (name, network) in enumerate(sites.items()):
+        for style, model in zip(("-", "--"), _pair(fits), strict=True):
+            axes[0].plot(
+                counts,
+                [_repeated(model, n, network, "1f1b") for n in counts],
+                style,
+                color=INK[turn],
+                marker=MARKS[turn],
+                mfc="white" if style == "--" else None,
+                label=f"{name}, {model.base.method}",
+            )
+    axes[0].set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"stages ({MICROBATCHES} microbatches)",
+        ylabel="seconds a step",
+        title="predicted: 1F1B, stages like the measured",
+    )
+    axes[0].set_xticks(counts, [str(n) for n in counts])
+    axes[0].xaxis.set_minor_locator(NullLocator())
+    latencies = [1e-4 * 10 ** (0.75 * i) for i in range(5)]
+    # Schedules whose curves coincide stay visible: each later one is thinner, and has marks of its
+    # own.
+    for turn, schedule in enumerate(SCHEDULES):
+        axes[1].plot(
+            [1e3 * one for one in latencies],
+            [1e3 * _repeated(_pair(fits)[0], 8, Network(1e9, one), schedule) for one in latencies],
+            color=INK[turn],
+            label=schedule,
+            lw=3.0 - 0.8 * turn,
+            marker=MARKS[turn],
+            markevery=(turn % 2, 2),
+            alpha=0.85,
+            zorder=2 + turn,
+        )
+    axes[1].set(
+        xscale="log",
+        yscale="log",
+        xlabel="latency, ms",
+        ylabel="ms a step",
+        title=f"predicted: 8 devices, {MICROBATCHES} microbatches, 1 Gbit/s",
+    )
+    axes[1].legend()
+    handles, labels = axes[0].get_legend_handles_labels()
+    legend(figure, handles, labels)
+    return figure
+
+
+def _pair(fits: dict[tuple[str, str], Model]) -> tuple[Model, Model]:
+    """The dense run's model, and that of the one with the fewest bytes."""
+    every = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(
+        fits.values()
+    )
+    return (
+        next((model for model in every if is_dense(model.base.row)), every[0]),
+        min(every, key=lambda model: sum(model.base.times().fwd_bytes)),
+    )
+
+
+def _alone(model: Model) -> Times:
+    """Each stage on cores of its own; what handling a message takes is part of the stage's work."""
+    times = model.base.times()
+    return replace(
+        times,
+        cores=0,
+        forward=[one + model.handling for one in times.forward],
+        backward=[one + model.handling for one in times.backward],
+    )
+
+
+@lru_cache(maxsize=256)
+def _cached(key: tuple[Any, ...], n: int, network: Network, schedule: str) -> float:
+    forward, backward, nbytes = key
+    v = 2 if schedule == "interleaved" else 1
+    times = Times(
+        [forward / v] * n * v,
+        [backward / v] * n * v,
+        [],
+        [nbytes] * (n * v - 1),
+        [nbytes] * (n * v - 1),
+    )
+    if schedule == "interleaved":
+        return step_seconds(interleaved(n, MICROBATCHES, v), times, network, IDEAL, steps=2)
+    return step_seconds(SCHEDULES[schedule](n, MICROBATCHES), times, network, IDEAL, steps=2)
+
+
+def _repeated(model: Model, n: int, network: Network, schedule: str) -> float:
+    """Seconds a step of n devices, each like the mean measured stage, with the largest measured
+    message between.
+    """
+    times = _alone(model)
+    mean = (
+        sum(times.forward) / len(times.forward),
+        sum(times.backward) / len(times.backward),
+        max(times.fwd_bytes),
+    )
+    return _cached(mean, n, network, schedule)

@@ -1,0 +1,119 @@
+"""An event-driven simulation of activities that need resources and wait for each other.
+
+An activity takes all its resources for its duration; who depends on it waits for a further `delay`
+(a latency). Computations need their device (and a core of the machine), messages their cable. How
+long one takes may depend on how long its first resource was idle before: a processor that waited
+computes slower at first, a token bucket has filled up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+FORWARD, BACKWARD, INPUTS, WEIGHTS, UPDATE = "forward", "backward", "inputs", "weights", "update"
+# Of a message: on its cable, there after its latency, its receiver's word, a core at either end.
+SEND, ARRIVE, ASK, HANDLE = "send", "arrive", "ask", "handle"
+
+
+@dataclass
+class Activity:
+    """One thing that happens. `after`: places of earlier ones in the list; of those waiting the
+    lowest `rank` is first.
+
+    kind: one of the names above, or another use's own. device: where it happens; of a message,
+    where it comes from.
+    """
+
+    kind: str
+    seconds: float
+    uses: tuple[str, ...] = ()
+    after: list[int] = field(default_factory=list)
+    delay: float = 0.0
+    rank: float = 0.0
+    step: int = 0
+    device: int | None = None
+    stage: int | None = None
+    microbatch: int | None = None
+    target: int | None = None  # device that a message goes to
+    # seconds more by how long its first resource was idle
+    idle: Callable[[float], float] | None = None
+    # seconds of work that its first resource saves up while idle, as a token bucket does
+    spare: float = 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """When an activity began and ended."""
+
+    start: float
+    stop: float
+
+
+def simulate(activities: list[Activity], capacity: dict[str, int] | None = None) -> list[Span]:
+    """Spans of all activities; a resource serves `capacity` of them at once (default 1), none is
+    interrupted.
+
+    Raises ValueError when some wait for each other for ever.
+    """
+    free: dict[str, int] = defaultdict(lambda: 1, capacity or {})
+    missing = [len(activity.after) for activity in activities]
+    followers: list[list[int]] = [[] for _ in activities]
+    for place, activity in enumerate(activities):
+        for other in activity.after:
+            followers[other].append(place)
+    waiting: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
+    spans: list[Span | None] = [None] * len(activities)
+    order, used = count(), dict.fromkeys((name for one in activities for name in one.uses[:1]), 0.0)
+    saved: dict[str, float] = {}  # of what a resource saves up while idle, what is left
+    # (time, turn, activity, whether it ends there; else it becomes ready)
+    events = [(0.0, next(order), place, False) for place, left in enumerate(missing) if not left]
+    while events:
+        now, released, ready = events[0][0], set(), []
+        # all that happens at once, before anything begins: ranks decide
+        while events and events[0][0] == now:
+            _, _, place, ends = heapq.heappop(events)
+            if not ends:
+                heapq.heappush(ready, (activities[place].rank, next(order), place))
+                continue
+            for name in activities[place].uses:
+                free[name] += 1
+                released.add(name)
+                used[name] = now
+            for other in followers[place]:
+                missing[other] -= 1
+                if not missing[other]:
+                    at = max(
+                        spans[one].stop + activities[one].delay for one in activities[other].after
+                    )
+                    heapq.heappush(events, (at, next(order), other, False))
+        while True:
+            for name in released:
+                for _ in range(min(free[name], len(waiting[name]))):
+                    heapq.heappush(ready, heapq.heappop(waiting[name]))
+            if not ready:
+                break
+            while ready:
+                entry = heapq.heappop(ready)
+                place, activity = entry[2], activities[entry[2]]
+                busy = next((name for name in activity.uses if free[name] < 1), None)
+                if busy is not None:
+                    heapq.heappush(waiting[busy], entry)
+                    continue
+                for name in activity.uses:
+                    free[name] -= 1
+                seconds, first = activity.seconds, activity.uses[0] if activity.uses else ""
+                if activity.idle is not None:
+                    seconds += activity.idle(now - used[first])
+                if activity.spare:
+                    full = min(activity.spare, saved.get(first, activity.spare) + now - used[first])
+                    seconds, saved[first] = max(0.0, seconds - full), max(0.0, full - seconds)
+                stop = now + seconds
+                spans[place] = Span(now, stop)
+                heapq.heappush(events, (stop, next(order), place, True))
+    if any(span is None for span in spans):
+        raise ValueError(f"{sum(span is None for span in spans)} activities wait for each other")
+    return spans

@@ -1,0 +1,538 @@
+"""One Run in, one recorded row out."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch import nn
+
+from commsweep import checkpoint, inputs, models
+from commsweep.boundary.insert import Boundaries
+from commsweep.boundary.plan import check_room, gib, memory_bytes, message_shapes
+from commsweep.collectives import Collectives
+from commsweep.component import Component, Pass
+from commsweep.config import Execution, LearnerWiring, OwnModel, Run, own, parse, record, run_id
+from commsweep.data import load as datasets
+from commsweep.data.module import Blocks, ImageData
+from commsweep.data_parallel import learners
+from commsweep.data_parallel.layers import Layer
+from commsweep.data_parallel.learners import Learners
+from commsweep.data_parallel.outer import Apart, Clip
+from commsweep.data_parallel.shards import Shards
+from commsweep.errors import Diverged, Stopped, UserError, notice, told
+from commsweep.models.trial import calls
+from commsweep.second_order import preconditioner as second_order
+from commsweep.second_order.preconditioner import Preconditioner
+from commsweep.sparsity import training as sparsity
+from commsweep.store import (
+    CONTINUABLE,
+    DIAGNOSIS,
+    DIVERGED,
+    FAILED,
+    FINISHED,
+    OOM,
+    Row,
+    RunFolder,
+    Store,
+)
+from commsweep.training import arithmetic, compiled, optim
+from commsweep.training.readback import Installed, model_of, nothing_lost
+from commsweep.training.record import environment, row
+from commsweep.training.step import CHECK_EVERY, Task, check_microbatches, check_norms, microbatches
+from commsweep.training.subspace import Subspace
+from commsweep.training.tasks import kind
+
+CONTINUE = "last"  # name of a run's checkpoints
+FORM = "passes"  # what a checkpoint of this version has, and one of an earlier one has not
+
+
+def execute(
+    run: Run,
+    store: Store,
+    execution: Execution | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Row:
+    """Train, evaluate and record `run`; a recorded run is returned as it stands, an interrupted one
+    continued.
+
+    Divergence, lack of memory and faults are outcomes and are recorded. `stopping` is asked after
+    each epoch; once it says yes, a checkpoint is saved and KeyboardInterrupt raised. Raises
+    UserError (nothing recorded) when the run cannot start, and `store.Busy` when another process
+    executes it.
+    """
+    execution = execution or Execution()
+    run = parse(record(run))  # a copy with fields replaced was not checked
+    folder = store.folder(run_id(run))
+    with folder.locked():
+        if (recorded := folder.row()) is not None:
+            inputs.check(folder, run, recorded, execution)
+            return recorded
+        started = time.perf_counter()
+        parts = build(run, execution, folder.path)
+        inputs.keep(folder, run, execution, parts.inputs)
+        folder.begin(
+            run,
+            environment(str(parts.device))
+            | {
+                "threads": torch.get_num_threads(),
+                "by": execution.by,
+                "compile": execution.compile,
+            },
+        )
+        try:
+            made = _outcome(run, parts, folder, execution, stopping)
+        finally:  # the next run of this process needs the room
+            device = parts.device
+            del parts
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        made["seconds"]["wall"] = time.perf_counter() - started
+        folder.finish(made)
+        if made["status"] not in CONTINUABLE:
+            folder.drop_checkpoints()
+        return made
+
+
+@dataclass
+class Parts:
+    """The objects of one run."""
+
+    task: Task
+    data: ImageData | Blocks
+    device: torch.device
+    memory: dict[str, int]
+    inputs: dict[str, str]  # digests of what was loaded
+
+
+def build(
+    run: Run,
+    execution: Execution,
+    folder: Path | None = None,
+    collectives: Collectives | None = None,
+    wiring: LearnerWiring | None = None,
+) -> Parts:
+    """Model, components and data of a run. Raises UserError when they cannot exist or do not fit.
+
+    collectives: between processes, where each has a learner of its own; None: all learners are
+    here. wiring: of these.
+    """
+    quiet()
+    device = execution.torch_device()
+    arithmetic.install(run, device)
+    data = datasets.build(run, execution.data_root, execution.model_root, device)
+    pl.seed_everything(run.seed, verbose=False)
+    model, modules = models.build(run, data, execution.model_root)
+    loaded = inputs.digests(run, data, model)
+    run.check_cuts(modules)
+    shapes, work = message_shapes(model, modules, data.example)
+    torch.set_num_threads(execution.thread_count(work * run.data.batch_size))
+    n, links = len(data.train.y), {cut: run.links(cut) for cut in modules}
+    check_microbatches(run, n, data.train.drop_last)
+    need = memory_bytes(links, shapes, run.data.batch_size, n) | {
+        "learners": learners.memory_bytes(
+            run.grad, model, collectives and len(collectives.here), optim.states(run)
+        )
+    }
+    if run.kfac is not None:
+        here = run.grad.learners if collectives is None else len(collectives.here)
+        need["kfac"] = second_order.memory_bytes(run.kfac, model, here)
+    if run.sparsity is not None:
+        need["masks"] = sparsity.memory_bytes(model, run.grad.compressor.kind != "none")
+    if folder is not None:
+        _check_buffers(execution, folder, need["sample"])
+    on_disk = folder if execution.buffers == "mmap" else None
+    check_room(need, device, on_disk, copies=0 if math.isinf(execution.checkpoint_every) else 3)
+    boundaries = Boundaries(
+        links,
+        modules,
+        shapes,
+        run.data.batch_size,
+        n,
+        run.seed,
+        own=run.at,
+        channels_last=run.channels_last,
+        folder=on_disk,
+        device=device,
+    )
+    data.train.told += [memory.ahead for memory in boundaries.mapped()]
+    if execution.diagnose:
+        boundaries.watch()
+    trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
+    shared = sharing(
+        run, trained, optim.embedded(trained), len(data.train) * run.epochs, collectives
+    )
+    components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
+    if run.fwd.compressor.kind == "subspace" and boundaries:
+        components["subspace"] = coder = Subspace(run, model, boundaries)
+        if run.fwd.compressor.constrain:
+            coder.check(model, data.example)
+    if run.kfac is not None:
+        terms = tokens(data) - 1 if tokens(data) else 1
+        with boundaries.bypassed():
+            seen = calls(model, data.example)
+        components["kfac"] = Preconditioner(
+            run.kfac,
+            model,
+            terms,
+            run.seed,
+            shared.exchange and shared.exchange.collectives,
+            wiring,
+            seen,
+        )
+        second_order.name_left_out(components["kfac"].left)
+    if run.sparsity is not None:
+        with boundaries.bypassed():  # products of a compressor are not the model's
+            components["sparsity"] = sparsity.SparseTraining(
+                run.sparsity,
+                model,
+                trained,
+                data.example,
+                len(data.train) * run.epochs,
+                run.seed,
+                shared.exchange,
+            )
+    divide = divided(run, shared)
+    with boundaries.bypassed():
+        check_norms(run, model, data.example, divide, n, data.train.drop_last)
+    if execution.compile is not None:
+        compiled.install(model, execution.compile, device)
+    return Parts(kind(run)(run, model, components, divide), data, device, need, loaded)
+
+
+def sharing(
+    run: Run,
+    model: nn.Module,
+    embeddings: Collection[int],
+    steps: int,
+    collectives: Collectives | None = None,
+    known: dict[int, Layer] | None = None,
+    clip: Clip | None = None,
+) -> Learners:
+    """How the learners of a run train together. embeddings: identities of these among the model's
+    parameters. steps: of the whole training. known, clip: where the model is one stage of a
+    network, that network's layers by the identity of their parameters, and what shortens a gradient
+    of which one stage has a part only.
+    """
+    common = run.grad, model, run.seed, run.data.batch_size
+    if run.grad.sharded is not None:
+        return Shards(*common, collectives, run.microbatches)
+    if run.grad.outer is None:
+        return Learners(*common, collectives, run.microbatches, known)
+    if most := getattr(run.optim, "clip", 0.0):
+        clip = clip or partial(nn.utils.clip_grad_norm_, max_norm=most)
+    return Apart(
+        *common,
+        partial(optim.optimizer, run, embeddings=embeddings),
+        clip if most else None,
+        steps,
+        collectives,
+        run.microbatches,
+        known,
+        plain=run.optim.kind == "sgd" and not run.optim.momentum,
+    )
+
+
+def divided(run: Run, shared: Learners) -> Callable[[int], list[Pass]]:
+    """The passes that a batch of so many rows is worked on in."""
+    alone = shared.exchange is None and run.microbatches > 1
+    return partial(microbatches, count=run.microbatches) if alone else shared.passes
+
+
+def trainer(
+    run: Run,
+    parts: Parts,
+    callbacks: list[pl.Callback],
+    progress: bool,
+    tensorboard: Path | None = None,
+    steps: int = 0,
+) -> pl.Trainer:
+    """A Lightning Trainer with this run's settings. The store is the record; TensorBoard gets a
+    copy where asked.
+
+    steps: end after so many (0: after the run's epochs).
+    """
+    on_gpu = parts.device.type == "cuda"
+    made = pl.Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=[parts.device.index or 0] if on_gpu else 1,
+        max_epochs=-1 if steps else run.epochs,
+        max_steps=steps or -1,
+        check_val_every_n_epoch=run.eval_every,
+        precision="bf16-mixed" if run.precision == "bfloat16" else "32-true",
+        deterministic="warn",
+        logger=_tensorboard(tensorboard) if tensorboard else False,
+        log_every_n_steps=CHECK_EVERY,
+        enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
+        enable_model_summary=False,
+        enable_progress_bar=progress,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        plugins=[checkpoint.CheckpointIO(), Alone()],
+    )
+    # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory
+    # each.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    return made
+
+
+class Alone(LightningEnvironment):
+    """A training in one process, whatever Slurm, torchrun or MPI have said to the process."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def world_size(self) -> int:
+        return 1
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return 0
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return 0
+
+
+def installed(run: Run, parts: Parts, made: pl.Trainer) -> Installed:
+    """The objects that a training consisted of, once it has begun."""
+    task = parts.task
+    sections = {
+        name: one
+        for component in task.components.values()
+        for name, one in component.installed().items()
+    }
+    cuts = tuple(boundary.name for boundary in task.components["boundaries"].values())
+    shares = len(task.components["learners"].here) * sections["grad"].local_steps
+    autocast = torch.bfloat16 if "bf16" in str(made.precision) else torch.float32
+    return Installed(
+        run,
+        model_of(run, task.model, cuts),
+        task.model,
+        parts.data,
+        made.optimizers[0],
+        task.clip,
+        made.lr_scheduler_configs[0].scheduler,
+        sections,
+        max(1, len(task.divide(parts.data.train.batch_size)) // shares),
+        made.max_epochs,
+        made.check_val_every_n_epoch,
+        arithmetic.installed(autocast),
+    )
+
+
+def _tensorboard(folder: Path) -> Logger:
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(folder.parent, name=folder.name, version="tensorboard")
+    except ModuleNotFoundError:
+        raise UserError(
+            "--tensorboard needs TensorBoard: pip install 'commsweep[tensorboard]'"
+        ) from None
+
+
+class Recorder(Checkpoint):
+    """Appends each evaluation to the store and keeps a checkpoint to continue from.
+
+    Lightning calls its Checkpoint callbacks after the task's own end of an epoch, which belongs
+    into the checkpoint.
+    """
+
+    def __init__(self, folder: RunFolder, every: float, stopping: Callable[[], bool]) -> None:
+        self.folder, self.pace, self.stopping = folder, checkpoint.Pace(every), stopping
+
+    def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
+        record = task.evaluation()
+        self.folder.append(record)
+        if seen := task.components["boundaries"].diagnosis():
+            self.folder.append(
+                {"epoch": record["epoch"], "step": record["step"], "messages": seen}, DIAGNOSIS
+            )
+        with open(self.folder.path / "log.txt", "a", encoding="utf-8") as log:
+            log.write(
+                " ".join(
+                    f"{key}={value:.5g}"
+                    for key, value in record.items()
+                    if not isinstance(value, dict)
+                )
+                + "\n"
+            )
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, task: Task) -> None:
+        if trainer.current_epoch + 1 >= trainer.max_epochs:
+            return
+        stop = self.stopping()
+        if stop or self.pace.due():
+            with self.pace.taken():
+                mapped = task.components["boundaries"].snapshot(str(trainer.global_step))
+                trainer.save_checkpoint(self.folder.path / f"{CONTINUE}.{trainer.global_step}")
+                steps = [step for step, _ in checkpoint.saved(self.folder.path, CONTINUE)]
+                for memory in mapped:  # only now is an older copy useless
+                    memory.drop_copies(steps)
+        if stop:
+            raise Stopped
+
+
+def _outcome(
+    run: Run, parts: Parts, folder: RunFolder, execution: Execution, stopping: Callable[[], bool]
+) -> Row:
+    """Fit and describe what came of it; Ctrl-C passes through and leaves the run to be
+    continued.
+    """
+    made = trainer(
+        run,
+        parts,
+        [Recorder(folder, execution.checkpoint_every, stopping)],
+        execution.progress,
+        folder.path if execution.tensorboard else None,
+    )
+    status, error = FINISHED, None
+    begun = _continue_from(parts, folder)
+    if sum(parts.memory.values()):
+        print(
+            f"feedback memories: {gib(parts.memory['slot'])} by slot, "
+            f"{gib(parts.memory['sample'])} by sample ({execution.buffers}), "
+            f"{gib(parts.memory['learners'])} of learners"
+            + "".join(
+                f"; {gib(parts.memory[part])} of {name}"
+                for part, name in (("kfac", "K-FAC"), ("masks", "masks"))
+                if part in parts.memory
+            ),
+            file=sys.stderr,
+            flush=True,
+        )
+    own_code = own.no_exit(run.model.build) if isinstance(run.model, OwnModel) else nullcontext()
+    try:
+        with own_code:
+            made.fit(
+                parts.task,
+                parts.data.train,
+                parts.data.val_dataloader(),
+                ckpt_path=begun and str(begun),
+                weights_only=True,
+            )
+        nothing_lost(run, installed(run, parts, made).record())
+    except Diverged as outcome:
+        status, error = DIVERGED, str(outcome)
+    except OSError:
+        raise  # the store cannot be written: nothing could be recorded either
+    except BaseException as fault:  # a user's own model may raise anything
+        if _stopped(fault):
+            raise KeyboardInterrupt from None
+        status, error = OOM if _out_of_memory(fault) else FAILED, told(fault)
+        with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
+            log.write(traceback.format_exc())
+    ran = installed(run, parts, made) if made.optimizers and status not in CONTINUABLE else None
+    seen = folder.metrics(DIAGNOSIS)
+    return row(
+        run,
+        status,
+        error,
+        ran=ran,
+        evaluations=folder.metrics(),
+        steps=made.global_step,
+        totals=parts.task.totals(),
+        seconds=parts.task.seconds,
+        device=parts.device,
+        tokens=tokens(parts.data),
+        memory_bytes=parts.memory,
+        inputs=parts.inputs,
+        **({"diagnosis": seen[-1]["messages"]} if seen else {}),
+    )
+
+
+def _stopped(fault: BaseException) -> bool:
+    """Whether somebody asked for the end: by Ctrl-C, after which Lightning exits, by SIGTERM, or
+    after an epoch.
+    """
+    return isinstance(fault, (KeyboardInterrupt, Stopped, SIGTERMException)) or (
+        isinstance(fault, SystemExit) and isinstance(fault.__context__, KeyboardInterrupt)
+    )
+
+
+def tokens(data: ImageData | Blocks) -> int:
+    """Tokens of a sample; 0 of an image."""
+    return data.train.x.shape[1] if isinstance(data, Blocks) else 0
+
+
+def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
+    """The checkpoint to go on from; damaged ones are named in the log and on stderr."""
+    mapped = [one.file for one in parts.task.components["boundaries"].mapped()]
+    path, said = checkpoint.newest(folder.path, CONTINUE, mapped)
+    if path is not None and FORM not in torch.load(
+        path, map_location="cpu", weights_only=True, mmap=True
+    ):
+        said.append(f"checkpoint '{path.name}' is of an earlier commsweep: beginning anew")
+        path = None
+    for line in said:
+        notice(f"run {folder.path.name}: {line}")
+        with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
+            log.write(line + "\n")
+    return path
+
+
+def _check_buffers(execution: Execution, folder: Path, by_sample: int) -> None:
+    """Raise UserError when an interrupted run kept its memories elsewhere."""
+    if not by_sample or not checkpoint.saved(folder, CONTINUE):
+        return
+    before = "mmap" if any(folder.glob("*.buffer.*")) else "memory"
+    if before != execution.buffers:
+        raise UserError(
+            f"--buffers {execution.buffers}: run {folder.name} was interrupted with --buffers "
+            f"{before}, and its checkpoint has the memories there; continue it with --buffers "
+            f"{before}"
+        )
+
+
+def _out_of_memory(fault: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or on the host (where torch raises a plain RuntimeError)."""
+    return isinstance(
+        fault, (torch.OutOfMemoryError, MemoryError)
+    ) or "can't allocate memory" in told(fault)
+
+
+@cache
+def quiet() -> None:
+    """Lightning's banners and advice for other set-ups say nothing about a run."""
+    for chatty in (
+        "pytorch_lightning",
+        "huggingface_hub",
+    ):  # the hub's retries end in one line of ours
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    for noise in (
+        ".*does not have many workers.*",
+        ".*dataloader.*",
+        ".*isinstance.*LeafSpec.*",
+        ".*GPU available but not used.*",
+        ".*lr_scheduler.step.*",
+        ".*srun.*",
+        ".*sync_dist=True.*",
+    ):
+        warnings.filterwarnings("ignore", noise)

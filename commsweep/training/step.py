@@ -1,0 +1,408 @@
+"""The step of every training, in its order, and the evaluation with compression on and off.
+
+    for each pass (a learner's, or a microbatch's):  before_pass, forward, loss, after_forward,
+    backward, after_pass before_exchange, after_backward (gradients are exchanged), clip, optimizer,
+    after_step, learning rate
+
+What happens at these moments beside the model is the components' (`commsweep/component.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from commsweep.component import Component, Moment, Pass
+from commsweep.config import Run
+from commsweep.data.module import Batch
+from commsweep.errors import Diverged, UserError
+from commsweep.training import optim
+
+CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the device once
+
+
+class Task(pl.LightningModule):
+    """Training of a staged network, scored with compression on and off; subclasses say what the
+    loss is.
+    """
+
+    automatic_optimization = False
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        components: dict[str, Component],
+        divide: Callable[[int], list[Pass]],
+    ) -> None:
+        """divide: the passes that a batch of so many rows is worked on in."""
+        super().__init__()
+        self.run, self.model, self.divide = run, model, divide
+        self.components = nn.ModuleDict(components)
+        self.clip = getattr(run.optim, "clip", 0.0)
+        # As an engine of pipelines adds up microbatches: sums first. Learners weigh theirs.
+        self.engine = run.microbatches > 1 and components["learners"].exchange is None
+        self.passed = self.crossed = 0  # passes so far: of all learners, and in this process
+        self.seconds = {"train": 0.0, "eval": 0.0}
+        self.spent: dict[str, float] = {}  # seconds of this process after backwards, by component
+        self._totals: dict[str, Tensor] = {}
+        self._loss_sum = self._samples = None
+        # Of a training whose passes are shared out among processes: gathers what all say, in their
+        # order.
+        self.gather: Callable[[Any], list[Any]] | None = None
+        # number, rows and loss of passes not gathered yet
+        self._untold: list[tuple[int, int, Tensor]] = []
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the model says of a batch."""
+        raise NotImplementedError
+
+    @staticmethod
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        """Mean training loss of a batch."""
+        raise NotImplementedError
+
+    def drawn(self, logits: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        """The loss of labels drawn from the model's own distribution, of the form of y."""
+        with self.trainer.precision_plugin.forward_context():
+            return self.loss(logits, self.labels(sampled(logits, generator), y))
+
+    @staticmethod
+    def labels(classes: Tensor, y: Tensor) -> Tensor:
+        """What a training set would hold if the outcome of every row of logits were these
+        classes.
+        """
+        return classes
+
+    @staticmethod
+    def score(logits: Tensor, y: Tensor) -> Tensor:
+        """Sums over a batch that add up over batches, float32 [k]."""
+        raise NotImplementedError
+
+    @staticmethod
+    def means(total: list[float]) -> dict[str, float]:
+        """Named metrics of the scores of a whole split."""
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        made = optim.optimizer(self.run, list(self.parameters()), optim.embedded(self))
+        for component in self.components.values():
+            component.configured(made)
+        scheduler, interval = optim.rates(
+            self.run, made, int(self.trainer.estimated_stepping_batches)
+        )
+        return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+
+    # Training.
+
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Batch:
+        """Inputs and labels go to the device; numbers of samples stay on the host, where memories
+        look them up.
+        """
+        x, y, samples = batch
+        return x.to(device, non_blocking=True), y.to(device, non_blocking=True), samples
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """One step; the loss of its last pass. Only the forward passes run in the precision of the
+        trainer.
+        """
+        began = time.perf_counter()
+        x, y, samples = batch
+        optimizer, passes = self.optimizers(), self.divide(len(y))
+        moment = Moment(
+            self.global_step,
+            self.current_epoch,
+            optimizer.param_groups[0]["lr"],
+            self.passed,
+            self.crossed + len(passes),
+        )
+        optimizer.zero_grad()
+        # a backward computes in the types of its forward
+        with torch.autocast(x.device.type, enabled=False):
+            loss = self._passes(moment, passes, x, y, samples)
+            for component in self.components.values():
+                component.before_exchange(moment)
+            for name, component in self.components.items():
+                since = time.perf_counter()
+                component.after_backward(moment)
+                self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - since
+            if self.clip and not any(
+                component.clips(self.clip) for component in self.components.values()
+            ):
+                nn.utils.clip_grad_norm_(self.parameters(), self.clip)
+            optimizer.step()
+            self.passed += passes[0].of
+            self.crossed += len(passes)
+            for component in self.components.values():
+                component.after_step(moment)
+        self._next_rate()
+        if self.global_step % CHECK_EVERY == 0:
+            self._check_finite()
+        self.seconds["train"] += time.perf_counter() - began
+        return {"loss": loss.detach()}
+
+    def _passes(
+        self, moment: Moment, passes: list[Pass], x: Tensor, y: Tensor, samples: Tensor
+    ) -> Tensor:
+        """Forward and backward of every pass; the loss of the last one."""
+        whole = True
+        for one in passes:
+            for component in self.components.values():
+                component.before_pass(moment, one, samples[one.rows], x.device)
+            if whole:
+                self.begin_gradient()
+            with self.trainer.precision_plugin.forward_context():
+                logits = self.logits(x[one.rows])
+                loss = self.loss(logits, y[one.rows])
+            self._note_loss(moment.passed + one.turn, loss.detach() * one.size, one.size)
+            # not 1 of a batch cut unevenly, or of a part of a share
+            weight = one.weight if self.engine else one.share
+            if weight != 1 and self.run.microbatches > 1:
+                loss = loss * weight
+            for component in self.components.values():
+                component.after_forward(
+                    moment, one, logits, partial(self.drawn, logits, y[one.rows])
+                )
+            loss.backward()
+            if whole := one.whole:
+                self.end_gradient()
+            for component in self.components.values():
+                component.after_pass(moment, one)
+        return loss
+
+    def begin_gradient(self) -> None:
+        """Before the first pass that a learner's gradient is summed over."""
+
+    def end_gradient(self) -> None:
+        """After the last one: each microbatch's loss is a mean, and so is that of all."""
+        if self.engine:
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.run.microbatches)
+
+    def _next_rate(self) -> None:
+        config = self.trainer.lr_scheduler_configs[0]
+        if config.interval == "step" or self.trainer.is_last_batch:
+            config.scheduler.step()
+
+    def on_train_epoch_start(self) -> None:
+        self._loss_sum = torch.zeros((), device=self.device)
+        self._samples = 0
+        self._untold = []
+
+    def _note_loss(self, number: int, loss: Tensor, rows: int) -> None:
+        """Count the loss of pass `number`, summed over its rows."""
+        if self.gather is not None:
+            self._untold.append((number, rows, loss))
+            return
+        self._loss_sum += loss
+        self._samples += rows
+
+    def on_train_epoch_end(self) -> None:
+        self._check_finite()
+        for component in self.components.values():
+            component.epoch_ended(self.current_epoch)
+        self.log("train_loss", self.train_loss)
+
+    @property
+    def train_loss(self) -> float:
+        """Mean loss over the samples of this epoch so far (waits for the device, and for other
+        processes).
+        """
+        if self.gather is not None:
+            told = self.gather([(number, rows, float(loss)) for number, rows, loss in self._untold])
+            self._untold = []
+            # Sums of floats depend on their order: this is the simulation's.
+            for _, rows, loss in sorted(tuple(one) for every in told for one in every):
+                self._loss_sum += loss
+                self._samples += rows
+        return float(self._loss_sum) / max(1, self._samples)
+
+    def _check_finite(self) -> None:
+        if math.isfinite(self.train_loss):
+            return
+        seen = [
+            where for component in self.components.values() if (where := component.non_finite())
+        ]
+        _, where = min(seen, key=lambda one: one[0], default=(0, "non-finite loss"))
+        raise Diverged(f"{where}, epoch {self.current_epoch + 1}, by step {self.global_step}")
+
+    # Evaluation: every batch twice, compression on and off, or once where that is the same; nothing
+    # in it changes a memory.
+
+    def on_validation_epoch_start(self) -> None:
+        self._clock = time.perf_counter()
+        self._totals = {}
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y, _ = batch
+        split = "test" if dataloader_idx == len(self.trainer.val_dataloaders) - 1 else "val"
+        for modes in scored(self.run.scores_alike(self.current_epoch)):
+            for component in self.components.values():
+                component.before_scoring(self.current_epoch, batch_idx, modes[0] == "on")
+            add_scores(self._totals, split, modes, self.score(self.logits(x), y))
+
+    def on_validation_epoch_end(self) -> None:
+        self._check_finite()  # which says where it began
+        scores = self.scores
+        if bad := next((name for name, value in scores.items() if not math.isfinite(value)), None):
+            raise Diverged(f"non-finite {bad}, epoch {self.current_epoch + 1}")
+        self.log_dict(scores)
+        self.seconds["eval"] += time.perf_counter() - self._clock
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metrics of the last evaluation, by split and mode: test_on_loss, ..."""
+        return {
+            f"{key}_{name}": value
+            for key, total in self._totals.items()
+            for name, value in self.means(total.tolist()).items()
+        }
+
+    def evaluation(self) -> dict[str, Any]:
+        """The record of the last evaluation, of all processes that train together."""
+        record: dict[str, Any] = {
+            "epoch": self.current_epoch + 1,
+            "step": self.global_step,
+            "train_loss": self.train_loss,
+            **self.scores,
+            "seconds": round(self.seconds["train"], 4),
+        }
+        for component in self.components.values():
+            record |= component.evaluation()
+        return record
+
+    def totals(self) -> dict[str, Any]:
+        """What the components add to the row."""
+        return {
+            key: value
+            for component in self.components.values()
+            for key, value in component.totals().items()
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seconds"], checkpoint["passes"] = self.seconds, (self.passed, self.crossed)
+        checkpoint["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint["random_cuda"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seconds, (self.passed, self.crossed) = checkpoint["seconds"], checkpoint["passes"]
+        torch.set_rng_state(checkpoint["random"])
+        if "random_cuda" in checkpoint and self.device.type == "cuda":
+            torch.cuda.set_rng_state(checkpoint["random_cuda"].cpu(), self.device)
+
+
+def scored(alike: bool) -> tuple[tuple[str, ...], ...]:
+    """The modes of inference that one forward of an evaluation scores, forward by forward."""
+    return (("on", "off"),) if alike else (("on",), ("off",))
+
+
+def add_scores(
+    totals: dict[str, Tensor], split: str, modes: tuple[str, ...], score: Tensor
+) -> None:
+    """Add a batch's score to the sums of its split in these modes."""
+    for key in (f"{split}_{mode}" for mode in modes):
+        totals[key] = totals[key] + score if key in totals else score
+
+
+def sampled(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """A class for each row of logits [..., classes], drawn by their softmax; generator: on the
+    host.
+    """
+    shares = logits.detach().float().softmax(-1).cumsum(-1)
+    level = torch.rand(logits.shape[:-1], generator=generator).to(logits.device)
+    return (shares < level[..., None]).sum(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def microbatches(batch: int, count: int) -> list[Pass]:
+    """`count` contiguous parts of a batch, of a short one the first ones a row longer. Weight: part
+    * count / batch.
+    """
+    sizes = [batch // count + (part < batch % count) for part in range(count)]
+    starts = [sum(sizes[:part]) for part in range(count)]
+    return [
+        Pass(
+            slice(start, start + size),
+            size,
+            size * count / batch,
+            whole=part == count - 1,
+            turn=part,
+            of=count,
+            slot=start,
+            batch=batch,
+        )
+        for part, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
+
+
+def check_norms(
+    run: Run,
+    model: nn.Module,
+    example: Tensor,
+    divide: Callable[[int], list[Pass]],
+    samples: int,
+    drop_last: bool,
+) -> None:
+    """Raise UserError when a pass would have one row only, and a BatchNorm of the model one value
+    of it a channel.
+    """
+    batch = run.data.batch_size
+    batches = [batch] if samples >= batch else []
+    batches += [samples % batch] if samples % batch and not drop_last else []
+    least = {rows: min(one.size for one in divide(rows)) for rows in batches}
+    short = next((rows for rows, size in least.items() if size == 1), None)
+    norms = [
+        (name, one)
+        for name, one in model.named_modules()
+        if isinstance(one, nn.modules.batchnorm._BatchNorm)
+    ]
+    if short is None or not norms:
+        return
+    values: dict[str, int] = {}
+    hooks = [
+        one.register_forward_hook(
+            lambda _, inputs, out, name=name: values.update({name: out.numel() // out.shape[1]})
+        )
+        for name, one in norms
+    ]
+    training = model.training
+    with torch.no_grad():
+        model.eval()(example)
+    model.train(training)
+    for hook in hooks:
+        hook.remove()
+    single = next((name for name, count in values.items() if count == 1), None)
+    if single is None:
+        return
+    which = "the last batch of an epoch has" if short != batch else "a batch has"
+    mend = (
+        "data.drop_last=true, or another data.batch_size or data.val_size"
+        if short != batch
+        else "data.batch_size"
+    )
+    raise UserError(
+        f"{which} {short} row{'s' * (short > 1)} for {len(divide(short))} passes, and BatchNorm "
+        f"{single} needs two rows in each: set {mend}"
+    )
+
+
+def check_microbatches(run: Run, samples: int, drop_last: bool) -> None:
+    """Raise UserError when the last batch of an epoch has fewer rows than there are
+    microbatches.
+    """
+    short = samples % run.data.batch_size
+    if short and not drop_last and short < run.microbatches:
+        raise UserError(
+            f"microbatches={run.microbatches}: the last batch of an epoch has {short} rows; "
+            "choose another data.batch_size or fewer microbatches"
+        )

@@ -1,0 +1,48 @@
+"""What `commsweep ddp` tells of a row."""
+
+from pathlib import Path
+
+import pytest
+
+from commsweep.cli.ddp import describe
+from commsweep.store import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("timing", "says", "silent"),
+    [
+        (
+            {"waited": 0.08, "relayed": 0.05},
+            [
+                "waiting, within these         80.0 ms",
+                "a relay, of a core            50.0 ms (25 %)",
+            ],
+            "nothing",
+        ),
+        (
+            {"waited": 0.08, "relayed": 0.0},
+            ["waiting, within these         80.0 ms"],
+            "a relay",
+        ),  # real links, or no late
+        ({}, ["exposed:"], "waiting"),
+    ],
+)  # earlier versions told neither
+def test_a_step_is_told_with_what_it_waited_and_what_late_links_took(timing, says, silent):
+    row = {
+        "metrics": {},
+        "steps": 60,
+        "run": {"grad": {"learners": 4}},
+        "error": None,
+        "status": "measured",
+        "seconds": {"train": 12.0},
+        "gradients": {"up": 1000.0},
+        "transport": [{"gradients": 60_000}],
+        "timing": {"step_seconds": 0.2, "steps": 52, "parts": {"gradients": 0.1, "passes": 0.1}}
+        | timing,
+    }
+    told = describe(row, "not compared", RunFolder(Path("x"), Path("x")))
+    assert (
+        "200.0 ms (middle half of 52)" in told
+        and all(one in told for one in says)
+        and silent not in told
+    )

@@ -1,0 +1,202 @@
+"""Runs are hashed whole, changed by one function, and every mistake names its fix."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from commsweep.config import Run, canonical, flatten, override, parse, record, run_id
+from commsweep.errors import UserError
+from commsweep.registry import preset, presets
+from tests.helpers import linked, tiny
+
+# Another valid value for every setting of a Run with TopK and AQ-SGD forward, uniform and EF
+# backward, signs between learners.
+OTHER: dict[str, Any] = {
+    "model.name": "resnet_small",
+    "model.width": 5,
+    "model.cuts": ["layer1"],
+    "data.name": "digits",
+    "data.batch_size": 7,
+    "data.augment": "shift",
+    "data.fixed_augment": True,
+    "data.val_size": 1,
+    "data.drop_last": True,
+    "optim.lr": 0.5,
+    "optim.momentum": 0.5,
+    "optim.weight_decay": 0.1,
+    "schedule.t_max": 3,
+    "fwd.compressor.ratio": 0.2,
+    "fwd.compressor.scope": "tensor",
+    "fwd.feedback.buffer": "bfloat16",
+    "fwd.start_epoch": 1,
+    "bwd.compressor.bits": 3,
+    "bwd.compressor.scale": "sample",
+    "bwd.compressor.group": 64,
+    "bwd.compressor.rounding": "stochastic",
+    "bwd.feedback.key": "sample",
+    "bwd.start_epoch": 1,
+    "epochs": 4,
+    "eval_every": 2,
+    "precision": "bfloat16",
+    "channels_last": True,
+    "seed": 9,
+    "grad.learners": 2,
+    "grad.exchange": "allgather",
+    "grad.vote": True,
+    "grad.vectors": True,
+    "grad.local_steps": 2,
+    "grad.start_epoch": 1,
+    "grad.compressor.scale": "one",
+}
+
+
+def base() -> Run:
+    return linked(
+        {"kind": "topk", "ratio": 0.1},
+        {"kind": "uniform", "bits": 4, "scale": "group"},
+        {"kind": "aqsgd"},
+        {"kind": "ef"},
+        grad__compressor__kind="sign",
+        grad__exchange="server",
+    )
+
+
+def test_every_setting_changes_the_run_id():
+    flat = flatten(record(base()))
+    untested = [
+        key for key in flat if key not in {*OTHER, "microbatches"} and not key.endswith(".kind")
+    ]
+    assert not untested, f"add another value for {untested}"
+    ids = {run_id(base())}
+    for key, value in OTHER.items():
+        if key in ("model.name",):
+            continue
+        needed = {"data.augment": "shift"} if key == "data.fixed_augment" else {}
+        ids.add(run_id(override(base(), needed | {key: value})))
+    assert len(ids) == len(OTHER)
+    assert run_id(tiny(microbatches=2)) != run_id(tiny())  # does not go with the learners of base()
+
+
+def test_run_id_is_stable_and_pinned():
+    """A change of this number means that old stores no longer match: raise SCHEMA when that is
+    meant.
+    """
+    assert run_id(preset("digits")) == run_id(parse(json.loads(canonical(preset("digits")))))
+    assert run_id(preset("digits")) == "8bbddb2c6389"
+
+
+def test_text_and_typed_values_make_the_same_run():
+    typed = override(
+        Run(), {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.05, "channels_last": True}
+    )
+    text = override(
+        Run(),
+        {"fwd.compressor.ratio": "0.05", "fwd.compressor.kind": "topk", "channels_last": "true"},
+    )
+    assert run_id(typed) == run_id(text)
+
+
+def test_a_boundary_of_its_own_begins_from_what_holds_everywhere_and_vanishes_when_equal():
+    changes = {
+        "at.layer1.bwd.compressor.bits": 8,
+        "at.layer1.bwd.compressor.kind": "fixed",
+        "fwd.compressor.kind": "topk",
+        "fwd.compressor.ratio": 0.3,
+    }
+    run = override(tiny(), changes)
+    assert run.at["layer1"].fwd == run.fwd and run.at["layer1"].bwd.compressor.bits == 8
+    assert override(run, {"at.layer1.bwd.compressor.kind": "none"}).at == {}
+    assert run_id(override(run, {"at.layer1.bwd.compressor.kind": "none"})) == run_id(
+        override(tiny(), {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.3})
+    )
+    assert parse(json.loads(canonical(run))) == run
+
+
+def test_changing_a_kind_drops_the_old_parameters():
+    run = override(
+        base(),
+        {"fwd.compressor.kind": "uniform", "fwd.compressor.bits": 8, "fwd.feedback.kind": "none"},
+    )
+    assert run.fwd.model_dump() == {
+        "compressor": {
+            "kind": "uniform",
+            "bits": 8,
+            "scale": "tensor",
+            "group": 128,
+            "rounding": "nearest",
+        },
+        "feedback": {"kind": "none"},
+        "start_epoch": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"fwd.compresor.kind": "topk"}, "did you mean 'fwd.compressor.kind'"),
+        ({"epoch": 3}, "did you mean 'epochs'"),
+        ({"fwd.compressor.kind": "topkk"}, "did you mean 'topk'"),
+        (
+            {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": "0"},
+            "fwd.compressor.ratio=0: input should be greater",
+        ),
+        (
+            {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": "1.01"},
+            "less than or equal to 1",
+        ),
+        (
+            {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": "NaN"},
+            "fwd.compressor.ratio=nan",
+        ),
+        (
+            {"fwd.compressor.kind": "topk", "fwd.compressor.bits": 4},
+            "unknown setting 'fwd.compressor.bits'",
+        ),
+        ({"fwd.compressor.kind": "uniform", "fwd.compressor.bits": 0}, "fwd.compressor.bits=0"),
+        ({"fwd.compressor.kind": "uniform", "fwd.compressor.bits": 9}, "less than or equal to 8"),
+        (
+            {"fwd.compressor.kind": "uniform", "fwd.compressor.group": 32},
+            "no effect unless fwd.compressor.scale=group",
+        ),
+        ({"fwd.feedback.kind": "ef"}, "nothing to correct: set fwd.compressor.kind"),
+        ({"fwd.start_epoch": 2}, "no effect while fwd.compressor.kind=none"),
+        (
+            {"bwd.compressor.kind": "uniform", "bwd.feedback.kind": "ef_mixed"},
+            "halves a sparsifier's ratio",
+        ),
+        ({"fwd.compressor.kind": "forward_mask"}, "exists for bwd only"),
+        ({"bwd.compressor.kind": "forward_mask"}, "needs a forward sparsifier"),
+        ({"model.name": "resnet19"}, "did you mean 'resnet18'"),
+        ({"model.name": "resnet18"}, "takes 3-channel images"),
+        ({"eval_every": 3}, "does not divide epochs=10"),
+        (
+            {"schedule.kind": "constant", "schedule.t_max": 5},
+            "'schedule.t_max': constant has no parameters",
+        ),
+        ({"seed": "abc"}, "seed=abc"),
+        ({"fwd": 3}, "'fwd' is a section"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_where_and_how(changes, message):
+    with pytest.raises(UserError) as caught:
+        override(Run(), changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_stored_settings_with_an_unknown_field_are_refused():
+    tree = record(base())
+    tree["fwd"]["compressor"]["ration"] = 0.1
+    with pytest.raises(
+        UserError, match="unknown setting 'fwd.compressor.ration'; did you mean 'ratio'"
+    ):
+        parse(tree)
+
+
+def test_presets_differ_and_unknown_ones_are_named():
+    assert len({run_id(run) for run in presets().values()}) == len(presets())
+    with pytest.raises(UserError, match="did you mean 'digits'"):
+        preset("digit")

@@ -1,0 +1,142 @@
+"""Sections that most Runs do not have: absent, they change nothing; naming a setting opens one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from commsweep.config import Run, Spec, canonical, override, parse, record, run_id
+from commsweep.errors import UserError
+from commsweep.registry import preset, presets
+
+
+class Second(Spec):
+    """A section of a later version."""
+
+    damping: Annotated[float, Field(gt=0)] = 0.03
+    interval: int = 10
+
+
+class Step(Spec):
+    """One of two kinds."""
+
+    kind: Literal["step"] = "step"
+    at: int = 5
+
+
+class Cubic(Spec):
+    """The other."""
+
+    kind: Literal["cubic"] = "cubic"
+    power: int = 3
+
+
+class Later(Run):
+    """A Run as a later version may have it."""
+
+    second: Second | None = None
+    phase: Annotated[Step | Cubic | None, Field(discriminator="kind")] = None
+
+
+def later(run: Run) -> Later:
+    return parse(record(run), Later)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_what_is_absent_is_not_in_a_runs_text(name):
+    assert canonical(later(preset(name))) == canonical(preset(name))
+    assert run_id(later(preset(name))) == run_id(preset(name))
+
+
+def test_naming_a_setting_opens_a_section_and_null_closes_it():
+    run = later(preset("digits"))
+    opened = override(run, {"second.damping": "0.1"})
+    assert opened.second == Second(damping=0.1) and run_id(opened) != run_id(run)
+    assert override(opened, {"second.interval": 3}).second == Second(damping=0.1, interval=3)
+    assert override(opened, {"second": "null"}) == run
+    assert parse(record(opened), Later) == opened
+
+
+def test_a_section_of_several_kinds_begins_as_the_first():
+    run = later(preset("digits"))
+    assert override(run, {"phase.at": 7}).phase == Step(at=7)
+    assert override(run, {"phase.kind": "cubic", "phase.power": 2}).phase == Cubic(power=2)
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"second.dampng": 1}, "unknown setting 'second.dampng'; did you mean 'second.damping'"),
+        ({"second.damping": 0}, "second.damping=0: input should be greater than 0"),
+        ({"phase.power": 2}, r"step has at; power belongs to kind=cubic"),
+        ({"fwd": "null"}, "'fwd' is a section"),
+    ],
+)
+def test_mistakes_in_them_are_one_line(changes, line):
+    with pytest.raises(UserError, match=line):
+        override(later(preset("digits")), changes)
+
+
+def test_a_run_of_this_version_does_not_know_them():
+    with pytest.raises(UserError, match=r"unknown setting 'second.damping'"):
+        override(preset("digits"), {"second.damping": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "line"),
+    [
+        ("digits", {"data.fixed_augment": True}, "no effect without augmentation"),
+        (
+            "digits",
+            {"grad.exchange": "server"},
+            "grad.exchange=server has no effect with one learner",
+        ),
+        (
+            "digits",
+            {"kfac.method": "eigen", "kfac.split": "direct"},
+            "kfac.split=direct has no effect with kfac.method",
+        ),
+        (
+            "digits",
+            {"sparsity.width": 3},
+            "sparsity.width=3 has no effect without sparse attention",
+        ),
+        (
+            "sotu_nano_static",
+            {"sparsity.width": 16},
+            "sparsity.width=16 has no effect without sparse attention",
+        ),
+        *(
+            (
+                "sotu_nano_static",
+                {f"sparsity.{key}": value},
+                f"sparsity.{key}={str(value).lower()} has no effect where",
+            )
+            for key, value in (
+                ("score", "sensitivity"),
+                ("moments", "kept"),
+                ("steps", "skipped"),
+                ("regrow", True),
+                ("restart", True),
+                ("drop_until", 0.5),
+            )
+        ),
+        (
+            "sotu_nano_oneshot",
+            {"sparsity.regrow": True},
+            "sparsity.regrow=true has no effect where",
+        ),
+        (
+            "sotu_nano_static",
+            {"grad.learners": 4, "grad.outer.interval": 8},
+            "sparsity does not go with grad.outer",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_refused(name, changes, line):
+    with pytest.raises(UserError, match=line):
+        override(preset(name), changes)
+    if name == "sotu_nano_oneshot":  # what prunes later has a score
+        assert override(preset(name), {"sparsity.score": "sensitivity"})

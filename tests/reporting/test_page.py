@@ -1,0 +1,160 @@
+"""The page: complete without a network, every number led back to its runs, narrow enough for a
+telephone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+from base64 import b64decode
+
+import pytest
+
+from commsweep.config import flatten
+from commsweep.reporting import page, report, results
+from commsweep.reporting.table import Cell
+from commsweep.store import Store
+from tests.analysis.test_rudakov_text import fill, paper_world
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A report of the demo-text grid over made-up rows."""
+    store = Store(tmp_path_factory.mktemp("page") / "store")
+    fill(store, paper_world)
+    folder = tmp_path_factory.mktemp("out")
+    return store, report.write(store.root, "demo-text", folder)
+
+
+def unpacked(text: str) -> dict:
+    """The runs that a page carries."""
+    return json.loads(gzip.decompress(b64decode(re.search(r'id="data">([^<]+)<', text).group(1))))
+
+
+def test_nothing_is_loaded_from_elsewhere(made):
+    text = made[1].page.read_text()
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', text) and "@import" not in text
+    assert text.count('src="data:image/png') == 3 == text.count("<figcaption>")
+
+
+def test_every_number_leads_to_its_runs_and_every_run_is_there_whole(made):
+    store, written = made
+    text = written.page.read_text()
+    held = unpacked(text)
+    runs = {row[0]: row for row in held["rows"]}
+    assert set(runs) == set(results.load(store.root, "demo-text").id)
+    assert set(re.findall(r'href="#(\w{12})"', text)) <= set(runs)
+    cells = [
+        cell
+        for table in written.tables
+        for row in table.rows
+        for cell in row
+        if isinstance(cell, Cell)
+    ]
+    assert len(cells) > 20
+    for cell in cells:
+        links = " ".join(f'<a href="#{one}">{one}</a>' for one in cell.ids)
+        assert not cell.ids or f"<summary>{cell.text()}</summary>{links}" in text
+    for row in store.rows():
+        kept = runs[row["id"]]
+        settings = held["settings"][kept[2]] | {"seed": kept[3]}
+        asked = {key: value for key, value in flatten(row["run"]).items() if value is not None}
+        assert {key: settings.get(key) for key in asked} == asked
+        assert kept[5 + held["columns"].index("test_on_ppl")] == pytest.approx(
+            row["metrics"]["test_on_ppl"], rel=1e-5
+        )
+        curve = dict(zip(held["curveColumns"], held["curves"][row["id"]], strict=True))
+        assert curve["epoch"] == [record["epoch"] for record in store.folder(row["id"]).metrics()]
+
+
+def test_the_page_links_to_no_file_so_it_may_be_moved(made):
+    text = made[1].page.read_text()
+    assert {one[0] for one in re.findall(r'href="([^"]+)"', text)} == {"#"}
+
+
+def test_what_a_store_holds_is_text_on_the_page(store, tmp_path):
+    """Error, status and label of a merged row: none of it becomes markup, in tables, badges or the
+    packed runs.
+    """
+    fill(store, paper_world)
+    evil = "<script>alert(1)</script>"
+    for place, name in enumerate(sorted(store.stamps())[:2]):
+        path = store.folder(name).path / "done.json"
+        row = json.loads(path.read_text())
+        row |= {"error": evil, "status": evil} if place else {"error": evil}
+        row["run"]["data"]["name"] = row["run"]["data"]["name"] if place else f"sotu{evil}"
+        path.write_text(json.dumps(row))
+    text = report.write(store.root, "demo-text", tmp_path / "out").page.read_text()
+    assert "<script>alert" not in text and "&lt;script&gt;alert" in text
+    assert "innerHTML" not in (page.HERE / "page.js").read_text()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here (apt-get install chromium)")
+@pytest.mark.parametrize("width", [390, 1600])
+def test_in_a_browser_a_link_opens_its_run_and_curves_are_drawn_over_each_other(
+    made, width, tmp_path
+):
+    _, written = made
+    text = written.page.read_text()
+    name = re.findall(r'href="#(\w{12})"', text)[7]
+    probe = """<script>addEventListener("load", async () => {
+      const until = async test => { while (!test()) await new Promise(r => setTimeout(r, 30)); };
+      await until(() => document.documentElement.dataset.ready);
+      location.hash = "NAME";
+      await until(() => document.querySelector("#explorer details"));
+      document.querySelector("#explorer input[type=search]").value = "seed=1 subspace";
+      document.querySelector("#explorer input[type=search]").oninput();
+      const found = document.querySelectorAll("#list tbody tr").length;
+      document.querySelector("#explorer input[type=search]").value = "";
+      document.querySelector("#explorer input[type=search]").oninput();
+      document.querySelectorAll("#explorer button")[0].click();
+      await until(() => document.querySelectorAll("#plot .scatterlayer .trace").length > 2);
+      const lines = document.querySelectorAll("#plot .scatterlayer .trace").length;
+      await until(() => document.querySelectorAll("#plot .ytick").length > 1);
+      const ticks = document.querySelectorAll("#plot .ytick").length;
+      document.querySelectorAll("#explorer th")[4].click();
+      const seeds = [...document.querySelectorAll("#list tbody tr")].map(r => r.children[4].textContent);
+      document.title = [document.documentElement.scrollWidth, innerWidth, found, lines, ticks > 1,
+        document.querySelectorAll("#explorer pre")[0].textContent.includes("test_on_ppl"),
+        seeds.join() === [...seeds].sort().join()].join(" ");
+    })</script>""".replace("NAME", name)
+    copy = tmp_path / "page.html"
+    copy.write_text(text.replace("</body>", probe + "</body>"))
+    out = subprocess.run(
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--window-size={width},900",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            copy.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"HOME": str(tmp_path)},
+    ).stdout
+    told = re.search(r"<title>(\d+) (\d+) (\d+) (\d+) (\w+) (\w+) (\w+)</title>", out)
+    assert told, out[:300]
+    whole, window, found, lines, *good = told.groups()
+    assert int(whole) <= int(window) and int(window) >= width - 20
+    assert (found, lines, good) == ("1", "41", ["true", "true", "true"])
+
+
+@pytest.mark.slow
+def test_a_page_of_thousands_of_runs_stays_small_and_loses_none(store):
+    from commsweep.bench.store import generate, grid
+
+    runs = grid()[:3000]
+    generate(store, runs)
+    frame = results.load(store.root, "ten_thousand")
+    text = page.html("x", store.root, frame, results.curves(store.root, []), [], [], [])
+    assert len(unpacked(text)["rows"]) == 3000 and len(text) < 3_500_000

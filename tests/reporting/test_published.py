@@ -1,0 +1,256 @@
+"""A report's rows.csv goes back into a store, and says there what it said where it was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from commsweep.cli.main import main
+from commsweep.config import run_id
+from commsweep.errors import UserError
+from commsweep.launching.launch import adopt
+from commsweep.registry import sweep
+from commsweep.reporting import results
+from commsweep.reporting.contents import all_claims, all_figures, all_tables
+from commsweep.reporting.figure import save
+from commsweep.reporting.published import outcomes
+from commsweep.store import Store
+from tests.test_layout import ROOT
+
+RESULTS = ROOT / "docs" / "results"
+DEMO = RESULTS / "demo" / "rows.csv"
+
+
+def lines(path):
+    with open(path, newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def written(path, rows):
+    with open(path, "w", newline="") as handle:
+        out = csv.DictWriter(handle, rows[0].keys())
+        out.writeheader()
+        out.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/claims.json")))
+def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_path, name):
+    """The law of evidence: what is claimed is what the rows say, by the code of today."""
+    store, runs = Store(tmp_path), sweep(name)
+    rows, _ = outcomes(RESULTS / name / "rows.csv", runs)
+    assert adopt(name, runs, rows, store) == len(rows) > 0
+    told = json.loads((RESULTS / name / "claims.json").read_text())
+    frame = results.load(tmp_path, name)
+    tables = all_tables(frame)
+    assert told["note"] == results.uneven(frame) and all(table.rows for table in tables)
+    titles = [table.title for table in tables]
+    assert len(set(titles)) == len(titles) and all(
+        title.count("(") == title.count(")") for title in titles
+    )
+    assert told["claims"] == json.loads(
+        json.dumps([one.record() for one in all_claims(frame, told["papers"])])
+    ), (
+        f"renew it: commsweep sweep adopt {name} docs/results/{name}/rows.csv && commsweep "
+        f"report {name}"
+    )
+    have = {
+        line["id"]: line
+        for line in lines(RESULTS / name / "rows.csv")
+        if line["status"] == "finished"
+    }
+    for row in frame[frame.status == "finished"].itertuples():
+        line = have.pop(row.id)
+        assert (line["setting"], float(line["bytes.total"])) == (
+            row.setting,
+            frame.at[row.Index, "bytes.total"],
+        )
+    assert not have
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:constrained_layout not applied")
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/rows.csv")))
+def test_every_figure_of_the_rows_in_the_repository_is_drawn_and_has_room_for_its_labels(
+    tmp_path, name
+):
+    rows, _ = outcomes(RESULTS / name / "rows.csv", sweep(name))
+    adopt(name, sweep(name), rows, Store(tmp_path))
+    frame = results.load(tmp_path, name)
+    drawn = list(all_figures(frame, results.curves(tmp_path, list(frame.id))))
+    assert drawn
+    for title, figure, _ in drawn:
+        save(figure, tmp_path / "figures", title)
+
+
+@pytest.mark.slow
+def test_a_report_of_adopted_rows_writes_the_same_rows(tmp_path, capsys):
+    assert main(["sweep", "adopt", "demo", str(DEMO), "--store", str(tmp_path / "store")]) == 0
+    assert capsys.readouterr().out == "demo: 94 runs adopted\n"
+    assert (
+        main(["report", "demo", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
+        == 0
+    )
+    assert (tmp_path / "out" / "rows.csv").read_text() == DEMO.read_text()
+    assert (tmp_path / "out" / "claims.json").read_text() == (
+        RESULTS / "demo" / "claims.json"
+    ).read_text()
+    assert (tmp_path / "out" / "report.html").exists() and not (
+        tmp_path / "out/figures/convergence.png"
+    ).exists()
+
+
+def test_what_is_recorded_stays_and_the_rest_is_left_to_a_launch(tmp_path, capsys):
+    rows = lines(DEMO)
+    part = written(
+        tmp_path / "part.csv",
+        [*rows[:3], rows[3] | {"status": "failed"}, rows[4] | {"id": "0" * 12}],
+    )
+    store = Store(tmp_path / "store")
+    command = ["sweep", "adopt", "demo", str(part), "--store", str(store.root), "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "sweep": "demo",
+        "adopted": 3,
+        "kept": 0,
+        "others": 2,
+    }
+    folder = store.folder(rows[0]["id"])
+    before = (folder.path / "done.json").read_bytes()
+    changed = written(tmp_path / "changed.csv", [rows[0] | {"test_on_acc": "0.5"}])
+    assert main([*command[:3], str(changed), *command[4:]]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "sweep": "demo",
+        "adopted": 0,
+        "kept": 1,
+        "others": 0,
+    }
+    assert (folder.path / "done.json").read_bytes() == before
+    assert folder.begun_by() == "sweep" and run_id(folder.run()) == rows[0]["id"]
+    assert main(["show", rows[0]["id"], "--store", str(store.root)]) == 0
+    assert "measured elsewhere, taken from part.csv, sha256" in capsys.readouterr().out
+    assert main(["sweep", "plan", "demo", "--store", str(store.root)]) == 0
+    assert "94 cells, 91 missing" in capsys.readouterr().out
+
+
+def test_further_seeds_are_the_sweeps_from_then_on(tmp_path, capsys):
+    name = "cifar_small_jpeg"
+    assert (
+        main(["sweep", "adopt", name, str(RESULTS / name / "rows.csv"), "--store", str(tmp_path)])
+        == 0
+    )
+    told = len(lines(RESULTS / name / "rows.csv"))
+    assert told > len(sweep(name)) and len(results.load(tmp_path, name)) == told
+    assert main(["sweep", "plan", name, "--store", str(tmp_path)]) == 0
+    assert f"{told} cells, none missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda rows: [rows[0] | {"test_on_acc": "high"}],
+            "line 2: test_on_acc is 'high', no number",
+        ),
+        (
+            lambda rows: [rows[0] | {"bytes.total": "nan"}],
+            "line 2: bytes.total is 'nan', no number",
+        ),
+        (
+            lambda rows: [
+                {
+                    key: "" if key.startswith(("test", "val", "train", "best")) else value
+                    for key, value in rows[0].items()
+                }
+            ],
+            "line 2: a finished run without a score",
+        ),
+        (
+            lambda rows: [{"run": "1"}],
+            "has no column id, seed, status, steps: not the rows.csv of a report",
+        ),
+    ],
+)
+def test_a_table_that_is_none_is_one_line_and_nothing_is_taken(tmp_path, capsys, change, said):
+    path = written(tmp_path / "rows.csv", change(lines(DEMO)))
+    assert main(["sweep", "adopt", "demo", str(path), "--store", str(tmp_path / "store")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and not Store(tmp_path / "store").sweeps()
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda text: text[:-60],
+        lambda text: text[: text.rstrip("\n").rindex("\n") + 40],  # the latter before its seed
+        lambda text: text.replace("\n", ",1\n").replace(",1", "", 1),
+    ],
+)
+def test_a_line_that_is_torn_is_not_taken(tmp_path, capsys, cut):
+    path = tmp_path / "rows.csv"
+    path.write_text(cut(DEMO.read_text()))
+    assert main(["sweep", "adopt", "demo", str(path), "--store", str(tmp_path / "store")]) == 2
+    err = capsys.readouterr().err
+    assert "it has not as many fields as there are columns" in err and err.count("\n") == 1
+    assert not Store(tmp_path / "store").ids()
+
+
+def test_an_error_of_several_lines_is_one_field(tmp_path):
+    rows = lines(DEMO)
+    path = written(
+        tmp_path / "rows.csv", [rows[0] | {"status": "failed", "error": "one\r\ntwo"}, *rows[1:3]]
+    )
+    taken, others = outcomes(path, sweep("demo"))
+    assert [row["id"] for row in taken] == [row["id"] for row in rows[1:3]] and others == 1
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path, capsys):
+    shutil.copy(RESULTS / "demo" / "bytes.png", tmp_path / "rows.csv")
+    for path in (tmp_path / "rows.csv", tmp_path / "none.csv", tmp_path):
+        assert main(["sweep", "adopt", "demo", str(path), "--store", str(tmp_path / "store")]) == 2
+        err = capsys.readouterr().err
+        assert "cannot be read as rows" in err and err.count("\n") == 1
+
+
+def edited(path, how):
+    text = DEMO.read_text(encoding="utf-8")
+    path.write_bytes(how(text).encode("utf-8"))
+    return path
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace(",", ";"),
+        lambda text: text.replace("\n", "\r\n"),
+    ],
+    ids=["mark", "semicolons", "line ends"],
+)
+def test_a_table_that_a_spreadsheet_wrote_is_read(how, tmp_path):
+    wanted, left = outcomes(DEMO, sweep("demo"))
+    if '"' in DEMO.read_text(encoding="utf-8") and ";" in how("a,b\n"):
+        pytest.skip("quoted fields hold commas of their own")
+    rows, others = outcomes(edited(tmp_path / "rows.csv", how), sweep("demo"))
+    assert len(rows) == len(wanted) and others == left
+
+
+def test_seeds_that_pandas_made_floats_of_are_seeds(tmp_path):
+    rows = [line | {"seed": f"{line['seed']}.0"} for line in lines(DEMO)]
+    found = outcomes(written(tmp_path / "rows.csv", rows), sweep("demo"))[0]
+    assert len(found) == len(outcomes(DEMO, sweep("demo"))[0])
+
+
+def test_ids_that_became_numbers_are_named(tmp_path):
+    rows = lines(DEMO)
+    rows[3]["id"] = "1E-3"
+    with pytest.raises(UserError, match="line 5: id is '1E-3'"):
+        outcomes(written(tmp_path / "rows.csv", rows), sweep("demo"))
+
+
+def test_nothing_adopted_is_an_error(tmp_path, capsys):
+    assert main(["sweep", "adopt", "smoke", str(DEMO), "--store", str(tmp_path / "s")]) == 2
+    assert "no line is an outcome of a run of sweep 'smoke'" in capsys.readouterr().err
