@@ -14,14 +14,14 @@ set is whole.
 
 from __future__ import annotations
 
-from commsweep.config import Cosine, ImageModel, ImageSet, Run, override
+from commsweep.config import CosineSpec, ImageModel, ImageSet, Run, override
 
 SMALL = Run(
     model=ImageModel(name="resnet_small", width=16),
     data=ImageSet(
         name="cifar10", batch_size=64, augment="crop_flip", val_size=2000, train_size=10_000
     ),
-    schedule=Cosine(t_max=8),
+    schedule=CosineSpec(t_max=8),
     epochs=8,
     eval_every=4,
     channels_last=True,

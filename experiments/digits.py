@@ -11,12 +11,12 @@ Both keep the paper's shape: four stages, three boundaries, SGD with momentum, c
 
 from __future__ import annotations
 
-from commsweep.config import Cosine, ImageModel, ImageSet, Run
+from commsweep.config import CosineSpec, ImageModel, ImageSet, Run
 
 DIGITS = Run(
     model=ImageModel(name="resnet_small", width=8),
     data=ImageSet(name="digits", batch_size=64, val_size=180),
-    schedule=Cosine(t_max=10),
+    schedule=CosineSpec(t_max=10),
     epochs=10,
     eval_every=2,
     channels_last=True,
@@ -25,7 +25,7 @@ DIGITS = Run(
 SYNTHETIC = Run(
     model=ImageModel(name="resnet_small", width=4),
     data=ImageSet(name="synthetic", batch_size=32, val_size=32),
-    schedule=Cosine(t_max=2),
+    schedule=CosineSpec(t_max=2),
     epochs=2,
     eval_every=1,
 )

@@ -20,13 +20,22 @@ times less at rank 1, 2 and 4.
 
 from __future__ import annotations
 
-from commsweep.config import KFAC, SGD, AdaComp, AdaCompResidue, Gradients, PowerSGD, Residue, Run
+from commsweep.config import (
+    KFAC,
+    AdaCompResidueSpec,
+    AdaCompSpec,
+    Gradients,
+    PowerSGDSpec,
+    ResidueSpec,
+    Run,
+    SGDSpec,
+)
 
 from .digits import DIGITS
 from .resnet18 import CORRECTED
 
 ADACOMP = Gradients(
-    learners=4, exchange="allgather", compressor=AdaComp(), feedback=AdaCompResidue()
+    learners=4, exchange="allgather", compressor=AdaCompSpec(), feedback=AdaCompResidueSpec()
 )
 
 PRESETS: dict[str, Run] = {
@@ -43,8 +52,8 @@ PRESETS: dict[str, Run] = {
     ),
     "cifar_powersgd": CORRECTED.model_copy(
         update={
-            "optim": SGD(lr=0.1, weight_decay=1e-4),
-            "grad": Gradients(learners=16, compressor=PowerSGD(rank=2), feedback=Residue()),
+            "optim": SGDSpec(lr=0.1, weight_decay=1e-4),
+            "grad": Gradients(learners=16, compressor=PowerSGDSpec(rank=2), feedback=ResidueSpec()),
         }
     ),
 }

@@ -27,17 +27,17 @@ trainings are.
 from __future__ import annotations
 
 from commsweep.config import (
-    E3M0,
-    SGD,
-    ForwardMask,
+    E3M0Spec,
+    ForwardMaskSpec,
     Gradients,
     Link,
     Outer,
-    Residue,
+    ResidueSpec,
     Run,
-    Statistical,
-    TopK,
-    Uniform,
+    SGDSpec,
+    StatisticalSpec,
+    TopKSpec,
+    UniformSpec,
 )
 
 from .text import NANO
@@ -47,7 +47,7 @@ DILOCO = Gradients(learners=4, outer=Outer(interval=16))
 STREAMING = Gradients(
     learners=4,
     exchange="allgather",
-    compressor=E3M0(),
+    compressor=E3M0Spec(),
     vectors=True,
     outer=Outer(interval=16, rate=0.4, fragments=2, overlap=1, keep=0.5),
 )
@@ -55,26 +55,28 @@ SPARSELOCO = Gradients(
     learners=4,
     exchange="allgather",
     vectors=True,
-    feedback=Residue(decay=0.95),
-    compressor=TopK(ratio=1 / 64, scope="tile", values=Statistical()),
+    feedback=ResidueSpec(decay=0.95),
+    compressor=TopKSpec(ratio=1 / 64, scope="tile", values=StatisticalSpec()),
     outer=Outer(interval=16, rate=1.0, momentum=0.0, nesterov=False),
 )
 DEMO = Gradients(
     learners=4,
     exchange="allgather",
     vectors=True,
-    feedback=Residue(decay=0.999),
+    feedback=ResidueSpec(decay=0.999),
     transform="dct",
-    compressor=TopK(ratio=32 / 4096, scope="tile", per_tile="number"),
+    compressor=TopKSpec(ratio=32 / 4096, scope="tile", per_tile="number"),
     outer=Outer(interval=1, rate=1.0, momentum=0.0, nesterov=False, aggregate="senders", sign=True),
 )
 MESH = NANO.model_copy(
     update={
         "model": NANO.model.model_copy(update={"stages": 2}),
         "microbatches": 2,
-        "fwd": Link(compressor=TopK(ratio=0.2, values=Uniform(bits=4, scale="sample"))),
+        "fwd": Link(compressor=TopKSpec(ratio=0.2, values=UniformSpec(bits=4, scale="sample"))),
         "bwd": Link(
-            compressor=ForwardMask(values=Uniform(bits=2, scale="group", rounding="stochastic"))
+            compressor=ForwardMaskSpec(
+                values=UniformSpec(bits=2, scale="group", rounding="stochastic")
+            )
         ),
         "grad": SPARSELOCO.model_copy(update={"learners": 2}),
     }
@@ -85,7 +87,7 @@ PRESETS: dict[str, Run] = {
     "sotu_nano_streaming": NANO.model_copy(update={"grad": STREAMING}),
     "sotu_nano_sparseloco": NANO.model_copy(update={"grad": SPARSELOCO}),
     "sotu_nano_demo": NANO.model_copy(
-        update={"grad": DEMO, "optim": SGD(lr=1e-3, momentum=0.0, weight_decay=0.0)}
+        update={"grad": DEMO, "optim": SGDSpec(lr=1e-3, momentum=0.0, weight_decay=0.0)}
     ),
     "sotu_nano_mesh": MESH,
     "gpt2_diloco": TEXT["gpt2_scratch"].model_copy(

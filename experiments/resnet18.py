@@ -20,22 +20,22 @@ Unlike theirs, the test set is always scored whole (they drop its last 16 images
 from __future__ import annotations
 
 from commsweep.config import (
-    SGD,
-    Cosine,
+    CosineSpec,
     ImageModel,
     ImageSet,
     Link,
     Run,
-    TopK,
-    TopKStrict,
+    SGDSpec,
+    TopKSpec,
+    TopKStrictSpec,
     override,
 )
 
 PAPER = Run(
     model=ImageModel(name="resnet18", width=64),
     data=ImageSet(name="cifar10", batch_size=128, augment="crop_flip", val_size=0, drop_last=True),
-    optim=SGD(lr=0.01, momentum=0.9, weight_decay=5e-4),
-    schedule=Cosine(t_max=200),
+    optim=SGDSpec(lr=0.01, momentum=0.9, weight_decay=5e-4),
+    schedule=CosineSpec(t_max=200),
     epochs=100,
     channels_last=True,
 )
@@ -43,7 +43,7 @@ PAPER = Run(
 CORRECTED = PAPER.model_copy(
     update={
         "data": ImageSet(name="cifar10", batch_size=128, augment="crop_flip", val_size=5000),
-        "schedule": Cosine(t_max=100),
+        "schedule": CosineSpec(t_max=100),
     }
 )
 
@@ -53,13 +53,16 @@ PRESETS = {
     "resnet18_paper": PAPER,
     "resnet18_topk": PAPER.model_copy(
         update={
-            "fwd": Link(compressor=TopKStrict(ratio=0.05)),
-            "bwd": Link(compressor=TopKStrict(ratio=0.1)),
+            "fwd": Link(compressor=TopKStrictSpec(ratio=0.05)),
+            "bwd": Link(compressor=TopKStrictSpec(ratio=0.1)),
         }
     ),
     "resnet18_corrected": CORRECTED,
     "resnet18_corrected_topk": CORRECTED.model_copy(
-        update={"fwd": Link(compressor=TopK(ratio=0.1)), "bwd": Link(compressor=TopK(ratio=0.1))}
+        update={
+            "fwd": Link(compressor=TopKSpec(ratio=0.1)),
+            "bwd": Link(compressor=TopKSpec(ratio=0.1)),
+        }
     ),
     "resnet18_fast": FAST,
     "resnet18_jpeg": override(FAST, {"data.name": "cifar10-jpeg"}),

@@ -25,7 +25,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from commsweep.config import AdamW, Linear, Phase, Run, Sparsity, TextModel, TextSet, override
+from commsweep.config import (
+    AdamWSpec,
+    LinearSpec,
+    Phase,
+    Run,
+    Sparsity,
+    TextModel,
+    TextSet,
+    override,
+)
 
 from .text import NANO
 
@@ -96,8 +105,8 @@ SOTU = override(NANO, {"data.train_blocks": 240 * NANO.data.batch_size})
 GPT2 = Run(
     model=TextModel(name="gpt2", stages=1),
     data=TextSet(name="sotu", tokenizer="gpt2", block_size=1024, batch_size=12, train_blocks=1800),
-    optim=AdamW(lr=6e-4, beta2=0.95, weight_decay=0.1),
-    schedule=Linear(warmup=0.3),
+    optim=AdamWSpec(lr=6e-4, beta2=0.95, weight_decay=0.1),
+    schedule=LinearSpec(warmup=0.3),
     epochs=20,
     precision="bfloat16",
     sparsity=_changed(

@@ -31,34 +31,34 @@ ends near perplexity 20.
 from __future__ import annotations
 
 from commsweep.config import (
-    AQSGD,
-    AdamW,
-    FixedPoint,
-    ForwardMask,
-    Linear,
+    AdamWSpec,
+    AQSGDSpec,
+    FixedPointSpec,
+    ForwardMaskSpec,
+    LinearSpec,
     Link,
     Run,
     TextModel,
     TextSet,
-    TopKStrict,
+    TopKStrictSpec,
 )
 
 NANO = Run(
     model=TextModel(name="gpt2-nano"),
     data=TextSet(name="sotu", block_size=64, batch_size=16, train_blocks=1600, eval_blocks=192),
-    optim=AdamW(lr=5e-3, beta2=0.95, weight_decay=0.1),
-    schedule=Linear(warmup=0.1),
+    optim=AdamWSpec(lr=5e-3, beta2=0.95, weight_decay=0.1),
+    schedule=LinearSpec(warmup=0.1),
     epochs=1,
 )
 
 PAPER = Run(
     model=TextModel(name="pretrained", weights="gpt2", dropout=0.1, gradient_checkpointing=True),
     data=TextSet(name="wikitext2", tokenizer="weights", block_size=1024, batch_size=8),
-    optim=AdamW(lr=5e-5),
-    schedule=Linear(),
+    optim=AdamWSpec(lr=5e-5),
+    schedule=LinearSpec(),
     epochs=4,
-    fwd=Link(compressor=TopKStrict(ratio=0.1)),
-    bwd=Link(compressor=ForwardMask()),
+    fwd=Link(compressor=TopKStrictSpec(ratio=0.1)),
+    bwd=Link(compressor=ForwardMaskSpec()),
 )
 
 PRESETS = {
@@ -66,8 +66,8 @@ PRESETS = {
     "sotu_micro": Run(
         model=TextModel(name="gpt2-micro"),
         data=TextSet(name="sotu", block_size=256, batch_size=32),
-        optim=AdamW(lr=1e-3, weight_decay=0.1),
-        schedule=Linear(warmup=0.1),
+        optim=AdamWSpec(lr=1e-3, weight_decay=0.1),
+        schedule=LinearSpec(warmup=0.1),
         epochs=1,
     ),
     "gpt2_paper": PAPER,
@@ -76,21 +76,21 @@ PRESETS = {
             name="pretrained", weights="gpt2", dropout=0.1, gradient_checkpointing=True
         ),
         data=TextSet(name="wikitext2-raw", tokenizer="weights", block_size=1024, batch_size=32),
-        optim=AdamW(lr=5e-5),
-        schedule=Linear(warmup=1.0),
+        optim=AdamWSpec(lr=5e-5),
+        schedule=LinearSpec(warmup=1.0),
         epochs=10,
         fwd=Link(
-            compressor=FixedPoint(bits=4, scale="last"),
-            feedback=AQSGD(buffer="bfloat16"),
+            compressor=FixedPointSpec(bits=4, scale="last"),
+            feedback=AQSGDSpec(buffer="bfloat16"),
             start_epoch=1,
         ),
-        bwd=Link(compressor=FixedPoint(bits=8, scale="last"), start_epoch=1),
+        bwd=Link(compressor=FixedPointSpec(bits=8, scale="last"), start_epoch=1),
     ),
     "gpt2_scratch": Run(
         model=TextModel(name="gpt2"),
         data=TextSet(name="sotu", tokenizer="gpt2", block_size=1024, batch_size=8),
-        optim=AdamW(lr=6e-4, weight_decay=0.1),
-        schedule=Linear(warmup=0.5),
+        optim=AdamWSpec(lr=6e-4, weight_decay=0.1),
+        schedule=LinearSpec(warmup=0.5),
         epochs=4,
         precision="bfloat16",
     ),
@@ -104,8 +104,8 @@ PRESETS = {
             train_blocks=60,
             eval_blocks=24,
         ),
-        optim=AdamW(lr=5e-5),
-        schedule=Linear(),
+        optim=AdamWSpec(lr=5e-5),
+        schedule=LinearSpec(),
         epochs=1,
     ),
     "wikitext_small": Run(
@@ -118,8 +118,8 @@ PRESETS = {
             train_blocks=160,
             eval_blocks=48,
         ),
-        optim=AdamW(lr=5e-5),
-        schedule=Linear(warmup=0.1),
+        optim=AdamWSpec(lr=5e-5),
+        schedule=LinearSpec(warmup=0.1),
         epochs=1,
     ),
     "synthetic_text": Run(
@@ -127,8 +127,8 @@ PRESETS = {
         data=TextSet(
             name="synthetic-text", block_size=32, batch_size=8, train_blocks=64, eval_blocks=16
         ),
-        optim=AdamW(lr=1e-3),
-        schedule=Linear(warmup=0.25),
+        optim=AdamWSpec(lr=1e-3),
+        schedule=LinearSpec(warmup=0.25),
         epochs=2,
     ),
 }

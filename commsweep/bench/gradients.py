@@ -37,11 +37,11 @@ def bench() -> Iterator[Result]:
 def _compression(net: torch.nn.Module) -> Iterator[Result]:
     grads = [torch.randn_like(p) * 1e-3 for p in net.parameters()]
     kinds = {
-        "adacomp": (config.AdaComp(), config.AdaCompResidue()),
-        "topk": (config.TopK(ratio=0.01), config.Residue()),
+        "adacomp": (config.AdaCompSpec(), config.AdaCompResidueSpec()),
+        "topk": (config.TopKSpec(ratio=0.01), config.ResidueSpec()),
         "sparseloco": (
-            config.TopK(ratio=1 / 64, scope="tile", values=config.Statistical()),
-            config.Residue(decay=0.95),
+            config.TopKSpec(ratio=1 / 64, scope="tile", values=config.StatisticalSpec()),
+            config.ResidueSpec(decay=0.95),
         ),
     }
     sides = {}
@@ -97,8 +97,8 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
     spec = config.Gradients(
         learners=LEARNERS,
         exchange="allgather",
-        compressor=config.AdaComp(),
-        feedback=config.AdaCompResidue(),
+        compressor=config.AdaCompSpec(),
+        feedback=config.AdaCompResidueSpec(),
     )
     learners, own = Learners(spec, net, 0, BATCH), deepcopy(net)
     apart = Apart(

@@ -22,7 +22,7 @@ from commsweep.compressors.base import channels_last
 from commsweep.compressors.coded import CodedForwardMask
 from commsweep.compressors.coders import Coder, Frozen
 from commsweep.compressors.lowrank import LowRank
-from commsweep.config import ForwardMask, Link
+from commsweep.config import ForwardMaskSpec, Link
 from commsweep.feedback.boundaries import Feedback
 from commsweep.feedback.memory import Keys
 
@@ -171,7 +171,7 @@ class Channel(nn.Module):
     def _compressor(self, mask: Tensor | None) -> Compressor:
         if self.compressor.spec.coder:  # x is the code already
             return _DENSE
-        if not isinstance(self.compressor.spec, ForwardMask):
+        if not isinstance(self.compressor.spec, ForwardMaskSpec):
             return self.compressor
         return self.compressor.given(mask) if mask is not None else _DENSE
 
@@ -502,7 +502,7 @@ class Boundary(nn.Module):
     @property
     def shares_mask(self) -> bool:
         """Whether the backward reuses the forward mask."""
-        return isinstance(self.bwd.compressor.spec, ForwardMask)
+        return isinstance(self.bwd.compressor.spec, ForwardMaskSpec)
 
 
 There = Callable[[Tensor], tuple[Tensor, Tensor | None]]

@@ -16,6 +16,7 @@ from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Stat
 from commsweep.compressors.lowrank import LowRank
 from commsweep.compressors.quantize import FixedBatch, FixedPoint, Uniform
 from commsweep.compressors.sparse import (
+    FixedK,
     ForwardMask,
     RandomK,
     RandTopK,
@@ -26,8 +27,14 @@ from commsweep.compressors.sparse import (
 )
 from commsweep.compressors.tah import TAH
 from commsweep.compressors.thresholds import Dryden, SIDCo, Threshold
-from commsweep.config import CompressorSpec, Spec, explain
-from commsweep.config import ForwardMask as ForwardMaskSpec
+from commsweep.config import (
+    Compression,
+    CompressorSpec,
+    ForwardMaskSpec,
+    Selection,
+    TopKSpec,
+    explain,
+)
 from commsweep.errors import UserError
 
 KINDS: dict[str, type[Compressor]] = {
@@ -57,10 +64,12 @@ KINDS: dict[str, type[Compressor]] = {
     "subspace": Subspace,
 }
 
+_SPECS: TypeAdapter[Compression] = TypeAdapter(CompressorSpec)
+
 __all__ = ["KINDS", "Compressor", "Payload", "Sparsifier", "build"]
 
 
-def build(spec: Spec | dict[str, Any]) -> Compressor:
+def build(spec: Compression | dict[str, Any]) -> Compressor:
     """The compressor of a spec such as {"kind": "topk", "ratio": 0.1}.
 
     The result has `encode(x)`, `decode(payload)`, `roundtrip(x)`; `payload.nbytes` is what would
@@ -68,12 +77,16 @@ def build(spec: Spec | dict[str, Any]) -> Compressor:
     """
     if isinstance(spec, dict):
         try:
-            spec = TypeAdapter(CompressorSpec).validate_python(spec)
+            spec = _SPECS.validate_python(spec)
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
-    kind = RiceTopK if spec.kind == "topk" and spec.places == "rice" else KINDS[spec.kind]
-    if (values := getattr(spec, "values", None)) is None:
+    rice = isinstance(spec, TopKSpec) and spec.places == "rice"
+    kind = RiceTopK if rice else KINDS[spec.kind]
+    if not isinstance(spec, Selection) or spec.values is None:
         return kind(spec)
+    values = build(spec.values)
     if isinstance(spec, ForwardMaskSpec):
-        return CodedForwardMask(spec, build(values))
-    return Coded(spec, kind(spec.model_copy(update={"values": None})), build(values))
+        return CodedForwardMask(spec, values)
+    sparsifier = kind(spec.model_copy(update={"values": None}))
+    assert isinstance(sparsifier, FixedK)  # every Selection keeps a number that its shape says
+    return Coded(spec, sparsifier, values)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from commsweep.config import Spec
+from commsweep.config import Compression
 from commsweep.errors import UserError
+
+S = TypeVar("S", bound=Compression)
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,14 @@ class Field:
         )
 
 
-class Compressor:
+class Compressor(Generic[S]):
     """Base of all compressors; subclasses implement `_encode`, `_decode`, `formula_bytes`, maybe
     `apply`.
 
     Stateless: what is random is a function of `seed`, so a message can be repeated bit for bit.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: S) -> None:
         self.spec = spec
 
     def encode(self, x: Tensor, seed: int = 0) -> Payload:

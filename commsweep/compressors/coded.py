@@ -25,29 +25,33 @@ from commsweep.compressors.base import (
 )
 from commsweep.compressors.bits import taken
 from commsweep.compressors.sparse import FixedK, ForwardMask, RiceTopK, Sparsifier, TopK, scatter
-from commsweep.config import Spec
+from commsweep.config import ForwardMaskSpec, Selection
 from commsweep.errors import UserError
 
 PREFIX = "values."  # of the codec's parts
 
 
-class Coded(Sparsifier):
+class Coded(Sparsifier[Selection]):
     """A sparsifier that keeps the same number of every row, and a codec of what it keeps."""
 
     _places: Tensor | int = 0  # bytes of the last message's places, where they depend on the data
 
-    def __init__(self, spec: Spec, inner: FixedK, codec: Compressor) -> None:
+    def __init__(self, spec: Selection, inner: FixedK, codec: Compressor) -> None:
         """spec: of both; inner, codec: built from its parts."""
         super().__init__(spec)
         self.inner, self.codec = inner, codec
 
     def halved(self) -> Coded:
         half = self.inner.halved()
+        assert isinstance(half, FixedK)
         return Coded(half.spec.model_copy(update={"values": self.spec.values}), half, self.codec)
 
     def at_inference(self) -> Compressor:
         inner = self.inner.at_inference()
-        return self if inner is self.inner else Coded(self.spec, inner, self.codec)
+        if inner is self.inner:
+            return self
+        assert isinstance(inner, FixedK)
+        return Coded(self.spec, inner, self.codec)
 
     def masked(
         self, x: Tensor, seed: int = 0, want_mask: bool = True
@@ -112,7 +116,7 @@ class CodedForwardMask(ForwardMask):
 
     forward: FixedK | Coded | None = None
 
-    def __init__(self, spec: Spec, codec: Compressor) -> None:
+    def __init__(self, spec: ForwardMaskSpec, codec: Compressor) -> None:
         super().__init__(spec)
         self.codec = codec
 
@@ -145,7 +149,8 @@ class CodedForwardMask(ForwardMask):
 
     def _kept(self, shape: torch.Size) -> torch.Size:
         """Samples, and kept entries of each; one row where their number is of the whole tensor."""
-        inner = getattr(self.forward, "inner", self.forward)
+        inner = self.forward.inner if isinstance(self.forward, Coded) else self.forward
+        assert inner is not None, "bound to the forward direction when the boundary is built"
         n_rows, k = inner.kept(shape)
         samples = row_shape(shape)[0] if n_rows > 1 else 1
         return torch.Size([samples, n_rows * k // samples])

@@ -8,18 +8,26 @@ lies between them.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
 from commsweep import seeds
 from commsweep.compressors.base import Compressor, Field, Payload, payload
 from commsweep.compressors.features import columns, matrix, tensor
+from commsweep.config import BottleneckSpec, SubspaceSpec
+
+CoderT = TypeVar("CoderT", BottleneckSpec, SubspaceSpec)
 
 
 class Coder(nn.Module):
     """E and D at run time, as trained parameters or as fixed buffers; `anchored`: a is the token's
     embedding.
     """
+
+    encoder: Tensor
+    decoder: Tensor
 
     def __init__(self, encoder: Tensor, trained: bool, anchored: bool) -> None:
         super().__init__()
@@ -47,6 +55,9 @@ class Frozen(nn.Module):
     [positions, d] or none.
     """
 
+    tokens: Tensor
+    places: Tensor | None
+
     def __init__(self, tokens: Tensor, places: Tensor | None) -> None:
         super().__init__()
         self.register_buffer("tokens", tokens.detach().clone(), persistent=False)
@@ -60,7 +71,7 @@ class Frozen(nn.Module):
         return x if self.places is None else x + self.places[: numbers.shape[1]]
 
 
-class CoderCompressor(Compressor):
+class CoderCompressor(Compressor[CoderT]):
     """A coder as at the start of training, without an anchor: E orthonormal, D = E^T.
 
     nbytes = positions * min(width, d) * itemsize.
@@ -93,7 +104,7 @@ class CoderCompressor(Compressor):
         return self.coder(payload.shape).to(payload.device).decode(payload.parts["code"], payload)
 
 
-class Bottleneck(CoderCompressor):
+class Bottleneck(CoderCompressor[BottleneckSpec]):
     """E and D trained with the model (the "ae" of Bian et al., arXiv 2301.02654). They begin as a
     projection (ours).
     """
@@ -101,7 +112,7 @@ class Bottleneck(CoderCompressor):
     trained = True
 
 
-class Subspace(CoderCompressor):
+class Subspace(CoderCompressor[SubspaceSpec]):
     """E = U, D = U^T fixed, a = the embedding of the token (arXiv 2506.01260: c = U^T (h -
     E[token])).
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors.base import Compressor, Field, Payload, laid_out, payload
+from commsweep.config import CastSpec, Compression
 
 
-class Dense(Compressor):
+class Dense(Compressor[Compression]):
     """No compression; nbytes = elements * itemsize."""
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
@@ -27,7 +28,7 @@ class Dense(Compressor):
         return laid_out(payload.parts["values"], payload)
 
 
-class Cast(Compressor):
+class Cast(Compressor[CastSpec]):
     """Round to `to` and back; nbytes = 2 * elements. float16 saturates at its largest value
     (65504).
     """

@@ -8,16 +8,22 @@ or last bits would differ.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from commsweep import seeds
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
+if TYPE_CHECKING:
+    triton: Any
+    tl: Any
+else:
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:
+        triton = None
 
 PLAIN, EF, EF21 = range(3)  # what a selection remembers
 FUSED = {"enable_fp_fusion": False}

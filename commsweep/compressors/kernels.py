@@ -487,7 +487,7 @@ def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
 @_compiled
 def _ranked(row, k, counts, pool, places, hint):  # pragma: no cover (compiled)
     """`_rank`, of a long row like one whose threshold was `hint` (0: none) by bounds."""
-    low = np.int32(-1)
+    low = high = above = np.int32(-1)
     if row.size >= _LONG:
         low, high, above = _narrow(row, k, pool, hint)
     if low < 0:

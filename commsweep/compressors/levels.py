@@ -15,6 +15,7 @@ from commsweep.compressors.base import (
     Compressor,
     Field,
     Payload,
+    S,
     laid_out,
     payload,
     row_shape,
@@ -22,10 +23,19 @@ from commsweep.compressors.base import (
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
+from commsweep.config import (
+    E3M0Spec,
+    NaturalSpec,
+    OneBitSpec,
+    QSGDSpec,
+    SignSpec,
+    StatisticalSpec,
+    TernSpec,
+)
 from commsweep.errors import UserError
 
 
-class Levels(Compressor):
+class Levels(Compressor[S]):
     """Base: a message's codes and scales, and the values they stand for."""
 
     code_bits = 1
@@ -65,7 +75,7 @@ class Levels(Compressor):
         raise NotImplementedError
 
 
-class Sign(Levels):
+class Sign(Levels[SignSpec]):
     """The sign (of zero: +) times a scale: mean |x| (EF-signSGD), |x|_2 / sqrt(n) (1-bit Adam), or
     1 (signSGD).
 
@@ -85,7 +95,7 @@ class Sign(Levels):
         return torch.where(codes.bool(), scales, -scales)
 
 
-class OneBit(Levels):
+class OneBit(Levels[OneBitSpec]):
     """Values below zero become their mean, the others theirs (1-bit SGD, Seide 2014).
 
     nbytes = ceil(elements / 8) + 8 * samples.
@@ -104,7 +114,7 @@ class OneBit(Levels):
         return torch.where(codes.bool(), scales[:, 1:], scales[:, :1])
 
 
-class Tern(Levels):
+class Tern(Levels[TernSpec]):
     """s * sign(x) with probability |x| / s, else zero; s = max |x|, entries clipped at `clip`
     deviations first.
 
@@ -126,7 +136,7 @@ class Tern(Levels):
         return torch.where(codes == 1, scales, torch.where(codes == 2, -scales, scales - scales))
 
 
-class E3M0(Levels):
+class E3M0(Levels[E3M0Spec]):
     """Sign and exponent: s 2^-j for j = 0 .. 6, or zero; s = max |x| of a sample.
 
     The nearest in the logarithm (a mantissa below sqrt(1/2) rounds down); zero below s / 128, half
@@ -150,7 +160,7 @@ class E3M0(Levels):
         return torch.where(codes >= 8, -sizes, sizes)
 
 
-class Statistical(Compressor):
+class Statistical(Compressor[StatisticalSpec]):
     """2^bits levels over all values: code = round(c / scale + bins / 2) of c = x - mean(x), scale =
     range std / bins, bins = 2^bits; a level stands for the mean of the values that it takes.
 
@@ -206,7 +216,7 @@ class Statistical(Compressor):
         )
 
 
-class Natural(Compressor):
+class Natural(Compressor[NaturalSpec]):
     """To a power of two, up or down so that the expectation is x: sign and exponent travel (Horvath
     2019).
 
@@ -251,7 +261,7 @@ class Natural(Compressor):
         )
 
 
-class QSGD(Compressor):
+class QSGD(Compressor[QSGDSpec]):
     """norm * sign(x) * level / s, the level drawn around |x| s / norm; norm over `bucket` elements
     (Alistarh 2017).
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors.base import Compressor, Field, Payload
+from commsweep.config import NoCompressorSpec
 
 
-class LiveEntries(Compressor):
+class LiveEntries(Compressor[NoCompressorSpec]):
     """Another compressor over a message's live entries, one after the other; what arrives elsewhere
     is zero.
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from commsweep.compressors import draws
 from commsweep.compressors.base import Compressor, Field, Payload, payload
 from commsweep.compressors.features import columns, matrix, tensor
+from commsweep.config import LowRankSpec
 
 
-class LowRank(Compressor):
+class LowRank(Compressor[LowRankSpec]):
     """M [n, d] (rows: tokens or pixels) -> P = orth(M Q), Q' = M^T P; decoded P Q'^T.
 
     Q is random, or with `warm` the last message's Q', which both ends have: it goes in with a

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,12 @@ from commsweep.compressors.base import (
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
+from commsweep.config import FixedBatchSpec, FixedPointSpec, QuantizerSpec, UniformSpec
+
+QuantizerT = TypeVar("QuantizerT", bound=QuantizerSpec)
 
 
-class Quantizer(Compressor):
+class Quantizer(Compressor[QuantizerT]):
     """Codes per group of elements; a group shares its scale numbers (`per_group` float32 each).
 
     The group is the tensor, a sample, a channel (axis 1 of images, else the last axis; over the
@@ -201,7 +206,7 @@ class Quantizer(Compressor):
         )
 
 
-class Uniform(Quantizer):
+class Uniform(Quantizer[UniformSpec]):
     """Min-max codes: q = round((x - lo) / (hi - lo) * (2^b - 1)), decoded lo + q (hi - lo) / (2^b -
     1).
 
@@ -254,7 +259,7 @@ class Uniform(Quantizer):
         return codes.mul_(step).add_(lo)
 
 
-class FixedPoint(Quantizer):
+class FixedPoint(Quantizer[FixedPointSpec]):
     """Symmetric codes: s = max|x|, q = clip(round(x / s * 2^(b-1)), -2^(b-1), 2^(b-1) - 1), decoded
     q / 2^(b-1) * s.
 
@@ -279,7 +284,7 @@ class FixedPoint(Quantizer):
         if self.spec.rounding == "stochastic":
             hi = hi * (-self._lowest / (-self._lowest - 1))
         # 0.0 also of a group of zeros with and without signs
-        return torch.maximum(hi, -lo).add_(0.0)
+        return (torch.maximum(hi, -lo).add_(0.0),)
 
     def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
         s = scales[0][:, None]
@@ -292,7 +297,7 @@ class FixedPoint(Quantizer):
         return codes.div_(-self._lowest).mul_(scales[0][:, None])
 
 
-class FixedBatch(Compressor):
+class FixedBatch(Compressor[FixedBatchSpec]):
     """The authors' fixed point: s_j = float16(max over the batch of |x_ij|).
 
     q = clip(round(2^(b-1) x / (s + 1e-6)), -2^(b-1), 2^(b-1) - 1), decoded q / 2^(b-1) * s; the

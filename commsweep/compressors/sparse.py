@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from commsweep.compressors.base import (
     Compressor,
     Field,
     Payload,
+    S,
     laid_out,
     payload,
     row_shape,
@@ -33,12 +35,19 @@ from commsweep.compressors.bits import (
     unpack_flags,
     unpack_mask,
 )
-from commsweep.config import Spec
-from commsweep.config import TopK as TopKSpec
+from commsweep.config import (
+    ForwardMaskSpec,
+    RandomKSpec,
+    RandTopKSpec,
+    TopKSpec,
+    TopKStrictSpec,
+)
 from commsweep.errors import UserError
 
+SelectionT = TypeVar("SelectionT", TopKSpec, RandomKSpec, RandTopKSpec)
 
-class Sparsifier(Compressor):
+
+class Sparsifier(Compressor[S]):
     """A compressor that keeps some entries; `masked` also says which."""
 
     def masked(
@@ -48,6 +57,12 @@ class Sparsifier(Compressor):
         layout.
         """
         raise NotImplementedError
+
+    def where_kept(self, x: Tensor, seed: int = 0) -> Tensor:
+        """The boolean mask of `masked`."""
+        mask = self.masked(x, seed)[1]
+        assert mask is not None  # asked for
+        return mask
 
     def mask(self, payload: Payload) -> Tensor:
         """The boolean mask of the entries that a payload carries, of the message's shape and
@@ -60,12 +75,20 @@ class Sparsifier(Compressor):
 
     def halved(self) -> Sparsifier:
         """The same sparsifier with half the ratio (EF-mixed spends the budget twice)."""
-        return type(self)(self.spec.model_copy(update={"ratio": self.spec.ratio / 2}))
+        ratio: float = getattr(self.spec, "ratio")  # noqa: B009 (every sparsifier that halves has one)
+        return type(self)(self.spec.model_copy(update={"ratio": ratio / 2}))
 
 
 def budget(ratio: float, row: int) -> int:
     """Entries kept of `row`: the nearest whole number to ratio * row, at least one."""
     return max(1, round(ratio * row))
+
+
+def largest(flat: Tensor, k: int) -> Tensor:
+    """The mask of `keep_largest`."""
+    mask = keep_largest(flat, k)[1]
+    assert mask is not None  # asked for
+    return mask
 
 
 def keep_largest(
@@ -94,7 +117,7 @@ def keep_largest(
     return flat.where(mask, flat.new_zeros(())), mask
 
 
-class FixedK(Sparsifier):
+class FixedK(Sparsifier[SelectionT]):
     """A sparsifier that keeps as many entries of every row, whatever they are; samples are the rows
     unless it says.
     """
@@ -110,7 +133,7 @@ class FixedK(Sparsifier):
 
     def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """A message as the rows [rows, n], and what is kept of them."""
-        return self.as_rows(x), self.as_rows(laid_out(self.masked(x, seed)[1], x))
+        return self.as_rows(x), self.as_rows(laid_out(self.where_kept(x, seed), x))
 
     def as_rows(self, x: Tensor) -> Tensor:
         """A message (or its mask) as the rows [rows, n]."""
@@ -128,7 +151,7 @@ class FixedK(Sparsifier):
         return row_shape(shape)
 
 
-class TopK(FixedK):
+class TopK(FixedK[TopKSpec]):
     """The k = ratio * d largest magnitudes of each sample, of the tensor, or of each last-dimension
     row.
 
@@ -149,7 +172,7 @@ class TopK(FixedK):
         if k == flat.shape[1]:
             return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
         y, mask = keep_largest(flat, k, want_mask=want_mask)
-        return self.from_rows(y, x), self.from_rows(mask, x) if want_mask else None
+        return self.from_rows(y, x), None if mask is None else self.from_rows(mask, x)
 
     def remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
         if not gpu.usable(x):
@@ -170,9 +193,9 @@ class TopK(FixedK):
     def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         flat = self.as_rows(x)
         k = self.budget(flat.shape[1])
-        return flat, torch.ones_like(flat, dtype=torch.bool) if k == flat.shape[
-            1
-        ] else keep_largest(flat, k)[1]
+        if k == flat.shape[1]:
+            return flat, torch.ones_like(flat, dtype=torch.bool)
+        return flat, largest(flat, k)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = self._row_shape(shape)
@@ -207,7 +230,7 @@ class TopK(FixedK):
             return payload(
                 x, values=values.view(-1), places=pack(places, index_bits(row) if short else 1)
             )
-        mask = self.as_rows(self.masked(x, seed)[1])
+        mask = self.as_rows(self.where_kept(x, seed))
         return payload(x, values=taken(flat, mask, k).view(-1), places=pack_mask(mask, k))
 
     def _decode(self, payload: Payload) -> Tensor:
@@ -286,7 +309,7 @@ class RiceTopK(TopK):
 
     def bytes_sent(self, y: Tensor) -> Tensor:
         return self.kept_bytes(y) + self.place_bytes(
-            keep_largest(self.as_rows(y), self.kept(y.shape)[1])[1]
+            largest(self.as_rows(y), self.kept(y.shape)[1])
         )
 
     def kept_bytes(self, y: Tensor) -> int:
@@ -318,7 +341,7 @@ class RiceTopK(TopK):
         return self.from_rows(self._mask(payload), payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        mask = self.as_rows(self.masked(x, seed)[1])
+        mask = self.as_rows(self.where_kept(x, seed))
         row = mask.shape[1]
         k = self.budget(row)
         values = taken(self.as_rows(x), mask, k).view(-1)
@@ -334,9 +357,9 @@ class RiceTopK(TopK):
             return super()._decode(payload)
         return self.from_rows(scatter(payload.parts["values"], self._mask(payload)), payload)
 
-    def _fixed(self, rows: tuple[int, int]) -> int:
+    def _fixed(self, rows: torch.Size) -> int:
         """Bytes of the places without codes."""
-        return mask_bytes(*rows, self.budget(rows[1]))
+        return mask_bytes(rows[0], rows[1], self.budget(rows[1]))
 
     def _mask(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
@@ -376,7 +399,7 @@ def divisor(n: int, most: int) -> int:
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
-class Counted(Sparsifier):
+class Counted(Sparsifier[S]):
     """A sparsifier whose number of kept entries m depends on the data; none of them is zero.
 
     nbytes = 1 (which coding) + m * itemsize + min(ceil(m * ceil(log2 d) / 8) + 4 * rows, ceil(rows
@@ -476,7 +499,7 @@ class Counted(Sparsifier):
         return unrows(self.mask_of(payload), payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        flat, mask = rows(x), rows(self.masked(x, seed)[1])
+        flat, mask = rows(x), rows(self.where_kept(x, seed))
         return payload(x, values=flat[mask], **self.places(mask))
 
     def _decode(self, payload: Payload) -> Tensor:
@@ -494,7 +517,7 @@ def _from_gaps(gaps: Tensor, count: int, n: int) -> Tensor:
     return mask.index_fill_(0, places.to(gaps.device), True)
 
 
-class TopKStrict(Counted):
+class TopKStrict(Counted[TopKStrictSpec]):
     """The authors' operator: per sample, t = the int(d * (1 - ratio))-th smallest |x|, keep |x| >
     t.
 
@@ -511,7 +534,7 @@ class TopKStrict(Counted):
         if dropped == 0:
             return x, torch.ones_like(x, dtype=torch.bool) if want_mask else None
         y, mask = keep_largest(flat, flat.shape[1] - dropped + 1, strict=True, want_mask=want_mask)
-        return unrows(y, x), unrows(mask, x) if want_mask else None
+        return unrows(y, x), None if mask is None else unrows(mask, x)
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         if self._dropped(row_shape(y.shape)[1]) == 0:
@@ -545,7 +568,7 @@ class TopKStrict(Counted):
         return super()._decode(payload)
 
 
-class RandomK(FixedK):
+class RandomK(FixedK[RandomKSpec]):
     """k = ratio * d random positions, the same in every sample of a message and new in the next
     one.
 
@@ -602,7 +625,7 @@ class RandomK(FixedK):
 _LAST = torch.iinfo(torch.int64).max
 
 
-class RandTopK(FixedK):
+class RandTopK(FixedK[RandTopKSpec]):
     """k places of each row, of which m ~ Binomial(k, alpha) are random ones outside the top k; the
     others are random ones of the top k. At inference: TopK (RandTopk, Zheng et al., arXiv
     2305.18469).
@@ -611,7 +634,7 @@ class RandTopK(FixedK):
     8)).
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: RandTopKSpec) -> None:
         super().__init__(spec)
         self.top = TopK(TopKSpec(ratio=spec.ratio, scope=spec.scope))
 
@@ -635,7 +658,7 @@ class RandTopK(FixedK):
         k = budget(self.spec.ratio, row)
         if k == row:
             return self.top.masked(x, seed, want_mask)
-        top = keep_largest(flat, k)[1]
+        top = largest(flat, k)
         other = min(k, row - k)
         tosses = (
             draws.uniform(torch.Size([n_rows, k]), seeds.draw(seeds.SHARE, seed), x.device)
@@ -656,7 +679,7 @@ class RandTopK(FixedK):
         return self.top.formula_bytes(shape, dtype)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        flat, mask = self.top.as_rows(x), self.top.as_rows(self.masked(x, seed)[1])
+        flat, mask = self.top.as_rows(x), self.top.as_rows(self.where_kept(x, seed))
         k = budget(self.spec.ratio, flat.shape[1])
         return payload(x, values=taken(flat, mask, k).view(-1), places=pack_mask(mask, k))
 
@@ -670,21 +693,27 @@ class RandTopK(FixedK):
         return self.top._decode(payload)
 
 
-class ForwardMask(Compressor):
+class ForwardMask(Compressor[ForwardMaskSpec]):
     """The gradient where the forward message kept the activation; both ends know the mask, values
     travel alone.
 
     nbytes = kept entries * itemsize. `given` binds the forward mask of the step.
     """
 
-    mask: Tensor | None = None
+    bound_mask: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """The forward mask of the step."""
+        assert self.bound_mask is not None, "bound by `given` before a message"
+        return self.bound_mask
 
     def given(self, mask: Tensor) -> ForwardMask:
         """This compressor for messages whose forward twin kept `mask` (boolean, the message's
         shape).
         """
         bound = copy(self)
-        bound.mask = mask
+        bound.bound_mask = mask
         return bound
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:

@@ -18,9 +18,10 @@ from torch.nn.functional import pad
 
 from commsweep.compressors.base import Compressor, Field, Payload, payload
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
+from commsweep.config import TAHSpec
 
 
-class TAH(Compressor):
+class TAH(Compressor[TAHSpec]):
     """Per tile t of a token: t' = t H / sqrt(n) if max|t| > tau second|t|, else t; s = max|t'|;
     with b bits a token q = clip(round(t' / s * 2^(b-1)), -2^(b-1), 2^(b-1) - 1).
 
@@ -149,7 +150,7 @@ def _tokens(shape: torch.Size) -> tuple[int, int, int]:
     if len(shape) < 2:
         return 1, 1, shape.numel()
     if len(shape) == 2:
-        return 1, *shape
+        return 1, shape[0], shape[1]
     return shape[0], shape[1:-1].numel(), shape[-1]
 
 

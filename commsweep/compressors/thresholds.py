@@ -12,11 +12,11 @@ from torch import Tensor
 from commsweep.compressors import gpu
 from commsweep.compressors.base import Field, Payload, payload, row_shape, rows, unrows
 from commsweep.compressors.bits import pack, packed_bytes, unpack_flags
-from commsweep.compressors.sparse import Counted, budget, keep_largest, scatter
-from commsweep.config import Spec
+from commsweep.compressors.sparse import Counted, budget, largest, scatter
+from commsweep.config import DrydenSpec, PeriodicSpec, SIDCoSpec, ThresholdSpec
 
 
-class Threshold(Counted):
+class Threshold(Counted[ThresholdSpec]):
     """Entries with |x| > v (Strom 2015; GRACE's threshold-v). nbytes as `Counted`."""
 
     def masked(
@@ -27,13 +27,13 @@ class Threshold(Counted):
         )
 
 
-class Periodic(Counted):
+class Periodic(Counted[PeriodicSpec]):
     """Entries with |x| > edge, where the edge is of an earlier message, or without one of this: it
     leaves the `ratio` of the largest entries (fewer where some tie with the next). nbytes as
     `Counted`. Source: DCT, arXiv 2010.08899.
     """
 
-    def __init__(self, spec: Spec, edge: Tensor | None = None) -> None:
+    def __init__(self, spec: PeriodicSpec, edge: Tensor | None = None) -> None:
         """edge: [rows, 1]."""
         super().__init__(spec)
         self.edge = edge
@@ -41,7 +41,7 @@ class Periodic(Counted):
     def edge_of(self, x: Tensor) -> Tensor:
         """The largest size that is not to be sent, of every row, [rows, 1]."""
         flat = rows(x).float()
-        _, kept = keep_largest(flat, budget(self.spec.ratio, flat.shape[1]))
+        kept = largest(flat, budget(self.spec.ratio, flat.shape[1]))
         return flat.abs().masked_fill(kept, 0.0).amax(1, keepdim=True)
 
     def masked(
@@ -50,7 +50,7 @@ class Periodic(Counted):
         return _above(x, self.edge_of(x) if self.edge is None else self.edge, want_mask)
 
 
-class SIDCo(Counted):
+class SIDCo(Counted[SIDCoSpec]):
     """Above a threshold at which a distribution fitted to |x| says that `ratio` of the entries lie.
 
     Exponential: t = -mu ln r; generalised Pareto: t = a (1 - exp(k ln r)) / k with a = mu (mu^2 /
@@ -84,7 +84,7 @@ class SIDCo(Counted):
         return _above(x, edge, want_mask)
 
 
-class Dryden(Counted):
+class Dryden(Counted[DrydenSpec]):
     """The top `ratio` of the positive and of the negative entries, each replaced by its group's
     mean.
 
@@ -117,8 +117,9 @@ class Dryden(Counted):
         )
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        y, mask = (rows(part) for part in self.masked(x, seed))
-        y = y.float()
+        sent, kept = self.masked(x, seed)
+        assert kept is not None  # asked for
+        y, mask = rows(sent).float(), rows(kept)
         means = torch.stack([y.amin(1).clamp(max=0), y.amax(1).clamp(min=0)], dim=1)
         return payload(x, signs=pack(y[mask] > 0, 1), means=means, **self.places(mask))
 

@@ -51,8 +51,10 @@ class Compression(Spec):
     # part of the model: a code crosses forward and, as its gradient, backward
     coder: ClassVar[bool] = False
 
+    kind: str
 
-class NoCompressor(Compression):
+
+class NoCompressorSpec(Compression):
     """The dense message: every value as it is."""
 
     label: ClassVar[str] = "dense"
@@ -61,7 +63,7 @@ class NoCompressor(Compression):
     kind: Literal["none"] = "none"
 
 
-class Live(Compression):
+class LiveSpec(Compression):
     """Send the weights' gradients that masks leave (a Run with sparsity), as they are; the others
     all learners know.
     """
@@ -72,7 +74,7 @@ class Live(Compression):
     kind: Literal["live"] = "live"
 
 
-class Cast(Compression):
+class CastSpec(Compression):
     """Send the values in a 16-bit floating-point type."""
 
     cost: ClassVar[str] = "2 x elements"
@@ -80,7 +82,7 @@ class Cast(Compression):
     to: Literal["float16", "bfloat16"] = "bfloat16"
 
 
-class Quantizer(Compression):
+class QuantizerSpec(Compression):
     """What the two b-bit quantizers have in common."""
 
     bits: Bits = 4
@@ -91,7 +93,7 @@ class Quantizer(Compression):
     rounding: Rounding = "nearest"
 
 
-class Uniform(Quantizer):
+class UniformSpec(QuantizerSpec):
     """Min-max b-bit codes: q = round((x - min) / (max - min) * (2^b - 1))."""
 
     label: ClassVar[str] = "min-max"
@@ -99,7 +101,7 @@ class Uniform(Quantizer):
     kind: Literal["uniform"] = "uniform"
 
 
-class FixedPoint(Quantizer):
+class FixedPointSpec(QuantizerSpec):
     """Symmetric b-bit codes around zero: q = clip(round(x / absmax * 2^(b-1)), -2^(b-1), 2^(b-1) -
     1).
     """
@@ -109,7 +111,7 @@ class FixedPoint(Quantizer):
     kind: Literal["fixed"] = "fixed"
 
     @model_validator(mode="after")
-    def _has_codes_above_zero(self) -> FixedPoint:
+    def _has_codes_above_zero(self) -> FixedPointSpec:
         if self.bits == 1 and self.rounding == "stochastic":
             raise ValueError(
                 "fixed: one bit has no code above zero, so stochastic rounding cannot be "
@@ -118,7 +120,7 @@ class FixedPoint(Quantizer):
         return self
 
 
-class FixedBatch(Compression):
+class FixedBatchSpec(Compression):
     """The authors' fixed point (from AC-SGD): one float16 absmax per feature, over the batch,
     rounded before use.
     """
@@ -129,7 +131,7 @@ class FixedBatch(Compression):
     bits: Bits = 4
 
 
-class TAH(Compression):
+class TAHSpec(Compression):
     """Tiles with a scale each, outlier tiles rotated, and more bits for the tokens that carry more
     (TAH-Quant).
     """
@@ -148,7 +150,7 @@ class TAH(Compression):
     ] = 2.0
 
 
-class LowRank(Compression):
+class LowRankSpec(Compression):
     """A rank-`rank` product found by one power iteration, begun from the last message's factor when
     `warm`.
     """
@@ -160,7 +162,7 @@ class LowRank(Compression):
     warm: bool = True
 
 
-class Bottleneck(Compression):
+class BottleneckSpec(Compression):
     """Forward only: a linear encoder to `width` features and a decoder, both trained with the
     model.
     """
@@ -171,7 +173,7 @@ class Bottleneck(Compression):
     width: Width = 16
 
 
-class Subspace(Compression):
+class SubspaceSpec(Compression):
     """Forward only: the coordinates of (activation - embedding) in a fixed random subspace of
     `width` dimensions.
 
@@ -192,13 +194,13 @@ class Subspace(Compression):
     ] = None
 
     @model_validator(mode="after")
-    def _absent_if_not(self) -> Subspace:
+    def _absent_if_not(self) -> SubspaceSpec:
         if self.frozen is False:
             self.__dict__["frozen"] = None  # one way to say it, one id
         return self
 
 
-class Sign(Compression):
+class SignSpec(Compression):
     """Signs, with one scale a sample: mean |x| (EF-signSGD), |x|_2 / sqrt(n) (1-bit Adam) or one
     (signSGD).
     """
@@ -208,7 +210,7 @@ class Sign(Compression):
     scale: Literal["mean", "l2", "one"] = "mean"
 
 
-class OneBit(Compression):
+class OneBitSpec(Compression):
     """Signs with two scales a sample: the mean of the negative and of the other entries (1-bit
     SGD).
     """
@@ -218,7 +220,7 @@ class OneBit(Compression):
     kind: Literal["onebit"] = "onebit"
 
 
-class Tern(Compression):
+class TernSpec(Compression):
     """Three values, drawn without bias; entries are clipped at `clip` standard deviations first
     (TernGrad).
     """
@@ -229,7 +231,7 @@ class Tern(Compression):
     clip: Annotated[float, Field(ge=0, description="standard deviations; 0: no clipping")] = 2.5
 
 
-class QSGD(Compression):
+class QSGDSpec(Compression):
     """`levels` levels of a norm over `bucket` elements, drawn without bias, Elias-coded (QSGD)."""
 
     label: ClassVar[str] = "QSGD"
@@ -241,7 +243,7 @@ class QSGD(Compression):
     coding: Literal["elias", "fixed"] = "elias"
 
 
-class Statistical(Compression):
+class StatisticalSpec(Compression):
     """2^`bits` levels around the mean of all values, `range` deviations wide, each the mean of its
     values (SparseLoCo).
     """
@@ -254,7 +256,7 @@ class Statistical(Compression):
     ] = 6.0
 
 
-class E3M0(Compression):
+class E3M0Spec(Compression):
     """A sample's largest magnitude times 1, 1/2, ... 1/64, or zero: the nearest by its logarithm
     (Streaming DiLoCo).
 
@@ -266,14 +268,24 @@ class E3M0(Compression):
     kind: Literal["e3m0"] = "e3m0"
 
 
-class Natural(Compression):
+class NaturalSpec(Compression):
     """Powers of two, drawn without bias: 9 bits a value (natural compression)."""
 
     cost: ClassVar[str] = "9 bits a value"
     kind: Literal["natural"] = "natural"
 
 
-ValueSpec = Cast | Uniform | FixedPoint | Sign | OneBit | Tern | Natural | Statistical | E3M0
+ValueSpec = (
+    CastSpec
+    | UniformSpec
+    | FixedPointSpec
+    | SignSpec
+    | OneBitSpec
+    | TernSpec
+    | NaturalSpec
+    | StatisticalSpec
+    | E3M0Spec
+)
 
 
 class Selection(Compression):
@@ -285,7 +297,7 @@ class Selection(Compression):
     ] = None
 
 
-class TopK(Selection):
+class TopKSpec(Selection):
     """Keep the `ratio` largest magnitudes of every sample, tile, last-dimension row, or of the
     tensor.
 
@@ -318,7 +330,7 @@ class TopK(Selection):
     places: Places = None
 
     @model_validator(mode="after")
-    def _tiled(self) -> TopK:
+    def _tiled(self) -> TopKSpec:
         for name in ("tile", "per_tile"):
             if getattr(self, name) is not None and self.scope != "tile":
                 raise ValueError(f"{name}={getattr(self, name)} has no effect unless scope=tile")
@@ -331,7 +343,7 @@ class Chosen(Compression):
     places: Places = None
 
 
-class TopKStrict(Chosen):
+class TopKStrictSpec(Chosen):
     """The authors' TopK: drop the int(d*(1-ratio)) smallest and every entry equal to that
     threshold.
     """
@@ -344,7 +356,7 @@ class TopKStrict(Chosen):
     ratio: Ratio = 0.1
 
 
-class RandomK(Selection):
+class RandomKSpec(Selection):
     """Keep `ratio` of the positions, drawn anew for every message; `scaled` multiplies by d/k
     (unbiased).
     """
@@ -359,7 +371,7 @@ class RandomK(Selection):
     scaled: bool = False
 
 
-class RandTopK(Selection):
+class RandTopKSpec(Selection):
     """TopK in which every kept place is, with probability `alpha`, a random one outside the top k
     instead.
     """
@@ -375,7 +387,7 @@ class RandTopK(Selection):
     scope: Literal["sample", "last"] = "sample"
 
 
-class ForwardMask(Selection):
+class ForwardMaskSpec(Selection):
     """Backward only: keep the gradient where the forward sparsifier kept the activation; values
     travel alone.
     """
@@ -385,7 +397,7 @@ class ForwardMask(Selection):
     kind: Literal["forward_mask"] = "forward_mask"
 
 
-class Threshold(Chosen):
+class ThresholdSpec(Chosen):
     """Keep the entries whose size exceeds `value`."""
 
     cost: ClassVar[str] = "as `topk`, by what is left"
@@ -394,7 +406,7 @@ class Threshold(Chosen):
     value: Annotated[float, Field(ge=0)] = 0.01
 
 
-class Periodic(Chosen):
+class PeriodicSpec(Chosen):
     """The entries above a threshold that leaves the top `ratio`, looked for anew every `every`
     messages (DCT).
 
@@ -411,7 +423,7 @@ class Periodic(Chosen):
     ] = 1000
 
 
-class Dryden(Chosen):
+class DrydenSpec(Chosen):
     """Keep the top `ratio` of the positive and of the negative entries, each as its group's
     mean.
     """
@@ -424,7 +436,7 @@ class Dryden(Chosen):
     ratio: Ratio = 0.01
 
 
-class SIDCo(Chosen):
+class SIDCoSpec(Chosen):
     """Keep about `ratio`: a threshold from a distribution fitted to the sizes, in `stages` stages
     (SIDCo).
     """
@@ -438,7 +450,7 @@ class SIDCo(Chosen):
     stages: Annotated[int, Field(ge=1, le=8)] = 2
 
 
-class AdaComp(Compression):
+class AdaCompSpec(Compression):
     """The residues whose look-ahead reaches their bin's maximum, as one of three values (AdaComp).
 
     Bins of `conv` elements in convolutions, `fc` in all other layers. Go with feedback "adacomp".
@@ -455,7 +467,7 @@ class AdaComp(Compression):
     fc: Annotated[int, Field(ge=1, le=2**15, description="elements of a bin in other layers")] = 500
 
 
-class CLTK(Compression):
+class CLTKSpec(Compression):
     """The top `ratio` of one learner's message, another one each step, at all learners (ScaleCom's
     CLT-k).
     """
@@ -468,7 +480,7 @@ class CLTK(Compression):
     ratio: Ratio = 0.01
 
 
-class PowerSGD(Compression):
+class PowerSGDSpec(Compression):
     """Rank-`rank` product of the mean gradient by one power iteration that begins from the last one
     (PowerSGD).
     """
@@ -481,7 +493,7 @@ class PowerSGD(Compression):
     rank: Rank = 2
 
 
-class DionFactors(Compression):
+class DionFactorsSpec(Compression):
     """Both factors of the mean momentum's orthonormal step, of rank `fraction` of its shorter side
     (Dion).
     """
@@ -506,56 +518,56 @@ class DionFactors(Compression):
 
 
 CompressorSpec = Annotated[
-    NoCompressor
-    | Cast
-    | TopK
-    | TopKStrict
-    | RandomK
-    | RandTopK
-    | ForwardMask
-    | Uniform
-    | FixedPoint
-    | FixedBatch
-    | TAH
-    | LowRank
-    | Sign
-    | OneBit
-    | Tern
-    | QSGD
-    | Natural
-    | Statistical
-    | E3M0
-    | Threshold
-    | Dryden
-    | SIDCo
-    | Bottleneck
-    | Subspace,
+    NoCompressorSpec
+    | CastSpec
+    | TopKSpec
+    | TopKStrictSpec
+    | RandomKSpec
+    | RandTopKSpec
+    | ForwardMaskSpec
+    | UniformSpec
+    | FixedPointSpec
+    | FixedBatchSpec
+    | TAHSpec
+    | LowRankSpec
+    | SignSpec
+    | OneBitSpec
+    | TernSpec
+    | QSGDSpec
+    | NaturalSpec
+    | StatisticalSpec
+    | E3M0Spec
+    | ThresholdSpec
+    | DrydenSpec
+    | SIDCoSpec
+    | BottleneckSpec
+    | SubspaceSpec,
     Field(discriminator="kind"),
 ]
 
 GradientCompressor = Annotated[
-    NoCompressor
-    | Live
-    | Cast
-    | TopK
-    | TopKStrict
-    | RandomK
-    | Uniform
-    | FixedPoint
-    | Sign
-    | OneBit
-    | Tern
-    | QSGD
-    | Natural
-    | Statistical
-    | E3M0
-    | Threshold
-    | Dryden
-    | Periodic
-    | SIDCo
-    | AdaComp
-    | CLTK
-    | PowerSGD
-    | DionFactors,
+    NoCompressorSpec
+    | LiveSpec
+    | CastSpec
+    | TopKSpec
+    | TopKStrictSpec
+    | RandomKSpec
+    | UniformSpec
+    | FixedPointSpec
+    | SignSpec
+    | OneBitSpec
+    | TernSpec
+    | QSGDSpec
+    | NaturalSpec
+    | StatisticalSpec
+    | E3M0Spec
+    | ThresholdSpec
+    | DrydenSpec
+    | PeriodicSpec
+    | SIDCoSpec
+    | AdaCompSpec
+    | CLTKSpec
+    | PowerSGDSpec
+    | DionFactorsSpec,
     Field(discriminator="kind"),
 ]

@@ -16,17 +16,19 @@ class Correction(Spec):
 
     label: ClassVar[str] = ""  # in tables, before the compressor; nothing where it says nothing
 
+    kind: str
+
 
 Key = Literal["slot", "sample"]
 
 
-class NoFeedback(Correction):
+class NoFeedbackSpec(Correction):
     """Nothing is remembered: every message is compressed on its own."""
 
     kind: Literal["none"] = "none"
 
 
-class EF(Correction):
+class EFSpec(Correction):
     """Error feedback: send C(x + e), keep e = x + e - C(x + e)."""
 
     label: ClassVar[str] = "EF"
@@ -34,7 +36,7 @@ class EF(Correction):
     key: Key = "slot"
 
 
-class EFMixed(Correction):
+class EFMixedSpec(Correction):
     """Half the sparsifier's budget to the signal, half to the residue.
 
     The paper names this method without a public definition; this reading is ours: send
@@ -46,7 +48,7 @@ class EFMixed(Correction):
     key: Key = "slot"
 
 
-class EF21(Correction):
+class EF21Spec(Correction):
     """Send m = C(x - A); both ends keep A = A + m and use A."""
 
     label: ClassVar[str] = "EF21"
@@ -54,7 +56,7 @@ class EF21(Correction):
     key: Key = "slot"
 
 
-class AQSGD(Correction):
+class AQSGDSpec(Correction):
     """Per sample: the first visit travels dense, later visits send C(x - m); both ends keep m = m +
     C(x - m).
     """
@@ -64,10 +66,12 @@ class AQSGD(Correction):
     buffer: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
-FeedbackSpec = Annotated[NoFeedback | EF | EFMixed | EF21 | AQSGD, Field(discriminator="kind")]
+FeedbackSpec = Annotated[
+    NoFeedbackSpec | EFSpec | EFMixedSpec | EF21Spec | AQSGDSpec, Field(discriminator="kind")
+]
 
 
-class Residue(Correction):
+class ResidueSpec(Correction):
     """Error feedback: send C(g + e), keep e = g + e - C(g + e); e is multiplied by `decay`
     first.
     """
@@ -77,7 +81,7 @@ class Residue(Correction):
     decay: Annotated[float | None, Field(gt=0, lt=1, description="absent: 1")] = None
 
 
-class AdaCompResidue(Correction):
+class AdaCompResidueSpec(Correction):
     """AdaComp's: R <- R + g; the compressor looks ahead to R + (scale - 1) g; what was sent leaves
     R.
     """
@@ -86,7 +90,7 @@ class AdaCompResidue(Correction):
     scale: Annotated[float, Field(ge=1)] = 2.0
 
 
-class MomentumCorrection(Correction):
+class MomentumCorrectionSpec(Correction):
     """DGC's: u <- momentum u + g, v <- v + u; v is sent, and both are zero afterwards where it
     was.
     """
@@ -99,7 +103,7 @@ class MomentumCorrection(Correction):
     ] = 0.0
 
 
-class LowPass(Correction):
+class LowPassSpec(Correction):
     """ScaleCom's residue: e <- (1 - beta) e + beta (g + e - sent)."""
 
     label: ClassVar[str] = "low-pass"
@@ -107,7 +111,7 @@ class LowPass(Correction):
     beta: Annotated[float, Field(gt=0, le=1)] = 0.1
 
 
-class LoCo(Correction):
+class LoCoSpec(Correction):
     """LoCo's error: e <- beta e + (1 - beta) (g + e - sent), kept in 8 bits, zero every `reset`
     steps.
     """
@@ -118,14 +122,14 @@ class LoCo(Correction):
     reset: Annotated[int, Field(ge=1)] = 1024
 
 
-class EF21Gradient(Correction):
+class EF21GradientSpec(Correction):
     """Send m = C(g - A); both ends keep A = A + m and use A."""
 
     label: ClassVar[str] = "EF21"
     kind: Literal["ef21"] = "ef21"
 
 
-class EF21SGDM(Correction):
+class EF21SGDMSpec(Correction):
     """EF21 on a running mean of the gradients: v <- (1 - eta) v + eta g, send C(v - A), use A."""
 
     label: ClassVar[str] = "EF21-SGDM"
@@ -133,7 +137,7 @@ class EF21SGDM(Correction):
     eta: Annotated[float, Field(gt=0, le=1)] = 0.1
 
 
-class Decoupled(Correction):
+class DecoupledSpec(Correction):
     """Dion's: M <- M + g, of which learners never speak; what arrives leaves it by a share 1 -
     momentum.
     """
@@ -143,14 +147,14 @@ class Decoupled(Correction):
 
 
 GradientFeedback = Annotated[
-    NoFeedback
-    | Residue
-    | AdaCompResidue
-    | MomentumCorrection
-    | LowPass
-    | LoCo
-    | EF21Gradient
-    | EF21SGDM
-    | Decoupled,
+    NoFeedbackSpec
+    | ResidueSpec
+    | AdaCompResidueSpec
+    | MomentumCorrectionSpec
+    | LowPassSpec
+    | LoCoSpec
+    | EF21GradientSpec
+    | EF21SGDMSpec
+    | DecoupledSpec,
     Field(discriminator="kind"),
 ]

@@ -8,24 +8,24 @@ from pydantic import Field, model_validator
 
 from commsweep.config.base import Positive, Spec
 from commsweep.config.compressors import (
-    E3M0,
-    Cast,
-    FixedPoint,
+    CastSpec,
+    E3M0Spec,
+    FixedPointSpec,
     GradientCompressor,
-    NoCompressor,
-    Statistical,
-    Uniform,
+    NoCompressorSpec,
+    StatisticalSpec,
+    UniformSpec,
 )
-from commsweep.config.feedback import GradientFeedback, NoFeedback
+from commsweep.config.feedback import GradientFeedback, NoFeedbackSpec
 
 
-class Steady(Spec):
+class SteadySpec(Spec):
     """The same compression throughout."""
 
     kind: Literal["steady"] = "steady"
 
 
-class Ramp(Spec):
+class RampSpec(Spec):
     """DGC's warm-up: in epoch e (from 0) of the first `epochs` keep 0.25^(e + 1) where that is more
     than `ratio`.
     """
@@ -34,7 +34,7 @@ class Ramp(Spec):
     epochs: Annotated[int, Field(ge=1)] = 4
 
 
-class Accordion(Spec):
+class AccordionSpec(Spec):
     """A layer keeps `mild` times its ratio or rank while the norm of its epoch gradient changes by
     more than `eta`.
     """
@@ -45,7 +45,7 @@ class Accordion(Spec):
     every: Annotated[int, Field(ge=1, description="epochs between decisions")] = 10
 
 
-GradientSchedule = Annotated[Steady | Ramp | Accordion, Field(discriminator="kind")]
+GradientSchedule = Annotated[SteadySpec | RampSpec | AccordionSpec, Field(discriminator="kind")]
 
 
 class Outer(Spec):
@@ -129,7 +129,8 @@ class Outer(Spec):
 
 
 ShardCode = Annotated[
-    NoCompressor | Cast | Uniform | FixedPoint | Statistical | E3M0, Field(discriminator="kind")
+    NoCompressorSpec | CastSpec | UniformSpec | FixedPointSpec | StatisticalSpec | E3M0Spec,
+    Field(discriminator="kind"),
 ]
 
 
@@ -141,8 +142,8 @@ class Sharded(Spec):
     """
 
     nodes: Annotated[int, Field(ge=1, description="groups of learners")] = 1
-    across: ShardCode = NoCompressor()
-    weights: ShardCode = NoCompressor()
+    across: ShardCode = NoCompressorSpec()
+    weights: ShardCode = NoCompressorSpec()
 
 
 class Gradients(Spec):
@@ -159,9 +160,9 @@ class Gradients(Spec):
 
     learners: Annotated[int, Field(ge=1, le=2**16)] = 1
     exchange: Literal["allreduce", "allgather", "server"] = "allreduce"
-    compressor: GradientCompressor = NoCompressor()
-    feedback: GradientFeedback = NoFeedback()
-    schedule: GradientSchedule = Steady()
+    compressor: GradientCompressor = NoCompressorSpec()
+    feedback: GradientFeedback = NoFeedbackSpec()
+    schedule: GradientSchedule = SteadySpec()
     vote: bool = False
     vectors: bool = False
     local_steps: Annotated[

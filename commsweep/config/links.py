@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from commsweep.config.base import Spec
-from commsweep.config.compressors import CompressorSpec, NoCompressor
-from commsweep.config.feedback import FeedbackSpec, NoFeedback
+from commsweep.config.compressors import CompressorSpec, NoCompressorSpec
+from commsweep.config.feedback import FeedbackSpec, NoFeedbackSpec
 
 
 class Link(Spec):
@@ -16,8 +16,8 @@ class Link(Spec):
     epoch on.
     """
 
-    compressor: CompressorSpec = NoCompressor()
-    feedback: FeedbackSpec = NoFeedback()
+    compressor: CompressorSpec = NoCompressorSpec()
+    feedback: FeedbackSpec = NoFeedbackSpec()
     start_epoch: Annotated[
         int, Field(ge=0, description="first compressed epoch; earlier ones travel dense")
     ] = 0

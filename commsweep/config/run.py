@@ -10,21 +10,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from commsweep.config.base import Spec, by_kind
-from commsweep.config.compressors import CompressorSpec, GradientCompressor, NoCompressor
+from commsweep.config.compressors import CompressorSpec, GradientCompressor, NoCompressorSpec
 from commsweep.config.gradients import Gradients, ShardCode
 from commsweep.config.links import Link, Links
 from commsweep.config.second_order import KFAC
 from commsweep.config.sparsity import Sparsity
 from commsweep.config.training import (
-    SGD,
-    Cosine,
+    CosineSpec,
     Data,
     ImageModel,
     ImageSet,
-    Linear,
+    LinearSpec,
     Model,
     Optim,
     Schedule,
+    SGDSpec,
     TextModel,
     TextSet,
 )
@@ -43,8 +43,8 @@ class Run(Spec):
 
     model: Model = ImageModel()
     data: Data = ImageSet()
-    optim: Optim = SGD()
-    schedule: Schedule = Cosine()
+    optim: Optim = SGDSpec()
+    schedule: Schedule = CosineSpec()
     fwd: Link = Link()
     bwd: Link = Link()
     at: dict[str, Links] = Field(default={}, description="links of single boundaries, by cut")
@@ -79,7 +79,7 @@ class Run(Spec):
                 f"eval_every={self.eval_every} does not divide epochs={self.epochs}; the last "
                 "epoch must be evaluated, so choose a divisor"
             )
-        if isinstance(self.schedule, Linear) and self.schedule.warmup > self.epochs:
+        if isinstance(self.schedule, LinearSpec) and self.schedule.warmup > self.epochs:
             raise ValueError(
                 f"schedule.warmup={self.schedule.warmup:g}: the run has {self.epochs} epochs; "
                 "choose no more"
@@ -561,7 +561,7 @@ def _sparsity_fits(run: Run) -> None:
 def _link_fits(name: str, link: Link) -> None:
     """Refuse settings of a link that would have no effect or no meaning."""
     kind = link.feedback.kind
-    if kind != "none" and isinstance(link.compressor, NoCompressor):
+    if kind != "none" and isinstance(link.compressor, NoCompressorSpec):
         raise ValueError(
             f"{name}.feedback.kind={kind} has nothing to correct: set {name}.compressor.kind"
         )
@@ -577,7 +577,7 @@ def _link_fits(name: str, link: Link) -> None:
             f"{name}.compressor.kind={link.compressor.kind}, whose error the training itself "
             "corrects"
         )
-    if link.start_epoch and isinstance(link.compressor, NoCompressor):
+    if link.start_epoch and isinstance(link.compressor, NoCompressorSpec):
         raise ValueError(
             f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none"
         )

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from commsweep.config.base import Spec
-from commsweep.config.compressors import Cast, FixedPoint, NoCompressor, Uniform
-from commsweep.config.feedback import NoFeedback, Residue
+from commsweep.config.compressors import CastSpec, FixedPointSpec, NoCompressorSpec, UniformSpec
+from commsweep.config.feedback import NoFeedbackSpec, ResidueSpec
 
 Interval = Annotated[int, Field(ge=1, le=10**9)]
 FactorCompressor = Annotated[
-    NoCompressor | Cast | Uniform | FixedPoint, Field(discriminator="kind")
+    NoCompressorSpec | CastSpec | UniformSpec | FixedPointSpec, Field(discriminator="kind")
 ]
-FactorFeedback = Annotated[NoFeedback | Residue, Field(discriminator="kind")]
+FactorFeedback = Annotated[NoFeedbackSpec | ResidueSpec, Field(discriminator="kind")]
 
 
 class KFAC(Spec):
@@ -58,8 +58,8 @@ class KFAC(Spec):
     statistics: Annotated[
         Literal["all", "owner"], Field(description="learners whose data a factor is of")
     ] = "all"
-    compressor: FactorCompressor = NoCompressor()
-    feedback: FactorFeedback = NoFeedback()
+    compressor: FactorCompressor = NoCompressorSpec()
+    feedback: FactorFeedback = NoFeedbackSpec()
     largest: Annotated[
         int, Field(ge=1, description="rows of a factor; larger layers are left out")
     ] = 8192

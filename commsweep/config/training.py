@@ -141,7 +141,7 @@ class TextSet(Spec):
     eval_blocks: Annotated[int, Field(ge=0)] = 0
 
 
-class SGD(Spec):
+class SGDSpec(Spec):
     """SGD with momentum."""
 
     kind: Literal["sgd"] = "sgd"
@@ -150,7 +150,7 @@ class SGD(Spec):
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
 
 
-class AdamW(Spec):
+class AdamWSpec(Spec):
     """AdamW; gradients are clipped to the norm `clip` (0: not)."""
 
     kind: Literal["adamw"] = "adamw"
@@ -162,7 +162,7 @@ class AdamW(Spec):
     clip: Annotated[float, Field(ge=0)] = 1.0
 
 
-class Muon(Spec):
+class MuonSpec(Spec):
     """Momentum made orthogonal for matrices (five Newton-Schulz steps), AdamW for vectors and
     embeddings; one rate.
 
@@ -179,7 +179,7 @@ class Muon(Spec):
     clip: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Dion(Spec):
+class DionSpec(Spec):
     """Low-rank orthonormal steps (arXiv 2504.05295) for matrices but embeddings, which
     grad.compressor.kind=dion makes of the learners' momenta (grad.feedback.kind=decoupled); AdamW
     at a rate of its own for the rest, which travels dense.
@@ -196,20 +196,20 @@ class Dion(Spec):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Constant(Spec):
+class ConstantSpec(Spec):
     """The same learning rate throughout."""
 
     kind: Literal["constant"] = "constant"
 
 
-class Cosine(Spec):
+class CosineSpec(Spec):
     """Learning rate per epoch, zero after `t_max` epochs (authors: 200 for a run of 100)."""
 
     kind: Literal["cosine"] = "cosine"
     t_max: Count = 10
 
 
-class Linear(Spec):
+class LinearSpec(Spec):
     """Learning rate per step: up from zero over `warmup` epochs, then down to zero at the end of
     the run.
     """
@@ -220,5 +220,5 @@ class Linear(Spec):
 
 Model = Annotated[ImageModel | TextModel | OwnModel, Field(discriminator="name")]
 Data = Annotated[ImageSet | TextSet | OwnSet, Field(discriminator="name")]
-Optim = Annotated[SGD | AdamW | Muon | Dion, Field(discriminator="kind")]
-Schedule = Annotated[Constant | Cosine | Linear, Field(discriminator="kind")]
+Optim = Annotated[SGDSpec | AdamWSpec | MuonSpec | DionSpec, Field(discriminator="kind")]
+Schedule = Annotated[ConstantSpec | CosineSpec | LinearSpec, Field(discriminator="kind")]

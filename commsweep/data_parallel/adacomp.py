@@ -20,12 +20,13 @@ from torch import Tensor
 from commsweep.compressors import gpu, kernels
 from commsweep.compressors.base import Compressor, Field, Payload, payload
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
+from commsweep.config import AdaCompSpec
 from commsweep.errors import UserError
 
 SHORT = 64  # elements of a bin whose places fit into six bits
 
 
-class AdaComp(Compressor):
+class AdaComp(Compressor[AdaCompSpec]):
     """Of every bin the entries whose look-ahead H reaches the bin's largest |G|; they become
     +-scale.
 

@@ -21,7 +21,7 @@ from commsweep.compressors.live import LiveEntries
 from commsweep.compressors.sparse import TILE
 from commsweep.compressors.thresholds import Periodic
 from commsweep.compressors.transform import transformed
-from commsweep.config import AdaCompResidue, Gradients
+from commsweep.config import AdaCompResidueSpec, Gradients
 from commsweep.data_parallel.adacomp import AdaComp
 from commsweep.data_parallel.joint import JointCompressor, PowerIteration
 from commsweep.data_parallel.layers import Layer, layers
@@ -412,7 +412,7 @@ class Exchange(nn.Module):
     @property
     def looks_ahead(self) -> bool:
         """Whether it is AdaComp with its own residue, which selection sees."""
-        return isinstance(self.base, AdaComp) and isinstance(self.spec.feedback, AdaCompResidue)
+        return isinstance(self.base, AdaComp) and isinstance(self.spec.feedback, AdaCompResidueSpec)
 
     def _keep_warm(self, index: int, warm: Tensor | None) -> None:
         """Begin the next step's power iteration from `warm`; columns beyond its rank stay for a

@@ -12,7 +12,7 @@ from torch import Tensor
 from commsweep.collectives import Collectives, Parts
 from commsweep.compressors.bits import mask_bytes, pack_mask, taken, unpack_mask
 from commsweep.compressors.sparse import budget, keep_largest
-from commsweep.config import CLTK, DionFactors, PowerSGD
+from commsweep.config import CLTKSpec, DionFactorsSpec, PowerSGDSpec
 
 WHAT = "gradients"
 Combined = tuple[Parts, list[Tensor | None], list[Tensor] | None]
@@ -23,7 +23,7 @@ class JointCompressor:
     sends for it.
     """
 
-    def __init__(self, spec: CLTK | DionFactors | PowerSGD) -> None:
+    def __init__(self, spec: CLTKSpec | DionFactorsSpec | PowerSGDSpec) -> None:
         self.spec = spec
 
     @staticmethod

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from commsweep import seeds
 from commsweep.collectives import Collectives
 from commsweep.component import Component, Moment, Pass
-from commsweep.config import Gradients, NoCompressor
+from commsweep.config import Gradients, NoCompressorSpec
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.errors import UserError
@@ -189,7 +189,7 @@ def _alone(spec: Gradients) -> bool:
     """Whether there is nothing to exchange."""
     return (
         spec.learners == spec.local_steps == 1
-        and isinstance(spec.compressor, NoCompressor)
+        and isinstance(spec.compressor, NoCompressorSpec)
         and spec.outer is None
         and spec.sharded is None
     )

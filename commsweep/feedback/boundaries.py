@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from commsweep.compressors import Compressor, gpu, message
 from commsweep.compressors.base import channels_last
-from commsweep.config import Spec
+from commsweep.compressors.sparse import Sparsifier
+from commsweep.config import FeedbackSpec
 from commsweep.feedback.memory import AnyMemory, Keys, MappedMemory, Memory
 
 
@@ -49,9 +50,9 @@ class Feedback(nn.Module):
 
     echoes = True  # whether the sender needs what arrives
 
-    def __init__(self, spec: Spec, memory: AnyMemory | None = None) -> None:
+    def __init__(self, spec: FeedbackSpec) -> None:
         super().__init__()
-        self.spec, self.memory = spec, memory
+        self.spec = spec
 
     def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
         """Send one training message and remember what the method remembers. Returns what the
@@ -73,7 +74,17 @@ class Feedback(nn.Module):
         """x travelled uncompressed (a warm-start epoch)."""
 
 
-class EF(Feedback):
+class Remembering(Feedback):
+    """A feedback with a memory: one row a batch slot, or a training sample."""
+
+    memory: AnyMemory
+
+    def __init__(self, spec: FeedbackSpec, memory: AnyMemory) -> None:
+        super().__init__(spec)
+        self.memory = memory
+
+
+class EF(Remembering):
     """y = C(x + e); e <- x + e - y, so that sum(y) + e == sum(x) at any time (Seide 2014, Stich
     2018).
     """
@@ -93,7 +104,7 @@ class EF(Feedback):
         return y
 
 
-class EFMixed(Feedback):
+class EFMixed(Remembering):
     """y = C_half(x) + C_half(e); e <- x + e - y. It telescopes like EF. The reading of "mixed" is
     ours.
     """
@@ -110,10 +121,11 @@ class EFMixed(Feedback):
     def most_bytes(
         self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys
     ) -> int:
+        assert isinstance(compressor, Sparsifier)  # a Run with another one is refused
         return message.most_bytes(compressor.halved(), shape, dtype, payloads=2)
 
 
-class EF21(Feedback):
+class EF21(Remembering):
     """y = A <- A + C(x - A): the state is the sum of all messages (Richtarik 2021)."""
 
     def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
@@ -136,14 +148,14 @@ class EF21(Feedback):
         self.memory.write(keys, x)
 
 
-class AQSGD(Feedback):
+class AQSGD(Remembering):
     """Per sample i: first visit y = m_i <- x, sent dense; later y = m_i <- m_i + C(x - m_i) (Wang
     2022, Alg. 1).
 
     Both ends hold m in the buffer's type, so what is used downstream is what is stored.
     """
 
-    def __init__(self, spec: Spec, memory: AnyMemory) -> None:
+    def __init__(self, spec: FeedbackSpec, memory: AnyMemory) -> None:
         super().__init__(spec, memory)
         self.visited = Visited(memory.slots)
 
@@ -211,6 +223,8 @@ class Visited(nn.Module):
     host.
     """
 
+    state: Tensor
+
     def __init__(self, samples: int) -> None:
         super().__init__()
         self.register_buffer("state", torch.zeros(samples, dtype=torch.bool))
@@ -219,8 +233,7 @@ class Visited(nn.Module):
         return self
 
 
-KINDS: dict[str, type[Feedback]] = {
-    "none": Feedback,
+KINDS: dict[str, type[Remembering]] = {
     "ef": EF,
     "ef_mixed": EFMixed,
     "ef21": EF21,
@@ -228,17 +241,17 @@ KINDS: dict[str, type[Feedback]] = {
 }
 
 
-def sample_keyed(spec: Spec) -> bool:
+def sample_keyed(spec: FeedbackSpec) -> bool:
     """Whether the memory holds one row a training sample (else one a batch slot)."""
     return spec.kind == "aqsgd" or getattr(spec, "key", "slot") == "sample"
 
 
-def buffer_dtype(spec: Spec) -> torch.dtype:
+def buffer_dtype(spec: FeedbackSpec) -> torch.dtype:
     """The type a feedback's memory is stored in."""
     return getattr(torch, getattr(spec, "buffer", "float32"))
 
 
-def memory_bytes(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int) -> int:
+def memory_bytes(spec: FeedbackSpec, sample: torch.Size, batch_size: int, n_samples: int) -> int:
     """Bytes of a feedback's memory for messages of this sample shape."""
     if spec.kind == "none":
         return 0
@@ -247,7 +260,7 @@ def memory_bytes(spec: Spec, sample: torch.Size, batch_size: int, n_samples: int
 
 
 def build(
-    spec: Spec,
+    spec: FeedbackSpec,
     sample: torch.Size,
     batch_size: int,
     n_samples: int,

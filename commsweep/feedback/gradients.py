@@ -5,20 +5,31 @@ Notation: g the new gradient, m what is compressed, y what arrives of it.
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import Spec
+from commsweep.config import (
+    DecoupledSpec,
+    EF21SGDMSpec,
+    LoCoSpec,
+    LowPassSpec,
+    MomentumCorrectionSpec,
+)
+from commsweep.config.feedback import Correction
+
+S = TypeVar("S", bound=Correction)
 
 
-class Feedback(nn.Module):
+class Feedback(nn.Module, Generic[S]):
     """Nothing is remembered: m = g."""
 
     tensors = 0  # of the layer's size that it holds
     # whether it holds the momentum that the optimizer then has not, for dense parameters, too
     carries = False
 
-    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+    def __init__(self, spec: S, shape: torch.Size, learners: int) -> None:
         super().__init__()
         self.spec, self.learners = spec, learners
 
@@ -37,14 +48,15 @@ class Feedback(nn.Module):
         return g
 
 
-class Residue(Feedback):
+class Residue(Feedback[S]):
     """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time; or m = g + decay e, which
     forgets.
     """
 
+    e: Tensor
     tensors = 1
 
-    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+    def __init__(self, spec: S, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
         self.register_buffer("e", torch.zeros(shape))
 
@@ -58,7 +70,7 @@ class Residue(Feedback):
         return y
 
 
-class Decoupled(Residue):
+class Decoupled(Residue[DecoupledSpec]):
     """m = e + g, a learner's own momentum; e <- m - (1 - momentum) y (Dion)."""
 
     def settle(self, m: Tensor, y: Tensor) -> Tensor:
@@ -66,7 +78,7 @@ class Decoupled(Residue):
         return y
 
 
-class LowPass(Residue):
+class LowPass(Residue[LowPassSpec]):
     """m = g + e; e <- (1 - beta) e + beta (m - y) (ScaleCom; beta 1 is error feedback)."""
 
     def offer(self, g: Tensor) -> Tensor:
@@ -77,14 +89,16 @@ class LowPass(Residue):
         return y
 
 
-class LoCo(Residue):
+class LoCo(Residue[LoCoSpec]):
     """m = g + e; e <- beta e + (1 - beta) (m - y), stored in 8 bits with one scale a layer (arXiv
     2407.04480).
 
     An average of errors: it does not telescope. Zero every `reset` steps.
     """
 
-    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+    steps: Tensor
+
+    def __init__(self, spec: LoCoSpec, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
@@ -99,16 +113,18 @@ class LoCo(Residue):
         return y
 
 
-class MomentumCorrection(Feedback):
+class MomentumCorrection(Feedback[MomentumCorrectionSpec]):
     """u <- mu u + g; v <- v + u; m = v; both zero where something was sent (DGC, Lin 2018).
 
     The optimizer's own momentum should be zero then. Clipping to `clip` / sqrt(learners) comes
     first.
     """
 
+    u: Tensor
+    v: Tensor
     tensors, carries = 2, True
 
-    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+    def __init__(self, spec: MomentumCorrectionSpec, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
         self.register_buffer("u", torch.zeros(shape))
         self.register_buffer("v", torch.zeros(shape))
@@ -150,6 +166,8 @@ class Mirror(nn.Module):
     used.
     """
 
+    a: Tensor
+
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()
         self.register_buffer("a", torch.zeros(shape))
@@ -163,12 +181,13 @@ class Mirror(nn.Module):
         self.a.copy_(y)
 
 
-class EF21(Feedback):
+class EF21(Feedback[S]):
     """m = g - A; A <- A + y is what is used (Richtarik 2021)."""
 
+    a: Tensor
     tensors = 1
 
-    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+    def __init__(self, spec: S, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
         self.register_buffer("a", torch.zeros(shape))
 
@@ -183,14 +202,16 @@ class EF21(Feedback):
         return g
 
 
-class EF21SGDM(EF21):
+class EF21SGDM(EF21[EF21SGDMSpec]):
     """v <- (1 - eta) v + eta g; m = v - A; A <- A + y is what is used (Fatkhullin 2023). The first
     v is the first g.
     """
 
+    v: Tensor
+    begun: Tensor
     tensors, carries = 2, True
 
-    def __init__(self, spec: Spec, shape: torch.Size, learners: int) -> None:
+    def __init__(self, spec: EF21SGDMSpec, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
         self.register_buffer("v", torch.zeros(shape))
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
@@ -221,16 +242,18 @@ KINDS: dict[str, type[Feedback]] = {
 }
 
 
-def build(spec: Spec, shape: torch.Size, learners: int, dense: bool) -> Feedback:
+def build(spec: Correction, shape: torch.Size, learners: int, dense: bool) -> Feedback:
     """What a learner remembers of a layer; `dense`: which travels as it is."""
     return _kind(spec, dense)(spec, shape, learners)
 
 
-def mirror(spec: Spec, shape: torch.Size, learners: int, dense: bool) -> Unremembered | Mirror:
+def mirror(
+    spec: Correction, shape: torch.Size, learners: int, dense: bool
+) -> Unremembered | Mirror:
     """What the others must remember of it."""
     return Mirror(shape) if issubclass(_kind(spec, dense), EF21) else Unremembered()
 
 
-def _kind(spec: Spec, dense: bool) -> type[Feedback]:
+def _kind(spec: Correction, dense: bool) -> type[Feedback]:
     kind = KINDS[spec.kind]
     return Feedback if dense and not kind.carries else kind

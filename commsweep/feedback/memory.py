@@ -49,6 +49,8 @@ class Memory(nn.Module):
     state: [slots, *sample shape] in `dtype`, on the model's device.
     """
 
+    state: Tensor
+
     def __init__(
         self,
         slots: int,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from commsweep.config import ForwardMask, Run, override
+from commsweep.config import ForwardMaskSpec, Run, override
 from commsweep.errors import UserError
 from commsweep.timing.measured_pipelines import Model
 from commsweep.timing.timeline.pipelines import SCHEDULES, TORCH, Network, step_seconds
@@ -61,7 +61,7 @@ def spread(run: Run, sizes: Callable[[Run], Sizes], model: Model, network: Netwo
     if (
         run.at
         or "fwd" not in sides
-        or (len(sides) < 2 and not isinstance(run.bwd.compressor, ForwardMask))
+        or (len(sides) < 2 and not isinstance(run.bwd.compressor, ForwardMaskSpec))
     ):
         raise UserError(
             "ratios by link begin from one ratio everywhere: set fwd.compressor.kind=topk and "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from commsweep.config import Dion, Muon, Run
+from commsweep.config import DionSpec, MuonSpec, Run
 from commsweep.errors import UserError
 
 
@@ -32,7 +32,7 @@ class MatricesAndRest(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, optim: Muon | Dion, matrices: list[nn.Parameter], rest: list[nn.Parameter]
+        self, optim: MuonSpec | DionSpec, matrices: list[nn.Parameter], rest: list[nn.Parameter]
     ) -> None:
         super().__init__([{"params": [*matrices, *rest]}], {"lr": optim.lr})
         made = [

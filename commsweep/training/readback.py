@@ -15,16 +15,16 @@ from torch import nn
 
 from commsweep.compressors.base import channels_last
 from commsweep.config import (
-    SGD,
-    AdamW,
-    Constant,
-    Cosine,
-    Dion,
+    AdamWSpec,
+    ConstantSpec,
+    CosineSpec,
+    DionSpec,
     ImageModel,
-    Linear,
-    Muon,
+    LinearSpec,
+    MuonSpec,
     OwnModel,
     Run,
+    SGDSpec,
     Spec,
     TextModel,
     flatten,
@@ -128,7 +128,7 @@ def _plain(ran: dict[str, Any]) -> dict[str, Any]:
 def _optim(optimizer: torch.optim.Optimizer, clip: float) -> Spec:
     group = optimizer.param_groups[0]
     if isinstance(optimizer, torch.optim.AdamW):
-        return AdamW(
+        return AdamWSpec(
             lr=group["initial_lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -140,14 +140,14 @@ def _optim(optimizer: torch.optim.Optimizer, clip: float) -> Spec:
         rest = optimizer.param_groups[-1]
         betas = rest.get("betas", (0.9, 0.95))
         if isinstance(optimizer.parts[0], torch.optim.SGD):
-            return Dion(
+            return DionSpec(
                 lr=group["initial_lr"],
                 rest_lr=rest["initial_lr"],
                 beta1=betas[0],
                 beta2=betas[1],
                 weight_decay=group["weight_decay"],
             )
-        return Muon(
+        return MuonSpec(
             lr=group["initial_lr"],
             momentum=group["momentum"],
             beta1=betas[0],
@@ -155,14 +155,14 @@ def _optim(optimizer: torch.optim.Optimizer, clip: float) -> Spec:
             weight_decay=group["weight_decay"],
             clip=clip,
         )
-    return SGD(
+    return SGDSpec(
         lr=group["initial_lr"], momentum=group["momentum"], weight_decay=group["weight_decay"]
     )
 
 
 def _schedule(scheduler: Any) -> Spec:
     if isinstance(scheduler, torch.optim.lr_scheduler.CosineAnnealingLR):
-        return Cosine(t_max=scheduler.T_max)
+        return CosineSpec(t_max=scheduler.T_max)
     if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
-        return Linear(warmup=scheduler.lr_lambdas[0].epochs)
-    return Constant()
+        return LinearSpec(warmup=scheduler.lr_lambdas[0].epochs)
+    return ConstantSpec()

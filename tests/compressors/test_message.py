@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from commsweep.compressors import KINDS, build, kernels, message, packing
 from commsweep.compressors.base import Payload
-from commsweep.config import AdaComp as AdaCompSpec
-from commsweep.config import ForwardMask
+from commsweep.config import AdaCompSpec, ForwardMaskSpec
 from commsweep.data_parallel.adacomp import AdaComp
 from commsweep.errors import UserError
 from tests.compressors.test_compressors import inputs
@@ -97,7 +96,7 @@ def adacomp():
 
 def masked():
     kept = torch.rand(3, 41, generator=torch.Generator().manual_seed(1)) > 0.5
-    return KINDS["forward_mask"](ForwardMask()).given(kept)
+    return KINDS["forward_mask"](ForwardMaskSpec()).given(kept)
 
 
 def test_learners_messages_and_shared_masks_travel_too():

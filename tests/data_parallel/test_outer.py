@@ -490,14 +490,14 @@ def test_senders_share_a_place_among_themselves():
     """Of disjoint places the mean of senders is the sum, learners times the mean of all; of equal
     ones both agree.
     """
-    from commsweep.config import Gradients, TopK
+    from commsweep.config import Gradients, TopKSpec
     from commsweep.data_parallel.exchange import Exchange
 
     def exchanged(aggregate, messages, **more):
         spec = Gradients(
             learners=2,
             exchange="allgather",
-            compressor=TopK(ratio=0.5),
+            compressor=TopKSpec(ratio=0.5),
             vectors=True,
             outer=Outer(aggregate=aggregate, **more),
         )

@@ -9,12 +9,12 @@ import torch
 
 from commsweep import compressors
 from commsweep.boundary.channel import Sending
-from commsweep.config import AQSGD, EF, EF21, EFMixed
+from commsweep.config import AQSGDSpec, EF21Spec, EFMixedSpec, EFSpec
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys
 
 SHAPE = torch.Size([2, 3, 3])
-SPECS = {"ef": EF, "ef_mixed": EFMixed, "ef21": EF21}
+SPECS = {"ef": EFSpec, "ef_mixed": EFMixedSpec, "ef21": EF21Spec}
 
 
 def make(spec, n_samples=6, batch=4, channels_last=False, file=None):
@@ -69,7 +69,7 @@ def test_ef_telescopes(key, kind, spec):
 
 
 def test_ef_with_everything_kept_sends_the_input():
-    made = make(EF())
+    made = make(EFSpec())
     for step in range(3):
         x = message(seed=step)
         assert torch.equal(made.send(wire(kind="topk", ratio=1.0), x, keys(0, 1, 2, 3)), x)
@@ -77,7 +77,7 @@ def test_ef_with_everything_kept_sends_the_input():
 
 @pytest.mark.parametrize("kind", ["uniform", "fixed"])
 def test_ef_telescopes_with_quantizers(kind):
-    made = make(EF())
+    made = make(EFSpec())
     total = sum(
         made.send(wire(kind=kind, bits=2), message(seed=s), keys(0, 1, 2, 3)) for s in range(8)
     )
@@ -88,7 +88,7 @@ def test_ef_telescopes_with_quantizers(kind):
 
 @pytest.mark.parametrize("key", ["slot", "sample"])
 def test_ef21_state_is_the_sum_of_its_messages(key):
-    made = make(EF21(key=key))
+    made = make(EF21Spec(key=key))
     messages = []
 
     class Spy(Sending):
@@ -104,7 +104,7 @@ def test_ef21_state_is_the_sum_of_its_messages(key):
 
 
 def test_ef21_converges_on_a_constant_message_and_hands_out_copies():
-    made, x = make(EF21()), message()
+    made, x = make(EF21Spec()), message()
     first = made.send(wire(), x, keys(0, 1, 2, 3))
     kept = first.clone()
     for _ in range(5):
@@ -114,7 +114,7 @@ def test_ef21_converges_on_a_constant_message_and_hands_out_copies():
 
 
 def test_aqsgd_first_visit_is_dense_and_an_unchanged_sample_sends_zero():
-    made, x = make(AQSGD()), message().float()
+    made, x = make(AQSGDSpec()), message().float()
     first = wire()
     assert torch.equal(made.send(first, x, keys(4, 2, 0, 5)), x)
     assert first.nbytes == [x.numel() * 4]
@@ -133,7 +133,7 @@ def test_aqsgd_first_visit_is_dense_and_an_unchanged_sample_sends_zero():
 
 
 def test_aqsgd_mixes_first_and_later_visits_in_a_batch():
-    made = make(AQSGD())
+    made = make(AQSGDSpec())
     x, later = message(seed=1).float(), message(seed=2).float()
     made.send(wire(), x[:2], keys(0, 1))
     both = wire()
@@ -150,7 +150,7 @@ def test_aqsgd_mixes_first_and_later_visits_in_a_batch():
 
 
 def test_aqsgd_uses_downstream_what_its_16_bit_buffer_stores():
-    made = make(AQSGD(buffer="bfloat16"))
+    made = make(AQSGDSpec(buffer="bfloat16"))
     made.send(wire(), message(seed=0).float(), keys(0, 1, 2, 3))
     y = made.send(wire(), message(seed=1).float(), keys(0, 1, 2, 3))
     assert torch.equal(y, made.memory.state[:4].float())
@@ -158,7 +158,7 @@ def test_aqsgd_uses_downstream_what_its_16_bit_buffer_stores():
 
 
 @pytest.mark.parametrize(
-    "spec", [EF(key="sample"), EF21(key="sample"), AQSGD()], ids=lambda s: s.kind
+    "spec", [EFSpec(key="sample"), EF21Spec(key="sample"), AQSGDSpec()], ids=lambda s: s.kind
 )
 def test_a_memory_mapped_memory_behaves_like_one_in_memory(spec, tmp_path):
     plain, mapped = (
@@ -190,7 +190,7 @@ def test_a_short_batch_touches_only_its_own_rows(kind):
 
 def test_slots_mix_samples_and_sample_keys_do_not():
     for key, mixed in (("slot", True), ("sample", False)):
-        made = make(EF(key=key))
+        made = make(EFSpec(key=key))
         made.send(wire(), message(1, seed=1), keys(0))
         made.send(wire(), message(1, seed=2), keys(1))
         rows = made.memory.state.flatten(1).abs().sum(1) > 0
@@ -198,7 +198,13 @@ def test_slots_mix_samples_and_sample_keys_do_not():
 
 
 def test_sizes_are_what_is_allocated():
-    for spec in (EF(), EF(key="sample"), EF21(), AQSGD(), AQSGD(buffer="bfloat16")):
+    for spec in (
+        EFSpec(),
+        EFSpec(key="sample"),
+        EF21Spec(),
+        AQSGDSpec(),
+        AQSGDSpec(buffer="bfloat16"),
+    ):
         state = feedback.build(spec, SHAPE, 4, 6).memory.state
         assert feedback.memory_bytes(spec, SHAPE, 4, 6) == state.numel() * state.element_size()
 
@@ -206,7 +212,7 @@ def test_sizes_are_what_is_allocated():
 def test_the_papers_aqsgd_buffers_are_as_large_as_stated():
     """facts: 114,688 floats x 50,000 samples = 22.9 GB for ResNet-18 on CIFAR-10."""
     total = sum(
-        feedback.memory_bytes(AQSGD(), torch.Size(shape), 128, 50_000)
+        feedback.memory_bytes(AQSGDSpec(), torch.Size(shape), 128, 50_000)
         for shape in ((64, 32, 32), (128, 16, 16), (256, 8, 8))
     )
     assert total == 114_688 * 50_000 * 4

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from commsweep.boundary.channel import Step
 from commsweep.compressors import build
-from commsweep.config import Cable, Execution, Link, TopK, Wiring, run_id
+from commsweep.config import Cable, Execution, Link, TopKSpec, Wiring, run_id
 from commsweep.errors import UserError
 from commsweep.processes import launch, pipeline, stages
 from commsweep.processes.engine import Stage
@@ -228,7 +228,7 @@ def test_a_message_longer_than_its_receiver_expects_is_not_sent():
     made = SimpleNamespace(
         post=lambda x, **_: ([payload], None),
         most_bytes=lambda *_: 100,
-        link=Link(compressor=TopK()),
+        link=Link(compressor=TopKSpec()),
     )
     side = SimpleNamespace(boundary=SimpleNamespace(name="layer1"), digest=b"12345678")
     with pytest.raises(

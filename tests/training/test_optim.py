@@ -170,10 +170,10 @@ def test_a_run_with_dion_is_what_it_says_and_processes_are_it(store):
 
 def test_a_factor_without_a_gradient_stays():
     from commsweep.collectives import Simulated
-    from commsweep.config import DionFactors
+    from commsweep.config import DionFactorsSpec
     from commsweep.data_parallel.joint import Orthonormal
 
-    one = Orthonormal(DionFactors(fraction=0.5))
+    one = Orthonormal(DionFactorsSpec(fraction=0.5))
     q = one.begin(torch.Size([6, 4]), 0)
     arrived, kept, seen = Orthonormal.combine([one], [[torch.zeros(6, 4)]], [q], 0, Simulated(1))
     assert (
