@@ -31,10 +31,10 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from commsweep.config import LearnerWiring, Run, Wiring, override, own, parse, record, run_id
+from commsweep.config.own import PROJECT
 from commsweep.errors import UserError, nearest, notice, told
 from commsweep.store import Store
 
-PROJECT = "COMMSWEEP_PROJECT"
 PAPER = ("NAME", "rows", "tables", "CLAIMS", "FIGURES")
 # What makes a file of a folder content.
 DEFINES = {
@@ -134,6 +134,11 @@ def papers() -> list[ModuleType]:
     return list(found.values())
 
 
+def is_shipped(module: ModuleType) -> bool:
+    """Whether content came with commsweep."""
+    return module.__name__.startswith(f"{SHIPPED}.")
+
+
 def findings() -> list[Any]:
     """All findings (commsweep.reporting.findings.Finding), in order."""
     return [
@@ -206,7 +211,11 @@ def _modules(room: str) -> list[tuple[Path, ModuleType]]:
     """The content of one folder, (file, module): what is shipped, then the project's."""
     found = list(_loaded(_shipped(), room))
     folder = project()
-    return found if folder is None else [*found, *_loaded(folder, room)]
+    if folder is None:
+        return found
+    # Files that its Runs name are found, and processes that are started know it.
+    os.environ.setdefault(PROJECT, str(folder))
+    return [*found, *_loaded(folder, room)]
 
 
 @cache

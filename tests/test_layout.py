@@ -83,6 +83,10 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+# The project that `commsweep new` copies is content.
+TEMPLATE = "commsweep.template"
+
+
 FILES = {module_of(path): path for place in PLACES for path in sorted((ROOT / place).rglob("*.py"))}
 
 
@@ -106,7 +110,8 @@ def imports(path, everywhere=True):
 
 def part(module):
     """The folder or file of the library that a module is (of)."""
-    return module.split(".")[1] if module.startswith("commsweep.") else ""
+    inside = module.startswith("commsweep.") and not module.startswith(TEMPLATE)
+    return module.split(".")[1] if inside else ""
 
 
 def test_every_part_of_the_library_has_its_floor():

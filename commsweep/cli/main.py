@@ -19,6 +19,7 @@ from commsweep.cli import (
     flops,
     kfac,
     links,
+    new,
     pipeline,
     report,
     runs,
@@ -28,6 +29,7 @@ from commsweep.cli import (
 )
 from commsweep.cli.options import Parser, folder
 from commsweep.errors import UserError
+from commsweep.registry import PROJECT
 
 EPILOG = """\
 examples:
@@ -65,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     exit.
     """
     try:
-        args = build_parser().parse(argv)
+        args = build_parser().parse(_with_project(sys.argv[1:] if argv is None else argv))
         return args.command(args) or 0
     except UserError as error:
         return _fail(str(error), 2)
@@ -90,6 +92,20 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"cannot read or write{where}: {error.strerror or error}{hint}", 2)
 
 
+def _with_project(argv: list[str]) -> list[str]:
+    """The arguments without --project, which is noted for this process and those that it starts."""
+    for place, argument in enumerate(argv):
+        option, equals, value = argument.partition("=")
+        if option != "--project":
+            continue
+        rest = argv[place + 1 :]
+        if not equals and not rest:
+            raise UserError("--project: name a folder")
+        os.environ[PROJECT] = value if equals else rest[0]
+        return [*argv[:place], *(rest if equals else rest[1:])]
+    return argv
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All subcommands."""
     parser = Parser(
@@ -101,6 +117,12 @@ def build_parser() -> argparse.ArgumentParser:
         ),
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument(
+        "--project",
+        metavar="FOLDER",
+        help="a project of your own (default: $COMMSWEEP_PROJECT, or the nearest parent folder "
+        "with experiments, sweeps or analysis of commsweep; commsweep new makes one)",
+    )
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
         "--store",
@@ -124,6 +146,7 @@ def build_parser() -> argparse.ArgumentParser:
         advise,
         compress,
         explain,
+        new,
     ):
         module.add_commands(commands, shared)
     _add_bench(commands)

@@ -2,8 +2,8 @@
 "file.py:function".
 
 A Run records the name and a hash of the file and of the project's own modules that it imports, so
-that changed code is another run. Files are looked for in the working folder first. No torch here,
-and nothing is imported before it is called for.
+that changed code is another run. Files are looked for in the working folder first, then in the
+user's project. No torch here, and nothing is imported before it is called for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 from commsweep.errors import UserError, nearest, told
 
+PROJECT = "COMMSWEEP_PROJECT"  # the folder of the user's project (commsweep.registry)
+
 
 def locate(name: str) -> tuple[Path, str]:
     """(file, function) of a name. Raises UserError when there is no such file."""
@@ -31,6 +33,8 @@ def locate(name: str) -> tuple[Path, str]:
         raise UserError(f"'{name}' names no function: write module:function or file.py:function")
     if module.endswith(".py"):
         path = Path(module)
+        if not path.is_file() and (project := os.environ.get(PROJECT)):
+            path = Path(project, module)
         if not path.is_file():
             raise UserError(f"'{name}': there is no file '{module}' in '{Path.cwd()}'")
         return path, function

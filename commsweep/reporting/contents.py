@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from commsweep.config import own
 from commsweep.errors import UserError, nearest
-from commsweep.registry import papers
+from commsweep.registry import is_shipped, papers
 from commsweep.reporting.claim import Claim, adjust
 from commsweep.reporting.figure import GENERAL
 from commsweep.reporting.table import Table, settings_table
@@ -65,7 +65,8 @@ def all_claims(frame: pd.DataFrame, only: Collection[str] = (), mine: str = "") 
         return adjust(list(made))
     made = []
     for _, rows, paper in _present(frame, only):
-        rows = rows[rows["data.name"] != "own"]
+        if is_shipped(paper):
+            rows = rows[rows["data.name"] != "own"]
         if rows.empty:
             continue
         for claim in paper.CLAIMS:

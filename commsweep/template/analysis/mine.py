@@ -1,0 +1,52 @@
+"""What your runs say: a table, a claim and a figure."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.reporting.claim import DENSE, Claim, difference
+from commsweep.reporting.figure import COLUMN, STYLE, Draw
+from commsweep.reporting.table import ON, SHARE, Table, cell
+
+NAME = "mine"
+MOST = 1.0  # points of accuracy that may be lost
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that this file is about: those on your own data."""
+    return frame[frame["data.name"] == "own"]
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """Accuracy and bytes of every setting."""
+    columns = ["Setting", "accuracy (%)", "forward bytes (% of dense)"]
+    table = Table("ratios", "TopK at each ratio, mean and spread over seeds", columns)
+    for method, part in frame.groupby("method", sort=False):
+        table.rows.append([str(method), cell(part, ON), cell(part, "bytes.fwd_ratio", SHARE)])
+    return [table]
+
+
+def little_is_lost(frame: pd.DataFrame) -> Claim:
+    """TopK at 10 % against dense, paired by seed."""
+    topk = {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.1}
+    lost = difference(
+        frame, "accuracy, dense minus TopK 10 %", (DENSE, ON), (topk, ON), below=MOST, across=True
+    )
+    return Claim("mine-1", f"TopK at 10 % loses less than {MOST:g} point of accuracy.", lost)
+
+
+def accuracy(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test accuracy against forward bytes; points are seeds."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(COLUMN, 2.4))
+        for method, part in frame.groupby("method", sort=False):
+            axis.plot(100 * part["bytes.fwd_ratio"], 100 * part[ON], "o", label=str(method))
+        axis.set(xlabel="forward bytes (% of dense)", ylabel="test accuracy (%)", xscale="log")
+        axis.legend()
+    return figure
+
+
+CLAIMS = [little_is_lost]
+FIGURES: dict[str, Draw] = {"accuracy": accuracy}
