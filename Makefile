@@ -46,6 +46,8 @@ demo-finetune: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/basedpyright
 	$(BIN)/python -m pytest
 
 test-slow: $(VENV)/ready

@@ -9,6 +9,7 @@ there of runs with --diagnose.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -185,7 +186,7 @@ def _rounding(
     bits: tuple[int, ...],
     scales: tuple[str | int, ...],
     media: str = "both",
-    **region: object,
+    **region: Any,
 ) -> list[Effect]:
     return [
         effect

@@ -330,7 +330,9 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
             for target in targets(found)[model]:
                 axis.axhline(100 * (1 - target), color="black", lw=0.7, ls=":")
             axis.set(
-                title=f"{model}, {len(one.runs)} seeds", xlabel="epoch", ylabel="test error (%)"
+                title=f"{model}, {len(one.runs)} seeds",  # pyright: ignore[reportPossiblyUnboundVariable]
+                xlabel="epoch",
+                ylabel="test error (%)",  # pyright: ignore[reportPossiblyUnboundVariable]
             )
             logarithmic(axis.yaxis)
             axis.legend()

@@ -8,6 +8,7 @@ nats.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -65,7 +66,7 @@ def _bytes(part: pd.DataFrame) -> float:
 # Claims.
 
 
-def _arm(frame: pd.DataFrame, wanted: dict[str, object]) -> pd.DataFrame:
+def _arm(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
     """The finished runs with these settings; None: absent."""
     own = frame[frame.status == "finished"]
     for key, value in ({"fwd.compressor.kind": "none", "optim.kind": "adamw"} | wanted).items():
@@ -88,7 +89,7 @@ SPARSE = OFTEN | {APART: 10, "grad.compressor.places": None, "grad.outer.aggrega
 DEMO = {"grad.outer.sign": True, "grad.transform": "dct", "optim.kind": "sgd"}
 
 
-def _code(kind: str, bits: int | None = None, feedback: str = "none") -> dict[str, object]:
+def _code(kind: str, bits: int | None = None, feedback: str = "none") -> dict[str, Any]:
     """DiLoCo with these codes."""
     return {
         APART: 10,
@@ -101,7 +102,7 @@ def _code(kind: str, bits: int | None = None, feedback: str = "none") -> dict[st
 
 
 def _more(
-    frame: pd.DataFrame, what: str, a: dict[str, object], b: dict[str, object], **region: float
+    frame: pd.DataFrame, what: str, a: dict[str, Any], b: dict[str, Any], **region: Any
 ) -> Effect:
     """Nats that arm a loses more than arm b."""
     left, right = _arm(frame, a), _arm(frame, b)
@@ -162,7 +163,7 @@ def l2(frame: pd.DataFrame) -> Claim:
     )
 
 
-def _sizes(frame: pd.DataFrame, *arms: dict[str, object]) -> str:
+def _sizes(frame: pd.DataFrame, *arms: dict[str, Any]) -> str:
     """(bytes of one, of the other)."""
     own = [_arm(frame, arm) for arm in arms]
     return (
@@ -253,7 +254,7 @@ def l6(frame: pd.DataFrame) -> Claim:
     )
 
 
-def _together(frame: pd.DataFrame, *arms: dict[str, object]) -> str:
+def _together(frame: pd.DataFrame, *arms: dict[str, Any]) -> str:
     """(bytes a step of everything, of one and of the other)."""
     every = []
     for own in (_arm(frame, arm) for arm in arms):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -296,7 +297,7 @@ def _side(runs: pd.DataFrame, *compared: str) -> pd.DataFrame:
 
 
 def _effects(
-    frame: pd.DataFrame, what: str, a: str, b: str, equal: bool = False, **region: float
+    frame: pd.DataFrame, what: str, a: str, b: str, equal: bool = False, **region: Any
 ) -> list[Effect]:
     """equal: only where both have the same FLOPs, within 2 %."""
     sides = [

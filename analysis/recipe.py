@@ -9,6 +9,7 @@ paired by seed.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -348,7 +349,7 @@ def f4c(frame: pd.DataFrame) -> Claim:
 
 
 def _kinds(
-    frame: pd.DataFrame, what: str, a: Wanted, on_a: str, b: Wanted, on_b: str, **region: float
+    frame: pd.DataFrame, what: str, a: Wanted, on_a: str, b: Wanted, on_b: str, **region: Any
 ) -> list[Effect]:
     own = plain(frame)
     if (

@@ -5,6 +5,7 @@ compressed and dense; claims C1 to C6.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -290,7 +291,7 @@ def c1_group(frame: pd.DataFrame) -> list[Claim]:
 def c2(frame: pd.DataFrame) -> Claim:
     """10 % harms little, the next stronger level a lot."""
 
-    def harm(ratio: float, **region: float) -> list[Effect]:
+    def harm(ratio: float, **region: Any) -> list[Effect]:
         return difference(
             frame,
             f"accuracy, dense minus TopK {100 * ratio:g} %",
@@ -376,7 +377,7 @@ def c6(frame: pd.DataFrame) -> Claim:
     dense.
     """
 
-    def harm(ratio: float, **region: float) -> list[Effect]:
+    def harm(ratio: float, **region: Any) -> list[Effect]:
         arm = _topk(ratio, "aqsgd", "none")
         return difference(
             frame,

@@ -8,6 +8,7 @@ Bytes a token are those of one boundary, averaged over the boundaries.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -92,7 +93,7 @@ def methods(frame: pd.DataFrame) -> Table:
 def c7(frame: pd.DataFrame) -> Claim:
     """20 % raises the loss, 30 % does not yet."""
 
-    def harm(ratio: float, **region: float) -> list[Effect]:
+    def harm(ratio: float, **region: Any) -> list[Effect]:
         return _loss(
             frame,
             f"loss, TopK {100 * ratio:g} % (shared mask) minus dense",
@@ -251,9 +252,9 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         for place, what in enumerate(("compressed inference", "dense inference")):
             cells = [one[1 + place] for one in shown]
             axis.errorbar(
-                [one.mean for one in cells],
+                [one.mean for one in cells],  # pyright: ignore[reportAttributeAccessIssue]
                 height,
-                xerr=_whiskers(cells),
+                xerr=_whiskers(cells),  # pyright: ignore[reportArgumentType]
                 ls="none",
                 marker=MARKS[place],
                 color=INK[place],
@@ -360,7 +361,7 @@ def _fits(frame: pd.DataFrame, wanted: Wanted) -> pd.Series:
     return fits
 
 
-def _loss(frame: pd.DataFrame, what: str, a: Wanted, b: Wanted, **region: float) -> list[Effect]:
+def _loss(frame: pd.DataFrame, what: str, a: Wanted, b: Wanted, **region: Any) -> list[Effect]:
     words = 256 if (frame["data.tokenizer"] == "bytes").all() else 50257
     a, b = (
         {key: value for key, value in arm.items() if not key.endswith("scope")} for arm in (a, b)

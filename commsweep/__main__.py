@@ -19,7 +19,7 @@ def start() -> int:
         sys.stderr,
     ):  # a terminal that knows ASCII only shows codes for other letters
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     from commsweep.cli.main import main  # only now: its imports are to be kept, too

@@ -54,7 +54,7 @@ def save(state: Any, folder: Path, name: str, step: int) -> Path:
     part = folder / f".{name}.part"
     with open(part, "wb") as raw:
         hashing = _Hashing(raw)
-        torch.save(state, hashing)
+        torch.save(state, hashing)  # pyright: ignore[reportArgumentType]
         raw.flush()
         os.fsync(raw.fileno())
     path = folder / f"{name}.{step}.{hashing.digest()}.ckpt"
@@ -106,7 +106,7 @@ def newest(folder: Path, name: str, copies: Iterable[Path] = ()) -> tuple[Path |
 
 def digest(handle: BinaryIO) -> str:
     """Of an open file's bytes, 16 hexadecimal digits."""
-    return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
+    return hashlib.file_digest(handle, "sha256").hexdigest()[:16]  # pyright: ignore[reportArgumentType]
 
 
 def flush_folder(folder: Path) -> None:

@@ -71,7 +71,7 @@ class Decided(Message):
         return self.x
 
     def pack(self) -> Payload:
-        payload = self.compressor.pack(self.x[None])
+        payload = self.compressor.pack(self.x[None])  # pyright: ignore[reportAttributeAccessIssue]
         self.nbytes = payload.nbytes
         return payload
 
@@ -260,7 +260,7 @@ class Processes(Collectives):
         """
         for group in groups:
             if 1 < len(group) < self.learners and group not in self._groups:
-                self._groups[group] = dist.new_group([self._rank(learner) for learner in group])
+                self._groups[group] = dist.new_group([self._rank(learner) for learner in group])  # pyright: ignore[reportArgumentType]
 
     def _rank(self, learner: int) -> int:
         """Of a learner's process among all there are."""
@@ -382,9 +382,12 @@ class Processes(Collectives):
         self.sent[what] += mine.numel() * leads
         if self.ring:
             work = dist.broadcast(
-                mine, self._rank(leader), self._groups.get(among, self.group), async_op=True
+                mine,
+                self._rank(leader),
+                self._groups.get(among, self.group),  # pyright: ignore[reportArgumentType, reportCallIssue]
+                async_op=True,  # pyright: ignore[reportArgumentType, reportCallIssue]
             )
-            under_way = Handle(lambda: self._wait(work))
+            under_way = Handle(lambda: self._wait(work))  # pyright: ignore[reportArgumentType]
         else:  # down a tree it would take a latency more for each of its levels
             others = (
                 [k for k in self._others() if among is None or k in among] if leads else [leader]
@@ -418,7 +421,7 @@ class Processes(Collectives):
             self.sent["lengths"] += 8
 
         def finish() -> Parts:
-            arrived = under_way or self._exchanged(mine, [int(one) for one in lengths.wait()])
+            arrived = under_way or self._exchanged(mine, [int(one) for one in lengths.wait()])  # pyright: ignore[reportOptionalMemberAccess]
             return [self._read(text, messages[0], payloads, address) for text in arrived.wait()]
 
         return Handle(finish)

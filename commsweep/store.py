@@ -21,10 +21,10 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, Required, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
@@ -49,7 +49,7 @@ class Row(TypedDict, total=False):
     finished.
     """
 
-    schema: Whole
+    schema: Required[Whole]
     id: Required[Text]
     status: Required[Text]
     error: Text | None
@@ -201,7 +201,7 @@ class RunFolder:
         _check(row, path)
         if row["id"] != self.path.name:
             raise Damaged(path, f"it is of run {row['id']}")
-        return row
+        return cast(Row, row)
 
     def run(self) -> Run:
         """The Run this folder was made for. Raises UserError when the file is missing, Damaged when
@@ -542,7 +542,7 @@ def _abandoned(part: Path) -> bool:
     return False
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write whole or not at all: a temporary file beside it, flushed to disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{socket.gethostname()}-{os.getpid()}")

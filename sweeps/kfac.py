@@ -34,7 +34,7 @@ FACTORS: dict[str, dict[str, Any]] = {
     "owners' data (DP-KFAC)": {"kfac.statistics": "owner"},
 }
 # Algorithms as wirings; S-SGD is another run.
-WIRINGS = {
+WIRINGS: dict[str, dict[str, Any]] = {
     "d": {"fusion": "after", "placement": "everywhere"},
     "mpd": {"fusion": "after", "placement": "spread"},
     "spd": {"fusion": "pipelined", "placement": "balanced"},

@@ -4,7 +4,7 @@ wiring.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from commsweep.config import LearnerWiring, Run, Wiring, override, run_id
 from commsweep.registry import preset
@@ -47,7 +47,7 @@ def _grid(
     methods: list[str],
     bandwidths: tuple[float, ...],
     latency: float = 0.0,
-    schedule: str = "gpipe",
+    schedule: Literal["gpipe", "1f1b"] = "gpipe",
     steps: int = STEPS,
 ) -> list[Measurement]:
     return [
@@ -119,7 +119,7 @@ def heldout_links() -> list[Measurement]:
         one
         for base, schedule, names, links in asked
         for rate, latency in [(0.0, 0.0), *links]
-        for one in _grid(base, names, (rate,), latency, schedule, MANY_STEPS)
+        for one in _grid(base, names, (rate,), latency, schedule, MANY_STEPS)  # pyright: ignore[reportArgumentType]
     ]
     return list({(run_id(one[0]), one[1].model_dump_json()): one for one in made}.values())
 

@@ -7,7 +7,9 @@ Every arm but the dense one is planned to cost `SHARE` of it, by its sparsity or
 
 from __future__ import annotations
 
-from commsweep.config import GPT2_SIZES, Run, override
+from typing import Any
+
+from commsweep.config import GPT2_SIZES, Run, Sparsity, override
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 from commsweep.sparsity import plan
@@ -84,7 +86,7 @@ def arms(
     """The dense run and arms at `share` of its FLOPs, by name. base: the dense run, counted. width:
     of sparse attention, in tokens.
     """
-    dense, like = base, {"interval": base.sparsity.interval, "modules": base.sparsity.modules}
+    dense, like = base, _like(base)
     flops = share * cost(dense)
     out = {
         "dense": dense,
@@ -92,15 +94,27 @@ def arms(
         "narrow": for_steps(narrow(dense), flops),
     }
     for name in names:
-        spec = preset(f"sotu_nano_{name}").sparsity
+        spec = _sparsity(preset(f"sotu_nano_{name}"))
         changes = like | ({"width": width} if spec.attends else {})
         run = base.model_copy(update={"sparsity": spec.model_copy(update=changes)})
-        out[name] = at_sparsity(run, KNOBS[name], flops) if KNOBS[name] else for_steps(run, flops)
+        knob = KNOBS[name]
+        out[name] = for_steps(run, flops) if knob is None else at_sparsity(run, knob, flops)
     if "mst" in out:  # as sparse at any time, so that attention alone differs
-        width = preset("sotu_nano_dense_attention").sparsity.width
+        width = _sparsity(preset("sotu_nano_dense_attention")).width
         changes = {"sparsity.phases.ultra.attention": "causal", "sparsity.width": width}
         out["dense_attention"] = override(out["mst"], changes)
     return out
+
+
+def _sparsity(run: Run) -> Sparsity:
+    """The section of a sparse run."""
+    assert run.sparsity is not None
+    return run.sparsity
+
+
+def _like(run: Run) -> dict[str, Any]:
+    """What all arms have in common with a run: how often masks move, and in which layers."""
+    return {"interval": _sparsity(run).interval, "modules": _sparsity(run).modules}
 
 
 def narrow(run: Run) -> Run:
@@ -159,10 +173,11 @@ def gpt2_mst() -> list[Run]:
     the FLOPs.
     """
     paper = preset("gpt2_mst")
-    like = {"interval": paper.sparsity.interval, "modules": paper.sparsity.modules}
-    dense = paper.model_copy(update={"sparsity": preset(SOTU).sparsity.model_copy(update=like)})
+    dense = paper.model_copy(
+        update={"sparsity": _sparsity(preset(SOTU)).model_copy(update=_like(paper))}
+    )
     return seeds(
-        [*arms(dense, names=("static", "rigl"), width=paper.sparsity.width).values(), paper], 3
+        [*arms(dense, names=("static", "rigl"), width=_sparsity(paper).width).values(), paper], 3
     )
 
 

@@ -5,7 +5,7 @@ The same grids serve a nano GPT-2 on the embedded corpus in minutes and GPT-2 sm
 
 from __future__ import annotations
 
-from commsweep.config import GPT2_SIZES, Run, override
+from commsweep.config import GPT2_SIZES, Run, TextSet, override
 from commsweep.launching.grid import in_bfloat16, product, seeds, union
 from commsweep.registry import preset
 
@@ -39,6 +39,7 @@ def matched(base: Run, width: int, share: float = 1 / 8) -> list[Run]:
     `width`: features of a token. A test holds the bytes of executed runs against `share`.
     """
     budget = FLOAT * width * share  # bytes of a token one way
+    assert isinstance(base.data, TextSet)
     tokens = base.data.block_size * base.data.batch_size
     row = (base.data.block_size * width - 1).bit_length() / 8  # bytes of an index into a sequence
     column = (width - 1).bit_length() / 8  # ... into a token

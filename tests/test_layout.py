@@ -22,6 +22,7 @@ FLOORS = (
     "seeds",
     "checkpoint",
     "component",
+    "modules",
     "config",
     "store",
     "compressors",

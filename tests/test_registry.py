@@ -121,6 +121,7 @@ def test_a_project_is_found_from_another_folder_by_name(folder, monkeypatch, cap
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_wheel_works_without_the_checkout(tmp_path):
     """Installed alone: a preset, a sweep, a report, and a project of `commsweep new`."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]

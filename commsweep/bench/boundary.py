@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ def _step() -> Iterator[Result]:
 
 
 def step_of(
-    changes: dict[str, object],
+    changes: dict[str, Any],
     device: str = "cpu",
     batch: int = BATCH,
     samples: int = BATCH,
@@ -131,8 +132,8 @@ def step_of(
 
 
 def _staged(run: Run, batch: int, samples: int) -> tuple[torch.nn.Module, Boundaries]:
-    model = layout.channels_last(resnet.build(run.model, 3, 10))
-    modules = chosen(run.model, model, resnet.legal_cuts(model))
+    model = layout.channels_last(resnet.build(run.model, 3, 10))  # pyright: ignore[reportArgumentType]
+    modules = chosen(run.model, model, resnet.legal_cuts(model))  # pyright: ignore[reportArgumentType]
     return model, Boundaries(
         {cut: run.links(cut) for cut in modules},
         modules,

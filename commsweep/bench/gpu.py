@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ TOPK = {
     for side in ("fwd", "bwd")
     for key, value in (("kind", "topk"), ("ratio", 0.1))
 }
-STEPS: dict[str, dict[str, object]] = {
+STEPS: dict[str, dict[str, Any]] = {
     "dense": {},
     "TopK 10 %": TOPK,
     "4-bit groups": {
@@ -267,7 +268,7 @@ def clocked(step: Callable[[], None], device: str, count: int) -> tuple[float, f
         for _ in range(5):
             step()
         synchronize(device)
-    events = [one for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+    events = [one for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA]  # pyright: ignore[reportOptionalIterable, reportPrivateImportUsage]
     return wall, sum(one.device_time for one in events) / 5e6, len(events) / 5
 
 

@@ -123,7 +123,7 @@ class _Training:
         """The step that comes after so many, again and again."""
 
         def again() -> None:
-            self.kfac.steps = step
+            self.kfac.steps = step  # pyright: ignore[reportOptionalMemberAccess]
             self()
 
         return again
@@ -203,7 +203,7 @@ class _ByHand:
         for module, into, out in self.seen:
             if isinstance(module, nn.Conv2d):
                 _product(
-                    unfold(into, module.kernel_size, module.dilation, module.padding, module.stride)
+                    unfold(into, module.kernel_size, module.dilation, module.padding, module.stride)  # pyright: ignore[reportArgumentType]
                 )
                 _product(out.flatten(2))
             else:
@@ -221,7 +221,7 @@ class _ByHand:
     def gradients(self) -> None:
         for (module, _, _), (a, g) in zip(self.seen, self.made, strict=True):
             grad = factors.weight_matrix(module)
-            g @ (grad if module.bias is None else torch.cat([grad, module.bias[:, None]], 1)) @ a
+            g @ (grad if module.bias is None else torch.cat([grad, module.bias[:, None]], 1)) @ a  # pyright: ignore[reportIndexIssue]
 
 
 def _prediction() -> Result:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def _steps() -> Iterator[Result]:
         )
 
 
-def _task(settings: dict[str, object]) -> tuple:
+def _task(settings: dict[str, Any]) -> tuple:
     run = override(
         preset("sotu_micro"),
         {"data.batch_size": 8, "data.train_blocks": 8192, "data.eval_blocks": 8} | settings,
@@ -82,7 +83,7 @@ def _task(settings: dict[str, object]) -> tuple:
     return task, optimizer, next(iter(parts.data.train))
 
 
-def _step_of(settings: dict[str, object]) -> Callable[[], None]:
+def _step_of(settings: dict[str, Any]) -> Callable[[], object]:
     """One training step in its order, without Lightning around it."""
     task, optimizer, (x, y, samples) = _task(settings)
     number, one = count(1), Pass(slice(0, len(y)), len(y), 1.0)
@@ -102,7 +103,7 @@ def _step_of(settings: dict[str, object]) -> Callable[[], None]:
     return step
 
 
-def _update_of(settings: dict[str, object]) -> Callable[[], None]:
+def _update_of(settings: dict[str, Any]) -> Callable[[], object]:
     """The exchange's moments of a step in which all masks move, gradients being there."""
     task, optimizer, (x, y, samples) = _task(settings)
     own, number = task.components["sparsity"], count(1)
@@ -126,7 +127,7 @@ def _attention(tokens: int) -> Iterator[Result]:
     q, k, v = (torch.randn(1, HEADS, tokens, HEAD, requires_grad=True) for _ in range(3))
     slope = torch.randn(1, HEADS, tokens, HEAD)
 
-    def both(forward: Callable[[], Tensor]) -> Callable[[], None]:
+    def both(forward: Callable[[], Tensor]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(forward(), (q, k, v), slope)
 
     kinds = ("local", "strided", "fixed", "local_strided")
@@ -181,7 +182,7 @@ def _two_in_four() -> Iterator[Result]:
     x = torch.randn(8 * ROWS, WIDTH, device="cuda", dtype=torch.float16)
     packed = to_sparse_semi_structured(weight * keep)
 
-    def timed(product: Callable[[], Tensor]) -> Callable[[], None]:
+    def timed(product: Callable[[], Tensor]) -> Callable[[], object]:
         def one() -> None:
             product()
             torch.cuda.synchronize()

@@ -85,7 +85,7 @@ def generate(store: Store, runs: list[Run]) -> None:
                 "calls": 10,
                 "samples": 80,
             }
-            for cut in run.model.cuts
+            for cut in run.model.cuts  # pyright: ignore[reportAttributeAccessIssue]
         }
         row = {
             "schema": SCHEMA,

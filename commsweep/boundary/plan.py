@@ -40,8 +40,8 @@ def message_shapes(
         weight = getattr(module, "weight", None)
         # a router of experts returns several
         known = isinstance(weight, Tensor) and isinstance(y, Tensor)
-        if known and weight.dim() > 1 and not isinstance(module, nn.Embedding):
-            work += weight.numel() * y.numel() // (y.shape[1] if weight.dim() > 2 else y.shape[-1])
+        if known and weight.dim() > 1 and not isinstance(module, nn.Embedding):  # pyright: ignore[reportOptionalMemberAccess]
+            work += weight.numel() * y.numel() // (y.shape[1] if weight.dim() > 2 else y.shape[-1])  # pyright: ignore[reportOptionalMemberAccess]
 
     hooks = [
         module.register_forward_hook(partial(crossed, partial(note, cut)))

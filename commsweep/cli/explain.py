@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from commsweep.config import Run, Spec, members, tags
+from commsweep.config import Run, Spec, discriminator, members, tags
 from commsweep.errors import UserError, nearest
 
 
@@ -95,7 +95,7 @@ def kinds() -> dict[str, list[tuple[str, type[Spec]]]]:
         for key, field in owner.model_fields.items():
             name = ".NAME" if get_origin(field.annotation) is dict else ""
             for member in members(field):
-                for tag in tags(member, field.discriminator):
+                for tag in tags(member, discriminator(field)):
                     found.setdefault(str(tag), []).append(
                         (f"{path}{key}{name}.{field.discriminator}", member)
                     )
@@ -143,7 +143,7 @@ def explain(path: str, value: str = "") -> list[str]:
             )
         owners, named = list(below), get_origin(field.annotation) is dict
     if field is not None and len(owners) > 1:
-        return _choices(owners, field.discriminator or "kind", value, path)
+        return _choices(owners, discriminator(field) or "kind", value, path)
     return _record(owners[0])
 
 
@@ -205,7 +205,7 @@ def said_of(field: FieldInfo) -> str:
     """A setting's meaning and range in a few words."""
     below = members(field)
     if below:
-        kinds = [tag for one in below for tag in tags(one, field.discriminator)]
+        kinds = [tag for one in below for tag in tags(one, discriminator(field))]
         inside = ", ".join(kinds or below[0].model_fields)
         if get_origin(field.annotation) is dict:
             return f"{field.description}; each with {inside}"

@@ -83,13 +83,13 @@ def _flops(args: argparse.Namespace) -> int:
     network, spec, totals, steps, samples = (_by_size if args.model in GPT2_SIZES else _by_preset)(
         args
     )
-    tokens = samples * network.attention.tokens
+    tokens = samples * network.attention.tokens  # pyright: ignore[reportOptionalMemberAccess]
     dense = flops.Account(network).dense_step()
     palm = {
         "weights": 6 * _weights(network) / 1e6,
         "attention": 3
-        * network.attention.forward(network.attention.tokens**2)
-        / network.attention.tokens
+        * network.attention.forward(network.attention.tokens**2)  # pyright: ignore[reportOptionalMemberAccess]
+        / network.attention.tokens  # pyright: ignore[reportOptionalMemberAccess]
         / 1e6,
     }
     if args.json:
@@ -107,7 +107,7 @@ def _flops(args: argparse.Namespace) -> int:
         )
         return 0
     rows = [
-        (name, totals[part] / tokens / 1e6, dense[part] / network.attention.tokens / 1e6)
+        (name, totals[part] / tokens / 1e6, dense[part] / network.attention.tokens / 1e6)  # pyright: ignore[reportOptionalMemberAccess]
         for part, name in NAMES.items()
     ]
     rows.append(("total", totals["total"] / tokens / 1e6, totals["dense"] / tokens / 1e6))
@@ -141,7 +141,7 @@ def _weights(network: Network) -> int:
     without biases.
     """
     own = network.attention
-    return sum(one.numel for one in network.products) + (2 * own.layers + 1) * own.heads * own.head
+    return sum(one.numel for one in network.products) + (2 * own.layers + 1) * own.heads * own.head  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, float], int, int]:

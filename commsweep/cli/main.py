@@ -106,7 +106,7 @@ def _with_project(argv: list[str]) -> list[str]:
     return argv
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """All subcommands."""
     parser = Parser(
         prog="commsweep",

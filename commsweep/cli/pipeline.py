@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def _pipeline(args: argparse.Namespace) -> int:
         row = pipeline.execute(
             run, wiring, execution(args), folder, patience=args.patience, show=show
         )
-    compared = compare(row, store.folder(run_id(run)).row())
+    compared = compare(row, store.folder(run_id(run)).row())  # pyright: ignore[reportArgumentType]
     print(
         json.dumps(row | {"simulation": compared}) if args.json else describe(row, folder, compared)
     )
@@ -208,7 +209,7 @@ def _stage(run: Run, wiring: Wiring, args: argparse.Namespace, folder: RunFolder
     return launch.worker(folder, work)
 
 
-def compare(row: dict[str, Any], simulated: dict[str, Any] | None) -> str:
+def compare(row: Mapping[str, Any], simulated: dict[str, Any] | None) -> str:
     """Whether the recorded simulation of the same run has the same scores."""
     if row["status"] != FINISHED:
         return "not compared: it was not trained to the end"
@@ -222,7 +223,7 @@ def compare(row: dict[str, Any], simulated: dict[str, Any] | None) -> str:
     return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"
 
 
-def describe(row: dict[str, Any], folder: RunFolder, compared: str) -> str:
+def describe(row: Mapping[str, Any], folder: RunFolder, compared: str) -> str:
     """A row for people."""
     how, metrics = row["wiring"], row["metrics"]
     lines = [

@@ -84,7 +84,7 @@ def compressors() -> str:
 def _table(kinds: dict[str, type[Spec]], more: str = "") -> str:
     head = ["kind", "what it does", *([more] if more else []), "parameters"]
     rows = [
-        [f"`{kind}`", _said(one), *([one.cost] if more else []), _parameters(one)]
+        [f"`{kind}`", _said(one), *([one.cost] if more else []), _parameters(one)]  # pyright: ignore[reportAttributeAccessIssue]
         for kind, one in kinds.items()
     ]
     return "\n".join(

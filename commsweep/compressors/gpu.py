@@ -6,6 +6,10 @@ CPU, which is how they are tested where there is none. No product may be fused w
 or last bits would differ.
 """
 
+# pyright: reportInvalidTypeForm=false, reportUnboundVariable=false, reportIndexIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+# Triton's kernels are a language of their own, which a checker of Python takes for functions.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

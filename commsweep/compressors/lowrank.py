@@ -17,7 +17,7 @@ class LowRank(Compressor[LowRankSpec]):
     """M [n, d] (rows: tokens or pixels) -> P = orth(M Q), Q' = M^T P; decoded P Q'^T.
 
     Q is random, or with `warm` the last message's Q', which both ends have: it goes in with a
-    message, and the next one's comes out (`apply_from`, `encode_from`, `next_factor`). nbytes = (n
+    message, and the next one's comes out (`apply_from`, `encode_from`, `next_kept`). nbytes = (n
     + d) * min(rank, n, d) * itemsize. The iteration runs in float32. Feedback is a setting of its
     own (PowerSGD's is "ef").
     """
@@ -32,21 +32,20 @@ class LowRank(Compressor[LowRankSpec]):
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         return tensor(_product(*self._factors(x, seed, None)), x)
 
-    def apply_from(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-        """(what arrives of x when the iteration begins from `start`, the factor to begin the next
+    def apply_from(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """(what arrives of x when the iteration begins from `kept`, the factor to begin the next
         message from).
         """
-        p, q = self._factors(x, 0, start)
-        return tensor(_product(p, q), x), _next(q, start)
+        p, q = self._factors(x, 0, kept)
+        return tensor(_product(p, q), x), _next(q, kept)
 
-    def encode_from(self, x: Tensor, start: Tensor) -> Payload:
+    def encode_from(self, x: Tensor, kept: Tensor) -> Payload:
         """The payload of `apply_from`."""
-        return self._payload(x, *self._factors(x, 0, start))
+        return self._payload(x, *self._factors(x, 0, kept))
 
-    @staticmethod
-    def next_factor(payload: Payload, start: Tensor) -> Tensor:
-        """What both ends begin the next message from, after one that began from `start`."""
-        return _next(payload.parts["q"], start)
+    def next_kept(self, payload: Payload, kept: Tensor) -> Tensor:
+        """What both ends begin the next message from, after one that began from `kept`."""
+        return _next(payload.parts["q"], kept)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         d = columns(shape)

@@ -67,7 +67,15 @@ from commsweep.config.gradients import (
     SteadySpec,
 )
 from commsweep.config.links import Link, Links
-from commsweep.config.override import explain, members, override, parse, parse_gradients, tags
+from commsweep.config.override import (
+    discriminator,
+    explain,
+    members,
+    override,
+    parse,
+    parse_gradients,
+    tags,
+)
 from commsweep.config.run import SCHEMA, Run, canonical, flatten, record, run_id, text_id
 from commsweep.config.second_order import KFAC
 from commsweep.config.sparsity import Phase, Sparsity
@@ -176,6 +184,7 @@ __all__ = [
     "by_kind",
     "canonical",
     "check_device",
+    "discriminator",
     "explain",
     "flatten",
     "members",

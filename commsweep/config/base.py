@@ -32,7 +32,12 @@ class Spec(BaseModel):
         return values
 
 
-def by_kind(union: Any) -> dict[str, type[Spec]]:
+def settle(spec: Spec, name: str, value: Any) -> None:
+    """Set a field of a frozen record while it is validated: a value that follows from others."""
+    object.__setattr__(spec, name, value)
+
+
+def by_kind(union: Any) -> dict[str, Any]:
     """The members of a union of settings by their kind."""
     return {
         get_args(one.model_fields["kind"].annotation)[0]: one

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from commsweep.config.base import Spec
+from commsweep.config.base import Spec, settle
 
 Ratio = Annotated[
     float, Field(gt=0, le=1, description="share of the entries that is kept, 0 < ratio <= 1")
@@ -50,6 +50,9 @@ class Compression(Spec):
     joint: ClassVar[bool] = False  # the learners make their messages together
     # part of the model: a code crosses forward and, as its gradient, backward
     coder: ClassVar[bool] = False
+
+    # reuses the mask of the forward message
+    shares_mask: ClassVar[bool] = False
 
     kind: str
 
@@ -196,7 +199,7 @@ class SubspaceSpec(Compression):
     @model_validator(mode="after")
     def _absent_if_not(self) -> SubspaceSpec:
         if self.frozen is False:
-            self.__dict__["frozen"] = None  # one way to say it, one id
+            settle(self, "frozen", None)  # one way to say it, one id
         return self
 
 
@@ -394,6 +397,7 @@ class ForwardMaskSpec(Selection):
 
     label: ClassVar[str] = "forward's mask"
     cost: ClassVar[str] = "values only"
+    shares_mask: ClassVar[bool] = True
     kind: Literal["forward_mask"] = "forward_mask"
 
 

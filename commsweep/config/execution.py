@@ -62,7 +62,7 @@ class Execution:
         roots = {
             key: Path(told[key]) for key in ("data_root", "model_root") if told[key] is not None
         }
-        return cls(**(told | roots))
+        return cls(**(told | roots))  # pyright: ignore[reportArgumentType]
 
     def torch_device(self) -> torch.device:
         """The device meant. Raises UserError when there is none such."""

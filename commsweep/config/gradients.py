@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from commsweep.config.base import Positive, Spec
+from commsweep.config.base import Positive, Spec, settle
 from commsweep.config.compressors import (
     CastSpec,
     E3M0Spec,
@@ -124,7 +124,7 @@ class Outer(Spec):
                     "grad.outer.nesterov=true has no effect without grad.outer.momentum: set "
                     "grad.outer.nesterov=false"
                 )
-            self.__dict__["nesterov"] = False  # what is recorded must be read again
+            settle(self, "nesterov", False)  # what is recorded must be read again
         return self
 
 

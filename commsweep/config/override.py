@@ -44,7 +44,7 @@ def explain(error: ValidationError, root: str = "") -> str:
     """A validation error as one line; `root` names what was validated when it is not a whole
     Run.
     """
-    return "; ".join(_explain(problem, root) for problem in error.errors()[:3])
+    return "; ".join(_explain(dict(problem), root) for problem in error.errors()[:3])
 
 
 def override(run: Run, changes: dict[str, Any]) -> Run:
@@ -84,9 +84,9 @@ def _evaluate_last(tree: dict[str, Any], changes: dict[str, Any]) -> None:
     whole = all(
         isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (epochs, every)
     )
-    if "epochs" not in changes or "eval_every" in changes or not whole or epochs % every == 0:
+    if "epochs" not in changes or "eval_every" in changes or not whole or epochs % every == 0:  # pyright: ignore[reportOptionalOperand]
         return
-    tree["eval_every"] = next(n for n in range(min(every, epochs), 0, -1) if epochs % n == 0)
+    tree["eval_every"] = next(n for n in range(min(every, epochs), 0, -1) if epochs % n == 0)  # pyright: ignore[reportArgumentType, reportOptionalOperand]
     notice(
         f"eval_every={tree['eval_every']} is taken for epochs={epochs}, of which {every} is no "
         "divisor"
@@ -104,7 +104,7 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
             hint = _elsewhere(parent, part, node) or _like(key, _known(tree, kind))
             raise UserError(f"unknown setting '{key}'{hint}")
         if part not in node:  # an absent section is opened
-            kinds = tags(members(field)[0], field.discriminator)
+            kinds = tags(members(field)[0], discriminator(field))
             named = field.get_default() if get_origin(field.annotation) is dict else {}
             # of records by name a default one stays if it is named
             prefix = key.split(f".{part}.")[0] + f".{part}."
@@ -141,7 +141,7 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
         return
     if leaf in spec.model_fields and members(own := spec.model_fields[leaf]):
         name = "NAME." if get_origin(own.annotation) is dict else ""
-        chosen = [tag for member in members(own) for tag in tags(member, own.discriminator)]
+        chosen = [tag for member in members(own) for tag in tags(member, discriminator(own))]
         if isinstance(value, str) and chosen:
             if value in chosen:
                 raise UserError(f"'{key}' is a section: write {key}.{own.discriminator}={value}")
@@ -189,10 +189,10 @@ def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
         tag
         for member in members(field)
         if leaf in member.model_fields
-        for tag in tags(member, field.discriminator)
+        for tag in tags(member, discriminator(field))
     ]
     return (
-        f": {node.get(field.discriminator, '...')} has {', '.join(own) or 'no parameters'}; "
+        f": {node.get(discriminator(field), '...')} has {', '.join(own) or 'no parameters'}; "
         f"{leaf} belongs to {field.discriminator}={'|'.join(others)}"
     )
 
@@ -212,10 +212,15 @@ def optional(field: FieldInfo) -> bool:
 
 def _member(field: FieldInfo, node: dict[str, Any]) -> type[Spec]:
     """The record that `node` is, by its kind or name; the first one when it names none."""
-    tag = node.get(field.discriminator) if field.discriminator else None
+    tag = node.get(discriminator(field)) if field.discriminator else None
     return next(
-        (one for one in members(field) if tag in tags(one, field.discriminator)), members(field)[0]
+        (one for one in members(field) if tag in tags(one, discriminator(field))), members(field)[0]
     )
+
+
+def discriminator(field: FieldInfo) -> str:
+    """The setting that tells the members of a union apart; "" where there is one member."""
+    return field.discriminator if isinstance(field.discriminator, str) else ""
 
 
 def tags(member: type[Spec], discriminator: str | None) -> tuple[str, ...]:
@@ -238,7 +243,7 @@ def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> li
         below = members(field) and isinstance(node, dict)
         if optional(field) and node is None:
             below, node = True, {}
-        keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]
+        keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]  # pyright: ignore[reportArgumentType]
     return keys
 
 
@@ -312,5 +317,5 @@ _KINDS = {
     for field in spec.model_fields.values()
     if field.discriminator
     for member in members(field)
-    for tag in tags(member, field.discriminator)
+    for tag in tags(member, discriminator(field))
 }

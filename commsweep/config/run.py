@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from commsweep.config.base import Spec, by_kind
+from commsweep.config.base import Spec, by_kind, settle
 from commsweep.config.compressors import CompressorSpec, GradientCompressor, NoCompressorSpec
 from commsweep.config.gradients import Gradients, ShardCode
 from commsweep.config.links import Link, Links
@@ -87,7 +87,7 @@ class Run(Spec):
         if self.grad.start_epoch >= self.epochs:
             raise ValueError(_never("grad", self.grad.start_epoch, self.epochs))
         everywhere = Links(fwd=self.fwd, bwd=self.bwd)
-        self.__dict__["at"] = {cut: links for cut, links in self.at.items() if links != everywhere}
+        settle(self, "at", {cut: links for cut, links in self.at.items() if links != everywhere})
         for where, links in (
             ("", everywhere),
             *((f"at.{cut}.", links) for cut, links in self.at.items()),
@@ -215,11 +215,11 @@ class Run(Spec):
             )
         if self.channels_last:
             raise ValueError("channels_last=true is a layout of images; leave it out")
-        if (self.model.name == "pretrained") != bool(self.model.weights):
+        if (self.model.name == "pretrained") != bool(self.model.weights):  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError(
                 "model.weights names the weights of model.name=pretrained: set both or neither"
             )
-        if self.model.width is not None and self.model.name == "pretrained":
+        if self.model.width is not None and self.model.name == "pretrained":  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError(
                 f"model.width={self.model.width}: pretrained weights have a width; leave it out"
             )
@@ -407,6 +407,7 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
 
 def _shards_fit(grad: Gradients) -> None:
     """Refuse what learners with a shard each cannot do."""
+    assert grad.sharded is not None
     known, kind = by_kind(ShardCode), grad.compressor.kind
     if kind not in known:
         raise ValueError(
@@ -444,6 +445,7 @@ def _shards_fit(grad: Gradients) -> None:
 
 def _second_order_fits(run: Run) -> None:
     """Refuse what K-FAC's factors would be wrong with."""
+    assert run.kfac is not None
     if run.grad.outer is not None:
         raise ValueError(
             "kfac does not go with grad.outer: factors and preconditioned gradients are "
@@ -550,7 +552,7 @@ def _sparsity_fits(run: Run) -> None:
                 "attention out"
             )
         return
-    block = run.data.block_size
+    block = run.data.block_size  # pyright: ignore[reportAttributeAccessIssue]
     if spec.attends and spec.width > block:
         raise ValueError(
             f"sparsity.width={spec.width}: wider than data.block_size={block}, so the band is "
@@ -596,7 +598,7 @@ def _values_fit(name: str, compressor: Spec) -> None:
             )
 
 
-def _group_fits(name: str, compressor: Spec) -> None:
+def _group_fits(name: str, compressor: Any) -> None:
     """Refuse a size of groups where nothing is grouped."""
     if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":
         raise ValueError(f"{name}.group has no effect unless {name}.scale=group")

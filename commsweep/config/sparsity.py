@@ -176,9 +176,9 @@ class Sparsity(Spec):
                     *([self.initial] if ordered[0][1].shape != "step" else []),
                 ]
             )
-            if 1 - least > self.cap * (1 + 1e-9):
+            if 1 - least > self.cap * (1 + 1e-9):  # pyright: ignore[reportOperatorIssue]
                 raise ValueError(
-                    f"sparsity.cap={self.cap:g}: a density of {1 - least:g} (sparsity {least:g} "
+                    f"sparsity.cap={self.cap:g}: a density of {1 - least:g} (sparsity {least:g} "  # pyright: ignore[reportOperatorIssue]
                     "in a phase) cannot be reached when no layer may be denser; raise cap, or "
                     "sparsity"
                 )

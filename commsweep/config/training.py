@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from commsweep.config import own
-from commsweep.config.base import Count, Positive, Spec
+from commsweep.config.base import Count, Positive, Spec, settle
 from commsweep.errors import UserError
 
 
@@ -117,7 +117,7 @@ def _fill_in(spec: OwnModel | OwnSet, setting: str, name: str) -> None:
     """Note the hash of the file that a name means, unless the Run has it already."""
     if not spec.source:
         try:
-            spec.__dict__["source"] = own.source(name)
+            settle(spec, "source", own.source(name))
         except UserError as error:
             raise ValueError(f"{setting}: {error}") from None
 

@@ -49,7 +49,7 @@ class Images:
         sha = hashlib.sha256()
         for part in (self.train_x, self.train_y, self.test_x, self.test_y):
             sha.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            sha.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            sha.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return sha.hexdigest()[:12]
 
 

@@ -21,10 +21,10 @@ def build(
     had.
     """
     if isinstance(run.data, OwnSet):
-        return ImageData(run.data, _own(run.data, root), run.seed, device)
+        return ImageData(run.data, _own(run.data, root), run.seed, device)  # pyright: ignore[reportArgumentType]
     if isinstance(run.data, ImageSet):
         return ImageData(run.data, _images(run.data.name, root), run.seed, device)
-    corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)
+    corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)  # pyright: ignore[reportAttributeAccessIssue]
     return Blocks(run.data, corpus, run.seed, device)
 
 

@@ -133,7 +133,7 @@ def _digest(*loaders: Batches) -> str:
     for one in loaders:
         for part in (one.x, one.y):
             made.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            made.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            made.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return made.hexdigest()
 
 
@@ -208,7 +208,7 @@ class ImageData(pl.LightningDataModule):
         }
         if isinstance(self.spec, OwnSet):
             return OwnSet(load=self.images.name, source=self.images.source, **ran)
-        return ImageSet(name=self.images.name, **ran)
+        return ImageSet(name=self.images.name, **ran)  # pyright: ignore[reportArgumentType]
 
 
 class Blocks(pl.LightningDataModule):

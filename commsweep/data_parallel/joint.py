@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,22 +16,23 @@ from commsweep.compressors.sparse import budget, keep_largest
 from commsweep.config import CLTKSpec, DionFactorsSpec, PowerSGDSpec
 
 WHAT = "gradients"
-Combined = tuple[Parts, list[Tensor | None], list[Tensor] | None]
+Combined = tuple[Parts, list[Any], list[Tensor] | None]
+S = TypeVar("S", CLTKSpec, PowerSGDSpec, DionFactorsSpec)
 
 
-class JointCompressor:
+class JointCompressor(Generic[S]):
     """Base: what the learners' messages for the layers of a bucket become, and what one learner
     sends for it.
     """
 
-    def __init__(self, spec: CLTKSpec | DionFactorsSpec | PowerSGDSpec) -> None:
+    def __init__(self, spec: S) -> None:
         self.spec = spec
 
     @staticmethod
     def combine(
-        compressors: list[JointCompressor],
+        compressors: list[Any],
         messages: Parts,
-        warm: list[Tensor | None],
+        warm: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
@@ -45,7 +47,7 @@ class JointCompressor:
         raise NotImplementedError
 
 
-class Leader(JointCompressor):
+class Leader(JointCompressor[CLTKSpec]):
     """CLT-k: learner (step mod n) picks its k largest places and broadcasts them; all send those
     (arXiv 2104.11125).
 
@@ -55,9 +57,9 @@ class Leader(JointCompressor):
 
     @staticmethod
     def combine(
-        compressors: list[JointCompressor],
+        compressors: list[Any],
         messages: Parts,
-        warm: list[Tensor | None],
+        warm: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
@@ -108,7 +110,10 @@ class Leader(JointCompressor):
         return 4 * k + mask_bytes(1, n, k) / learners
 
 
-class PowerIteration(JointCompressor):
+RankT = TypeVar("RankT", PowerSGDSpec, DionFactorsSpec)
+
+
+class PowerIteration(JointCompressor[RankT]):
     """PowerSGD: P = orth(mean of M_l Q), Q = mean of M_l^T P; all receive P Q^T (Vogels 2019, Alg.
     1).
 
@@ -118,9 +123,9 @@ class PowerIteration(JointCompressor):
 
     @staticmethod
     def combine(
-        compressors: list[JointCompressor],
+        compressors: list[Any],
         messages: Parts,
-        warm: list[Tensor | None],
+        warm: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
@@ -130,9 +135,9 @@ class PowerIteration(JointCompressor):
 
     @staticmethod
     def factors(
-        compressors: list[PowerIteration],
+        compressors: list[Any],
         messages: Parts,
-        warm: list[Tensor | None],
+        warm: list[Any],
         collectives: Collectives,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """P and Q of every layer."""
@@ -152,6 +157,7 @@ class PowerIteration(JointCompressor):
 
     def rank(self, shape: torch.Size) -> int:
         """Of the factors of a layer [out, ...]."""
+        assert isinstance(self.spec, PowerSGDSpec)
         return min(self.spec.rank, shape[0], shape.numel() // shape[0])
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor:
@@ -166,7 +172,7 @@ class PowerIteration(JointCompressor):
         return 4 * self.rank(shape) * (shape[0] + shape.numel() // shape[0])
 
 
-class Orthonormal(PowerIteration):
+class Orthonormal(PowerIteration[DionFactorsSpec]):
     """Dion: P = orth(mean of M_l Q), R = mean of M_l^T P, Q = R with columns of length one (arXiv
     2504.05295).
 
@@ -178,9 +184,9 @@ class Orthonormal(PowerIteration):
 
     @staticmethod
     def combine(
-        compressors: list[JointCompressor],
+        compressors: list[Any],
         messages: Parts,
-        warm: list[Tensor | None],
+        warm: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:

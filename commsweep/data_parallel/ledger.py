@@ -73,7 +73,7 @@ class Ledger:
             m = torch.count_nonzero(merged)
             nbytes = (4 * m + Counted.place_bytes(m, 1, n)).clamp(max=4 * n)
         elif kind == "powersgd":
-            nbytes = round(PowerIteration(self.spec.compressor).nbytes(merged.shape, 1))
+            nbytes = round(PowerIteration(self.spec.compressor).nbytes(merged.shape, 1))  # pyright: ignore[reportArgumentType]
         else:
             nbytes = 4 * n
         self.down[index] = self.down[index] + nbytes
@@ -196,9 +196,9 @@ class Ledger:
             if number % stages == 0:
                 seen: set[int] = set()
             for here, place in enumerate(places):
-                if place in seen:
+                if place in seen:  # pyright: ignore[reportPossiblyUnboundVariable]
                     continue
-                seen.add(place)
+                seen.add(place)  # pyright: ignore[reportPossiblyUnboundVariable]
                 for name in ("up", "kept", "entries", "coded", "plain"):
                     getattr(self, name)[place] += state[name][here]
                 self.down[place] = state["down"][here]

@@ -30,7 +30,7 @@ from commsweep import seeds
 from commsweep.collectives import Collectives, mean
 from commsweep.component import Moment, Pass
 from commsweep.config import Gradients, Outer
-from commsweep.data_parallel.exchange import WHAT
+from commsweep.data_parallel.exchange import WHAT, Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
 from commsweep.errors import UserError
@@ -41,6 +41,9 @@ Clip = Callable[[list[nn.Parameter]], object]
 
 class Apart(Learners):
     """Learners with weights of their own, which meet at the common ones."""
+
+    exchange: Exchange
+    outer: Outer
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Apart(Learners):
         inner optimizer is SGD without momentum.
         """
         super().__init__(spec, model, seed, batch, collectives, microbatches, known)
+        assert spec.outer is not None, "the learners of such a run are made of this class"
         self.outer, self.inner, self.clip, self.steps = spec.outer, inner, clip, steps
         self.trained = self.exchange.trained
         here = {layer.place: index for index, layer in enumerate(self.exchange.layers)}
@@ -233,7 +237,7 @@ class Apart(Learners):
             + [own[index] for index in among]
             for turn, own in enumerate(moved)
         ]
-        under_way = self.exchange.collectives.swap(told, partners, WHAT)
+        under_way = self.exchange.collectives.swap(told, partners, WHAT)  # pyright: ignore[reportArgumentType]
         for index in among:
             self.exchange.ledger.dense(index, 2 * len(self.here))
 
@@ -242,10 +246,10 @@ class Apart(Learners):
             for learner, mine, theirs in zip(self.here, told, under_way.wait(), strict=True):
                 # sums depend on their order
                 both = (mine, theirs) if learner < partners[learner] else (theirs, mine)
-                common = [mean(list(one)) for one in zip(*both, strict=True)]
+                common = [mean(list(one)) for one in zip(*both, strict=True)]  # pyright: ignore[reportArgumentType]
                 made.append(
                     {
-                        index: common[len(among) + place] + (mine[place] - common[place])
+                        index: common[len(among) + place] + (mine[place] - common[place])  # pyright: ignore[reportOptionalOperand]
                         for place, index in enumerate(among)
                     }
                 )
@@ -266,7 +270,7 @@ class Apart(Learners):
             if self._norms
             else None
         )
-        every = arrived() if callable(arrived) else arrived
+        every: Any = arrived() if callable(arrived) else arrived
         for reference, sgd, merged in zip(self.references, self.outers, every, strict=True):
             for index, one in merged.items():
                 reference[index].grad = one.sign_() if self.outer.sign else one

@@ -12,7 +12,7 @@ from commsweep import compressors
 from commsweep.compressors import Compressor
 from commsweep.compressors.dense import Dense
 from commsweep.compressors.thresholds import Periodic
-from commsweep.config import Gradients, Spec
+from commsweep.config import AccordionSpec, Gradients, Spec
 from commsweep.data_parallel.adacomp import AdaComp
 from commsweep.data_parallel.joint import JointCompressor, Leader, Orthonormal, PowerIteration
 from commsweep.data_parallel.layers import Layer
@@ -27,7 +27,7 @@ OWN = {
 }
 
 
-def build(spec: Spec) -> Compressor | JointCompressor:
+def build(spec: Any) -> Compressor | JointCompressor:
     """The compressor of a spec, joint ones included."""
     return OWN[spec.kind](spec) if spec.kind in OWN else compressors.build(spec)
 
@@ -38,7 +38,7 @@ def scheduled(
     """What a layer's messages go through in this epoch; `critical`: Accordion has found it in a
     critical regime.
     """
-    schedule = spec.schedule
+    schedule: Any = spec.schedule
     if schedule.kind == "ramp" and epoch < schedule.epochs:
         return build(_scaled(base.spec, ratio=max(base.spec.ratio, 0.25 ** (epoch + 1))))
     return milder(spec) if critical else base
@@ -46,9 +46,9 @@ def scheduled(
 
 def milder(spec: Gradients) -> Compressor | JointCompressor:
     """What Accordion uses in a critical regime."""
-    ratio, rank = (
-        getattr(spec.compressor, name, 0) * spec.schedule.mild for name in ("ratio", "rank")
-    )
+    assert isinstance(spec.schedule, AccordionSpec)
+    mild = spec.schedule.mild
+    ratio, rank = (getattr(spec.compressor, name, 0) * mild for name in ("ratio", "rank"))
     return build(_scaled(spec.compressor, ratio=min(1.0, ratio), rank=round(rank)))
 
 
@@ -64,6 +64,7 @@ class Accordion:
     """
 
     def __init__(self, spec: Gradients, layers: list[Layer]) -> None:
+        assert isinstance(spec.schedule, AccordionSpec)
         self.schedule = spec.schedule
         self.mild = [not layer.dense for layer in layers]  # the first epochs are critical
         self.sums: list[Tensor | None] = [None] * len(layers)

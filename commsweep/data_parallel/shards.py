@@ -26,8 +26,8 @@ from commsweep import seeds
 from commsweep.collectives import Collectives, Message
 from commsweep.component import Moment
 from commsweep.compressors import build, message
-from commsweep.config import Gradients
-from commsweep.data_parallel.exchange import WHAT
+from commsweep.config import Gradients, Sharded
+from commsweep.data_parallel.exchange import WHAT, Exchange
 from commsweep.data_parallel.learners import Learners
 
 HOPS = ("inside", "across", "weights")  # of the bytes
@@ -35,6 +35,9 @@ HOPS = ("inside", "across", "weights")  # of the bytes
 
 class Shards(Learners):
     """Learners whose gradients are reduced to shards, and whose weights are gathered from them."""
+
+    exchange: Exchange
+    sharded: Sharded
 
     def __init__(
         self,
@@ -46,13 +49,15 @@ class Shards(Learners):
         microbatches: int = 1,
     ) -> None:
         super().__init__(spec, model, seed, batch, collectives, microbatches)
+        assert spec.sharded is not None, "the learners of such a run are made of this class"
+        self.sharded = spec.sharded
         self.codes = [
-            build(one) for one in (spec.compressor, spec.sharded.across, spec.sharded.weights)
+            build(one) for one in (spec.compressor, self.sharded.across, self.sharded.weights)
         ]
         self.coded = [index for index, layer in enumerate(self.exchange.layers) if not layer.dense]
-        self.sent = dict.fromkeys(HOPS, 0)  # bytes of the learners here
+        self.sent: dict[str, int] = dict.fromkeys(HOPS, 0)  # bytes of the learners here
         # from the owners' weights, what all hold
-        self.differs = spec.sharded.weights.kind != "none"
+        self.differs = self.sharded.weights.kind != "none"
         self._means: list[list[Tensor]] = []  # [learner here][layer] of its shards' gradients
         self._told: list[Tensor] = []  # the owners' weights, of a checkpoint
         self._master: dict[int, Tensor] = {}
@@ -76,7 +81,7 @@ class Shards(Learners):
         learners, exchange.collected = exchange.collected, []
         exchange.ledger.steps += 1
         dense = [index for index, layer in enumerate(exchange.layers) if layer.dense]
-        arrival = exchange.begin(learners, moment.step, moment.epoch, dense)
+        arrival = exchange.begin(learners, moment.step, moment.epoch, dense)  # pyright: ignore[reportArgumentType]
         whole = self._reduced(
             [[_parts(own[index], n) for index in self.coded] for own in learners], moment.step
         )
@@ -97,7 +102,7 @@ class Shards(Learners):
         """[learner here][layer] of the mean of everyone's gradient of the learner's own shard,
         given all of the learners' here [learner here][layer], [shard, elements] each.
         """
-        n, local = self.spec.learners, self.spec.learners // self.spec.sharded.nodes
+        n, local = self.spec.learners, self.spec.learners // self.sharded.nodes
         inside = self._hop(
             "inside",
             step,
@@ -120,17 +125,17 @@ class Shards(Learners):
                 step,
                 [
                     {
-                        node * local + learner % local: [parts[node] for parts in own]
+                        node * local + learner % local: [parts[node] for parts in own]  # pyright: ignore[reportIndexIssue]
                         for node in range(n // local)
                     }
                     for learner, own in zip(self.here, sums, strict=True)
                 ],
             )
             if n > local
-            else [[[parts[0] for parts in own]] for own in sums]
+            else [[[parts[0] for parts in own]] for own in sums]  # pyright: ignore[reportIndexIssue]
         )
         return [
-            [sum(column[1:], column[0].clone()).div_(n) for column in zip(*arrived, strict=True)]
+            [sum(column[1:], column[0].clone()).div_(n) for column in zip(*arrived, strict=True)]  # pyright: ignore[reportAttributeAccessIssue]
             for arrived in across
         ]
 
@@ -171,7 +176,9 @@ class Shards(Learners):
         for learner, every in zip(self.here, messages, strict=True):
             for place, index in enumerate(self.coded):
                 self._count(
-                    hop, index, sum(own[place].nbytes for to, own in every.items() if to != learner)
+                    hop,
+                    index,
+                    sum(own[place].nbytes for to, own in every.items() if to != learner),  # pyright: ignore[reportArgumentType]
                 )
         return arrived
 
@@ -187,10 +194,10 @@ class Shards(Learners):
         total = sum(one for (one,) in exchange.collectives.gather(own, "norms").wait())
         for index, layer in enumerate(exchange.layers):
             if layer.dense:
-                total = total + exchange.trained[index].grad.square().sum()
-        factor = (most / (total.sqrt() + 1e-6)).clamp(max=1.0)
+                total = total + exchange.trained[index].grad.square().sum()  # pyright: ignore[reportOptionalMemberAccess]
+        factor = (most / (total.sqrt() + 1e-6)).clamp(max=1.0)  # pyright: ignore[reportAttributeAccessIssue]
         for p in exchange.trained:
-            p.grad.mul_(factor)
+            p.grad.mul_(factor)  # pyright: ignore[reportOptionalMemberAccess]
         return True
 
     # Weights from their owners.
@@ -225,7 +232,7 @@ class Shards(Learners):
         every = exchange.collectives.share(own, address, "weights").wait()
         for mine in own:
             for index, one in zip(self.coded, mine, strict=True):
-                self._count("weights", index, one.nbytes * (n - 1))
+                self._count("weights", index, one.nbytes * (n - 1))  # pyright: ignore[reportArgumentType]
         for place, (index, (_, seen)) in enumerate(parts.items()):
             arrived = torch.stack([one[place] for one in every])
             now = (seen + arrived if self.differs else arrived).view(-1)

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -117,7 +117,7 @@ def open_study(
         lambda: optuna.create_study(
             study_name=name,
             storage=_storage(name, storage, store),
-            directions=goal.directions,
+            directions=goal.directions,  # pyright: ignore[reportArgumentType]
             load_if_exists=True,
             sampler=_sampler(goal, 0),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4)
@@ -257,7 +257,7 @@ def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, exec
     return mean if goal.budget is not None else (mean, share)
 
 
-def quality(row: dict[str, Any]) -> float:
+def quality(row: Mapping[str, Any]) -> float:
     """Larger is better: validation accuracy, or minus the validation loss of a language model,
     compression on.
     """
@@ -289,7 +289,7 @@ def best(study: optuna.Study, goal: Goal) -> list[optuna.trial.FrozenTrial]:
         return sorted(study.best_trials, key=lambda trial: trial.values[1])
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     feasible = [trial for trial in complete if trial.user_attrs["share"] <= goal.budget]
-    return [max(feasible, key=lambda trial: trial.value)] if feasible else []
+    return [max(feasible, key=lambda trial: trial.value)] if feasible else []  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _sampler(goal: Goal, made: int) -> optuna.samplers.BaseSampler:
@@ -310,7 +310,7 @@ def _storage(name: str, storage: str | None, store: Store) -> Any:
             raise UserError(f"study name '{name}' cannot be a file name")
         path = store.root / "studies" / f"{name}.journal"
         path.parent.mkdir(parents=True, exist_ok=True)
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))  # pyright: ignore[reportAttributeAccessIssue]
     if "://" not in storage:
         raise UserError(
             "--storage takes a database URL such as postgresql://user@host/name; leave it out "
@@ -453,7 +453,7 @@ def run(
                     workers,
                 ),
             )
-            for _ in range(workers)
+            for _ in range(workers)  # pyright: ignore[reportArgumentType]
         ]
         for process in processes:
             process.start()

@@ -32,10 +32,10 @@ def _build(
     run: Run, data: ImageData | Blocks, root: Path | None
 ) -> tuple[nn.Module, dict[str, nn.Module]]:
     if isinstance(run.model, OwnModel):
-        model = own.build(run.model, data.example, data.images.classes)
+        model = own.build(run.model, data.example, data.images.classes)  # pyright: ignore[reportAttributeAccessIssue]
         return model, cuts.chosen(run.model, model, own.legal_cuts(model, data.example))
     if isinstance(run.model, ImageModel) and run.model.name == "mlp":
-        perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, data.images.classes)
+        perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, data.images.classes)  # pyright: ignore[reportAttributeAccessIssue]
         return perceptron, cuts.chosen(run.model, perceptron, mlp.LAYERS)
     if isinstance(run.model, ImageModel):
         if data.example.dim() != 4:
@@ -43,9 +43,9 @@ def _build(
                 f"data.name={run.data.name}: samples of shape {tuple(data.example.shape[1:])}; "
                 f"model.name={run.model.name} takes images [channels, height, width]"
             )
-        model = resnet.build(run.model, data.images.channels, data.images.classes)
+        model = resnet.build(run.model, data.images.channels, data.images.classes)  # pyright: ignore[reportAttributeAccessIssue]
         return model, cuts.chosen(run.model, model, resnet.legal_cuts(model))
     from commsweep.models import causal_lm  # transformers takes seconds to import
 
-    model = causal_lm.build(run.model, data.vocabulary, run.data.block_size, root)
+    model = causal_lm.build(run.model, data.vocabulary, run.data.block_size, root)  # pyright: ignore[reportAttributeAccessIssue]
     return model, causal_lm.cut_points(run.model, model)

@@ -53,7 +53,7 @@ def build(spec: TextModel, vocabulary: int, block_size: int, root: Path | None) 
             "positions; choose a smaller block"
         )
     own = model.get_input_embeddings().num_embeddings
-    if not 0 <= own - vocabulary < 256:  # weights may be padded to a round number of rows
+    if not 0 <= own - vocabulary < 256:  # weights may be padded to a round number of rows  # pyright: ignore[reportOperatorIssue]
         raise UserError(
             f"the tokenizer has {vocabulary} tokens and {spec.weights or spec.name} has {own}: "
             "set data.tokenizer to the one the weights were trained with "
@@ -75,7 +75,7 @@ def pretrained(name: str, root: Path | None) -> PreTrainedModel:
 
     path, options = source(name, root)
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             path, dtype=torch.float32, output_loading_info=True, **options
         )
         blocks(model)
@@ -144,7 +144,7 @@ def embeddings(model: PreTrainedModel) -> list[Tensor]:
     block.
     """
     places = getattr(model.base_model, "wpe", None)
-    return [model.get_input_embeddings().weight, *([] if places is None else [places.weight])]
+    return [model.get_input_embeddings().weight, *([] if places is None else [places.weight])]  # pyright: ignore[reportReturnType]
 
 
 def writers(model: PreTrainedModel, n_blocks: int) -> list[tuple[Tensor, int]]:

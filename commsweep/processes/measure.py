@@ -38,7 +38,7 @@ def measure(
     store: Store,
     execution: Execution,
     patience: float,
-    done: Callable[[int], None] = lambda n: None,
+    done: Callable[[int], object] = lambda n: None,
 ) -> None:
     """Take these measurements; `done` hears how many of them there are so far. Needs Linux, root
     and iproute2.
@@ -68,7 +68,7 @@ def measure(
                 folder,
                 nodes.commands([MODULE, str(store.root.resolve())]),
                 nodes.environments(),
-                lambda seen, before=before: done(before + seen["done"]),
+                lambda seen, before=before: done(before + seen["done"]),  # pyright: ignore[reportArgumentType]
                 patience,
             )
         before += len(own)
@@ -97,7 +97,7 @@ def work(store: Store, folder: RunFolder) -> None:
         dist.barrier()
         row = calm.measure(partial(_train, run, wiring, execution, recorded, device))
         if first:
-            recorded.finish(row)
+            recorded.finish(row)  # pyright: ignore[reportArgumentType]
             write_json(folder.path / "progress.json", {"done": done + 1})
     dist.destroy_process_group()
 
@@ -106,7 +106,7 @@ def _train(*what: Any) -> Row | None:
     """By a trainer of its own: what is taken again begins anew."""
     from commsweep.processes.trainer import Trainer
 
-    return Trainer(*what).train()
+    return Trainer(*what).train()  # pyright: ignore[reportReturnType]
 
 
 def main(root: str) -> int:

@@ -306,7 +306,7 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem:
         inner = [f"{made.name}x{k}", f"{made.name}y{k}"]
         for outer, inside in zip(ends, inner, strict=True):
             _cable(outer, (made.wire(), inside))
-        made.late.append((*inner, cable.latency))
+        made.late.append((*inner, cable.latency))  # pyright: ignore[reportArgumentType]
     else:
         _cable(*ends)
     for turn, (space, name) in enumerate(ends):

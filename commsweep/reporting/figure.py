@@ -29,7 +29,7 @@ COLUMN = 3.4  # inches, one column of a two-column page
 INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 # Of a user's own matplotlibrc nothing is taken: a figure is a function of the rows.
-STYLE = {
+STYLE: Any = {
     name: value for name, value in matplotlib.rcParamsDefault.items() if name not in STYLE_BLACKLIST
 } | {
     "font.size": 7.5,
@@ -244,7 +244,7 @@ def logarithmic(*axes: Axis) -> None:
     """Logarithmic axes with plain numbers at 1, 2 and 5; left linear where nothing is drawn."""
     for axis in axes:
         if np.isfinite(axis.get_minpos()):
-            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # pyright: ignore[reportAttributeAccessIssue]
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.set_minor_formatter(NullFormatter())

@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
-from commsweep.store import Row, Store
+from commsweep.store import Store
 
 NAME = ".index.jsonl"
 
 
-def read(store: Store, flat: Callable[[Row], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def read(store: Store, flat: Callable[[Any], dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """`flat(row)` of every recorded outcome by id, in order of ids. Raises UserError naming a
     damaged folder.
     """
@@ -79,7 +79,7 @@ def _write(
             part.unlink(missing_ok=True)
 
 
-def _version(flat: Callable[[Row], dict[str, Any]]) -> str:
+def _version(flat: Callable[[Any], dict[str, Any]]) -> str:
     """Changes with the code that makes the rows, so that a newer program does not read an older
     one's.
     """

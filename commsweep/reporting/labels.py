@@ -122,7 +122,7 @@ def _shards(row: dict[str, Any]) -> str:
         said[part] = (
             "dense"
             if kind == "none"
-            else label(CROSSING, kind)
+            else label(CROSSING, kind)  # pyright: ignore[reportArgumentType]
             if bits is None or pd.isna(bits)
             else (f"{bits:g} bit")
         )
@@ -292,10 +292,10 @@ def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:
     """A feedback before its compressor; nothing where its record has no name for it (AdaComp's
     own).
     """
-    name = kinds[kind].label if kind in kinds else kind
+    name = kinds[kind].label if kind in kinds else kind  # pyright: ignore[reportAttributeAccessIssue]
     return f"{name} + " if name else ""
 
 
 def label(kinds: dict[str, type[Spec]], kind: str) -> str:
     """How tables call a kind: as its record says, else by itself."""
-    return kinds[kind].label or kind if kind in kinds else kind
+    return kinds[kind].label or kind if kind in kinds else kind  # pyright: ignore[reportAttributeAccessIssue]

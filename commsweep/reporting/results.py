@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
     )
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     out = {
         "id": row["id"],
         "status": row["status"],

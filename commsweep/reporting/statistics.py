@@ -48,7 +48,7 @@ class Region:
         """Whether a value lies in it."""
         if self.within is not None:
             return abs(value) < self.within
-        return value > self.above if self.above is not None else value < self.below
+        return value > self.above if self.above is not None else value < self.below  # pyright: ignore[reportOperatorIssue]
 
     @property
     def edge(self) -> float:

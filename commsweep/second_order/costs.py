@@ -73,8 +73,8 @@ def measure(collectives: Collectives, spec: KFAC) -> Costs:
             if many[0] > BRIEF:
                 break
         made = []
-        for first, second in zip(few, many, strict=True):
-            slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))
+        for first, second in zip(few, many, strict=True):  # pyright: ignore[reportPossiblyUnboundVariable]
+            slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))  # pyright: ignore[reportPossiblyUnboundVariable]
             made.append((max(1e-9, first - slope * at(sizes[0])) / parts, slope / parts))
         return made
 

@@ -10,18 +10,20 @@ the gradients of the mean loss of N terms:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 BLOCK = 128  # rows at which a product is not halved any more
 
 
-def weight_matrix(module: nn.Module) -> Tensor:
+def weight_matrix(module: Any) -> Tensor:
     """A layer's weight as [out, in]: a view."""
     return module.weight.mT if turned(module) else module.weight.flatten(1)
 
 
-def supported(module: nn.Module) -> bool:
+def supported(module: Any) -> bool:
     """Whether factors of this layer are known."""
     return (
         isinstance(module, nn.Linear)
@@ -35,13 +37,13 @@ def supported(module: nn.Module) -> bool:
     )
 
 
-def sizes(module: nn.Module) -> tuple[int, int]:
+def sizes(module: Any) -> tuple[int, int]:
     """Rows of A and of G."""
     out, into = weight_matrix(module).shape
     return into + (module.bias is not None), out
 
 
-def inputs(module: nn.Module, x: Tensor) -> Tensor:
+def inputs(module: Any, x: Tensor) -> Tensor:
     """What entered a layer, [in, n, s], without the one of a bias; float32 or wider.
 
     Of a convolution these are its patches. Features come first, so that a convolution's are copied
@@ -52,7 +54,7 @@ def inputs(module: nn.Module, x: Tensor) -> Tensor:
         return x.reshape(len(x), -1, x.shape[-1]).permute(2, 0, 1)
     (ph, pw), (sh, sw), (dh, dw) = module.padding, module.stride, module.dilation
     kh, kw = module.kernel_size
-    x = nn.functional.pad(x, (pw, pw, ph, ph)) if ph or pw else x
+    x = nn.functional.pad(x, (pw, pw, ph, ph)) if ph or pw else x  # pyright: ignore[reportArgumentType]
     n, c, height, width = x.shape
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
     sn, sc, s_row, s_column = x.stride()
@@ -63,7 +65,7 @@ def inputs(module: nn.Module, x: Tensor) -> Tensor:
     return patches.reshape(c * kh * kw, n, rows * columns)
 
 
-def slopes(module: nn.Module, g: Tensor) -> Tensor:
+def slopes(module: Any, g: Tensor) -> Tensor:
     """Gradients at a layer's output, [out, n, s]; float32 or wider."""
     g = _wide(g)
     return (
@@ -144,7 +146,7 @@ def unpacked(elements: Tensor, d: int) -> Tensor:
     return matrix
 
 
-def turned(module: nn.Module) -> bool:
+def turned(module: Any) -> bool:
     """Whether it is transformers' Conv1D, a Linear whose weight is [in, out]; known by name, so it
     is not imported.
     """

@@ -20,6 +20,14 @@ class Layer(nn.Module):
     and eigenvalues.
     """
 
+    a: Tensor
+    a_inverse: Tensor
+    a_values: Tensor
+    g: Tensor
+    g_inverse: Tensor
+    g_values: Tensor
+    bad: Tensor
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__()
         self.name, self._module = name, [module]  # in a list: it is the model's
@@ -35,8 +43,8 @@ class Layer(nn.Module):
         self.taken = 0.0
 
     @property
-    def module(self) -> nn.Module:
-        """The layer itself."""
+    def module(self) -> Any:
+        """The layer itself: a module with a weight, and maybe a bias."""
         return self._module[0]
 
     def average(self, a: Tensor, g: Tensor, decay: float) -> None:

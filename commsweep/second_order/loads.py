@@ -66,7 +66,7 @@ def loads(name: str) -> tuple[Load, ...]:
         net, x = _network(name).eval(), torch.empty(1, 3, SIDE.get(name, 224), SIDE.get(name, 224))
         for called, module in net.named_modules():
             if factors.supported(module):
-                module.register_forward_hook(ran(called))
+                module.register_forward_hook(ran(called))  # pyright: ignore[reportArgumentType]
         net(x)
     return tuple(found)
 

@@ -21,6 +21,7 @@ from commsweep.collectives import Collectives, Handle, Message, mean
 from commsweep.compressors import build, message
 from commsweep.config import KFAC, LearnerWiring
 from commsweep.feedback import gradients as feedback
+from commsweep.modules import Modules
 from commsweep.second_order import fusion
 
 WHAT = "factors"
@@ -48,7 +49,7 @@ class FactorMessages(nn.Module):
         self.spec, self.elements, self.seed, self.collectives = spec, elements, seed, collectives
         self.fusion, self.buffer = (wiring.fusion, wiring.buffer) if wiring else ("after", 1)
         self.compressor, self.dense = build(spec.compressor), spec.compressor.kind == "none"
-        self.memories = nn.ModuleList(
+        self.memories: Modules[Any] = Modules(
             nn.ModuleList(
                 feedback.build(spec.feedback, torch.Size([n]), collectives.learners, self.dense)
                 for n in elements

@@ -28,6 +28,7 @@ from commsweep.collectives import Collectives, Handle, Processes, Simulated
 from commsweep.component import Component, Moment, Pass
 from commsweep.config import KFAC, LearnerWiring
 from commsweep.errors import UserError, notice
+from commsweep.modules import Modules
 from commsweep.second_order import costs, factors, placement
 from commsweep.second_order.layer import SIDES, Layer
 from commsweep.second_order.messages import FactorMessages
@@ -74,7 +75,7 @@ class Preconditioner(Component):
                 "Conv1D, run once a pass and trained whole) with factors of at most "
                 f"kfac.largest={spec.largest} rows"
             )
-        self.layers = nn.ModuleList(Layer(name, module) for name, module in found)
+        self.layers: Modules[Layer] = Modules(Layer(name, module) for name, module in found)
         self.factors = placement.factors_of(
             [d for _, module in found for d in factors.sizes(module)]
         )
@@ -91,7 +92,7 @@ class Preconditioner(Component):
             seed,
             self.collectives,
             wiring,
-            (lambda: self.costs.gather) if self.costs else None,
+            (lambda: self.costs.gather) if self.costs else None,  # pyright: ignore[reportOptionalMemberAccess]
         )
         self.placed = self._placed(wiring)
         self.steps = self.inversions = 0
@@ -123,7 +124,7 @@ class Preconditioner(Component):
                     self.factors,
                     learners,
                     fraction=wiring.fraction,
-                    small=placement.below(wiring.small) if wiring.small else self.costs.small,
+                    small=placement.below(wiring.small) if wiring.small else self.costs.small,  # pyright: ignore[reportOptionalMemberAccess]
                 )
             except ValueError as error:
                 raise UserError(f"--fraction: {error}") from None
@@ -351,7 +352,7 @@ class Preconditioner(Component):
                     sum(
                         torch.dot(a.reshape(-1), b.reshape(-1))
                         for a, b in zip(made, grads, strict=True)
-                    ).abs()
+                    ).abs()  # pyright: ignore[reportAttributeAccessIssue]
                     * rate**2
                 )
                 scale = (self.spec.kl_clip / size.clamp(min=1e-30)).sqrt().clamp(max=1.0)
@@ -394,7 +395,7 @@ class Preconditioner(Component):
     def _timed(self, part: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.seconds[part] += time.perf_counter() - began
+        self.seconds[part] += time.perf_counter() - began  # pyright: ignore[reportArgumentType]
 
     # What is known of it.
 

@@ -161,7 +161,7 @@ def _local_strided(
     n = t // width
     scale, exact = d**-0.5 if scale is None else scale, torch.promote_types(v.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):  # fused kernels keep scores in float32, too
-        out = _both(q.to(exact) * scale, k.to(exact), v.to(exact), width, n, dropout)
+        out = _both(q.to(exact) * scale, k.to(exact), v.to(exact), width, n, dropout)  # pyright: ignore[reportOperatorIssue]
     return out.reshape(b, h, t, d).to(v.dtype)
 
 
@@ -269,7 +269,7 @@ def _woven(even: Tensor, odd: Tensor) -> Tensor:
 class Attending:
     """The attention layers of a language model of transformers, switched between patterns."""
 
-    def __init__(self, model: nn.Module, width: int, alternate: str) -> None:
+    def __init__(self, model: Any, width: int, alternate: str) -> None:
         """Puts itself into the model. Raises ValueError when its blocks have no attention that can
         be replaced.
         """
@@ -313,7 +313,7 @@ class Attending:
         return first.kind, None if other == first.kind else other
 
 
-def _heads(model: nn.Module) -> int:
+def _heads(model: Any) -> int:
     return model.config.num_attention_heads
 
 
@@ -332,7 +332,7 @@ def _attention(
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    own: Layer = module.attends
+    own: Layer = module.attends  # pyright: ignore[reportAssignmentType]
     if own.kind == "causal" and own.beside is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more

@@ -146,7 +146,7 @@ def step(
             out[GROWTH] += 2.0 * one.positions * (one.numel - alive)
     if (own := network.attention) is not None:
         out[ATTENTION] = own.forward(attending) * ((3 + own.again) if backward else 1)
-    return out
+    return out  # pyright: ignore[reportReturnType]
 
 
 def update(numel: int, prune: int, grow: int, growth: str) -> float:

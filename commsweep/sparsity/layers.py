@@ -14,7 +14,7 @@ from commsweep.sparsity.flops import Attention, Network, Product
 
 
 def survey(
-    model: nn.Module, sample: Tensor, modules: str
+    model: Any, sample: Tensor, modules: str
 ) -> tuple[Network, list[tuple[str, nn.Parameter]]]:
     """(what the model multiplies for a sample [1, ...], the weights that have masks by name, in the
     same order).
@@ -25,7 +25,7 @@ def survey(
     seen: dict[str, dict[str, Any]] = {}
 
     def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        channels = output.shape[1] if module.weight.dim() > 2 else output.shape[-1]
+        channels = output.shape[1] if module.weight.dim() > 2 else output.shape[-1]  # pyright: ignore[reportCallIssue]
         own = seen.setdefault(
             name, {"module": module, "calls": 0, "first": not inputs[0].requires_grad}
         )
@@ -101,7 +101,7 @@ def _multiplies(module: nn.Module) -> bool:
     return factors.supported(module) or isinstance(module, nn.Conv2d)
 
 
-def _repeated(model: nn.Module, products: list[nn.Module]) -> set[int]:
+def _repeated(model: Any, products: list[nn.Module]) -> set[int]:
     """The products that gradient checkpointing repeats: a block's, but not its last one, unless
     dropout follows it (torch stops as soon as all has been found again that the backward needs).
     """
@@ -114,7 +114,7 @@ def _repeated(model: nn.Module, products: list[nn.Module]) -> set[int]:
     return found
 
 
-def _attention(model: nn.Module, sample: Tensor, again: bool) -> Attention:
+def _attention(model: Any, sample: Tensor, again: bool) -> Attention:
     config = model.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Attention(

@@ -60,7 +60,7 @@ def _score(weight: Tensor, grad: Tensor | None, spec: Sparsity) -> Tensor:
     size = weight.detach().abs().flatten()
     if spec.score == "magnitude":
         return size
-    slope = grad.abs().flatten()
+    slope = grad.abs().flatten()  # pyright: ignore[reportOptionalMemberAccess]
     if spec.score == "mest":
         return size.add_(slope, alpha=spec.mest)
     if spec.score == "sensitivity":
@@ -86,7 +86,7 @@ def _grown(
     by_gradient = round(grow * shares[spec.growth])
     grown = torch.zeros_like(candidates)
     if by_gradient:
-        grown = _largest(grad.abs().flatten().masked_fill(~candidates, NEVER), by_gradient)
+        grown = _largest(grad.abs().flatten().masked_fill(~candidates, NEVER), by_gradient)  # pyright: ignore[reportOptionalMemberAccess]
     if grow > by_gradient:
         left = candidates & ~grown
         grown = grown | _largest(
@@ -110,6 +110,9 @@ def _random(weight: Tensor, seed: int, layer: int, step: int) -> Tensor:
 
 class Mask(nn.Module):
     """The mask of one layer's weight, and what became of it."""
+
+    dead: Tensor
+    ever: Tensor
 
     def __init__(self, name: str, weight: nn.Parameter, dead: Tensor) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from commsweep.config import GPT2_SIZES, Run, Sparsity, TextModel
+from commsweep.config import GPT2_SIZES, Run, Sparsity, TextModel, TextSet
 from commsweep.errors import UserError
 from commsweep.sparsity import densities, flops
 from commsweep.sparsity.flops import Account, Attention, Network, Product
@@ -52,17 +52,19 @@ def network(run: Run) -> Network:
             f"({', '.join(GPT2_SIZES)}); a run of any model with the section sparsity counts "
             "its own"
         )
-    if run.data.tokenizer not in VOCABULARY:
+    data = run.data
+    assert isinstance(data, TextSet), "a language model is trained on text"
+    if data.tokenizer not in VOCABULARY:
         raise UserError(
-            f"data.tokenizer={run.data.tokenizer}: FLOPs are planned for {', '.join(VOCABULARY)}"
+            f"data.tokenizer={data.tokenizer}: FLOPs are planned for {', '.join(VOCABULARY)}"
         )
     depth, width, heads = GPT2_SIZES[run.model.name]
     made = gpt2(
         depth,
         run.model.width or width,
         heads,
-        VOCABULARY[run.data.tokenizer],
-        run.data.block_size,
+        VOCABULARY[data.tokenizer],
+        data.block_size,
         run.sparsity.modules if run.sparsity else "blocks",
     )
     if not run.model.gradient_checkpointing:
@@ -74,7 +76,7 @@ def network(run: Run) -> Network:
             one if one.head or (last and one.name.endswith(last)) else replace(one, again=True)
             for one in made.products
         ),
-        replace(made.attention, again=True),
+        made.attention and replace(made.attention, again=True),
     )
 
 
@@ -124,11 +126,11 @@ def rows(run: Run) -> list[int]:
     """Samples of the steps of an epoch. Raises UserError where a text run takes all blocks there
     are.
     """
-    if not run.data.train_blocks:
+    if not run.data.train_blocks:  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError(
             "data.train_blocks=0 takes all there are, which a plan does not know: give --steps"
         )
-    whole, rest = divmod(run.data.train_blocks, run.data.batch_size)
+    whole, rest = divmod(run.data.train_blocks, run.data.batch_size)  # pyright: ignore[reportAttributeAccessIssue]
     return [run.data.batch_size] * whole + [rest] * bool(rest)
 
 

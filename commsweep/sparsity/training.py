@@ -22,6 +22,7 @@ from commsweep.component import Component, Moment, Pass
 from commsweep.compressors.bits import mask_bytes, pack_mask, unpack_mask
 from commsweep.config import Sparsity
 from commsweep.errors import UserError
+from commsweep.modules import Modules
 from commsweep.sparsity import densities, flops, masks
 from commsweep.sparsity.attention import Attending
 from commsweep.sparsity.layers import survey
@@ -66,7 +67,7 @@ class SparseTraining(Component):
         for one in self.schedule.stretches:
             densities.densities(self.shapes, spec, one.phase.sparsity)
         first = densities.live(self.shapes, spec, self.schedule.target(0))
-        self.masks = nn.ModuleList(
+        self.masks: Modules[Mask] = Modules(
             Mask(name, weight, masks.first_mask(weight, live, spec, seed, index))
             for index, ((name, weight), live) in enumerate(zip(weights, first, strict=True))
         )
@@ -74,12 +75,13 @@ class SparseTraining(Component):
         self.attending = self._attending(model) if spec.attends else None
         self.account = flops.Account(self.network)
         self.live_only = exchange is not None and exchange.spec.compressor.kind != "none"
-        self._exchange = [exchange]
+        self._exchange: list[Any] = [exchange]
         self.updates = 0
         self.sent = 0  # bytes of places, all learners together
         self._learners = exchange.spec.learners if exchange is not None else 1
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._rows, self._due = 0, None
+        self._optimizer: Any = None
+        self._rows = 0
+        self._due: Any = None  # counts by mask, or None where no mask moves
         self._before = [mask.live for mask in self.masks]
         self._weights = sum(mask.dead.numel() for mask in self.masks)
         # since the last evaluation: step, live, grown
@@ -129,7 +131,7 @@ class SparseTraining(Component):
         if self._due is not None and not self.live_only:
             self._move(
                 [
-                    self._choice(index, counts, mask.weight.grad, moment.step)
+                    self._choice(index, counts, mask.weight.grad, moment.step)  # pyright: ignore[reportArgumentType]
                     for index, (mask, counts) in enumerate(zip(self.masks, self._due, strict=True))
                 ],
                 moment.step,

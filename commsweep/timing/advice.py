@@ -133,11 +133,11 @@ def advise(
 
 
 def _choice(exact: Measured | None, model: Model | None, network: Network, steps: int) -> Choice:
-    one = exact or model.base
+    one = exact or model.base  # pyright: ignore[reportOptionalMemberAccess]
     return Choice(
         one.method,
         one.schedule,
-        exact.seconds if exact else model.step(network),
+        exact.seconds if exact else model.step(network),  # pyright: ignore[reportOptionalMemberAccess]
         steps,
         exact is not None,
         (one.row["id"], one.row["run_id"]),
@@ -159,7 +159,7 @@ def regrets(
     for own in groups.values():
 
         def needed(one: Measured, step: float) -> float:
-            return steps[one.row["run_id"]] * step
+            return steps[one.row["run_id"]] * step  # pyright: ignore[reportOptionalOperand]
 
         advised = min(own, key=lambda one: needed(one, fits[one.series].step(one.network)))
         best = min(own, key=lambda one: needed(one, one.seconds))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from commsweep.reporting.figure import COLUMN, INK, STYLE, legend
 from commsweep.reporting.table import Table
@@ -77,6 +78,6 @@ def timelines(setting: Setting, found: Found) -> Figure:
             axis.invert_yaxis()
             axis.grid(axis="y", visible=False)
         axes[-1, 0].set_xlabel(f"seconds (predicted; {setting.title}, {setting.cluster.gpus} GPUs)")
-        handles = [plt.Rectangle((0, 0), 1, 1, color=ink) for ink in INK[: len(STACK)]]
+        handles = [Rectangle((0, 0), 1, 1, color=ink) for ink in INK[: len(STACK)]]
         legend(figure, handles, STACK)
     return figure

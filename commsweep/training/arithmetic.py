@@ -25,7 +25,7 @@ def install(run: Run, device: torch.device) -> None:
         torch.backends.cuda.matmul,
         torch.backends.cudnn,
     ):  # cudnn's default would be tf32
-        backend.allow_tf32 = run.precision == "tf32"
+        backend.allow_tf32 = run.precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
     # Attention's other kernels sum gradients in the order they finish in.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -49,7 +49,7 @@ class MatricesAndRest(torch.optim.Optimizer):
         if rest:
             rate = optim.lr if optim.kind == "muon" else optim.rest_lr
             made.append(
-                torch.optim.AdamW(
+                torch.optim.AdamW(  # pyright: ignore[reportArgumentType]
                     rest,
                     rate,
                     (optim.beta1, optim.beta2),
@@ -99,7 +99,7 @@ def optimizer(
                 "optim.kind=adamw"
             )
         chosen = {id(p) for p in matrices}
-        return MatricesAndRest(optim, matrices, [p for p in parameters if id(p) not in chosen])
+        return MatricesAndRest(optim, matrices, [p for p in parameters if id(p) not in chosen])  # pyright: ignore[reportArgumentType]
     if optim.kind == "adamw":
         return torch.optim.AdamW(
             parameters,
@@ -110,9 +110,13 @@ def optimizer(
             fused=True,
         )
     made = torch.optim.SGD(
-        parameters, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=True
+        parameters,
+        optim.lr,
+        optim.momentum,  # pyright: ignore[reportAttributeAccessIssue]
+        weight_decay=optim.weight_decay,
+        fused=True,  # pyright: ignore[reportAttributeAccessIssue]
     )
-    if optim.momentum:
+    if optim.momentum:  # pyright: ignore[reportAttributeAccessIssue]
         made.register_step_pre_hook(_begin_late)
     return made
 
@@ -131,7 +135,7 @@ def _begin_late(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def states(run: Run) -> int:
     """Tensors that the optimizer keeps of each weight."""
     known = {"adamw": 2, "muon": 1, "dion": 0}  # matrices'
-    return known[run.optim.kind] if run.optim.kind in known else int(run.optim.momentum > 0)
+    return known[run.optim.kind] if run.optim.kind in known else int(run.optim.momentum > 0)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def rates(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> tuple[Any, str]:

@@ -93,7 +93,7 @@ def nothing_lost(
             raise RuntimeError("settings lost on the way to the run: " + "; ".join(lost))
 
 
-def model_of(run: Run, model: nn.Module, cuts: tuple[str, ...]) -> Spec:
+def model_of(run: Run, model: Any, cuts: tuple[str, ...]) -> Spec:
     """A network's settings, read from it and from where it is cut."""
     if isinstance(run.model, OwnModel):
         return model.made_by.model_copy(update={"cuts": cuts})
@@ -164,5 +164,5 @@ def _schedule(scheduler: Any) -> Spec:
     if isinstance(scheduler, torch.optim.lr_scheduler.CosineAnnealingLR):
         return CosineSpec(t_max=scheduler.T_max)
     if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
-        return LinearSpec(warmup=scheduler.lr_lambdas[0].epochs)
+        return LinearSpec(warmup=scheduler.lr_lambdas[0].epochs)  # pyright: ignore[reportFunctionMemberAccess]
     return ConstantSpec()

@@ -36,7 +36,7 @@ def row(
     totals: the components' (boundaries, bytes, gradients). tokens: of a sample, for text. more:
     what only some rows have.
     """
-    return {
+    return {  # pyright: ignore[reportReturnType]
         "schema": SCHEMA,
         "id": run_id(run),
         "status": status,

@@ -19,7 +19,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import Logger
-from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.plugins.environments import LightningEnvironment  # pyright: ignore[reportPrivateImportUsage]
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
@@ -290,7 +290,7 @@ def trainer(
     )
     # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory
     # each.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return made
 
 
@@ -341,8 +341,8 @@ def installed(run: Run, parts: Parts, made: pl.Trainer) -> Installed:
         made.lr_scheduler_configs[0].scheduler,
         sections,
         max(1, len(task.divide(parts.data.train.batch_size)) // shares),
-        made.max_epochs,
-        made.check_val_every_n_epoch,
+        made.max_epochs,  # pyright: ignore[reportArgumentType]
+        made.check_val_every_n_epoch,  # pyright: ignore[reportArgumentType]
         arithmetic.installed(autocast),
     )
 
@@ -386,7 +386,7 @@ class Recorder(Checkpoint):
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, task: Task) -> None:
-        if trainer.current_epoch + 1 >= trainer.max_epochs:
+        if trainer.current_epoch + 1 >= (trainer.max_epochs or 0):
             return
         stop = self.stopping()
         if stop or self.pace.due():

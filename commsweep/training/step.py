@@ -23,6 +23,7 @@ from commsweep.component import Component, Moment, Pass
 from commsweep.config import Run
 from commsweep.data.module import Batch
 from commsweep.errors import Diverged, UserError
+from commsweep.modules import NamedModules
 from commsweep.training import optim
 
 CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the device once
@@ -33,7 +34,7 @@ class Task(pl.LightningModule):
     loss is.
     """
 
-    automatic_optimization = False
+    automatic_optimization = False  # pyright: ignore[reportAssignmentType]
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class Task(pl.LightningModule):
         """divide: the passes that a batch of so many rows is worked on in."""
         super().__init__()
         self.run, self.model, self.divide = run, model, divide
-        self.components = nn.ModuleDict(components)
+        # Any: the run names some of them for what they are (boundaries, learners).
+        self.components: NamedModules[Any] = NamedModules(components)
         self.clip = getattr(run.optim, "clip", 0.0)
         # As an engine of pipelines adds up microbatches: sums first. Learners weigh theirs.
         self.engine = run.microbatches > 1 and components["learners"].exchange is None
@@ -53,7 +55,8 @@ class Task(pl.LightningModule):
         self.seconds = {"train": 0.0, "eval": 0.0}
         self.spent: dict[str, float] = {}  # seconds of this process after backwards, by component
         self._totals: dict[str, Tensor] = {}
-        self._loss_sum = self._samples = None
+        self._loss_sum: Tensor | None = None
+        self._samples = 0
         # Of a training whose passes are shared out among processes: gathers what all say, in their
         # order.
         self.gather: Callable[[Any], list[Any]] | None = None
@@ -117,7 +120,8 @@ class Task(pl.LightningModule):
         """
         began = time.perf_counter()
         x, y, samples = batch
-        optimizer, passes = self.optimizers(), self.divide(len(y))
+        optimizer: Any = self.optimizers()
+        passes = self.divide(len(y))
         moment = Moment(
             self.global_step,
             self.current_epoch,
@@ -177,7 +181,7 @@ class Task(pl.LightningModule):
                 self.end_gradient()
             for component in self.components.values():
                 component.after_pass(moment, one)
-        return loss
+        return loss  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def begin_gradient(self) -> None:
         """Before the first pass that a learner's gradient is summed over."""
@@ -192,7 +196,7 @@ class Task(pl.LightningModule):
     def _next_rate(self) -> None:
         config = self.trainer.lr_scheduler_configs[0]
         if config.interval == "step" or self.trainer.is_last_batch:
-            config.scheduler.step()
+            config.scheduler.step()  # pyright: ignore[reportCallIssue]
 
     def on_train_epoch_start(self) -> None:
         self._loss_sum = torch.zeros((), device=self.device)
@@ -204,7 +208,7 @@ class Task(pl.LightningModule):
         if self.gather is not None:
             self._untold.append((number, rows, loss))
             return
-        self._loss_sum += loss
+        self._loss_sum += loss  # pyright: ignore[reportOperatorIssue]
         self._samples += rows
 
     def on_train_epoch_end(self) -> None:
@@ -225,7 +229,7 @@ class Task(pl.LightningModule):
             for _, rows, loss in sorted(tuple(one) for every in told for one in every):
                 self._loss_sum += loss
                 self._samples += rows
-        return float(self._loss_sum) / max(1, self._samples)
+        return float(self._loss_sum) / max(1, self._samples)  # pyright: ignore[reportArgumentType]
 
     def _check_finite(self) -> None:
         if math.isfinite(self.train_loss):
@@ -245,7 +249,7 @@ class Task(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y, _ = batch
-        split = "test" if dataloader_idx == len(self.trainer.val_dataloaders) - 1 else "val"
+        split = "test" if dataloader_idx == len(self.trainer.val_dataloaders) - 1 else "val"  # pyright: ignore[reportArgumentType]
         for modes in scored(self.run.scores_alike(self.current_epoch)):
             for component in self.components.values():
                 component.before_scoring(self.current_epoch, batch_idx, modes[0] == "on")
@@ -371,7 +375,7 @@ def check_norms(
     values: dict[str, int] = {}
     hooks = [
         one.register_forward_hook(
-            lambda _, inputs, out, name=name: values.update({name: out.numel() // out.shape[1]})
+            lambda _, inputs, out, name=name: values.update({name: out.numel() // out.shape[1]})  # pyright: ignore[reportAttributeAccessIssue]
         )
         for name, one in norms
     ]

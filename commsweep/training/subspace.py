@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from commsweep.boundary.insert import Boundaries
 from commsweep.component import Component, Moment
 from commsweep.compressors.coders import Coder, Frozen
-from commsweep.config import Run
+from commsweep.config import Run, SubspaceSpec, TextModel
 from commsweep.errors import UserError
 from commsweep.models import causal_lm
 
@@ -27,19 +27,22 @@ class Confined:
     """
 
     def __init__(
-        self, run: Run, model: nn.Module, boundaries: Boundaries, stage: int | None = None
+        self, run: Run, model: Any, boundaries: Boundaries, stage: int | None = None
     ) -> None:
         """stage: the one of a real pipeline whose weights are to be confined from now on; None: all
         of the model's.
         """
         self._boundaries = boundaries
+        spec = run.fwd.compressor
+        assert isinstance(run.model, TextModel) and isinstance(spec, SubspaceSpec)
         size = len(causal_lm.blocks(model)) // run.model.stages
         before, embeddings = (run.model.stages - 1) * size, causal_lm.embeddings(model)
         self.writers: list[tuple[Tensor, int]] = []
         self.moving: list[tuple[Tensor, Tensor]] = []
-        if run.fwd.compressor.frozen:
-            boundaries.step.frozen = Frozen(*(*embeddings, None)[:2])
-        if not run.fwd.compressor.constrain:
+        if spec.frozen:
+            places = embeddings[1] if len(embeddings) > 1 else None
+            boundaries.step.frozen = Frozen(embeddings[0], places)
+        if not spec.constrain:
             return
         every = causal_lm.writers(model, before)
         causal_lm.confine(every, self._coder.encoder)
@@ -48,8 +51,7 @@ class Confined:
         )
         # as many of each block
         self.writers = every[len(every) * begin // before : len(every) * end // before]
-        if run.fwd.compressor.frozen:
-            frozen = boundaries.step.frozen
+        if (frozen := boundaries.step.frozen) is not None:
             self.moving = [
                 (weight, start)
                 for weight, start in zip(embeddings, (frozen.tokens, frozen.places), strict=False)
@@ -59,7 +61,9 @@ class Confined:
     @property
     def _coder(self) -> Coder:
         """Any boundary's: all are alike, and lie where the model lies by now."""
-        return next(boundary.coder for boundary in self._boundaries.values())
+        coder = next(boundary.coder for boundary in self._boundaries.values())
+        assert coder is not None, "every boundary of such a run has one"
+        return coder
 
     def __call__(self) -> None:
         causal_lm.confine(self.writers, self._coder.encoder)
@@ -78,7 +82,7 @@ class Subspace(Component):
     what may move.
     """
 
-    def __init__(self, run: Run, model: nn.Module, boundaries: Boundaries) -> None:
+    def __init__(self, run: Run, model: Any, boundaries: Boundaries) -> None:
         super().__init__()
         self._boundaries = [boundaries]  # in a list: it is the task's, not a part of this one
         self._confined = Confined(run, model, boundaries)
@@ -89,7 +93,7 @@ class Subspace(Component):
             causal_lm.entrance(model).register_forward_pre_hook(self._anchor, with_kwargs=True)
 
     @torch.no_grad()
-    def check(self, model: nn.Module, example: Tensor) -> None:
+    def check(self, model: Any, example: Tensor) -> None:
         """Raise UserError when the code of a confined model loses something of a sample [1,
         tokens]: something else than the layers that are confined writes to what crosses.
         """

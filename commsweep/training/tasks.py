@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from commsweep.component import Component, Pass
@@ -44,7 +45,7 @@ class LanguageModelling(Task):
     def __init__(
         self,
         run: Run,
-        model: nn.Module,
+        model: Any,
         components: dict[str, Component],
         divide: Callable[[int], list[Pass]],
     ) -> None:
@@ -59,7 +60,7 @@ class LanguageModelling(Task):
         )
         if (
             run.microbatches == 1
-            or run.model.stages == 1
+            or run.model.stages == 1  # pyright: ignore[reportAttributeAccessIssue]
             or getattr(head, "weight", None) is not self._tied
         ):
             self._tied = None
@@ -84,7 +85,7 @@ class LanguageModelling(Task):
         super().end_gradient()
         if self._head is not None:
             head = self._head.grad.div_(self.run.microbatches) if self.engine else self._head.grad
-            self._tied.grad = head + self._tied.grad
+            self._tied.grad = head + self._tied.grad  # pyright: ignore[reportOptionalMemberAccess]
             self._head = None
 
     @staticmethod

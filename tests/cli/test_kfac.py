@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from commsweep.cli.main import main
-from commsweep.registry import content
+from commsweep.registry import content, plan
 from commsweep.store import Store
 from tests.analysis import test_kfac
 from tests.processes.test_links import allowed, rooted
@@ -121,7 +121,7 @@ def test_every_plan_has_a_sweep_and_is_made_of_measurements_that_can_be_taken():
     from commsweep.registry import sweep
 
     for name in kfac.PLANS:
-        wanted = kfac.plan(name)
+        wanted = plan(name)
         assert sweep(name) and len({str(one) for one in wanted}) == len(wanted)
         for run, wiring in wanted:
             ddp.check(run, wiring)

@@ -11,9 +11,9 @@ import torch
 from datasets import Dataset, Features, Image, Value
 
 from commsweep.config import ImageSet
-from commsweep.data import Batches, ImageData, module
+from commsweep.data import module
 from commsweep.data.images import CIFAR_MEAN, CIFAR_STD, load
-from commsweep.data.module import _moved
+from commsweep.data.module import Batches, ImageData, _moved
 from commsweep.errors import UserError
 
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from datasets import Dataset
 from transformers import GPT2TokenizerFast
 
 from commsweep.config import Execution, TextSet, override
-from commsweep.data import Blocks, text
+from commsweep.data import text
+from commsweep.data.module import Blocks
 from commsweep.errors import UserError
 from commsweep.training.run import build
 from tests.helpers import tiny_text

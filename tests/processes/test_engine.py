@@ -90,7 +90,8 @@ def test_stages_of_images_are_cuts():
 )
 @pytest.mark.parametrize("name", ["resnet_small", "mlp"])
 def test_the_stages_one_after_the_other_are_the_network(name, cuts):
-    from commsweep import data, models
+    from commsweep import models
+    from commsweep.data import load as data
 
     if name == "mlp":
         cuts = tuple(cut for cut in cuts if cut.startswith("layer"))

@@ -9,7 +9,8 @@ import pytest
 
 from commsweep.cli.main import main
 from commsweep.errors import UserError
-from commsweep.reporting.findings import FINDINGS, Finding, page
+from commsweep.registry import findings
+from commsweep.reporting.findings import Finding, page
 from tests.test_layout import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -17,12 +18,14 @@ RESULTS = ROOT / "docs" / "results"
 
 def test_the_page_in_the_repository_is_written_from_its_results():
     written = (ROOT / "docs" / "findings.md").read_text()
-    assert written == page(FINDINGS, RESULTS), "renew it with commsweep findings"
+    assert written == page(findings(), RESULTS), "renew it with commsweep findings"
     for link in re.findall(r'\]\((results/[^)]+)\)|src="([^"]+)"', written):
         assert (ROOT / "docs" / (link[0] or link[1])).exists()
 
 
-@pytest.mark.parametrize("folder", sorted({folder for one in FINDINGS for folder, _ in one.claims}))
+@pytest.mark.parametrize(
+    "folder", sorted({folder for one in findings() for folder, _ in one.claims})
+)
 def test_every_number_leads_to_rows_in_the_repository(folder):
     rows = (RESULTS / folder / "rows.csv").read_text()
     told = json.loads((RESULTS / folder / "claims.json").read_text())["claims"]

@@ -7,7 +7,7 @@ import pytest
 
 from commsweep.config import SCHEMA, override, record, run_id
 from commsweep.processes import ddp
-from commsweep.registry import content
+from commsweep.registry import content, plan
 from commsweep.second_order.placement import Factor, place
 from commsweep.timing import kfac_report as spd_iterations
 from commsweep.timing import network_report as links
@@ -99,7 +99,7 @@ def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0, ru
 
 def fill(store):
     """The measurements of demo-kfac, made up."""
-    for run, wiring in kfac.plan("demo-kfac"):
+    for run, wiring in plan("demo-kfac"):
         folder = ddp.folder_of(store, run, wiring)
         folder.make()
         folder.finish(

@@ -16,7 +16,7 @@ from commsweep.cli.main import main
 from commsweep.config import SCHEMA, Wiring, parse, record, run_id
 from commsweep.errors import UserError
 from commsweep.processes import pipeline
-from commsweep.registry import content
+from commsweep.registry import content, plan
 from commsweep.store import Store
 from commsweep.timing import advice as advising
 from commsweep.timing import measured_pipelines as measured
@@ -429,7 +429,6 @@ def test_every_plan_is_made_of_runs_that_can_be_cut():
     from commsweep.processes import stages
 
     PLANS = content("sweeps.links").PLANS
-    plan = content("sweeps.links").plan
 
     for name in PLANS:
         made = plan(name)

@@ -210,7 +210,7 @@ class _Worker:
 
     def _ended(self, status: str, error: str) -> dict[str, Any]:
         try:
-            return record_end(self.run, self.setting.job.store, status, error)
+            return record_end(self.run, self.setting.job.store, status, error)  # pyright: ignore[reportArgumentType]
         except Busy:  # another launcher was quicker to take the cell of a dead worker
             return {"status": "busy"}
 

@@ -140,9 +140,9 @@ class _Follow:
             self._note(
                 name,
                 {
-                    "status": row["status"],
-                    "error": row["error"],
-                    "busy": sum(row["seconds"].get(part, 0.0) for part in ("train", "eval")),
+                    "status": row["status"],  # pyright: ignore[reportOptionalSubscript]
+                    "error": row["error"],  # pyright: ignore[reportOptionalSubscript]
+                    "busy": sum(row["seconds"].get(part, 0.0) for part in ("train", "eval")),  # pyright: ignore[reportOptionalSubscript]
                 },
             )
         return bool(self.left)

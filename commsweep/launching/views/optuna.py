@@ -50,7 +50,7 @@ def mirror(name: str, store: Store) -> Path:
     part = journal.with_name(f".{name}.{os.getpid()}")
     part.parent.mkdir(parents=True, exist_ok=True)
     part.unlink(missing_ok=True)
-    backend = optuna.storages.journal.JournalFileBackend(str(part))
+    backend = optuna.storages.journal.JournalFileBackend(str(part))  # pyright: ignore[reportAttributeAccessIssue]
     study = optuna.create_study(
         study_name=name,
         directions=["maximize", "minimize"],
@@ -69,7 +69,7 @@ def mirror(name: str, store: Store) -> Path:
         study.add_trial(
             optuna.trial.create_trial(
                 params={key: _value(one.get(key)) for key in kinds},
-                distributions=kinds,
+                distributions=kinds,  # pyright: ignore[reportArgumentType]
                 values=[quality, row["bytes"]["ratio"]],
                 user_attrs={
                     "run": row["id"],
@@ -85,7 +85,7 @@ def _mark(journal: Path, name: str) -> Any:
     import optuna
 
     storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(journal))
+        optuna.storages.journal.JournalFileBackend(str(journal))  # pyright: ignore[reportAttributeAccessIssue]
     )
     return optuna.load_study(study_name=name, storage=storage).user_attrs.get("commsweep")
 

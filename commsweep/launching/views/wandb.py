@@ -77,7 +77,7 @@ class View:
         stamps, known, sent = self.store.stamps(), self.replayed(), 0
         for name in ids:
             if name in stamps and (name, stamps[name][0]) not in known:
-                self._replay(self.store.folder(name).row(), self.store.folder(name).metrics())
+                self._replay(self.store.folder(name).row(), self.store.folder(name).metrics())  # pyright: ignore[reportArgumentType]
                 with open(self.notes, "a", encoding="utf-8") as notes:
                     notes.write(json.dumps([name, stamps[name][0]]) + "\n")
                 sent += 1

@@ -87,7 +87,8 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 missing[other] -= 1
                 if not missing[other]:
                     at = max(
-                        spans[one].stop + activities[one].delay for one in activities[other].after
+                        spans[one].stop + activities[one].delay  # pyright: ignore[reportOptionalMemberAccess]
+                        for one in activities[other].after  # pyright: ignore[reportOptionalMemberAccess]
                     )
                     heapq.heappush(events, (at, next(order), other, False))
         while True:
@@ -109,11 +110,11 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 if activity.idle is not None:
                     seconds += activity.idle(now - used[first])
                 if activity.spare:
-                    full = min(activity.spare, saved.get(first, activity.spare) + now - used[first])
+                    full = min(activity.spare, saved.get(first, activity.spare) + now - used[first])  # pyright: ignore[reportOptionalOperand]
                     seconds, saved[first] = max(0.0, seconds - full), max(0.0, full - seconds)
                 stop = now + seconds
                 spans[place] = Span(now, stop)
                 heapq.heappush(events, (stop, next(order), place, True))
     if any(span is None for span in spans):
         raise ValueError(f"{sum(span is None for span in spans)} activities wait for each other")
-    return spans
+    return spans  # pyright: ignore[reportReturnType]

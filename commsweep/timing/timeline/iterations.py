@@ -267,7 +267,7 @@ def average(
     # Computing factors hides some of the gradients' messages, so that these, too, are not the same
     # in every iteration.
     return {
-        part: plain[part] + (value - plain[part]) * share.get(part, 1 / factors_every)
+        part: plain[part] + (value - plain[part]) * share.get(part, 1 / factors_every)  # pyright: ignore[reportArgumentType, reportCallIssue]
         for part, value in both.parts.items()
     }
 
@@ -332,15 +332,15 @@ class _Planner:
                     scattered.append((filled, self._gradients(filled, open_)))
                     filled, open_ = 0, []
         if filled:
-            scattered.append((filled, self._gradients(filled, [*open_, last])))
+            scattered.append((filled, self._gradients(filled, [*open_, last])))  # pyright: ignore[reportArgumentType]
         sent = [place for _, place in scattered]
         if how.gradients == "dear":
-            return [last, *self._gathers(scattered, len(passes))]
+            return [last, *self._gathers(scattered, len(passes))]  # pyright: ignore[reportReturnType]
         if not how.kfac:
-            return [last, *sent]
+            return [last, *sent]  # pyright: ignore[reportReturnType]
         if how.placement == "owner":
-            return self._owners([last, *sent])
-        return self._inverses([last, *sent, *self._factors(ready, last)])
+            return self._owners([last, *sent])  # pyright: ignore[reportArgumentType]
+        return self._inverses([last, *sent, *self._factors(ready, last)])  # pyright: ignore[reportArgumentType]
 
     def _gradients(self, elements: int, after: Sequence[int]) -> int:
         return self._message(

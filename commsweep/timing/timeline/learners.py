@@ -124,11 +124,11 @@ class _Learners:
             self.sending[pair] -= ahead[first] / sharing[pair]
         self.now += ahead[first]
         if first == "computed":
-            del self.busy[computed]
-            self._computed(computed)
+            del self.busy[computed]  # pyright: ignore[reportArgumentType]
+            self._computed(computed)  # pyright: ignore[reportArgumentType]
         elif first == "sent":
-            del self.sending[sent]
-            self._later(self.now + self.latency, sent, None)
+            del self.sending[sent]  # pyright: ignore[reportArgumentType]
+            self._later(self.now + self.latency, sent, None)  # pyright: ignore[reportArgumentType]
         else:
             _, _, pair, needs = heapq.heappop(self.later)
             if needs is None:

@@ -392,15 +392,15 @@ class _Planner:
         target, receiver = self._target(*source), self._receiver(*source)
         if receiver is None:
             return 0
-        turn = self.place[target][1]
+        turn = self.place[target][1]  # pyright: ignore[reportArgumentType]
         before = self.orders[receiver][turn - 1] if turn else None
         waiting = self.began.get(receiver) if before is None else self.here.get(before)
         if self.engine.rendezvous and waiting is None and (turn or self.number):
             return None
         times, (_, stage, i) = self.times, source
-        forward, device = target[1] > stage, stage % self.devices
+        forward, device = target[1] > stage, stage % self.devices  # pyright: ignore[reportOptionalSubscript]
         network = self.network.between(device, receiver)
-        sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target[1])
+        sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target[1])  # pyright: ignore[reportOptionalSubscript]
         way = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
         after = [self.packed[source]]
         if self.engine.rendezvous and waiting is not None:
