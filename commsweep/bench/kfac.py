@@ -221,7 +221,11 @@ class _ByHand:
     def gradients(self) -> None:
         for (module, _, _), (a, g) in zip(self.seen, self.made, strict=True):
             grad = factors.weight_matrix(module)
-            g @ (grad if module.bias is None else torch.cat([grad, module.bias[:, None]], 1)) @ a  # pyright: ignore[reportIndexIssue]
+            _ = (
+                g
+                @ (grad if module.bias is None else torch.cat([grad, module.bias[:, None]], 1))
+                @ a
+            )  # pyright: ignore[reportIndexIssue]
 
 
 def _prediction() -> Result:

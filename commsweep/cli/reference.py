@@ -20,6 +20,7 @@ from commsweep.config import (
     by_kind,
     members,
 )
+from commsweep.config.rules import EXCLUSIONS
 
 COMPRESSORS = """\
 # Compressors and feedbacks
@@ -137,7 +138,14 @@ def settings() -> str:
                         _fields(members(inner)[0]),
                         "",
                     ]
-    return "\n".join(out)
+    return "\n".join([*out, *_exclusions(), ""])
+
+
+def _exclusions() -> list[str]:
+    """The pairs of sections that are refused."""
+    rows = ["## What does not go together\n", "| | with | why | instead |", "|---|---|---|---|"]
+    rows += [f"| {rule.one} | {rule.other} | {rule.why} | {rule.mend} |" for rule in EXCLUSIONS]
+    return rows
 
 
 def _doc(owner: type[Spec]) -> str:

@@ -47,6 +47,8 @@ class Compression(Spec):
     value_bits: ClassVar[int] = 32
     shared_draw: ClassVar[bool] = False  # all learners draw alike
     summable: ClassVar[bool] = False  # the learners' messages can be added up on the way
+    # needs whole layers, in their order
+    layerwise: ClassVar[bool] = False
     joint: ClassVar[bool] = False  # the learners make their messages together
     # part of the model: a code crosses forward and, as its gradient, backward
     coder: ClassVar[bool] = False
@@ -464,6 +466,7 @@ class AdaCompSpec(Compression):
     cost: ClassVar[str] = "1 or 2 a kept entry + 5"
     own_places: ClassVar[bool] = True
     value_bits: ClassVar[int] = 1
+    layerwise: ClassVar[bool] = True
     kind: Literal["adacomp"] = "adacomp"
     conv: Annotated[int, Field(ge=1, le=2**15, description="elements of a bin in convolutions")] = (
         50

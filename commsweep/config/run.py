@@ -13,6 +13,7 @@ from commsweep.config.base import Spec, by_kind, settle
 from commsweep.config.compressors import CompressorSpec, GradientCompressor, NoCompressorSpec
 from commsweep.config.gradients import Gradients, ShardCode
 from commsweep.config.links import Link, Links
+from commsweep.config.rules import broken
 from commsweep.config.second_order import KFAC
 from commsweep.config.sparsity import Sparsity
 from commsweep.config.training import (
@@ -129,18 +130,8 @@ class Run(Spec):
                 "grad.compressor.kind=dion are halves of one method; set both, and "
                 "grad.feedback.kind=decoupled"
             )
-        if self.grad.sharded is not None:
-            for section in ("kfac", "sparsity"):
-                if getattr(self, section) is not None:
-                    raise ValueError(
-                        f"{section} does not go with grad.sharded, where an owner knows only "
-                        f"its shard of a layer; set {section}=null or grad.sharded=null"
-                    )
-            if self.optim.kind not in ("sgd", "adamw"):
-                raise ValueError(
-                    f"optim.kind={self.optim.kind} does not go with grad.sharded, where an "
-                    "owner knows only its shard of a layer; set optim.kind=sgd or adamw"
-                )
+        if rule := broken(self):
+            raise ValueError(rule)
         if self.kfac is not None:
             _second_order_fits(self)
         _sparsity_fits(self)
@@ -446,28 +437,10 @@ def _shards_fit(grad: Gradients) -> None:
 def _second_order_fits(run: Run) -> None:
     """Refuse what K-FAC's factors would be wrong with."""
     assert run.kfac is not None
-    if run.grad.outer is not None:
-        raise ValueError(
-            "kfac does not go with grad.outer: factors and preconditioned gradients are "
-            "exchanged every step; leave out one of both"
-        )
     if run.kfac.start_epoch >= run.epochs:
         raise ValueError(
             f"kfac.start_epoch={run.kfac.start_epoch}: the run has {run.epochs} epochs, so "
             "nothing would be preconditioned"
-        )
-    if run.grad.local_steps > 1:
-        raise ValueError(
-            f"kfac does not go with grad.local_steps={run.grad.local_steps}: factors are "
-            "exchanged every step; set grad.local_steps=1"
-        )
-    if run.optim.kind == "dion":
-        raise ValueError(
-            "kfac does not go with optim.kind=dion, whose steps are no gradients; leave one out"
-        )
-    if run.microbatches > 1:
-        raise ValueError(
-            f"kfac does not go with microbatches={run.microbatches}: set microbatches=1"
         )
     owner, coded = run.kfac.statistics == "owner", run.kfac.compressor.kind != "none"
     if coded and (owner or run.grad.learners == 1):
@@ -493,11 +466,6 @@ def _second_order_fits(run: Run) -> None:
             "uncounted: set "
             + ("model.stages=1" if isinstance(run.model, TextModel) else "model.cuts=[]")
         )
-    if getattr(run.model, "gradient_checkpointing", False):
-        raise ValueError(
-            "kfac does not go with model.gradient_checkpointing=true, which passes layers "
-            "forward twice"
-        )
 
 
 def _sparsity_fits(run: Run) -> None:
@@ -511,35 +479,6 @@ def _sparsity_fits(run: Run) -> None:
                 "sparsity.phases.all.sparsity=0.8"
             )
         return
-    if run.kfac is not None:
-        raise ValueError(
-            "sparsity does not go with kfac, whose factors are of dense layers; leave one out"
-        )
-    if run.grad.local_steps > 1:
-        raise ValueError(
-            f"sparsity does not go with grad.local_steps={run.grad.local_steps}: a learner's "
-            "own steps would leave the mask; set grad.local_steps=1"
-        )
-    if run.grad.outer is not None:
-        raise ValueError(
-            "sparsity does not go with grad.outer: a learner's own steps would leave the mask; "
-            "set grad.outer=null"
-        )
-    if run.grad.compressor.joint or kind == "adacomp":
-        raise ValueError(
-            f"sparsity: grad.compressor.kind={kind} works on whole layers, not on the live "
-            "weights alone; use live, topk, uniform or another one but adacomp, cltk, dion and "
-            "powersgd, and a feedback for it"
-        )
-    if any(
-        coded.coder
-        for links in (Links(fwd=run.fwd, bwd=run.bwd), *run.at.values())
-        for coded in (links.fwd.compressor,)
-    ):
-        raise ValueError(
-            f"sparsity does not go with fwd.compressor.kind={run.fwd.compressor.kind}, whose "
-            "own products no account of FLOPs has; choose another compressor"
-        )
     if not spec.attends and spec.width != type(spec).model_fields["width"].default:
         raise ValueError(
             f"sparsity.width={spec.width} has no effect without sparse attention: set "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -144,6 +144,8 @@ class TextSet(Spec):
 class SGDSpec(Spec):
     """SGD with momentum."""
 
+    elementwise: ClassVar[bool] = True
+    own_exchange: ClassVar[bool] = False
     kind: Literal["sgd"] = "sgd"
     lr: Positive = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -153,6 +155,8 @@ class SGDSpec(Spec):
 class AdamWSpec(Spec):
     """AdamW; gradients are clipped to the norm `clip` (0: not)."""
 
+    elementwise: ClassVar[bool] = True
+    own_exchange: ClassVar[bool] = False
     kind: Literal["adamw"] = "adamw"
     lr: Positive = 5e-5
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -170,6 +174,8 @@ class MuonSpec(Spec):
     al., arXiv 2502.16982); `weight_decay` and `clip` are as AdamW's.
     """
 
+    elementwise: ClassVar[bool] = False
+    own_exchange: ClassVar[bool] = False
     kind: Literal["muon"] = "muon"
     lr: Positive = 2e-3
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -188,6 +194,8 @@ class DionSpec(Spec):
     (grad.compressor.rows); `weight_decay` is AdamW's, of both.
     """
 
+    elementwise: ClassVar[bool] = False
+    own_exchange: ClassVar[bool] = True
     kind: Literal["dion"] = "dion"
     lr: Positive = 1e-2
     rest_lr: Annotated[float, Field(gt=0, description="of vectors and embeddings")] = 5e-3

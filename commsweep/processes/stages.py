@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.config import Execution, ImageModel, OwnModel, Run, TextModel
+from commsweep.config.rules import PIPELINE, broken
 from commsweep.errors import UserError
 from commsweep.processes.ddp import check_memories
 
@@ -44,16 +45,8 @@ def check(run: Run, execution: Execution) -> None:
             "first stage has: set fwd.compressor.frozen=true to measure from those of the "
             "start, or simulate it with commsweep run"
         )
-    if run.grad.local_steps > 1:
-        raise UserError(
-            f"grad.local_steps={run.grad.local_steps}: learners of a real pipeline take steps "
-            "of their own with grad.outer; set grad.local_steps=1"
-        )
-    if run.grad.sharded is not None:
-        raise UserError(
-            "grad.sharded: a stage of a real pipeline has a part of the layers only; simulate "
-            "it with commsweep run, or execute learners as processes with commsweep ddp"
-        )
+    if rule := broken(run, PIPELINE):
+        raise UserError(rule)
     if run.grad.learners > 1:
         check_memories(run)
         if run.fwd.compressor.kind == "bottleneck":
@@ -62,16 +55,6 @@ def check(run: Run, execution: Execution) -> None:
                 "boundaries, which learners of a real pipeline do not exchange: simulate it "
                 "with commsweep run"
             )
-    if run.kfac is not None:
-        raise UserError(
-            "kfac: a stage of a real pipeline has a part of the layers only; simulate it with "
-            "commsweep run, or execute learners as processes with commsweep ddp"
-        )
-    if run.sparsity is not None:
-        raise UserError(
-            "sparsity: a stage of a real pipeline does not move masks; simulate it with "
-            "commsweep run, or execute learners as processes with commsweep ddp"
-        )
     if execution.buffers != "memory":
         raise UserError(
             "--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from commsweep.config import Run, Spec, canonical, override, parse, record, run_id
+from commsweep.config import Run, Spec, canonical, override, parse, record, rules, run_id
 from commsweep.errors import UserError
 from commsweep.registry import preset, presets
 
@@ -140,3 +140,45 @@ def test_what_has_no_effect_is_refused(name, changes, line):
         override(preset(name), changes)
     if name == "sotu_nano_oneshot":  # what prunes later has a score
         assert override(preset(name), {"sparsity.score": "sensitivity"})
+
+
+HAVING = {
+    "kfac": {"kfac.inverses_every": 2},
+    "sparsity": {"sparsity.phases.all.sparsity": 0.5},
+    "outer steps": {"grad.learners": 2, "grad.outer.interval": 4},
+    "shards": {"grad.learners": 2, "grad.sharded.nodes": 1},
+    "local steps": {"grad.learners": 2, "grad.local_steps": 2},
+    "microbatches": {"microbatches": 2},
+    "coder": {"fwd.compressor.kind": "bottleneck"},
+    "layer-wise compressor": {
+        "grad.learners": 2,
+        "grad.compressor.kind": "powersgd",
+        "grad.feedback.kind": "ef",
+    },
+    "matrix optimizer": {"optim.kind": "muon"},
+    "optimizer with an exchange of its own": {
+        "grad.learners": 2,
+        "optim.kind": "dion",
+        "grad.compressor.kind": "dion",
+        "grad.feedback.kind": "decoupled",
+    },
+    "gradient checkpointing": {"model.gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("rule", rules.EXCLUSIONS, ids=lambda rule: f"{rule.one}+{rule.other}")
+def test_every_exclusion_is_refused_in_one_line_that_names_both_and_the_mend(rule):
+    """Each alone is a legal Run; together they are not, or not as a real pipeline."""
+    base = preset("synthetic_text")
+    alone = [override(base, HAVING[name]) for name in (rule.one, rule.other) if name in HAVING]
+    if rules.PIPELINE in (rule.one, rule.other):
+        (run,) = alone
+        line = rules.broken(run, rules.PIPELINE)
+        assert not rules.broken(run)
+    else:
+        with pytest.raises(UserError) as refused:
+            override(base, HAVING[rule.one] | HAVING[rule.other])
+        line = str(refused.value)
+    for name, run in zip((rule.one, rule.other), alone, strict=False):
+        assert rules.PRESENT[name](run) in line
+    assert rule.mend in line and "\n" not in line

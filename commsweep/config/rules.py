@@ -1,0 +1,140 @@
+"""Which sections of a Run do not go together, and why: one table, read by the Run, by real
+pipelines, and by the reference.
+
+What concerns one section alone is that section's own validator (`config/*.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from commsweep.config.run import Run
+
+RUN, PIPELINE = "run", "real pipeline"
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Two things that a Run cannot have at once. `one` and `other` are names in `PRESENT`."""
+
+    one: str
+    other: str
+    why: str
+    mend: str
+
+
+def _several_steps(run: Run) -> str:
+    steps = run.grad.local_steps
+    return f"grad.local_steps={steps}" if steps > 1 else ""
+
+
+def _coders(run: Run) -> str:
+    links = [run.fwd, *(links.fwd for links in run.at.values())]
+    found = next((link for link in links if link.compressor.coder), None)
+    return f"fwd.compressor.kind={found.compressor.kind}" if found else ""
+
+
+def _layerwise(run: Run) -> str:
+    compressor = run.grad.compressor
+    whole = compressor.joint or compressor.layerwise
+    return f"grad.compressor.kind={compressor.kind}" if whole else ""
+
+
+def _not_elementwise(run: Run) -> str:
+    return "" if run.optim.elementwise else f"optim.kind={run.optim.kind}"
+
+
+def _no_gradient_steps(run: Run) -> str:
+    return f"optim.kind={run.optim.kind}" if run.optim.own_exchange else ""
+
+
+def _checkpointing(run: Run) -> str:
+    on = getattr(run.model, "gradient_checkpointing", False)
+    return "model.gradient_checkpointing=true" if on else ""
+
+
+# What a Run has, as its settings say it; "" where it has not.
+PRESENT: dict[str, Callable[[Run], str]] = {
+    "kfac": lambda run: "kfac" if run.kfac else "",
+    "sparsity": lambda run: "sparsity" if run.sparsity else "",
+    "outer steps": lambda run: "grad.outer" if run.grad.outer else "",
+    "shards": lambda run: "grad.sharded" if run.grad.sharded else "",
+    "local steps": _several_steps,
+    "microbatches": lambda run: f"microbatches={n}" if (n := run.microbatches) > 1 else "",
+    "coder": _coders,
+    "layer-wise compressor": _layerwise,
+    "matrix optimizer": _not_elementwise,
+    "optimizer with an exchange of its own": _no_gradient_steps,
+    "gradient checkpointing": _checkpointing,
+    PIPELINE: lambda run: "a real pipeline",
+}
+
+_SHARD = "an owner knows only its shard of a layer"
+_MASK = "a learner's own steps would leave the mask"
+_STAGE = "a stage has a part of the layers only"
+_SIMULATE = "simulate it with commsweep run, or execute learners as processes with commsweep ddp"
+EXCLUSIONS = (
+    Exclusion("kfac", "shards", _SHARD, "set kfac=null or grad.sharded=null"),
+    Exclusion("sparsity", "shards", _SHARD, "set sparsity=null or grad.sharded=null"),
+    Exclusion("matrix optimizer", "shards", _SHARD, "set optim.kind=sgd or adamw"),
+    Exclusion(
+        "kfac",
+        "outer steps",
+        "factors and preconditioned gradients are exchanged every step",
+        "leave out one of both",
+    ),
+    Exclusion("kfac", "local steps", "factors are exchanged every step", "set grad.local_steps=1"),
+    Exclusion(
+        "kfac",
+        "optimizer with an exchange of its own",
+        "its steps are no gradients",
+        "leave one out",
+    ),
+    Exclusion("kfac", "microbatches", "factors are of whole batches", "set microbatches=1"),
+    Exclusion(
+        "kfac",
+        "gradient checkpointing",
+        "it passes layers forward twice",
+        "set model.gradient_checkpointing=false",
+    ),
+    Exclusion("sparsity", "kfac", "its factors are of dense layers", "leave one out"),
+    Exclusion("sparsity", "local steps", _MASK, "set grad.local_steps=1"),
+    Exclusion("sparsity", "outer steps", _MASK, "set grad.outer=null"),
+    Exclusion(
+        "sparsity",
+        "layer-wise compressor",
+        "it works on whole layers, not on the live weights alone",
+        "use live, topk, uniform or another compressor of single messages, with a feedback for it",
+    ),
+    Exclusion(
+        "sparsity",
+        "coder",
+        "no account of FLOPs has its own products",
+        "choose another compressor",
+    ),
+    Exclusion(
+        "local steps",
+        PIPELINE,
+        "its learners take steps of their own with grad.outer",
+        "set grad.local_steps=1",
+    ),
+    Exclusion("shards", PIPELINE, _STAGE, _SIMULATE),
+    Exclusion("kfac", PIPELINE, _STAGE, _SIMULATE),
+    Exclusion("sparsity", PIPELINE, "a stage does not move masks", _SIMULATE),
+)
+
+
+def broken(run: Run, place: str = RUN) -> str:
+    """The first exclusion that a run breaks, as one line; "" where there is none. place: RUN for
+    every run, PIPELINE for what a real pipeline refuses beyond that.
+    """
+    for rule in EXCLUSIONS:
+        if (PIPELINE in (rule.one, rule.other)) != (place == PIPELINE):
+            continue
+        one, other = PRESENT[rule.one](run), PRESENT[rule.other](run)
+        if one and other:
+            return f"{one} does not go with {other}: {rule.why}; {rule.mend}"
+    return ""
