@@ -120,6 +120,12 @@ def test_a_project_is_found_from_another_folder_by_name(folder, monkeypatch, cap
     assert json.loads(capsys.readouterr().out)["mine"]["epochs"] == 4
 
 
+def test_options_of_commands_are_not_taken_for_the_project(folder, capsys):
+    """W&B has projects, too."""
+    assert main(["wandb", "push", "--project", "nowhere", "--store", "empty"]) == 2
+    assert "commsweep new NAME" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_wheel_works_without_the_checkout(tmp_path):

@@ -93,17 +93,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _with_project(argv: list[str]) -> list[str]:
-    """The arguments without --project, which is noted for this process and those that it starts."""
-    for place, argument in enumerate(argv):
-        option, equals, value = argument.partition("=")
-        if option != "--project":
-            continue
-        rest = argv[place + 1 :]
-        if not equals and not rest:
+    """The arguments without --project, which is noted for this process and those that it starts.
+    It stands before the command: commands have options of their own.
+    """
+    if not argv or argv[0].partition("=")[0] != "--project":
+        return argv
+    _, equals, value = argv[0].partition("=")
+    if not equals:
+        if len(argv) < 2:
             raise UserError("--project: name a folder")
-        os.environ[PROJECT] = value if equals else rest[0]
-        return [*argv[:place], *(rest if equals else rest[1:])]
-    return argv
+        value = argv[1]
+    os.environ[PROJECT] = value
+    return argv[1:] if equals else argv[2:]
 
 
 def build_parser() -> Parser:

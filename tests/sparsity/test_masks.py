@@ -302,7 +302,10 @@ def test_a_real_pipeline_refuses_masks_with_one_line(store, capsys):
     assert (
         main(["pipeline", "synthetic_text", "sparsity.drop=0.1", "--store", str(store.root)]) == 2
     )
-    assert "sparsity does not go with a real pipeline: a stage does not move masks" in capsys.readouterr().err
+    assert (
+        "sparsity does not go with a real pipeline: a stage does not move masks"
+        in capsys.readouterr().err
+    )
 
 
 def test_it_learns(store):
