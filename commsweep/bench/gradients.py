@@ -16,7 +16,7 @@ from commsweep.component import Moment
 from commsweep.config import ImageModel
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.learners import Learners
-from commsweep.data_parallel.outer import Apart
+from commsweep.data_parallel.outer import LocalTraining
 from commsweep.models import resnet
 
 LEARNERS, BATCH = 4, 128  # as AdaComp and PowerSGD train: 32 rows a learner
@@ -101,7 +101,7 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
         feedback=config.AdaCompResidueSpec(),
     )
     learners, own = Learners(spec, net, 0, BATCH), deepcopy(net)
-    apart = Apart(
+    apart = LocalTraining(
         config.Gradients(learners=LEARNERS, outer=config.Outer(interval=INTERVAL)),
         own,
         0,

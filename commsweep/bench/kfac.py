@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -221,11 +222,8 @@ class _ByHand:
     def gradients(self) -> None:
         for (module, _, _), (a, g) in zip(self.seen, self.made, strict=True):
             grad = factors.weight_matrix(module)
-            _ = (
-                g
-                @ (grad if module.bias is None else torch.cat([grad, module.bias[:, None]], 1))
-                @ a
-            )  # pyright: ignore[reportIndexIssue]
+            bias: Any = module.bias
+            _ = g @ (grad if bias is None else torch.cat([grad, bias[:, None]], 1)) @ a
 
 
 def _prediction() -> Result:

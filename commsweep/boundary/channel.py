@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep import compressors, seeds
-from commsweep.boundary.diagnosis import Said, Watch
+from commsweep.boundary.diagnosis import CompressedMessage, MessageStatistics
 from commsweep.compressors import Compressor, Payload, Sparsifier, message
 from commsweep.compressors.base import channels_last
 from commsweep.compressors.coded import Coded, CodedForwardMask
@@ -67,7 +67,7 @@ class Channel(nn.Module):
         self.feedback, self.start_epoch = feedback, link.start_epoch
         self.step, self.stream = step, stream
         self.counts = Counts()
-        self.watch: Watch | None = None  # of a run that is diagnosed
+        self.watch: MessageStatistics | None = None  # of a run that is diagnosed
 
     @property
     def link(self) -> Link:
@@ -84,14 +84,14 @@ class Channel(nn.Module):
         """(what arrives for x, the mask of a sparsifier if wanted). `mask`: that of the forward
         message.
         """
-        y, sending = self._send(Sending, x, want_mask, mask)
+        y, sending = self._send(SimulatedSender, x, want_mask, mask)
         return y, sending.mask
 
     def post(
         self, x: Tensor, want_mask: bool = False, mask: Tensor | None = None
     ) -> tuple[list[Payload], Tensor | None]:
         """The sender's end: (the payloads of x's message, the mask if wanted)."""
-        _, sending = self._send(Posting, x, want_mask, mask)
+        _, sending = self._send(PackedSender, x, want_mask, mask)
         return sending.payloads, sending.mask
 
     def arrive(
@@ -105,7 +105,7 @@ class Channel(nn.Module):
         UserError on other bytes.
         """
         step, compressor = self.step, self._compressor(mask)
-        receiving = Receiving(
+        receiving = PackedReceiver(
             compressor if step.training else compressor.at_inference(), reader, want_mask, self.warm
         )
         if self._dense:
@@ -135,14 +135,14 @@ class Channel(nn.Module):
         return not self.step.compress or self.step.epoch < self.start_epoch
 
     def _send(
-        self, kind: type[SendingT], x: Tensor, want_mask: bool, mask: Tensor | None
-    ) -> tuple[Tensor, SendingT]:
+        self, kind: type[SenderT], x: Tensor, want_mask: bool, mask: Tensor | None
+    ) -> tuple[Tensor, SenderT]:
         step, compressor = self.step, self._compressor(mask)
         sending = kind(
             compressor if step.training else compressor.at_inference(),
             self._seed(),
             want_mask and step.training,
-            self.feedback.echoes,
+            self.feedback.needs_arrival,
             self.warm,
         )
         if not step.training:
@@ -156,11 +156,11 @@ class Channel(nn.Module):
             coded = self.compressor.spec.coder
             looked_at = self.watch is not None and not coded and self.watch.wants()
             if looked_at:
-                sending.said = []
+                sending.compressed = []
             y = self.feedback.send(sending, x, step.keys)
             self._keep_warm(sending.warm)
             if self.watch is not None and looked_at:
-                self.watch.saw(x, y, sending)
+                self.watch.record(x, y, sending)
         self.counts.sent(sending)
         return y, sending
 
@@ -185,7 +185,7 @@ class Channel(nn.Module):
         return seeds.draw(seeds.BOUNDARY, *self.stream, self.step.number, self.step.training)
 
 
-SendingT = TypeVar("SendingT", bound="Sending")
+SenderT = TypeVar("SenderT", bound="SimulatedSender")
 RING = 64  # messages whose sums wait on the device before they are looked at together
 
 
@@ -233,7 +233,7 @@ class Counts:
         bad = calls.where(~self._sums.isfinite(), torch.inf).amin()
         return bad if self._bad is None else torch.minimum(self._bad, bad)
 
-    def sent(self, sending: Sending) -> None:
+    def sent(self, sending: SimulatedSender) -> None:
         """What the message cost."""
         for nbytes in sending.nbytes:
             if isinstance(nbytes, Tensor):
@@ -255,7 +255,7 @@ class Counts:
         }
 
 
-class Sending:
+class SimulatedSender:
     """One message being sent: compresses and notes what left (a `Sender` of the feedbacks)."""
 
     def __init__(
@@ -263,22 +263,23 @@ class Sending:
         compressor: Compressor,
         seed: int,
         want_mask: bool,
-        echo: bool = True,
+        needs_arrival: bool = True,
         warm: Tensor | None = None,
     ) -> None:
-        """echo: whether the sender itself needs what arrives. warm: the factor that a low-rank
+        """needs_arrival: whether the sender itself needs what arrives. warm: the factor that a low-rank
         message begins from, and afterwards the one that the next begins from.
         """
-        self.compressor, self.seed, self.want_mask, self.echo, self.warm = (
+        self.compressor, self.seed, self.want_mask, self.needs_arrival, self.warm = (
             compressor,
             seed,
             want_mask,
-            echo,
+            needs_arrival,
             warm,
         )
         self.mask: Tensor | None = None
         self.nbytes: list[int | Tensor] = []
-        self.said: list[Said] | None = None  # what was compressed, if somebody wants to know
+        # What was compressed, where a run is diagnosed.
+        self.compressed: list[CompressedMessage] | None = None
 
     def send(self, x: Tensor) -> Tensor:
         """Compress x; returns what arrives."""
@@ -296,7 +297,7 @@ class Sending:
         """What arrives of x and a feedback's memory, which is changed, where one kernel does it
         all; else None.
         """
-        if self.want_mask or self.said is not None:
+        if self.want_mask or self.compressed is not None:
             return None
         y = self.compressor.remembered(x, memory, kind)
         if y is not None:
@@ -318,18 +319,18 @@ class Sending:
         return x
 
     def _note(self, compressor: Compressor, u: Tensor, seed: int, y: Tensor) -> None:
-        if self.said is not None:
+        if self.compressed is not None:
             # a feedback goes on to change u in place
-            self.said.append((compressor, u.clone(), seed, y))
+            self.compressed.append((compressor, u.clone(), seed, y))
 
-    def was_of(self, rows: Tensor, batch: int) -> None:
+    def sent_rows(self, rows: Tensor, batch: int) -> None:
         """What was compressed were these rows of a batch; the others travel dense, which keeps all
         of them.
         """
         self.mask = _widened(self.mask, rows, batch)
 
 
-class Posting(Sending):
+class PackedSender(SimulatedSender):
     """One message to another process: keeps the payloads that are to travel."""
 
     def __init__(
@@ -337,10 +338,10 @@ class Posting(Sending):
         compressor: Compressor,
         seed: int,
         want_mask: bool,
-        echo: bool = True,
+        needs_arrival: bool = True,
         warm: Tensor | None = None,
     ) -> None:
-        super().__init__(compressor, seed, want_mask, echo, warm)
+        super().__init__(compressor, seed, want_mask, needs_arrival, warm)
         self.payloads: list[Payload] = []
 
     def send(self, x: Tensor) -> Tensor:
@@ -351,7 +352,7 @@ class Posting(Sending):
             self.warm = self.compressor.next_kept(payload, self.warm)
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
-        return self.compressor.decode(payload) if self.echo else x
+        return self.compressor.decode(payload) if self.needs_arrival else x
 
     def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
         return None
@@ -375,8 +376,8 @@ class Posting(Sending):
         return payload
 
 
-class Receiving:
-    """The other end of `Posting` (a `Receiver` of the feedbacks)."""
+class PackedReceiver:
+    """The other end of `PackedSender` (a `Receiver` of the feedbacks)."""
 
     def __init__(
         self,
@@ -412,8 +413,8 @@ class Receiving:
         """A tensor as it was."""
         return _DENSE.decode(self.reader.take(_DENSE, shape))
 
-    def was_of(self, rows: Tensor, batch: int) -> None:
-        """As `Sending.was_of`."""
+    def sent_rows(self, rows: Tensor, batch: int) -> None:
+        """As `SimulatedSender.sent_rows`."""
         self.mask = _widened(self.mask, rows, batch)
 
 

@@ -30,14 +30,15 @@ from commsweep.compressors import Compressor
 from commsweep.compressors.quantize import channel_axis
 
 if TYPE_CHECKING:
-    from commsweep.boundary.channel import Sending
+    from commsweep.boundary.channel import SimulatedSender
 
 EVERY = 10
-Said = tuple[Compressor, Tensor, int, Tensor]  # compressor, what it was given, seed, what arrives
+# compressor, what it was given, seed, what arrives
+CompressedMessage = tuple[Compressor, Tensor, int, Tensor]
 SUMS = ("xx", "yy", "xy", "error", "bias", "energy", "remembered")
 
 
-class Watch:
+class MessageStatistics:
     """The sums of one channel since they were last asked for."""
 
     def __init__(self) -> None:
@@ -50,9 +51,9 @@ class Watch:
         self.seen += 1
         return self.seen % EVERY == 1
 
-    def saw(self, x: Tensor, y: Tensor, sending: Sending) -> None:
+    def record(self, x: Tensor, y: Tensor, sending: SimulatedSender) -> None:
         """x went in and y is used; a message that is dense in part or whole is passed over."""
-        said = sending.said
+        said = sending.compressed
         if not said or any(u.shape != x.shape for _, u, _, _ in said):
             return
         x, y = x.float(), y.float()

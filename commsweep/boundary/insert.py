@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from commsweep.boundary.channel import Boundary, Channel, Step
-from commsweep.boundary.diagnosis import Watch
+from commsweep.boundary.diagnosis import MessageStatistics
 from commsweep.boundary.plan import crossed, message_shapes
 from commsweep.component import Component, Moment, Pass
 from commsweep.config import Link, Links
@@ -147,7 +147,7 @@ class Boundaries(NamedModules[Boundary], Component):
     def watch(self) -> None:
         """From now on look at what compression does to the messages of training."""
         for boundary in self.values():
-            boundary.fwd.watch, boundary.bwd.watch = Watch(), Watch()
+            boundary.fwd.watch, boundary.bwd.watch = MessageStatistics(), MessageStatistics()
 
     def diagnosis(self) -> list[dict[str, Any]]:
         """What was seen since the last time, by boundary and direction (waits for the device)."""

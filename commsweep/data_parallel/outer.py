@@ -39,7 +39,7 @@ Inner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Clip = Callable[[list[nn.Parameter]], object]
 
 
-class Apart(Learners):
+class LocalTraining(Learners):
     """Learners with weights of their own, which meet at the common ones."""
 
     exchange: Exchange

@@ -29,7 +29,7 @@ class Sender(Protocol):
     def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None: ...
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor: ...
     def send_dense(self, x: Tensor) -> Tensor: ...
-    def was_of(self, rows: Tensor, batch: int) -> None: ...
+    def sent_rows(self, rows: Tensor, batch: int) -> None: ...
 
 
 class Receiver(Protocol):
@@ -38,7 +38,7 @@ class Receiver(Protocol):
     def receive(self, shape: torch.Size) -> Tensor: ...
     def receive_halves(self, shape: torch.Size) -> Tensor: ...
     def receive_dense(self, shape: torch.Size) -> Tensor: ...
-    def was_of(self, rows: Tensor, batch: int) -> None: ...
+    def sent_rows(self, rows: Tensor, batch: int) -> None: ...
 
 
 class Feedback(nn.Module):
@@ -48,7 +48,7 @@ class Feedback(nn.Module):
     `receive` at the other: both leave the same memory behind, where the receiver has any.
     """
 
-    echoes = True  # whether the sender needs what arrives
+    needs_arrival = True  # whether the sender needs what arrives
 
     def __init__(self, spec: FeedbackSpec) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class AQSGD(Remembering):
         y = torch.empty_like(x)
         own, new = (rows.nonzero()[:, 0].to(x.device, non_blocking=True) for rows in (seen, ~seen))
         y[own] = self._difference(lambda m: sender.send(x[own] - m.to(x.dtype)), keys.subset(seen))
-        sender.was_of(own, len(x))
+        sender.sent_rows(own, len(x))
         y[new] = sender.send_dense(x[new])
         self.saw_dense(x[new], keys.subset(~seen))
         return y
@@ -184,7 +184,7 @@ class AQSGD(Remembering):
             size = torch.Size([n, *shape[1:]])
             parts[True] = self._difference(lambda m: receiver.receive(size), keys.subset(seen))
             if n < len(seen):
-                receiver.was_of(seen.nonzero()[:, 0], len(seen))
+                receiver.sent_rows(seen.nonzero()[:, 0], len(seen))
         first = receiver.receive_dense(torch.Size([len(seen) - n, *shape[1:]]))
         self.saw_dense(first, keys.subset(~seen))
         if not n:
@@ -273,7 +273,7 @@ def build(
     """
     if spec.kind == "none":
         plain = Feedback(spec)
-        plain.echoes = False
+        plain.needs_arrival = False
         return plain
     by_sample = sample_keyed(spec)
     slots = n_samples if by_sample else batch_size

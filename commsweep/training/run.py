@@ -34,7 +34,7 @@ from commsweep.data.module import Blocks, ImageData
 from commsweep.data_parallel import learners
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
-from commsweep.data_parallel.outer import Apart, Clip
+from commsweep.data_parallel.outer import Clip, LocalTraining
 from commsweep.data_parallel.shards import Shards
 from commsweep.errors import Diverged, Stopped, UserError, notice, told
 from commsweep.models.trial import calls
@@ -238,7 +238,7 @@ def sharing(
         return Learners(*common, collectives, run.microbatches, known)
     if most := getattr(run.optim, "clip", 0.0):
         clip = clip or partial(nn.utils.clip_grad_norm_, max_norm=most)
-    return Apart(
+    return LocalTraining(
         *common,
         partial(optim.optimizer, run, embeddings=embeddings),
         clip if most else None,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from commsweep.boundary.channel import Channel, Step
-from commsweep.boundary.diagnosis import EVERY, Watch
+from commsweep.boundary.diagnosis import EVERY, MessageStatistics
 from commsweep.config import Execution, Link, override, run_id
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys
@@ -26,7 +26,7 @@ def watched(compressor, memory=None, messages=200, seed=3, scale=1.0):
     )
     step = Step(training=True, keys=Keys(torch.arange(5), torch.device("cpu")))
     channel = Channel(link, feedback.build(link.feedback, SHAPE, 5, 5), step, (0, 0), SHAPE)
-    channel.watch = Watch()
+    channel.watch = MessageStatistics()
     generator, looked = torch.Generator().manual_seed(seed), []
     for number in range(messages):
         step.number = number
@@ -131,7 +131,7 @@ def test_features_that_never_arrive_are_silent():
         (0, 0),
         SHAPE,
     )
-    channel.watch = Watch()
+    channel.watch = MessageStatistics()
     x = torch.zeros(5, *SHAPE)
     x[:, 1] = 1.0
     channel.cross(x)

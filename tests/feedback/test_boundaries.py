@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from commsweep import compressors
-from commsweep.boundary.channel import Sending
+from commsweep.boundary.channel import SimulatedSender
 from commsweep.config import AQSGDSpec, EF21Spec, EFMixedSpec, EFSpec
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys
@@ -29,7 +29,7 @@ def make(spec, n_samples=6, batch=4, channels_last=False, file=None):
 
 
 def wire(**spec):
-    return Sending(
+    return SimulatedSender(
         compressors.build(spec or {"kind": "topk", "ratio": 0.3}), seed=0, want_mask=False
     )
 
@@ -91,7 +91,7 @@ def test_ef21_state_is_the_sum_of_its_messages(key):
     made = make(EF21Spec(key=key))
     messages = []
 
-    class Spy(Sending):
+    class Spy(SimulatedSender):
         def send(self, x):
             messages.append(super().send(x))
             return messages[-1]
@@ -120,7 +120,7 @@ def test_aqsgd_first_visit_is_dense_and_an_unchanged_sample_sends_zero():
     assert first.nbytes == [x.numel() * 4]
     again = []
 
-    class Spy(Sending):
+    class Spy(SimulatedSender):
         def send(self, d):
             again.append(d)
             return super().send(d)

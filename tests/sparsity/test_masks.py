@@ -40,7 +40,7 @@ MOVES = {
 FIXED = {"sparsity.phases.all.sparsity": 0.8, "sparsity.interval": 2}
 
 
-class Watch(Component):
+class MessageStatistics(Component):
     """Looks at every step's end."""
 
     def __init__(self):
@@ -99,7 +99,7 @@ def test_zeros_stay_zero_and_targets_are_met_after_every_step(changes):
     """Weights, gradients and moments; whatever takes part beside it, tied head and embedding
     included.
     """
-    watch = Watch()
+    watch = MessageStatistics()
     task = trained(override(tiny_text(), MOVES | changes), watch)
     own = task.components["sparsity"]
     assert watch.seen == 16 and own.updates == 8 and task.train_loss < 5.7
@@ -108,7 +108,7 @@ def test_zeros_stay_zero_and_targets_are_met_after_every_step(changes):
 
 
 def test_images_are_sparse_too():
-    watch = Watch()
+    watch = MessageStatistics()
     task = trained(tiny(**{"sparsity.distribution": "erk"} | FIXED), watch)
     own = task.components["sparsity"]
     assert watch.seen and [one.name for one in own.network.products if one.head] == ["fc"]
