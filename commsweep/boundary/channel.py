@@ -266,8 +266,8 @@ class SimulatedSender:
         needs_arrival: bool = True,
         warm: Tensor | None = None,
     ) -> None:
-        """needs_arrival: whether the sender itself needs what arrives. warm: the factor that a low-rank
-        message begins from, and afterwards the one that the next begins from.
+        """needs_arrival: whether the sender itself needs what arrives. warm: the factor that a
+        low-rank message begins from, and afterwards the one that the next begins from.
         """
         self.compressor, self.seed, self.want_mask, self.needs_arrival, self.warm = (
             compressor,
