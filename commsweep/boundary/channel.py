@@ -160,7 +160,8 @@ class Channel(nn.Module):
             y = self.feedback.send(sending, x, step.keys)
             self._keep_warm(sending.warm)
             if self.watch is not None and looked_at:
-                self.watch.record(x, y, sending)
+                warm = sending.warm is not None
+                self.watch.record(x, y, sending.compressed or [], warm)
         self.counts.sent(sending)
         return y, sending
 

@@ -21,16 +21,12 @@ all norms over all messages that were looked at:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from commsweep.compressors import Compressor
 from commsweep.compressors.quantize import channel_axis
-
-if TYPE_CHECKING:
-    from commsweep.boundary.channel import SimulatedSender
 
 EVERY = 10
 # compressor, what it was given, seed, what arrives
@@ -51,21 +47,22 @@ class MessageStatistics:
         self.seen += 1
         return self.seen % EVERY == 1
 
-    def record(self, x: Tensor, y: Tensor, sending: SimulatedSender) -> None:
-        """x went in and y is used; a message that is dense in part or whole is passed over."""
-        said = sending.compressed
-        if not said or any(u.shape != x.shape for _, u, _, _ in said):
+    def record(self, x: Tensor, y: Tensor, compressed: list[CompressedMessage], warm: bool) -> None:
+        """x went in and y is used; a message that is dense in part or whole is passed over.
+        compressed: what was sent for x. warm: from a factor of an earlier message, without draws.
+        """
+        if not compressed or any(u.shape != x.shape for _, u, _, _ in compressed):
             return
         x, y = x.float(), y.float()
-        u = sum(u.float() for _, u, _, _ in said)
+        u = sum(u.float() for _, u, _, _ in compressed)
         draws = [
             y - x
-            if sending.warm is not None
+            if warm
             else y
             - x
             + sum(
                 compressor.apply(u, seed + again).float() - sent.float()
-                for compressor, u, seed, sent in said
+                for compressor, u, seed, sent in compressed
             )
             for again in (2, 4)
         ]  # EF-mixed's second half has the seed after the first's

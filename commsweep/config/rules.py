@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from commsweep.config.run import Run
-
+Run = Any  # a commsweep.config.Run, whose module reads this one
 RUN, PIPELINE = "run", "real pipeline"
 
 
