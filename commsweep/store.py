@@ -49,7 +49,7 @@ class Row(TypedDict, total=False):
     finished.
     """
 
-    schema: Required[Whole]
+    schema: Whole
     id: Required[Text]
     status: Required[Text]
     error: Text | None
