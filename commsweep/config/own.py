@@ -158,11 +158,12 @@ def _below(base: Path, parts: list[str]) -> list[Path]:
 
 @cache
 def _installed() -> list[Path]:
-    """Folders of the standard library and of installed packages."""
-    return [
-        Path(sysconfig.get_paths()[name]).resolve()
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ]
+    """Folders of the standard library and of installed packages, those of other environments on
+    the path included.
+    """
+    own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    return [Path(path).resolve() for path in (*own, *others)]
 
 
 def load(name: str, wanted: str = "") -> Callable[..., Any]:
