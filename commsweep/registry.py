@@ -28,7 +28,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from commsweep.config import LearnerWiring, Run, Wiring, override, own, parse, record, run_id
 from commsweep.config.own import PROJECT
@@ -45,7 +45,6 @@ DEFINES = {
 SHIPPED = "commsweep_content"  # the import name of what comes with commsweep
 
 Measurement = tuple[Run, Wiring | LearnerWiring]
-T = TypeVar("T")
 
 
 def presets() -> dict[str, Run]:
@@ -87,7 +86,7 @@ def sweep(name: str, store: Store | None = None) -> list[Run]:
     known = sweeps()
     if name in known:
         runs = known[name]()
-        return runs if known[name].__module__.startswith(f"{SHIPPED}.") else _checked(name, runs)
+        return runs if is_shipped(known[name].__module__) else _checked(name, runs)
     if store is not None and (store.root / "sweeps" / f"{name}.json").exists():
         return [parse(settings) for settings in store.cells(name).values()]
     raise UserError(
@@ -134,9 +133,9 @@ def papers() -> list[ModuleType]:
     return list(found.values())
 
 
-def is_shipped(module: ModuleType) -> bool:
-    """Whether content came with commsweep."""
-    return module.__name__.startswith(f"{SHIPPED}.")
+def is_shipped(module: str) -> bool:
+    """Whether a module of content, by its name, came with commsweep."""
+    return module.startswith(f"{SHIPPED}.")
 
 
 def findings() -> list[Any]:

@@ -116,6 +116,8 @@ def test_new_writes_a_project_in_which_everything_works(folder, monkeypatch, cap
 def test_a_project_is_found_from_another_folder_by_name(folder, monkeypatch, capsys):
     assert main(["new", "mine"]) == 0
     capsys.readouterr()
+    assert main(["--project", "mine", "presets", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mine"]["epochs"] == 4
     assert main(["--project=mine", "presets", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mine"]["epochs"] == 4
 

@@ -152,16 +152,14 @@ class Channel(nn.Module):
             self.feedback.saw_dense(x, step.keys)
             y = sending.send_dense(x)
         else:
-            # whose boundary looks at what enters it and comes out
-            coded = self.compressor.spec.coder
-            looked_at = self.watch is not None and not coded and self.watch.wants()
-            if looked_at:
+            # With a coder, the boundary looks at what enters it and comes out.
+            watch = None if self.compressor.spec.coder else self.watch
+            if watch is not None and watch.wants():
                 sending.compressed = []
             y = self.feedback.send(sending, x, step.keys)
             self._keep_warm(sending.warm)
-            if self.watch is not None and looked_at:
-                warm = sending.warm is not None
-                self.watch.record(x, y, sending.compressed or [], warm)
+            if watch is not None and sending.compressed is not None:
+                watch.record(x, y, sending.compressed, warm=sending.warm is not None)
         self.counts.sent(sending)
         return y, sending
 

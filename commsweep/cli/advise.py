@@ -78,7 +78,7 @@ def _advise(args: argparse.Namespace) -> int:
     from commsweep.config import Wiring
     from commsweep.processes import pipeline
     from commsweep.registry import plan
-    from commsweep.timing import advice as advise
+    from commsweep.timing import advice
     from commsweep.timing.measured_pipelines import network_of
     from commsweep.timing.network_report import CALIBRATION, latencies, rates
 
@@ -91,7 +91,7 @@ def _advise(args: argparse.Namespace) -> int:
     calibration = [pipeline.folder_of(store, *one).path.name for one in plan(CALIBRATION)]
     if args.ratios:
         return _ratios(args, store, run, network, calibration)
-    made = advise.advise(store, run, network, calibration)
+    made = advice.advise(store, run, network, calibration)
     if args.json:
         print(json.dumps(made.record()))
         return 0
@@ -107,7 +107,7 @@ def _advise(args: argparse.Namespace) -> int:
         print(f"  {'':10} {choice.text()}")
     if made.close:
         print(
-            f"  note: less than {100 * advise.APART:.0f} % behind the best, which predictions "
+            f"  note: less than {100 * advice.APART:.0f} % behind the best, which predictions "
             "do not tell apart: " + "; ".join(f"{one.method}, {one.schedule}" for one in made.close)
         )
     if not made.calibrated and any(not choice.measured for choice in made.choices):

@@ -59,10 +59,10 @@ def _by_name(name: str) -> list[str]:
     """Lines about what is called so: a kind, wherever it stands, or a preset. Raises UserError when
     nothing is.
     """
-    from commsweep.registry import presets
+    from commsweep.registry import preset, presets
 
     if name in presets():
-        run = presets()[name]
+        run = preset(name)
         return [
             f"{name}, a preset: {run.model.name} on {run.data.name}, {run.epochs} epochs; "
             f"settings with their meaning: commsweep presets {name}"

@@ -118,6 +118,10 @@ def _kfac(args: argparse.Namespace) -> int:
     from commsweep.registry import plan
 
     measurements, store = plan(args.plan), Store(args.store)
+    if not any(run.kfac for run, _ in measurements):
+        raise UserError(
+            f"plan '{args.plan}' measures no K-FAC; use commsweep links {args.plan} instead"
+        )
     writable(args.out or Path("out") / args.plan)
     if args.only in (None, "measure"):
         measure(args, measurements, store)

@@ -58,6 +58,10 @@ def _links(args: argparse.Namespace) -> int:
     from commsweep.registry import plan
 
     measurements, store = plan(args.plan), Store(args.store)
+    if any(run.kfac for run, _ in measurements):
+        raise UserError(
+            f"plan '{args.plan}' measures K-FAC; use commsweep kfac {args.plan} instead"
+        )
     writable(args.out or Path("out") / args.plan)
     if isinstance(measurements[0][1], LearnerWiring):
         return _learners(args, measurements, store)
@@ -73,13 +77,13 @@ def _links(args: argparse.Namespace) -> int:
 def _learners(args: argparse.Namespace, measurements: list, store: Store) -> int:
     """A plan of learners instead of stages; it asks for times only."""
     from commsweep.launching.grid import TUNING_SEED
-    from commsweep.timing import network_report as links
+    from commsweep.timing import network_report
 
     if args.only in (None, "measure"):
         measure(args, measurements, store, calm=True)
     if args.only in (None, "report"):
         found = measured(args, measurements, store)
-        made = links.write_learners(
+        made = network_report.write_learners(
             found, args.out or Path("out") / args.plan, store, range(TUNING_SEED)
         )
         print(json.dumps(made.record()) if args.json else made.text())
@@ -112,12 +116,12 @@ def _train(args: argparse.Namespace, measurements: list, store: Store) -> None:
 def _report(args: argparse.Namespace, measurements: list, store: Store) -> int:
     from commsweep.processes import pipeline
     from commsweep.registry import plan
-    from commsweep.timing import network_report as links
+    from commsweep.timing import network_report
 
     named, calibration = (
         [pipeline.folder_of(store, *one).path.name for one in every]
-        for every in (measurements, plan(links.CALIBRATION))
+        for every in (measurements, plan(network_report.CALIBRATION))
     )
-    made = links.write(args.store, named, args.out or Path("out") / args.plan, calibration)
+    made = network_report.write(args.store, named, args.out or Path("out") / args.plan, calibration)
     print(json.dumps(made.record()) if args.json else made.text())
     return 0

@@ -9,6 +9,7 @@ import errno
 import os
 import sys
 from functools import partial
+from typing import Any
 
 from commsweep.cli import (
     advise,
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     exit.
     """
     try:
-        args = build_parser().parse(_with_project(sys.argv[1:] if argv is None else argv))
+        args = build_parser().parse(argv)
         return args.command(args) or 0
     except UserError as error:
         return _fail(str(error), 2)
@@ -92,19 +93,11 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"cannot read or write{where}: {error.strerror or error}{hint}", 2)
 
 
-def _with_project(argv: list[str]) -> list[str]:
-    """The arguments without --project, which is noted for this process and those that it starts.
-    It stands before the command: commands have options of their own.
-    """
-    if not argv or argv[0].partition("=")[0] != "--project":
-        return argv
-    _, equals, value = argv[0].partition("=")
-    if not equals:
-        if len(argv) < 2:
-            raise UserError("--project: name a folder")
-        value = argv[1]
-    os.environ[PROJECT] = value
-    return argv[1:] if equals else argv[2:]
+class _Project(argparse.Action):
+    """Notes the project at once, for this process and those that it starts: help may list it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        os.environ[PROJECT] = values
 
 
 def build_parser() -> Parser:
@@ -120,6 +113,9 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parser.add_argument(
         "--project",
+        action=_Project,
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
         metavar="FOLDER",
         help="a project of your own (default: $COMMSWEEP_PROJECT, or the nearest parent folder "
         "with experiments, sweeps or analysis of commsweep; commsweep new makes one)",

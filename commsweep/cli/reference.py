@@ -82,19 +82,20 @@ def compressors() -> str:
     )
 
 
-def _table(kinds: dict[str, type[Spec]], more: str = "") -> str:
+def _table(kinds: dict[str, Any], more: str = "") -> str:
     head = ["kind", "what it does", *([more] if more else []), "parameters"]
     rows = [
-        [f"`{kind}`", _said(one), *([one.cost] if more else []), _parameters(one)]  # pyright: ignore[reportAttributeAccessIssue]
+        [f"`{kind}`", _said(one), *([one.cost] if more else []), _parameters(one)]
         for kind, one in kinds.items()
     ]
-    return "\n".join(
-        [
-            "| " + " | ".join(head) + " |",
-            "|---" * len(head) + "|",
-            *("| " + " | ".join(_cell(part) for part in row) + " |" for row in rows),
-        ]
-    )
+    return _markdown(head, rows)
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        lines.append("| " + " | ".join(_cell(part) for part in row) + " |")
+    return "\n".join(lines)
 
 
 def _said(owner: type[Spec]) -> str:
@@ -138,14 +139,12 @@ def settings() -> str:
                         _fields(members(inner)[0]),
                         "",
                     ]
-    return "\n".join([*out, *_exclusions(), ""])
-
-
-def _exclusions() -> list[str]:
-    """The pairs of sections that are refused."""
-    rows = ["## What does not go together\n", "| | with | why | instead |", "|---|---|---|---|"]
-    rows += [f"| {rule.one} | {rule.other} | {rule.why} | {rule.mend} |" for rule in EXCLUSIONS]
-    return rows
+    rules = [[rule.one, rule.other, rule.why, rule.mend] for rule in EXCLUSIONS]
+    out += [
+        "## What does not go together\n",
+        _markdown(["section", "with", "why", "instead"], rules),
+    ]
+    return "\n".join([*out, ""])
 
 
 def _doc(owner: type[Spec]) -> str:

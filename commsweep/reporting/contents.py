@@ -65,7 +65,7 @@ def all_claims(frame: pd.DataFrame, only: Collection[str] = (), mine: str = "") 
         return adjust(list(made))
     made = []
     for _, rows, paper in _present(frame, only):
-        if is_shipped(paper):
+        if is_shipped(paper.__name__):
             rows = rows[rows["data.name"] != "own"]
         if rows.empty:
             continue

@@ -25,8 +25,7 @@ from commsweep.reporting import figure
 from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.reporting.table import Table
 from commsweep.store import Row, Store
-from commsweep.timing import advice as advise
-from commsweep.timing import measured_learners as learners
+from commsweep.timing import advice, measured_learners
 from commsweep.timing.measured_pipelines import (
     Machine,
     Measured,
@@ -184,7 +183,7 @@ def write(
 
 
 def write_learners(
-    found: list[learners.Measured], folder: Path, store: Store, seeds: range
+    found: list[measured_learners.Measured], folder: Path, store: Store, seeds: range
 ) -> Made:
     """The table of learners' steps, measured and predicted, and measurements.csv with what they are
     made of (seconds; bytes a step that all learners handed over; computed, of a core by a training
@@ -192,7 +191,7 @@ def write_learners(
     links); of those that train apart, what whole trainings take and reach, where the store has
     simulations of them with these seeds.
     """
-    model = learners.Exchange(found)
+    model = measured_learners.Exchange(found)
     rows, errors, data = [], [], []
     for one in sorted(
         found,
@@ -276,7 +275,7 @@ def write_learners(
 class End:
     """A whole training over a network: what it takes and reaches."""
 
-    network: learners.Network
+    network: measured_learners.Network
     method: str
     seconds: float
     predicted: float | None  # None: the prediction begins from it, or there is none
@@ -284,7 +283,10 @@ class End:
 
 
 def _ends(
-    found: list[learners.Measured], model: learners.Exchange, store: Store, seeds: range
+    found: list[measured_learners.Measured],
+    model: measured_learners.Exchange,
+    store: Store,
+    seeds: range,
 ) -> list[End]:
     known: dict[str, list[Row]] = {}
     for row in store.rows():
@@ -483,13 +485,13 @@ def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def in_order(measured: list[float], predicted: list[float]) -> tuple[int, int]:
-    """(pairs whose measured times are more than `advise.APART` apart, those of them that are
+    """(pairs whose measured times are more than `advice.APART` apart, those of them that are
     predicted in the same order).
     """
     pairs = [
         (a, b)
         for a, b in combinations(zip(measured, predicted, strict=True), 2)
-        if max(a[0], b[0]) > (1 + advise.APART) * min(a[0], b[0])
+        if max(a[0], b[0]) > (1 + advice.APART) * min(a[0], b[0])
     ]
     return len(pairs), sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
 
@@ -601,7 +603,7 @@ def regret_table(
     """What advice costs over links that it has not seen, against the best of what was measured
     there.
     """
-    made = advise.regrets(compared, fits, steps)
+    made = advice.regrets(compared, fits, steps)
     lost = sorted(share for _, _, share in made)
     said = (
         f"median {100 * median(lost):.1f} %, worst {100 * lost[-1]:.1f} %"

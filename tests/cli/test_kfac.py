@@ -151,3 +151,12 @@ def test_a_plan_is_trained_measured_and_reported(tmp_path):
     told = json.loads((out / "claims.json").read_text())["claims"]
     assert {one["claim"] for one in told} == {f"K{n}" for n in range(1, 7)}
     assert "8 measurements, 0 missing" in done("kfac", "smoke-kfac", "--only", "measure").stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "other"),
+    [("kfac", "smoke-links", "links"), ("links", "smoke-kfac", "kfac")],
+)
+def test_a_plan_of_the_other_command_is_one_line(command, name, other, tmp_path, capsys):
+    assert main([command, name, "--store", str(tmp_path)]) == 2
+    assert f"use commsweep {other} {name} instead" in capsys.readouterr().err
