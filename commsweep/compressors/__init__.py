@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from commsweep.compressors.adacomp import AdaComp
 from commsweep.compressors.base import Compressor, Payload
 from commsweep.compressors.coded import Coded, CodedForwardMask
 from commsweep.compressors.coders import Bottleneck, Subspace
@@ -26,7 +27,7 @@ from commsweep.compressors.sparse import (
     TopKStrict,
 )
 from commsweep.compressors.tah import TAH
-from commsweep.compressors.thresholds import Dryden, SIDCo, Threshold
+from commsweep.compressors.thresholds import Dryden, Periodic, SIDCo, Threshold
 from commsweep.config import (
     Compression,
     CompressorSpec,
@@ -39,6 +40,7 @@ from commsweep.errors import UserError
 
 KINDS: dict[str, type[Compressor[Any]]] = {
     "none": Dense,
+    "live": Dense,
     "cast": Cast,
     "topk": TopK,
     "topk_strict": TopKStrict,
@@ -60,6 +62,8 @@ KINDS: dict[str, type[Compressor[Any]]] = {
     "threshold": Threshold,
     "dryden": Dryden,
     "sidco": SIDCo,
+    "periodic": Periodic,
+    "adacomp": AdaComp,
     "bottleneck": Bottleneck,
     "subspace": Subspace,
 }

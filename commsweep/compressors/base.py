@@ -135,6 +135,18 @@ class Compressor(Generic[S]):
         """What both ends keep once a payload has been sent."""
         raise NotImplementedError
 
+    def sender_state(self) -> Tensor | None:
+        """What the sender of a layer's gradient keeps between messages, before the first one; None:
+        nothing. A compressor that keeps something implements `for_message`.
+        """
+        return None
+
+    def for_message(self, x: Tensor, state: Tensor, number: int) -> Compressor:
+        """The compressor of message x [1, *layer], with so many sent before it. Changes `state` in
+        place to what the next message needs.
+        """
+        raise NotImplementedError
+
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         """Bytes of a payload by formula. Raises NotImplementedError where they depend on the
         data.

@@ -24,6 +24,10 @@ class LiveEntries(Compressor[NoCompressorSpec]):
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         return self._spread(self.inner.apply(self.gathered(x), seed))
 
+    def for_message(self, x: Tensor, state: Tensor, number: int) -> LiveEntries:
+        inner = self.inner.for_message(self.gathered(x), state, number)
+        return LiveEntries(inner, self.places, self.shape)
+
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return self.inner.formula_bytes(torch.Size((1, len(self.places))), dtype)
 

@@ -38,6 +38,15 @@ class Periodic(Counted[PeriodicSpec]):
         super().__init__(spec)
         self.edge = edge
 
+    def sender_state(self) -> Tensor:
+        """The edge of an earlier message, [1, 1]."""
+        return torch.zeros(1, 1)
+
+    def for_message(self, x: Tensor, state: Tensor, number: int) -> Periodic:
+        if number % self.spec.every == 0:
+            state.copy_(self.edge_of(x))
+        return Periodic(self.spec, state)
+
     def edge_of(self, x: Tensor) -> Tensor:
         """The largest size that is not to be sent, of every row, [rows, 1]."""
         flat = rows(x).float()

@@ -8,7 +8,7 @@ collectives' matter alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,14 +19,12 @@ from commsweep.collectives import Collectives, Decided, Message, Simulated, mean
 from commsweep.compressors import Compressor, message
 from commsweep.compressors.live import LiveEntries
 from commsweep.compressors.sparse import TILE
-from commsweep.compressors.thresholds import Periodic
 from commsweep.compressors.transform import transformed
-from commsweep.config import AdaCompResidueSpec, Gradients
-from commsweep.data_parallel.adacomp import AdaComp
-from commsweep.data_parallel.joint import JointCompressor, PowerIteration
+from commsweep.config import Gradients
+from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer, layers
 from commsweep.data_parallel.ledger import Ledger
-from commsweep.data_parallel.schedules import Accordion, build, milder, scheduled
+from commsweep.data_parallel.schedules import Accordion, greatest, scheduled
 from commsweep.feedback import gradients as feedback
 from commsweep.modules import Modules
 
@@ -61,17 +59,8 @@ class Exchange(nn.Module):
         )
         self.base: Any = build(spec.compressor)
         for index, layer in enumerate(self.layers):
-            if isinstance(self.base, PowerIteration) and not layer.dense:
-                largest = milder(spec) if spec.schedule.kind == "accordion" else self.base
-                shape = layer.shape[::-1] if self._turned(index) else layer.shape
-                self.register_buffer(
-                    f"warm{index}",
-                    largest.begin(  # pyright: ignore[reportAttributeAccessIssue]
-                        torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, seed, layer.place)
-                    ),
-                )
-            if isinstance(self.base, Periodic) and not layer.dense:
-                self.register_buffer(f"edge{index}", torch.zeros(len(self.collectives.here), 1, 1))
+            if not layer.dense:
+                self.register_buffer(f"kept{index}", self._begun(index))
         self.messages = [0] * len(self.layers)  # compressed ones of a learner, of each layer
         self.accordion = Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
         self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
@@ -80,6 +69,32 @@ class Exchange(nn.Module):
         self.live: dict[int, Tensor] = {}  # of layers with masks: flat places of their live weights
         self._summed: list[Tensor] = []  # of the local steps of the learner whose turn it is
         self._shared: list[Tensor] = []
+
+    def _begun(self, index: int) -> Tensor | None:
+        """What the compressor of a layer keeps between messages, before the first one: of all
+        learners together where it is a joint one, else of each learner here.
+        """
+        if isinstance(self.base, JointCompressor):
+            layer = self.layers[index]
+            shape = layer.shape[::-1] if self._turned(index) else layer.shape
+            compressor: Any = greatest(self.spec, self.base)
+            return compressor.begin(
+                torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, self.seed, layer.place)
+            )
+        state = self.base.sender_state()
+        if state is None:
+            return None
+        return torch.stack([state] * len(self.collectives.here))
+
+    def kept(self, index: int) -> Iterable[Tensor]:
+        """All that is kept of a layer between steps, by memories and by the compressor."""
+        for memories in self.memories:
+            yield from memories[index].buffers()
+        if (state := self._state(index)) is not None:
+            yield state
+
+    def _state(self, index: int) -> Tensor | None:
+        return getattr(self, f"kept{index}", None)
 
     def _memories(self, learner: int) -> nn.ModuleList:
         """Of a learner here, what it remembers of each layer; of another one only what its
@@ -258,12 +273,9 @@ class Exchange(nn.Module):
             [self._by_outputs(index, m) for index, m in zip(bucket, own, strict=True)]
             for own in offered
         ]
-        arrived, warm, seen = type(compressors[0]).combine(
-            compressors,
-            messages,
-            [getattr(self, f"warm{index}", None) for index in bucket],
-            step,
-            self.collectives,
+        states = [self._state(index) for index in bucket]
+        arrived, seen = type(compressors[0]).combine(
+            compressors, messages, states, step, self.collectives
         )
         arrived = [
             [self._by_outputs(index, y) for index, y in zip(bucket, every, strict=True)]
@@ -272,11 +284,9 @@ class Exchange(nn.Module):
         if seen is not None:
             seen = [self._by_outputs(index, y) for index, y in zip(bucket, seen, strict=True)]
         n, here = self.collectives.learners, len(self.collectives.here)
-        for index, compressor, factor in zip(bucket, compressors, warm, strict=True):
-            self._keep_warm(index, factor)
-            self.ledger.sent(
-                index, round(compressor.nbytes(self.layers[index].shape, n) * here), messages=here
-            )
+        for index, compressor in zip(bucket, compressors, strict=True):
+            nbytes = round(compressor.nbytes(self.layers[index].shape, n) * here)
+            self.ledger.sent(index, nbytes, messages=here)
 
         def arrival() -> list[Tensor]:
             merged = [
@@ -293,10 +303,7 @@ class Exchange(nn.Module):
         """Whether a joint compressor takes a layer transposed, because its rows are the layer's
         outputs.
         """
-        return (
-            self.layers[index].turned
-            and getattr(self.spec.compressor, "rows", "memory") == "outputs"
-        )
+        return self.layers[index].turned and self.base.outputs_as_rows
 
     def _by_outputs(self, index: int, x: Tensor) -> Tensor:
         """A layer's matrix as the compressor takes it, or from there back."""
@@ -306,33 +313,17 @@ class Exchange(nn.Module):
         self, bucket: list[int], compressors: list[Any], grads: list[list[Tensor]], step: int
     ) -> Arrival:
         here = self.collectives.here
-        if self.looks_ahead:
-            offered = None
-            messages = [
-                [
-                    Decided(
-                        compressor,
-                        *compressor.step(
-                            self.memories[learner][index].e,
-                            grad,
-                            self.spec.feedback.scale - 1,  # pyright: ignore[reportAttributeAccessIssue]
-                        ),
-                    )
-                    for index, compressor, grad in zip(bucket, compressors, own, strict=True)
-                ]
-                for learner, own in zip(here, grads, strict=True)
-            ]
-        else:
-            offered = self._offered(bucket, grads)
-            messages = [
-                [
-                    self._message(index, turn, compressor, self._transformed(m), step)
-                    for index, compressor, m in zip(bucket, compressors, own, strict=True)
-                ]
-                for turn, own in enumerate(offered)
-            ]
-            for index in bucket:
-                self.messages[index] += 1
+        offered: list[list[Tensor]] = []
+        messages: list[list[Message]] = []
+        for turn, own in enumerate(grads):
+            offered.append([])
+            messages.append([])
+            for index, compressor, grad in zip(bucket, compressors, own, strict=True):
+                m, sent = self._message(index, turn, compressor, grad, step)
+                offered[turn].append(m)
+                messages[turn].append(sent)
+        for index in bucket:
+            self.messages[index] += 1
         under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)  # pyright: ignore[reportArgumentType]
 
         def arrival() -> list[Tensor]:
@@ -346,30 +337,24 @@ class Exchange(nn.Module):
                         self._entries(own[turn], arrived[learner]),
                         of=self._numel(index),
                     )
-                merged.append(
-                    self._settled(index, [own[turn] for own in offered], arrived)
-                    if offered is not None
-                    else self.merge(index, arrived)
-                )
+                merged.append(self._settled(index, [own[turn] for own in offered], arrived))
             return merged
 
         return arrival
 
     def _message(
-        self, index: int, turn: int, compressor: Compressor, m: Tensor, step: int
-    ) -> Message:
-        """What the learner here of this turn has to say of a layer."""
-        if isinstance(self.base, Periodic):
-            live = isinstance(compressor, LiveEntries)
-            edge, inner = (
-                getattr(self, f"edge{index}")[turn],
-                compressor.inner if live else compressor,
-            )
-            if self.messages[index] % inner.spec.every == 0:
-                edge.copy_(inner.edge_of(compressor.gathered(m) if live else m[None]))  # pyright: ignore[reportAttributeAccessIssue]
-            inner = Periodic(inner.spec, edge)
-            compressor = LiveEntries(inner, compressor.places, compressor.shape) if live else inner
-        return Message(compressor, m, self._draw(index, self.collectives.here[turn], step))
+        self, index: int, turn: int, compressor: Compressor, grad: Tensor, step: int
+    ) -> tuple[Tensor, Message]:
+        """What the learner here of this turn offers of a layer's gradient, and its message."""
+        learner = self.collectives.here[turn]
+        memory = self.memories[learner][index]
+        if (decided := memory.step(compressor, grad)) is not None:
+            return decided[0], Decided(compressor, *decided)
+        m = memory.offer(grad)
+        x = self._transformed(m)
+        if (state := self._state(index)) is not None:
+            compressor = compressor.for_message(x[None], state[turn], self.messages[index])
+        return m, Message(compressor, x, self._draw(index, learner, step))
 
     def _offered(self, bucket: list[int], grads: list[list[Tensor]]) -> list[list[Tensor]]:
         """What the learners here have to say of their gradients, [learner here][layer]."""
@@ -415,18 +400,6 @@ class Exchange(nn.Module):
             return sent.entries
         return torch.count_nonzero(y) if self.spec.compressor.own_places else 0
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether it is AdaComp with its own residue, which selection sees."""
-        return isinstance(self.base, AdaComp) and isinstance(self.spec.feedback, AdaCompResidueSpec)
-
-    def _keep_warm(self, index: int, warm: Tensor | None) -> None:
-        """Begin the next step's power iteration from `warm`; columns beyond its rank stay for a
-        higher one.
-        """
-        if warm is not None:
-            getattr(self, f"warm{index}")[:, : warm.shape[1]] = warm
-
     def merge(self, index: int, used: list[Tensor]) -> Tensor:
         """The gradient that the optimizer sees; and what a server would send back."""
         outer = self.spec.outer
@@ -439,7 +412,9 @@ class Exchange(nn.Module):
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
         if self.spec.exchange == "server":
-            self.ledger.back(index, merged, self._numel(index))
+            joint = isinstance(self.base, JointCompressor)
+            nbytes = self.base.returned_bytes(merged.shape) if joint else None
+            self.ledger.back(index, merged, self._numel(index), nbytes)
         if self.accordion is not None:
             self.accordion.add(index, merged)
         return merged
@@ -469,6 +444,14 @@ class Exchange(nn.Module):
         """Let Accordion decide."""
         if self.accordion is not None:
             self.accordion.decide(epoch)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Reads checkpoints of earlier versions, too, which named these buffers by compressor."""
+        for index in range(len(self.layers)):
+            for former in ("warm", "edge"):
+                if (name := f"{prefix}{former}{index}") in state_dict:
+                    state_dict[f"{prefix}kept{index}"] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {

@@ -117,7 +117,7 @@ class CompressionHook(nn.Module):
             self._skip(views.values())
             return
         for index in views:
-            self._before[index] = [one.clone() for one in self._memory(index)]
+            self._before[index] = [one.clone() for one in self.exchange.kept(index)]
         own: list[Tensor | None] = [None] * len(self.exchange.trained)
         for index, grad in taken.items():
             own[index] = grad
@@ -139,21 +139,13 @@ class CompressionHook(nn.Module):
     def _plain(self, index: int) -> bool:
         """Whether a layer travels as it is and nothing of it is remembered."""
         dense = self.exchange.layers[index].dense or self.epoch < self.exchange.spec.start_epoch
-        return dense and not any(True for _ in self._memory(index))
+        return dense and not any(True for _ in self.exchange.kept(index))
 
     def _taken(self, index: int, grad: Tensor) -> Tensor:
         """What the exchange is given of a gradient: a tensor of its own, in float32 and not scaled
         where it is compressed.
         """
         return grad.clone() if self._plain(index) else grad.float() / self._scale
-
-    def _memory(self, index: int) -> Iterable[Tensor]:
-        """All that is remembered of a layer."""
-        for learner in self.exchange.memories:
-            yield from learner[index].buffers()
-        for name in (f"warm{index}", f"edge{index}"):
-            if (one := getattr(self.exchange, name, None)) is not None:
-                yield one
 
     def _finite(self, grads: Iterable[Tensor]) -> bool:
         """Whether these gradients of all learners are; the same answer at each."""
@@ -166,7 +158,7 @@ class CompressionHook(nn.Module):
         it.
         """
         for index, before in self._before.items():
-            for one, kept in zip(self._memory(index), before, strict=True):
+            for one, kept in zip(self.exchange.kept(index), before, strict=True):
                 one.copy_(kept)
         self._before, self._skips = {}, True
         for view in views:

@@ -10,13 +10,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from commsweep import compressors
 from commsweep.collectives import Collectives, Parts
+from commsweep.compressors import Compressor
 from commsweep.compressors.bits import mask_bytes, pack_mask, taken, unpack_mask
 from commsweep.compressors.sparse import budget, keep_largest
 from commsweep.config import CLTKSpec, DionFactorsSpec, PowerSGDSpec
 
 WHAT = "gradients"
-Combined = tuple[Parts, list[Any], list[Tensor] | None]
+Combined = tuple[Parts, list[Tensor] | None]
 S = TypeVar("S", CLTKSpec, PowerSGDSpec, DionFactorsSpec)
 
 
@@ -32,15 +34,28 @@ class JointCompressor(Generic[S]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        warm: list[Any],
+        kept: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
-        """Given the messages [learner here][layer] and each layer's compressor and state: what
-        every learner's messages arrive as, [learner][layer]; each layer's state for the next step;
+        """Given the messages [learner here][layer] and each layer's compressor and what is kept of
+        it, which is changed in place: what every learner's messages arrive as, [learner][layer];
         what the optimizer sees of each, where that is not the mean.
         """
         raise NotImplementedError
+
+    def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
+        """What all learners keep of a layer between steps, before the first one; None: nothing."""
+        return None
+
+    @property
+    def outputs_as_rows(self) -> bool:
+        """Whether a layer's matrix has its outputs as rows, however it lies in memory."""
+        return False
+
+    def returned_bytes(self, shape: torch.Size) -> int | None:
+        """Bytes in which a server returns the mean for a layer; None: as any other mean."""
+        return None
 
     def nbytes(self, shape: torch.Size, learners: int) -> float:
         """Bytes a learner sends for a layer of this shape, averaged over the learners."""
@@ -59,19 +74,20 @@ class Leader(JointCompressor[CLTKSpec]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        warm: list[Any],
+        kept: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
         sizes = [m.numel() for m in messages[0]]
-        kept = [budget(one.spec.ratio, n) for one, n in zip(compressors, sizes, strict=True)]
+        budgets = [budget(one.spec.ratio, n) for one, n in zip(compressors, sizes, strict=True)]
         leader, chosen = step % collectives.learners, {}
 
         def choice(i: int) -> list[Tensor]:
             chosen[i] = [
-                keep_largest(m.reshape(1, -1), k)[1] for m, k in zip(messages[i], kept, strict=True)
+                keep_largest(m.reshape(1, -1), k)[1]
+                for m, k in zip(messages[i], budgets, strict=True)
             ]
-            return [pack_mask(mask, k) for mask, k in zip(chosen[i], kept, strict=True)]
+            return [pack_mask(mask, k) for mask, k in zip(chosen[i], budgets, strict=True)]
 
         packed = collectives.broadcast(choice, leader, WHAT).wait()
         masks = (
@@ -79,14 +95,15 @@ class Leader(JointCompressor[CLTKSpec]):
             if leader in collectives.here
             # the others check theirs
             else [
-                unpack_mask(part, 1, n, k) for part, n, k in zip(packed, sizes, kept, strict=True)
+                unpack_mask(part, 1, n, k)
+                for part, n, k in zip(packed, sizes, budgets, strict=True)
             ]
         )
         values = collectives.gather(
             [
                 [
                     taken(m.reshape(1, -1), mask, k)[0]
-                    for m, mask, k in zip(own, masks, kept, strict=True)
+                    for m, mask, k in zip(own, masks, budgets, strict=True)
                 ]
                 for own in messages
             ],
@@ -100,7 +117,6 @@ class Leader(JointCompressor[CLTKSpec]):
                 ]
                 for every in values
             ],
-            warm,
             None,
         )
 
@@ -125,19 +141,20 @@ class PowerIteration(JointCompressor[RankT]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        warm: list[Any],
+        kept: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
-        p, q = PowerIteration.factors(compressors, messages, warm, collectives)
+        p, q = PowerIteration.factors(compressors, messages, kept, collectives)
+        _keep(kept, q)
         y = [(a @ b.mT).reshape(m.shape) for a, b, m in zip(p, q, messages[0], strict=True)]
-        return [y] * collectives.learners, q, None
+        return [y] * collectives.learners, None
 
     @staticmethod
     def factors(
         compressors: list[Any],
         messages: Parts,
-        warm: list[Any],
+        kept: list[Any],
         collectives: Collectives,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """P and Q of every layer."""
@@ -145,7 +162,7 @@ class PowerIteration(JointCompressor[RankT]):
         # A factor may be kept for a higher rank than this step's.
         starts = [
             q[:, : one.rank(m.shape)]
-            for one, q, m in zip(compressors, warm, matrices[0], strict=True)
+            for one, q, m in zip(compressors, kept, matrices[0], strict=True)
         ]
         left = collectives.all_reduce(
             [[m @ q for m, q in zip(own, starts, strict=True)] for own in matrices], WHAT
@@ -159,6 +176,9 @@ class PowerIteration(JointCompressor[RankT]):
         """Of the factors of a layer [out, ...]."""
         assert isinstance(self.spec, PowerSGDSpec)
         return min(self.spec.rank, shape[0], shape.numel() // shape[0])
+
+    def returned_bytes(self, shape: torch.Size) -> int:
+        return round(self.nbytes(shape, 1))
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor:
         """The first Q [rest, rank]."""
@@ -186,19 +206,42 @@ class Orthonormal(PowerIteration[DionFactorsSpec]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        warm: list[Any],
+        kept: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
-        p, r = PowerIteration.factors(compressors, messages, warm, collectives)
+        p, r = PowerIteration.factors(compressors, messages, kept, collectives)
         lengths = [torch.linalg.vector_norm(one, dim=0) for one in r]
         q = [
             torch.where(length > 0, one / length.clamp(min=1e-30), before)
-            for one, length, before in zip(r, lengths, warm, strict=True)
+            for one, length, before in zip(r, lengths, kept, strict=True)
         ]
+        _keep(kept, q)
         arrived = [a @ b.mT for a, b in zip(p, r, strict=True)]
         seen = [(a @ b.mT).mul_((len(a) / len(b)) ** 0.5) for a, b in zip(p, q, strict=True)]
-        return [arrived] * collectives.learners, q, seen
+        return [arrived] * collectives.learners, seen
+
+    @property
+    def outputs_as_rows(self) -> bool:
+        return self.spec.rows == "outputs"
 
     def rank(self, shape: torch.Size) -> int:
         return math.ceil(self.spec.fraction * min(shape[0], shape.numel() // shape[0]))
+
+
+def _keep(kept: list[Tensor], factors: list[Tensor]) -> None:
+    """Begin the next step from these factors; columns beyond their rank stay for a higher one."""
+    for state, factor in zip(kept, factors, strict=True):
+        state[:, : factor.shape[1]] = factor
+
+
+KINDS: dict[str, type[JointCompressor[Any]]] = {
+    "cltk": Leader,
+    "powersgd": PowerIteration,
+    "dion": Orthonormal,
+}
+
+
+def build(spec: Any) -> Compressor | JointCompressor[Any]:
+    """The compressor of a spec, joint ones included."""
+    return KINDS[spec.kind](spec) if spec.kind in KINDS else compressors.build(spec)

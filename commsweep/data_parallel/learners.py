@@ -176,7 +176,7 @@ def memory_bytes(
     if _alone(spec):
         return 0
     here, kind = spec.learners if here is None else here, feedback.KINDS[spec.feedback.kind]
-    tensors = here * (1 + kind.tensors) + (spec.learners - here) * issubclass(kind, feedback.EF21)
+    tensors = here * (1 + kind.tensors) + (spec.learners - here) * kind.mirrored
     tensors += 2 * (spec.sharded is not None)  # the owners' weights, and parts on their way
     if spec.outer is not None:
         # plain SGD: what it has moved by

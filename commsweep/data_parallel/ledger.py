@@ -11,7 +11,6 @@ from torch import Tensor
 from commsweep.compressors.bits import packed_bytes
 from commsweep.compressors.sparse import Counted
 from commsweep.config import Gradients
-from commsweep.data_parallel.joint import PowerIteration
 from commsweep.data_parallel.layers import Layer
 
 
@@ -62,18 +61,17 @@ class Ledger:
         """One learner sent the others so many bytes about all layers."""
         self.places += nbytes
 
-    def back(self, index: int, merged: Tensor, n: int) -> None:
+    def back(self, index: int, merged: Tensor, n: int, joint: int | None = None) -> None:
         """What a server sends to one learner for a layer: the mean, sparse or as signs where it is
-        that; n: entries of it that live.
+        that; n: entries of it that live. joint: bytes of the mean by a joint compressor.
         """
-        kind = self.spec.compressor.kind
         if self.spec.vote:
             nbytes: int | Tensor = packed_bytes(n, 1)
         elif self.spec.compressor.own_places:
             m = torch.count_nonzero(merged)
             nbytes = (4 * m + Counted.place_bytes(m, 1, n)).clamp(max=4 * n)
-        elif kind == "powersgd":
-            nbytes = round(PowerIteration(self.spec.compressor).nbytes(merged.shape, 1))  # pyright: ignore[reportArgumentType]
+        elif joint is not None:
+            nbytes = joint
         else:
             nbytes = 4 * n
         self.down[index] = self.down[index] + nbytes

@@ -8,28 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commsweep import compressors
 from commsweep.compressors import Compressor
-from commsweep.compressors.dense import Dense
-from commsweep.compressors.thresholds import Periodic
 from commsweep.config import AccordionSpec, Gradients, Spec
-from commsweep.data_parallel.adacomp import AdaComp
-from commsweep.data_parallel.joint import JointCompressor, Leader, Orthonormal, PowerIteration
+from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer
-
-OWN = {
-    "live": Dense,
-    "adacomp": AdaComp,
-    "cltk": Leader,
-    "powersgd": PowerIteration,
-    "dion": Orthonormal,
-    "periodic": Periodic,
-}
-
-
-def build(spec: Any) -> Compressor | JointCompressor:
-    """The compressor of a spec, joint ones included."""
-    return OWN[spec.kind](spec) if spec.kind in OWN else compressors.build(spec)
 
 
 def scheduled(
@@ -42,6 +24,11 @@ def scheduled(
     if schedule.kind == "ramp" and epoch < schedule.epochs:
         return build(_scaled(base.spec, ratio=max(base.spec.ratio, 0.25 ** (epoch + 1))))
     return milder(spec) if critical else base
+
+
+def greatest(spec: Gradients, base: Compressor | JointCompressor) -> Compressor | JointCompressor:
+    """The compressor with the greatest budget that a layer's messages may go through."""
+    return milder(spec) if spec.schedule.kind == "accordion" else base
 
 
 def milder(spec: Gradients) -> Compressor | JointCompressor:

@@ -5,12 +5,13 @@ Notation: g the new gradient, m what is compressed, y what arrives of it.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from commsweep.config import (
+    AdaCompResidueSpec,
     DecoupledSpec,
     EF21SGDMSpec,
     LoCoSpec,
@@ -20,18 +21,27 @@ from commsweep.config import (
 from commsweep.config.feedback import Correction
 
 S = TypeVar("S", bound=Correction)
+Step = tuple[Tensor, int | Tensor, int | Tensor]  # what arrives, its bytes, its entries
 
 
 class Feedback(nn.Module, Generic[S]):
     """Nothing is remembered: m = g."""
 
     tensors = 0  # of the layer's size that it holds
+    # whether the receivers of a learner's messages hold one, too
+    mirrored = False
     # whether it holds the momentum that the optimizer then has not, for dense parameters, too
     carries = False
 
     def __init__(self, spec: S, shape: torch.Size, learners: int) -> None:
         super().__init__()
         self.spec, self.learners = spec, learners
+
+    def step(self, compressor: Any, g: Tensor) -> Step | None:
+        """Compression and memory in one step, where they need each other: what arrives, its bytes
+        and its entries. None: `offer`, compress and `settle` one after the other.
+        """
+        return None
 
     def offer(self, g: Tensor) -> Tensor:
         """m, to be compressed."""
@@ -67,6 +77,19 @@ class Residue(Feedback[S]):
     def settle(self, m: Tensor, y: Tensor) -> Tensor:
         y = y.clone() if y.data_ptr() == m.data_ptr() else y  # everything was kept
         self.e.sub_(y)
+        return y
+
+
+class LookAhead(Residue[AdaCompResidueSpec]):
+    """AdaComp's residue, which the selection reads: e <- e + g; H = e + (scale - 1) g decides what
+    is sent; e <- e - y.
+    """
+
+    def step(self, compressor: Any, g: Tensor) -> Step:
+        return compressor.step(self.e, g, self.spec.scale - 1)
+
+    def settle(self, m: Tensor, y: Tensor) -> Tensor:
+        """`step` has taken y out of e."""
         return y
 
 
@@ -185,7 +208,7 @@ class EF21(Feedback[S]):
     """m = g - A; A <- A + y is what is used (Richtarik 2021)."""
 
     a: Tensor
-    tensors = 1
+    tensors, mirrored = 1, True
 
     def __init__(self, spec: S, shape: torch.Size, learners: int) -> None:
         super().__init__(spec, shape, learners)
@@ -232,7 +255,7 @@ class EF21SGDM(EF21[EF21SGDMSpec]):
 KINDS: dict[str, type[Feedback]] = {
     "none": Feedback,
     "ef": Residue,
-    "adacomp": Residue,
+    "adacomp": LookAhead,
     "dgc": MomentumCorrection,
     "lowpass": LowPass,
     "loco": LoCo,
@@ -251,7 +274,7 @@ def mirror(
     spec: Correction, shape: torch.Size, learners: int, dense: bool
 ) -> Unremembered | Mirror:
     """What the others must remember of it."""
-    return Mirror(shape) if issubclass(_kind(spec, dense), EF21) else Unremembered()
+    return Mirror(shape) if _kind(spec, dense).mirrored else Unremembered()
 
 
 def _kind(spec: Correction, dense: bool) -> type[Feedback]:

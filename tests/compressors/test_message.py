@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commsweep.compressors import KINDS, build, kernels, message, packing
+from commsweep.compressors.adacomp import AdaComp
 from commsweep.compressors.base import Payload
 from commsweep.config import AdaCompSpec, ForwardMaskSpec
-from commsweep.data_parallel.adacomp import AdaComp
 from commsweep.errors import UserError
 from tests.compressors.test_compressors import inputs
 from tests.helpers import COMPRESSORS, name, same_bits

@@ -19,12 +19,12 @@ from commsweep import config
 from commsweep.cli.main import main
 from commsweep.collectives import Handle, Simulated
 from commsweep.compressors import kernels
+from commsweep.compressors.adacomp import AdaComp
 from commsweep.config import Execution, Gradients, ImageModel, LearnerWiring, override, record
-from commsweep.data_parallel.adacomp import AdaComp
 from commsweep.data_parallel.exchange import Exchange
+from commsweep.data_parallel.joint import build
 from commsweep.data_parallel.layers import layers
 from commsweep.data_parallel.learners import memory_bytes
-from commsweep.data_parallel.schedules import build
 from commsweep.errors import UserError
 from commsweep.feedback import gradients as feedback
 from commsweep.models import resnet
@@ -838,7 +838,7 @@ def test_the_stated_memory_is_what_the_learners_hold(name):
     tensors = [
         one
         for key, one in task.components["learners"].named_buffers()
-        if one.dim() and "warm" not in key
+        if one.dim() and "kept" not in key
     ]
     gradients = 4 * sum(4 * p.numel() for p in task.model.parameters())
     held = sum(4 * one.numel() for one in tensors) + gradients
@@ -875,11 +875,11 @@ def test_accordions_rank_is_the_one_that_is_used_and_charged():
         y = made.send(0, [basis], step, 0)
     assert torch.linalg.matrix_rank(y) == 4 and torch.allclose(y, basis, atol=1e-3)
     made.accordion.mild = [False]
-    before = made.warm0.clone()
+    before = made.kept0.clone()
     y = made.send(0, [basis], 8, 1)
     assert torch.linalg.matrix_rank(y) == 1
-    assert torch.equal(made.warm0[:, 1:], before[:, 1:]) and not torch.equal(
-        made.warm0[:, :1], before[:, :1]
+    assert torch.equal(made.kept0[:, 1:], before[:, 1:]) and not torch.equal(
+        made.kept0[:, :1], before[:, :1]
     )
     assert int(made.ledger.up[0]) == 8 * 4 * 4 * (40 + 30) + 4 * (40 + 30)
 

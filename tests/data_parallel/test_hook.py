@@ -186,11 +186,8 @@ def _bits(net):
 
 
 def _remembered(hook):
-    return [one.clone() for memory in hook.exchange.memories for one in memory.buffers()] + [
-        one.clone()
-        for name, one in hook.exchange.named_buffers()
-        if name.startswith(("warm", "edge"))
-    ]
+    layers = range(len(hook.exchange.layers))
+    return [state.clone() for index in layers for state in hook.exchange.kept(index)]
 
 
 def _every_kind(rank, port, said, types):

@@ -87,7 +87,7 @@ def dion(run, n, turned=True):
     exchange = parts.task.components["learners"].exchange
     named = dict(model.named_parameters())
     q = {
-        layer.name.removeprefix("model."): getattr(exchange, f"warm{index}").clone()
+        layer.name.removeprefix("model."): getattr(exchange, f"kept{index}").clone()
         for index, layer in enumerate(exchange.layers)
         if not layer.dense
     }
@@ -175,7 +175,8 @@ def test_a_factor_without_a_gradient_stays():
 
     one = Orthonormal(DionFactorsSpec(fraction=0.5))
     q = one.begin(torch.Size([6, 4]), 0)
-    arrived, kept, seen = Orthonormal.combine([one], [[torch.zeros(6, 4)]], [q], 0, Simulated(1))
+    kept = [q.clone()]
+    arrived, seen = Orthonormal.combine([one], [[torch.zeros(6, 4)]], kept, 0, Simulated(1))
     assert (
         torch.equal(kept[0], q)
         and torch.equal(arrived[0][0], torch.zeros(6, 4))

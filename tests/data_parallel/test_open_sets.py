@@ -1,0 +1,112 @@
+"""A new compressor or memory is its own file and one line of a table: what carries messages asks
+for methods and traits, and names no member.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from torch import nn
+
+from commsweep import compressors, config
+from commsweep.boundary import channel
+from commsweep.collectives import Simulated
+from commsweep.compressors.base import Compressor
+from commsweep.data_parallel import exchange, hook, learners
+from commsweep.data_parallel.exchange import Exchange
+from commsweep.feedback import gradients
+from commsweep.training import step
+
+# What they may know: bases, wrappers around any compressor, and what has no kind.
+KNOWN = {"Compressor", "JointCompressor", "LiveEntries", "Payload", "Sparsifier", "Feedback"}
+
+
+class DeltaSpec(config.Compression):
+    """The difference to the last message, in 16 bits."""
+
+    label: ClassVar[str] = "delta"
+    cost: ClassVar[str] = "2 x elements"
+    kind: Literal["delta"] = "delta"
+
+
+class Delta(Compressor[DeltaSpec]):
+    """Arrives as half of the message plus half of the one before it: a memory at the sender."""
+
+    def __init__(self, spec, last=None):
+        super().__init__(spec)
+        self.last = last
+
+    def sender_state(self):
+        return torch.zeros(())
+
+    def for_message(self, x, state, number):
+        before = state.clone()
+        state.fill_(float(x.sum()))
+        return Delta(self.spec, before)
+
+    def apply(self, x, seed=0):
+        return x + self.last
+
+    def formula_bytes(self, shape, dtype):
+        return 2 * shape.numel()
+
+
+class Halving(gradients.Residue):
+    """A memory that compresses and remembers in one step."""
+
+    def step(self, compressor, g):
+        self.e.add_(g)
+        y = self.e / 2
+        self.e.sub_(y)
+        return y, 7, 0
+
+    def settle(self, m, y):
+        return y
+
+
+def _exchange(learners=2, feedback=None):
+    spec = config.Gradients(learners=learners, exchange="allgather").model_copy(
+        update={"compressor": DeltaSpec(), **({"feedback": feedback} if feedback else {})}
+    )
+    return Exchange(spec, nn.Linear(3, 2, bias=False), 0, Simulated(learners))
+
+
+def test_a_compressor_with_a_memory_of_its_own_is_one_line_of_a_table(monkeypatch):
+    monkeypatch.setitem(compressors.KINDS, "delta", Delta)
+    made = _exchange()
+    first, second = torch.ones(2, 3), torch.full((2, 3), 2.0)
+    for step_number, expected in enumerate(([0.0, 0.0], [6.0, 12.0])):
+        mean = made.send(0, [first, second], step_number, 0)
+        # each learner's own memory: the sum of its last message, zero before the first
+        want = (first + expected[0] + second + expected[1]) / 2
+        assert torch.equal(mean, want)
+    assert made.ledger.totals()["up"] > 0
+    other = _exchange()
+    other.load_state_dict(made.state_dict())
+    assert torch.equal(other.send(0, [first, second], 2, 0), made.send(0, [first, second], 2, 0))
+
+
+def test_a_memory_that_compresses_in_one_step_is_one_line_of_a_table(monkeypatch):
+    monkeypatch.setitem(compressors.KINDS, "delta", Delta)
+    monkeypatch.setitem(gradients.KINDS, "ef", Halving)
+    made = _exchange(feedback=config.EFSpec())
+    grads = [torch.ones(2, 3), torch.full((2, 3), 3.0)]
+    assert torch.equal(made.send(0, grads, 0, 0), torch.full((2, 3), 1.0))
+    assert torch.equal(made.send(0, grads, 1, 0), torch.full((2, 3), 1.5))
+    made.ledger.steps = 2
+    assert made.ledger.totals()["up"] == 7
+
+
+@pytest.mark.parametrize("module", [channel, exchange, hook, learners, step])
+def test_what_carries_messages_names_no_compressor_and_no_memory(module):
+    members = {kind.__name__ for kind in compressors.KINDS.values()}
+    members |= {kind.__name__ for kind in gradients.KINDS.values()} - KNOWN
+    members |= {"Leader", "PowerIteration", "Orthonormal", "RiceTopK"}
+    with open(module.__file__, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not names & members
