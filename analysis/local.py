@@ -79,13 +79,13 @@ DENSE = {
     "grad.compressor.kind": "none",
     "grad.outer.overlap": 0,
     "grad.outer.fragments": 1,
-    "grad.outer.meet": None,
+    "grad.outer.peers": None,
     "grad.learners": 4,
 }
 PLAIN_RUN = {APART: None, "grad.learners": 1}
 DILOCO = DENSE | {APART: 10}
 OFTEN = {"grad.compressor.kind": "topk", "grad.compressor.values.kind": "statistical", APART: 1}
-SPARSE = OFTEN | {APART: 10, "grad.compressor.places": None, "grad.outer.aggregate": "all"}
+SPARSE = OFTEN | {APART: 10, "grad.compressor.index_coding": None, "grad.outer.aggregate": "all"}
 DEMO = {"grad.outer.sign": True, "grad.transform": "dct", "optim.kind": "sgd"}
 
 

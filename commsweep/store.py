@@ -29,7 +29,7 @@ from typing import Annotated, Any, Required, cast
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
 
-from commsweep.config import SCHEMA, Run, parse, record, run_id, text_id
+from commsweep.config import SCHEMA, Run, current_names, parse, record, run_id, text_id
 from commsweep.errors import UserError, notice
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
@@ -201,6 +201,7 @@ class RunFolder:
         _check(row, path)
         if row["id"] != self.path.name:
             raise Damaged(path, f"it is of run {row['id']}")
+        row["run"] = current_names(row["run"])
         return cast(Row, row)
 
     def run(self) -> Run:

@@ -48,13 +48,13 @@ STREAMING = Gradients(
     learners=4,
     exchange="allgather",
     compressor=E3M0Spec(),
-    vectors=True,
-    outer=Outer(interval=16, rate=0.4, fragments=2, overlap=1, keep=0.5),
+    compress_vectors=True,
+    outer=Outer(interval=16, rate=0.4, fragments=2, overlap=1, local_share=0.5),
 )
 SPARSELOCO = Gradients(
     learners=4,
     exchange="allgather",
-    vectors=True,
+    compress_vectors=True,
     feedback=ResidueSpec(decay=0.95),
     compressor=TopKSpec(ratio=1 / 64, scope="tile", values=StatisticalSpec()),
     outer=Outer(interval=16, rate=1.0, momentum=0.0, nesterov=False),
@@ -62,7 +62,7 @@ SPARSELOCO = Gradients(
 DEMO = Gradients(
     learners=4,
     exchange="allgather",
-    vectors=True,
+    compress_vectors=True,
     feedback=ResidueSpec(decay=0.999),
     transform="dct",
     compressor=TopKSpec(ratio=32 / 4096, scope="tile", per_tile="number"),

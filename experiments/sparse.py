@@ -51,7 +51,10 @@ MST = Sparsity(
     width=16,
 )
 STATIC = Sparsity(
-    phases={"all": Phase(until=1.0, sparsity=LEVEL)}, drop=0.0, growth="none", interval=MST.interval
+    phases={"all": Phase(until=1.0, sparsity=LEVEL)},
+    drop_fraction=0.0,
+    growth="none",
+    interval=MST.interval,
 )
 ANY_WIDTH = Sparsity.model_fields["width"].default  # of attention that is dense throughout
 
@@ -73,13 +76,13 @@ def _phases(**changes: dict[str, Any] | None) -> dict[str, Any]:
 METHODS: dict[str, Sparsity] = {
     "counted": _changed(STATIC, phases={"all": {"until": 1.0}}),
     "static": STATIC,
-    "set": _changed(STATIC, drop=0.3, growth="random"),
-    "rigl": _changed(STATIC, drop=0.3, growth="gradient", drop_until=0.75),
+    "set": _changed(STATIC, drop_fraction=0.3, growth="random"),
+    "rigl": _changed(STATIC, drop_fraction=0.3, growth="gradient", drop_until=0.75),
     "granet": _changed(
         STATIC,
-        drop=0.5,
+        drop_fraction=0.5,
         growth="gradient",
-        initial=0.5,
+        initial_sparsity=0.5,
         phases={
             "prune": {"until": 0.5, "sparsity": LEVEL, "shape": "cubic"},
             "hold": {"until": 1.0, "sparsity": LEVEL},

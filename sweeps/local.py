@@ -16,7 +16,7 @@ from commsweep.registry import preset
 
 Changes = dict[str, Any]
 APART: Changes = {"grad.learners": 4, "grad.outer.interval": 10}
-GATHER: Changes = {"grad.exchange": "allgather", "grad.vectors": True}
+GATHER: Changes = {"grad.exchange": "allgather", "grad.compress_vectors": True}
 EF: Changes = {"grad.feedback.kind": "ef"}
 
 
@@ -61,7 +61,7 @@ DEMO: Changes = {
     "grad.feedback.decay": 0.999,
 } | _codes("topk", ratio=32 / 4096, scope="tile", per_tile="number")
 PAIRS = APART | {
-    "grad.outer.meet": "pairs",
+    "grad.outer.peers": "pairs",
     "grad.outer.momentum": 0.5,
     "grad.outer.nesterov": False,
     "optim.lr": 1e-2,
@@ -73,10 +73,10 @@ SPARTA = {
     "grad.outer.rate": 1.0,
     "grad.outer.momentum": 0.0,
     "grad.outer.nesterov": False,
-    "grad.outer.merge": "sent",
+    "grad.outer.local_update": "sent",
     "grad.compressor.kind": "randomk",
     "grad.compressor.ratio": 0.005,
-    "grad.vectors": True,
+    "grad.compress_vectors": True,
 }
 DION: Changes = {
     "grad.learners": 4,
@@ -101,13 +101,13 @@ METHODS: dict[str, Changes] = {
     "2 bits, statistical": DILOCO | _codes("statistical"),
     "2 bits, EF": DILOCO | _codes("uniform", bits=2) | EF,
     "2 bits, statistical, EF": DILOCO | _codes("statistical") | EF,
-    "overlap": DILOCO | {"grad.outer.overlap": 1, "grad.outer.keep": 0.5},
+    "overlap": DILOCO | {"grad.outer.overlap": 1, "grad.outer.local_share": 0.5},
     "fragments": DILOCO
     | _codes("e3m0")
-    | {"grad.outer.overlap": 1, "grad.outer.keep": 0.5, "grad.outer.fragments": 2},
+    | {"grad.outer.overlap": 1, "grad.outer.local_share": 0.5, "grad.outer.fragments": 2},
     "SparseLoCo": SPARSE,
     "SparseLoCo, senders": SPARSE | {"grad.outer.aggregate": "senders"},
-    "SparseLoCo, Rice": SPARSE | {"grad.compressor.places": "rice"},
+    "SparseLoCo, Rice": SPARSE | {"grad.compressor.index_coding": "rice"},
     "SparseLoCo, every step": OFTEN,
     "MuLoCo": MULOCO,
     "DeMo": DEMO | {"grad.transform": "dct"},

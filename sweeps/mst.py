@@ -161,7 +161,7 @@ def smoke_sparse() -> list[Run]:
             "epochs": 1,
             "sparsity.interval": 1,
             "sparsity.growth": "none",
-            "sparsity.drop": 0,
+            "sparsity.drop_fraction": 0,
         },
     )
     made = arms(base, 0.5, width=8)

@@ -82,7 +82,7 @@ def matched(base: Run, width: int, share: float = 1 / 8) -> list[Run]:
         arm({"kind": "subspace", "width": int(budget / FLOAT)}, dense),
     ]
     if 0 <= tah <= 1:
-        arms.append(arm({"kind": "tah", "tile": tile, "share": round(tah - 0.005, 2)}))
+        arms.append(arm({"kind": "tah", "tile": tile, "high_share": round(tah - 0.005, 2)}))
     return arms
 
 

@@ -205,11 +205,11 @@ def test_kfac_waits_for_nothing(settings):
                 x, g = torch.randn(x, device="cuda"), torch.randn(g, device="cuda")
                 made._offer(
                     2 * turn,
-                    factors.input_factor(factors.inputs(module, x), True, made.spec.sharing),
+                    factors.input_factor(factors.inputs(module, x), True, made.spec.weight_sharing),
                 )
                 made._offer(
                     2 * turn + 1,
-                    factors.output_factor(factors.slopes(module, g), 4, made.spec.sharing),
+                    factors.output_factor(factors.slopes(module, g), 4, made.spec.weight_sharing),
                 )
         made.before_exchange(moment)
         for p in net.parameters():

@@ -16,7 +16,7 @@ from commsweep.component import Moment
 from commsweep.config import ImageModel
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.learners import Learners
-from commsweep.data_parallel.outer import LocalTraining
+from commsweep.data_parallel.outer.training import LocalTraining
 from commsweep.models import resnet
 
 LEARNERS, BATCH = 4, 128  # as AdaComp and PowerSGD train: 32 rows a learner

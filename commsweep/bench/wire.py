@@ -14,7 +14,7 @@ from commsweep.compressors import message
 SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
 CODECS = (
     ("TopK 10 %", {"kind": "topk", "ratio": 0.1}, 0.4),
-    ("TopK 10 %, Rice", {"kind": "topk", "ratio": 0.1, "places": "rice"}, 0.15),
+    ("TopK 10 %, Rice", {"kind": "topk", "ratio": 0.1, "index_coding": "rice"}, 0.15),
     ("TopK 30 % (bitmask)", {"kind": "topk", "ratio": 0.3}, 0.4),
     ("4-bit min-max", {"kind": "uniform", "bits": 4}, 1.0),
     ("8-bit min-max", {"kind": "uniform", "bits": 8}, 1.0),

@@ -167,7 +167,7 @@ def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, flo
                 until=1.0, sparsity=args.sparsity or 0.0, attention=args.attention or "causal"
             )
         },
-        drop=0.0,
+        drop_fraction=0.0,
         modules="all" if args.head else "blocks",
         width=width,
     )

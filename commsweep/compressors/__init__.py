@@ -84,7 +84,7 @@ def build(spec: Compression | dict[str, Any]) -> Compressor:
             spec = _SPECS.validate_python(spec)
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
-    rice = isinstance(spec, TopKSpec) and spec.places == "rice"
+    rice = isinstance(spec, TopKSpec) and spec.index_coding == "rice"
     kind: type[Compressor[Any]] = RiceTopK if rice else KINDS[spec.kind]
     if not isinstance(spec, Selection) or spec.values is None:
         return kind(spec)  # pyright: ignore[reportArgumentType]

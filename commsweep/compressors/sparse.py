@@ -403,7 +403,7 @@ class Counted(Sparsifier[S]):
     """A sparsifier whose number of kept entries m depends on the data; none of them is zero.
 
     nbytes = 1 (which coding) + m * itemsize + min(ceil(m * ceil(log2 d) / 8) + 4 * rows, ceil(rows
-    * d / 8), and with places=rice 4 + ceil(code bits / 8)).
+    * d / 8), and with index_coding=rice 4 + ceil(code bits / 8)).
     """
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
@@ -413,7 +413,7 @@ class Counted(Sparsifier[S]):
     @property
     def rice(self) -> bool:
         """Whether places may travel as Rice-coded gaps, which then have a coding of their own."""
-        return getattr(self.spec, "places", None) == "rice"
+        return getattr(self.spec, "index_coding", None) == "rice"
 
     def shortest(self, y: Tensor, m: Tensor) -> Tensor:
         """Bytes of the places of the m entries of a message that arrives as y."""

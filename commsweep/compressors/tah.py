@@ -41,8 +41,8 @@ class TAH(Compressor[TAHSpec]):
         low, width = samples * tokens - high, tiles * self.spec.tile
         tiles *= samples * tokens
         return (
-            packed_bytes(high * width, self.spec.high)
-            + packed_bytes(low * width, self.spec.low)
+            packed_bytes(high * width, self.spec.high_bits)
+            + packed_bytes(low * width, self.spec.low_bits)
             + 2 * tiles
             + packed_bytes(tiles, 1)
             + packed_bytes(samples * tokens, 1)
@@ -53,8 +53,8 @@ class TAH(Compressor[TAHSpec]):
         tiles, high = -(-d // self.spec.tile), samples * self._high(tokens)
         every, width = samples * tokens, tiles * self.spec.tile
         counts = {
-            "high": packed_bytes(high * width, self.spec.high),
-            "low": packed_bytes((every - high) * width, self.spec.low),
+            "high": packed_bytes(high * width, self.spec.high_bits),
+            "low": packed_bytes((every - high) * width, self.spec.low_bits),
         }
         return [
             {
@@ -66,7 +66,7 @@ class TAH(Compressor[TAHSpec]):
         ]
 
     def _high(self, tokens: int) -> int:
-        return round(self.spec.share * tokens)
+        return round(self.spec.high_share * tokens)
 
     def _quantized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """codes [samples * tokens, tiles, n], scales and rotated [samples * tokens, tiles], high
@@ -97,7 +97,7 @@ class TAH(Compressor[TAHSpec]):
 
     def _half(self, high: Tensor) -> Tensor:
         """2^(b-1) of every token, [tokens, 1, 1]."""
-        low, rich = 2.0 ** (self.spec.low - 1), 2.0 ** (self.spec.high - 1)
+        low, rich = 2.0 ** (self.spec.low_bits - 1), 2.0 ** (self.spec.high_bits - 1)
         return torch.where(high, rich, low).float()[:, None, None]
 
     def _values(
@@ -122,8 +122,8 @@ class TAH(Compressor[TAHSpec]):
         # as many as known beforehand: no device is waited for
         order = (~high).to(torch.uint8).argsort(stable=True)
         for name, which, bits in (
-            ("high", order[:rich], self.spec.high),
-            ("low", order[rich:], self.spec.low),
+            ("high", order[:rich], self.spec.high_bits),
+            ("low", order[rich:], self.spec.low_bits),
         ):
             parts[name] = pack(codes[which].flatten().long() + 2 ** (bits - 1), bits)
         return payload(
@@ -135,7 +135,10 @@ class TAH(Compressor[TAHSpec]):
         high = unpack_flags(parts["tokens"], len(scales))
         rotated = unpack_flags(parts["rotated"], scales.numel()).reshape(scales.shape)
         codes = torch.empty(*scales.shape, self.spec.tile, device=scales.device)
-        for name, which, bits in (("high", high, self.spec.high), ("low", ~high, self.spec.low)):
+        for name, which, bits in (
+            ("high", high, self.spec.high_bits),
+            ("low", ~high, self.spec.low_bits),
+        ):
             count = int(which.sum()) * scales.shape[1] * self.spec.tile
             codes[which] = (
                 (unpack(parts[name], bits, count) - 2 ** (bits - 1))

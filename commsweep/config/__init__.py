@@ -76,6 +76,7 @@ from commsweep.config.override import (
     parse_gradients,
     tags,
 )
+from commsweep.config.renames import current_names, first_names
 from commsweep.config.run import SCHEMA, Run, canonical, flatten, record, run_id, text_id
 from commsweep.config.second_order import KFAC
 from commsweep.config.sparsity import Phase, Sparsity
@@ -184,8 +185,10 @@ __all__ = [
     "by_kind",
     "canonical",
     "check_device",
+    "current_names",
     "discriminator",
     "explain",
+    "first_names",
     "flatten",
     "members",
     "override",

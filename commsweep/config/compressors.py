@@ -18,7 +18,7 @@ ScaleScope = Literal["tensor", "sample", "channel", "last", "group"]
 Rank = Annotated[int, Field(ge=1, le=2**16, description="columns of the factors")]
 Width = Annotated[int, Field(ge=1, le=2**16, description="features of the code")]
 Rounding = Literal["nearest", "stochastic"]
-Places = Annotated[
+IndexCoding = Annotated[
     Literal["rice"] | None,
     Field(
         description=(
@@ -145,9 +145,9 @@ class TAHSpec(Compression):
     cost: ClassVar[str] = "packed codes + 2 a tile + flags"
     kind: Literal["tah"] = "tah"
     tile: Literal[8, 16, 32, 64, 128] = 32
-    high: Bits = 4
-    low: Bits = 3
-    share: Annotated[
+    high_bits: Bits = 4
+    low_bits: Bits = 3
+    high_share: Annotated[
         float, Field(ge=0, le=1, description="share of the tokens that get the high bits")
     ] = 0.8
     tau: Annotated[
@@ -309,7 +309,7 @@ class TopKSpec(Selection):
     Tiles are `tile` x `tile` entries of a sample as a matrix (its first dimension by all others),
     of fewer where sides do not divide; a vector is cut into runs of tile^2 (SparseLoCo).
     per_tile=number: smaller tiles keep as many entries as a whole one, and a vector is cut into
-    runs of `tile` (DeMo). places: Rice codes of the gaps between kept places, where they are
+    runs of `tile` (DeMo). index_coding: Rice codes of the gaps between kept places, where they are
     shorter than indices and a bitmask.
     """
 
@@ -332,7 +332,7 @@ class TopKSpec(Selection):
             )
         ),
     ] = None
-    places: Places = None
+    index_coding: IndexCoding = None
 
     @model_validator(mode="after")
     def _tiled(self) -> TopKSpec:
@@ -345,7 +345,7 @@ class TopKSpec(Selection):
 class Chosen(Compression):
     """Keeps entries of which the data say how many there are."""
 
-    places: Places = None
+    index_coding: IndexCoding = None
 
 
 class TopKStrictSpec(Chosen):

@@ -49,22 +49,23 @@ GradientSchedule = Annotated[SteadySpec | RampSpec | AccordionSpec, Field(discri
 
 
 class Outer(Spec):
-    """Learners with weights and optimizers of their own that meet every `interval` steps: what each
-    has moved by travels as a gradient would, and an outer SGD (`rate`, `momentum`) acts on the mean
-    (DiLoCo, arXiv 2311.08105).
+    """Low-communication training. Learners train on weights and optimizers of their own and
+    exchange every `interval` steps. The difference that a learner has moved by (its
+    pseudo-gradient) travels as a gradient would, and an outer SGD (`rate`, `momentum`) takes their
+    mean (DiLoCo, arXiv 2311.08105).
 
-    `fragments` of the model's blocks are exchanged in turn (1: all at once) and used `overlap`
-    steps after they were sent (Streaming DiLoCo, arXiv 2501.18512); then a learner keeps a share
-    `keep` of its own weights (merge "mix"), or adds what it did meanwhile (merge "add": delayed
-    averaging, arXiv 2006.00441), or takes the common weights only at places that were sent (merge
-    "sent": SPARTA, with rate 1, no momentum and `randomk`). meet "pairs": nobody meets all others;
-    drawn pairs exchange their slow weights and what they have moved by, and each learner keeps slow
-    weights and an outer momentum of its own (NoLoCo, arXiv 2506.10911, without Nesterov). Where
-    learners never all meet, the mean of their weights is scored. aggregate: the mean over all
-    learners, or at each place over those that sent it (the paper and the code of SparseLoCo, arXiv
-    2508.15706, differ). clip: a learner's message for a layer is scaled to the median norm over
-    learners, if it is longer. With sign, interval 1, plain SGD inside, a decaying residue and
-    `grad.transform` this is DeMo (arXiv 2411.19870).
+    fragments: parts of the model that are exchanged in turn; 1 exchanges all at once. overlap:
+    steps between sending a fragment and using it (Streaming DiLoCo, arXiv 2501.18512).
+    local_update: how a learner's weights follow the common ones. "mix" keeps `local_share` of its
+    own. "add" adds the steps it made in the meantime (delayed averaging, arXiv 2006.00441). "sent"
+    takes the common weights only where something was sent (SPARTA; rate 1, no momentum, `randomk`).
+    peers: with "pairs", drawn pairs exchange weights and pseudo-gradients, and each learner has
+    outer weights of its own (NoLoCo, arXiv 2506.10911, without Nesterov). The mean of the learners'
+    weights is scored where they share no common weights. aggregate: the mean over all learners, or
+    at each place over those that sent it (the paper and the code of SparseLoCo, arXiv 2508.15706,
+    differ). clip: a message longer than the median norm over learners is scaled to it. sign: the
+    outer step is a sign; with interval 1, plain SGD inside, a decaying residue and `grad.transform`
+    that is DeMo (arXiv 2411.19870).
     """
 
     interval: Annotated[int, Field(ge=1, description="steps between exchanges")] = 16
@@ -77,8 +78,8 @@ class Outer(Spec):
     overlap: Annotated[
         int, Field(ge=0, description="steps between sending and using a fragment")
     ] = 0
-    merge: Literal["mix", "add", "sent"] = "mix"
-    keep: Annotated[
+    local_update: Literal["mix", "add", "sent"] = "mix"
+    local_share: Annotated[
         float, Field(ge=0, le=1, description="share of a learner's own weights when it mixes")
     ] = 0.0
     aggregate: Literal["all", "senders"] = "all"
@@ -86,7 +87,7 @@ class Outer(Spec):
     sign: Annotated[
         bool, Field(description="the outer step is `rate` times the learning rate times the sign")
     ] = False
-    meet: Annotated[Literal["pairs"] | None, Field(description="absent: all learners at once")] = (
+    peers: Annotated[Literal["pairs"] | None, Field(description="absent: all learners at once")] = (
         None
     )
 
@@ -97,21 +98,21 @@ class Outer(Spec):
                 f"grad.outer.overlap={self.overlap}: a fragment must be used before it is sent "
                 f"again; choose less than grad.outer.interval={self.interval}"
             )
-        if self.merge == "add" and (not self.overlap or self.keep):
+        if self.local_update == "add" and (not self.overlap or self.local_share):
             raise ValueError(
-                "grad.outer.merge=add adds what a learner did while a fragment was under way: "
-                "set grad.outer.overlap to at least 1 and leave out grad.outer.keep"
+                "grad.outer.local_update=add adds what a learner did while a fragment was under "
+                "way: set grad.outer.overlap to at least 1 and leave out grad.outer.local_share"
             )
-        if self.merge == "sent" and (self.overlap or self.keep or self.momentum):
+        if self.local_update == "sent" and (self.overlap or self.local_share or self.momentum):
             raise ValueError(
-                "grad.outer.merge=sent leaves everything but what has just been sent as it is: "
-                "set grad.outer.momentum=0 and grad.outer.nesterov=false, and leave out "
-                "grad.outer.overlap and grad.outer.keep"
+                "grad.outer.local_update=sent leaves everything but what has just been sent as "
+                "it is: set grad.outer.momentum=0 and grad.outer.nesterov=false, and leave out "
+                "grad.outer.overlap and grad.outer.local_share"
             )
-        if self.meet == "pairs" and (self.clip or self.sign):
+        if self.peers == "pairs" and (self.clip or self.sign):
             raise ValueError(
-                "grad.outer.meet=pairs exchanges weights as they are: leave out grad.outer.clip "
-                "and grad.outer.sign"
+                "grad.outer.peers=pairs exchanges weights as they are: leave out "
+                "grad.outer.clip and grad.outer.sign"
             )
         if self.sign and self.momentum:
             raise ValueError(
@@ -151,11 +152,11 @@ class Gradients(Spec):
 
     exchange: "allreduce" sums messages on the way, "allgather" brings every message to every
     learner, "server" sends them to a parameter server and the mean back. `vote`: the mean's sign
-    instead of the mean (majority vote). Parameters of one dimension travel dense unless `vectors`;
-    every one does before `start_epoch`. With `local_steps` H a learner takes H plain SGD steps at
-    the current rate, each on 1/H of its share, and sends the sum of their gradients (Local SGD; the
-    optimizer's momentum acts on the mean of the learners). With `outer` learners train apart for
-    many steps, and what they have moved by is what travels.
+    instead of the mean (majority vote). Parameters of one dimension travel dense unless
+    `compress_vectors`; every one does before `start_epoch`. With `local_steps` H a learner takes H
+    plain SGD steps at the current rate, each on 1/H of its share, and sends the sum of their
+    gradients (Local SGD; the optimizer's momentum acts on the mean of the learners). With `outer`
+    learners train apart for many steps, and what they have moved by is what travels.
     """
 
     learners: Annotated[int, Field(ge=1, le=2**16)] = 1
@@ -164,7 +165,7 @@ class Gradients(Spec):
     feedback: GradientFeedback = NoFeedbackSpec()
     schedule: GradientSchedule = SteadySpec()
     vote: bool = False
-    vectors: bool = False
+    compress_vectors: bool = False
     local_steps: Annotated[
         int, Field(ge=1, description="SGD steps of a learner between exchanges")
     ] = 1

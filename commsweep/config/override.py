@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from commsweep.config.base import Spec
 from commsweep.config.gradients import Gradients
 from commsweep.config.links import Link
+from commsweep.config.renames import current_name, current_names
 from commsweep.config.run import Run, gradients_fit, record
 from commsweep.errors import UserError, nearest, notice
 
@@ -23,7 +24,7 @@ from commsweep.errors import UserError, nearest, notice
 def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
     """A Run from its nested dict; every mistake in it becomes one UserError line."""
     try:
-        return kind.model_validate(settings)
+        return kind.model_validate(current_names(settings))
     except ValidationError as error:
         raise UserError(explain(error)) from None
 
@@ -56,6 +57,7 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     closes it. Raises UserError on unknown names.
     """
     tree, kind = record(run), type(run)
+    changes = {_current(key): value for key, value in changes.items()}
     for key, value in changes.items():
         if _literal(value) is None and (
             other := next((one for one in changes if one.startswith(f"{key}.")), None)
@@ -74,6 +76,14 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
         _set(tree, key, _literal(changes[key]), kind, changes)
     _evaluate_last(tree, changes)
     return parse(tree, kind)
+
+
+def _current(key: str) -> str:
+    """A setting under its name of today; says so where it is another."""
+    name = current_name(key)
+    if name != key:
+        notice(f"{key} is named {name} now")
+    return name
 
 
 def _evaluate_last(tree: dict[str, Any], changes: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from commsweep.config.base import Spec, by_kind, settle
 from commsweep.config.compressors import CompressorSpec, GradientCompressor, NoCompressorSpec
 from commsweep.config.gradients import Gradients, ShardCode
 from commsweep.config.links import Link, Links
+from commsweep.config.renames import first_names
 from commsweep.config.rules import broken
 from commsweep.config.second_order import KFAC
 from commsweep.config.sparsity import Sparsity
@@ -313,12 +314,15 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
             "grad.feedback.kind=decoupled"
         )
     if kind == "dion" and (
-        grad.exchange != "allreduce" or grad.vectors or grad.start_epoch or grad.outer is not None
+        grad.exchange != "allreduce"
+        or grad.compress_vectors
+        or grad.start_epoch
+        or grad.outer is not None
     ):
         raise ValueError(
             "grad.compressor.kind=dion is two all-reduces of matrices, from the first step on: "
-            "set grad.exchange=allreduce, and leave out grad.vectors, grad.start_epoch and "
-            "grad.outer"
+            "set grad.exchange=allreduce, and leave out grad.compress_vectors, grad.start_epoch "
+            "and grad.outer"
         )
     if grad.transform is not None and feedback == "dgc":
         raise ValueError(
@@ -340,22 +344,27 @@ def gradients_fit(grad: Gradients, batch_size: int) -> None:
             "sends every place, so it is the mean of all; set grad.outer.aggregate=all or a "
             "sparsifier"
         )
-    if grad.outer is not None and grad.outer.merge == "sent" and not grad.compressor.sparsifier:
+    if (
+        grad.outer is not None
+        and grad.outer.local_update == "sent"
+        and not grad.compressor.sparsifier
+    ):
         raise ValueError(
-            f"grad.outer.merge=sent: with grad.compressor.kind={kind} every place is sent; set "
-            "grad.compressor.kind=randomk or another sparsifier, or leave merge out"
+            f"grad.outer.local_update=sent: with grad.compressor.kind={kind} every place is "
+            "sent; set grad.compressor.kind=randomk or another sparsifier, or leave "
+            "local_update out"
         )
-    if grad.outer is not None and grad.outer.meet == "pairs":
+    if grad.outer is not None and grad.outer.peers == "pairs":
         if grad.learners % 2:
             raise ValueError(
-                f"grad.outer.meet=pairs: grad.learners={grad.learners} is odd, so one would be "
+                f"grad.outer.peers=pairs: grad.learners={grad.learners} is odd, so one would be "
                 "left over"
             )
         if kind != "none" or grad.exchange == "server":
             raise ValueError(
-                "grad.outer.meet=pairs sends weights from one learner to another, uncompressed: "
-                "set grad.compressor.kind=none, and grad.exchange=allreduce or allgather, which "
-                "makes no difference then"
+                "grad.outer.peers=pairs sends weights from one learner to another, "
+                "uncompressed: set grad.compressor.kind=none, and grad.exchange=allreduce or "
+                "allgather, which makes no difference then"
             )
     if grad.exchange == "allreduce" and not grad.compressor.summable and grad.sharded is None:
         raise ValueError(
@@ -558,8 +567,10 @@ def record(run: Run) -> dict[str, Any]:
 
 
 def canonical(run: Run) -> str:
-    """The JSON text that is hashed: all fields that are there, sorted keys, no spaces."""
-    return _text(record(run))
+    """The JSON text that is hashed: all fields that are there under their first names
+    (`renames.py`), sorted keys, no spaces.
+    """
+    return _text(first_names(record(run)))
 
 
 def _text(settings: dict[str, Any]) -> str:
@@ -573,7 +584,8 @@ def run_id(run: Run) -> str:
 
 def text_id(settings: dict[str, Any]) -> str:
     """As `run_id`, of a Run as it is stored."""
-    return hashlib.sha256(f"{SCHEMA}:{_text(settings)}".encode()).hexdigest()[:12]
+    text = _text(first_names(settings))
+    return hashlib.sha256(f"{SCHEMA}:{text}".encode()).hexdigest()[:12]
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

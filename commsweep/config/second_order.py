@@ -23,8 +23,8 @@ class KFAC(Spec):
 
     A: of the layer's inputs (a bias as an appended one), G: of the gradients at its outputs.
     Supported are Linear, Conv2d without groups, and transformers' Conv1D; layers with a factor
-    above `largest`, and weights that two layers share, are left to the optimizer and named in the
-    log. split: how damping is shared out; "direct" adds it to both factors, "factored" its root
+    above `max_factor`, and weights that two layers share, are left to the optimizer and named in
+    the log. split: how damping is shared out; "direct" adds it to both factors, "factored" its root
     times pi and over pi. method: "inverse" (Cholesky) or "eigen" (damping of the eigenvalues'
     products; split has no meaning then). fisher: of the labels ("empirical") or of labels that the
     model draws ("sampled", a second backward). statistics: of all learners ("all"), whose new
@@ -46,7 +46,7 @@ class KFAC(Spec):
     fisher: Annotated[Literal["empirical", "sampled"], Field(description="labels that G is of")] = (
         "empirical"
     )
-    sharing: Annotated[
+    weight_sharing: Annotated[
         Literal["expand", "reduce"],
         Field(
             description=(
@@ -60,7 +60,7 @@ class KFAC(Spec):
     ] = "all"
     compressor: FactorCompressor = NoCompressorSpec()
     feedback: FactorFeedback = NoFeedbackSpec()
-    largest: Annotated[
+    max_factor: Annotated[
         int, Field(ge=1, description="rows of a factor; larger layers are left out")
     ] = 8192
     start_epoch: Annotated[int, Field(ge=0, description="first preconditioned epoch")] = 0

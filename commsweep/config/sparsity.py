@@ -21,8 +21,8 @@ class Phase(Spec):
 
     shape: the sparsity jumps at the phase's beginning ("step"), or goes there from that of the
     phase before, evenly ("linear") or fast at first ("cubic": s + (before - s)(1 - x)^3).
-    attention: of all heads, or with `beside` of every other one, from the first on (of layers with
-    sparsity.alternate=layers).
+    attention: of all heads, or with `alternate_attention` of every other one, from the first on (of
+    layers with sparsity.alternate=layers).
     """
 
     until: Annotated[float, Field(gt=0, description="share of the run's steps at which it ends")]
@@ -31,7 +31,7 @@ class Phase(Spec):
     ] = 0.0
     shape: Literal["step", "linear", "cubic"] = "step"
     attention: Annotated[Pattern, Field(description="pairs of tokens that attend")] = "causal"
-    beside: Annotated[
+    alternate_attention: Annotated[
         Pattern | None, Field(description="of every other head or layer; absent: as attention")
     ] = None
 
@@ -43,24 +43,26 @@ class Sparsity(Spec):
     A phase is named as one likes (sparsity.phases.NAME.until=0.5). Every `interval` steps within a
     phase, each layer loses its lowest `score` and grows as many weights, from zero, as its target
     asks for. distribution: densities of layers; uniform, Erdos-Renyi, (in + out) / (in out), or
-    with kernels (ERK), scaled to the target and capped at `cap`. score: |w|, |w| + mest |g|, |w g|,
-    or the authors' |w / g|. growth: by |g| of a dense gradient, at random, or `mixed` parts by |g|
-    to one at random. drop: share of a layer's weights that an update moves, falling as a cosine to
-    zero at `drop_until` of the run, or in every phase with `restart`. moments: those of the
-    optimizer at pruned weights are zero ("reset"), or as they were (the authors'). steps: the
-    optimizer steps beside an update of masks, or such steps are left out (the authors'). modules:
-    layers with weights in them, without the one that makes the logits, or with it ("all"; where it
-    is tied to the token embedding, that is sparse, too). width: band and stride of attention, in
-    tokens.
+    with kernels (ERK), scaled to the target and capped at `max_density`. score: |w|, |w| + mest
+    |g|, |w g|, or the authors' |w / g|. growth: by |g| of a dense gradient, at random, or `mixed`
+    parts by |g| to one at random. drop_fraction: share of a layer's weights that an update moves,
+    falling as a cosine to zero at `drop_until` of the run, or in every phase with `restart`.
+    pruned_moments: those of the optimizer at pruned weights are zero ("reset"), or as they were
+    (the authors'). update_steps: the optimizer steps beside an update of masks, or such steps are
+    left out (the authors'). modules: layers with weights in them, without the one that makes the
+    logits, or with it ("all"; where it is tied to the token embedding, that is sparse, too). width:
+    band and stride of attention, in tokens.
     """
 
     phases: Annotated[dict[str, Phase], Field(description="parts of the run, by name")] = {
         "all": Phase(until=1.0)
     }
-    initial: Annotated[Share, Field(description="sparsity that the first phase begins at")] = 0.0
+    initial_sparsity: Annotated[
+        Share, Field(description="sparsity that the first phase begins at")
+    ] = 0.0
     distribution: Literal["uniform", "er", "erk"] = "er"
-    cap: Annotated[float, Field(gt=0, le=1, description="largest density of a layer")] = 1.0
-    first: Annotated[
+    max_density: Annotated[float, Field(gt=0, le=1, description="largest density of a layer")] = 1.0
+    initial_mask: Annotated[
         Literal["random", "magnitude"], Field(description="choice of the first mask")
     ] = "random"
     score: Literal["magnitude", "mest", "sensitivity", "reciprocal"] = "magnitude"
@@ -70,24 +72,26 @@ class Sparsity(Spec):
         float, Field(gt=0, description="grown by gradient for one at random, in growth=mixed")
     ] = 3.0
     interval: Annotated[Count, Field(description="steps between updates of the masks")] = 100
-    drop: Annotated[
+    drop_fraction: Annotated[
         Share, Field(description="share of live weights that the first update moves")
     ] = 0.3
     drop_until: Annotated[
         float, Field(gt=0, le=1, description="share of the run at which drop is zero")
     ] = 1.0
-    restart: Annotated[bool, Field(description="drop's cosine begins anew in every phase")] = False
+    restart: Annotated[
+        bool, Field(description="the cosine of drop_fraction begins anew in every phase")
+    ] = False
     regrow: Annotated[bool, Field(description="a weight may grow in the update that pruned it")] = (
         False
     )
-    moments: Literal["reset", "kept"] = "reset"
-    steps: Literal["all", "skipped"] = "all"
+    pruned_moments: Literal["reset", "kept"] = "reset"
+    update_steps: Literal["all", "skipped"] = "all"
     modules: Literal["blocks", "all"] = "blocks"
     width: Annotated[
         int, Field(ge=1, le=10**9, description="band and stride of attention, tokens")
     ] = 128
     alternate: Annotated[
-        Literal["heads", "layers"], Field(description="what attends as Phase.beside says")
+        Literal["heads", "layers"], Field(description="what attends by alternate_attention")
     ] = "heads"
 
     @property
@@ -101,13 +105,13 @@ class Sparsity(Spec):
         return any(
             kind not in (None, "causal")
             for one in self.phases.values()
-            for kind in (one.attention, one.beside)
+            for kind in (one.attention, one.alternate_attention)
         )
 
     @property
     def sparse(self) -> bool:
         """Whether any weight is ever zero."""
-        return self.initial > 0 or any(one.sparsity for one in self.phases.values())
+        return self.initial_sparsity > 0 or any(one.sparsity for one in self.phases.values())
 
     @property
     def by_gradient(self) -> bool:
@@ -123,10 +127,10 @@ class Sparsity(Spec):
         self._phases_fit()
         if self.growth == "none":
             self._nothing_grows()
-        if self.steps == "skipped" and self.interval == 1:
+        if self.update_steps == "skipped" and self.interval == 1:
             raise ValueError(
-                "sparsity.steps=skipped leaves out every step with sparsity.interval=1; raise "
-                "the interval"
+                "sparsity.update_steps=skipped leaves out every step with sparsity.interval=1; "
+                "raise the interval"
             )
         for name, setting, wanted in (("mixed", "growth", "mixed"), ("mest", "score", "mest")):
             if (
@@ -141,11 +145,11 @@ class Sparsity(Spec):
                 f"sparsity.drop_until={self.drop_until:g} has no effect with "
                 "sparsity.restart=true, where drop falls to zero in every phase"
             )
-        paired = any(one.beside is not None for one in self.phases.values())
+        paired = any(one.alternate_attention is not None for one in self.phases.values())
         if self.alternate != "heads" and not paired:
             raise ValueError(
                 f"sparsity.alternate={self.alternate} has no effect without a phase that sets "
-                "beside"
+                "alternate_attention"
             )
         return self
 
@@ -169,30 +173,32 @@ class Sparsity(Spec):
                 + ("leaves the run" if last.until > 1 else "ends before the run does")
                 + "; set it to 1"
             )
-        if self.cap < 1:
+        if self.max_density < 1:
             least = min(
                 [
                     *(one.sparsity for one in self.phases.values()),
-                    *([self.initial] if ordered[0][1].shape != "step" else []),
+                    *([self.initial_sparsity] if ordered[0][1].shape != "step" else []),
                 ]
             )
-            if 1 - least > self.cap * (1 + 1e-9):  # pyright: ignore[reportOperatorIssue]
+            if 1 - least > self.max_density * (1 + 1e-9):  # pyright: ignore[reportOperatorIssue]
                 raise ValueError(
-                    f"sparsity.cap={self.cap:g}: a density of {1 - least:g} (sparsity {least:g} "  # pyright: ignore[reportOperatorIssue]
-                    "in a phase) cannot be reached when no layer may be denser; raise cap, or "
-                    "sparsity"
+                    f"sparsity.max_density={self.max_density:g}: a density of "
+                    f"{1 - least:g} (sparsity {least:g} in a phase) cannot be reached when no "  # pyright: ignore[reportOperatorIssue]
+                    "layer may be denser; raise max_density, or sparsity"
                 )
-        if self.initial and ordered[0][1].shape == "step":
+        if self.initial_sparsity and ordered[0][1].shape == "step":
             raise ValueError(
-                f"sparsity.initial={self.initial:g} has no effect: phase {ordered[0][0]} jumps "
-                "to its own sparsity; set its shape to linear or cubic"
+                f"sparsity.initial_sparsity={self.initial_sparsity:g} has no effect: phase "
+                f"{ordered[0][0]} jumps to its own sparsity; set its shape to linear or cubic"
             )
 
     def _nothing_grows(self) -> None:
         idle = ["drop_until", "restart", "regrow"]
         levels = {one.sparsity for one in self.phases.values()}
-        if len(levels) == 1 and (self.ordered[0][1].shape == "step" or self.initial in levels):
-            idle += ["score", "moments", "steps"]  # the first mask stays
+        if len(levels) == 1 and (
+            self.ordered[0][1].shape == "step" or self.initial_sparsity in levels
+        ):
+            idle += ["score", "pruned_moments", "update_steps"]  # the first mask stays
         for name in idle:
             if (value := getattr(self, name)) != (default := type(self).model_fields[name].default):
                 raise ValueError(
@@ -200,12 +206,12 @@ class Sparsity(Spec):
                     "and nothing is dropped (sparsity.growth=none); set it to "
                     f"{str(default).lower()}, or set growth"
                 )
-        if self.drop:
+        if self.drop_fraction:
             raise ValueError(
-                f"sparsity.growth=none: sparsity.drop={self.drop:g} would prune without end; "
-                "set drop=0"
+                f"sparsity.growth=none: sparsity.drop_fraction={self.drop_fraction:g} would prune "
+                "without end; set drop_fraction=0"
             )
-        before = self.initial
+        before = self.initial_sparsity
         for name, one in self.ordered:
             if one.sparsity < before:
                 raise ValueError(

@@ -24,6 +24,7 @@ from commsweep.config import Gradients
 from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer, layers
 from commsweep.data_parallel.ledger import Ledger
+from commsweep.data_parallel.outer.sparseloco import clipped, over_senders
 from commsweep.data_parallel.schedules import Accordion, greatest, scheduled
 from commsweep.feedback import gradients as feedback
 from commsweep.modules import Modules
@@ -407,7 +408,7 @@ class Exchange(nn.Module):
             used = clipped(used)
         merged = mean(used)
         if outer is not None and outer.aggregate == "senders":
-            merged = merged * len(used) / sum((y != 0).to(y.dtype) for y in used).clamp(min=1)  # pyright: ignore[reportAttributeAccessIssue]
+            merged = over_senders(merged, used)
         if self.spec.vote:
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
@@ -466,13 +467,3 @@ class Exchange(nn.Module):
         self.messages = state.get("messages", self.messages)
         if self.accordion is not None:
             self.accordion.load(state["accordion"])
-
-
-def clipped(used: list[Tensor]) -> list[Tensor]:
-    """Messages for a layer, those longer than the median norm scaled to it."""
-    norms = torch.stack([torch.linalg.vector_norm(y) for y in used])
-    median = norms.sort().values[(len(used) - 1) // 2 : len(used) // 2 + 1].mean()
-    return [
-        y * (median / norm.clamp(min=1e-30)).clamp(max=1.0)
-        for y, norm in zip(used, norms, strict=True)
-    ]

@@ -56,7 +56,7 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
     def dense(p: nn.Parameter) -> bool:
         if matrices:  # the rest has an optimizer of its own
             return p.dim() != 2 or found[id(p)] == "embedding"
-        return every or p.dim() == 0 or (p.dim() < 2 and not spec.vectors)
+        return every or p.dim() == 0 or (p.dim() < 2 and not spec.compress_vectors)
 
     made = [
         Layer(

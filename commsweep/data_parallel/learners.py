@@ -180,8 +180,8 @@ def memory_bytes(
     tensors += 2 * (spec.sharded is not None)  # the owners' weights, and parts on their way
     if spec.outer is not None:
         # plain SGD: what it has moved by
-        tensors += here * (1 + max(states, 1) + (spec.outer.merge == "add"))
-        tensors += (here if spec.outer.meet == "pairs" else 1) * (1 + (spec.outer.momentum > 0))
+        tensors += here * (1 + max(states, 1) + (spec.outer.local_update == "add"))
+        tensors += (here if spec.outer.peers == "pairs" else 1) * (1 + (spec.outer.momentum > 0))
     return tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
 
 

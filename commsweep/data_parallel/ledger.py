@@ -96,7 +96,7 @@ class Ledger:
         straight = (
             self.spec.sharded is not None
             or (  # each message is counted once for everyone that gets it
-                self.spec.outer is not None and self.spec.outer.meet == "pairs"
+                self.spec.outer is not None and self.spec.outer.peers == "pairs"
             )
         )
         factor = (

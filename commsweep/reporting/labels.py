@@ -67,7 +67,9 @@ def exchange(row: dict[str, Any]) -> str:
         else ""
     )
     text += " in tiles" if row.get("grad.compressor.scope") == "tile" else ""
-    text += _values(row, "grad") + (", Rice" if row.get("grad.compressor.places") == "rice" else "")
+    text += _values(row, "grad") + (
+        ", Rice" if row.get("grad.compressor.index_coding") == "rice" else ""
+    )
     feedback = _remembered(REMEMBERED, row["grad.feedback.kind"])
     schedule = {
         "steady": "",
@@ -93,14 +95,14 @@ def _outer(row: dict[str, Any]) -> str:
     text += f", {own['fragments']:g} fragments" if own["fragments"] > 1 else ""
     text += f", overlap {own['overlap']:g}" if own["overlap"] else ""
     text += (
-        f", keeps {100 * own['keep']:g} %"
-        if own["keep"]
+        f", keeps {100 * own['local_share']:g} %"
+        if own["local_share"]
         else ", adds"
-        if own["merge"] == "add"
+        if own["local_update"] == "add"
         else ""
     )
-    text += ", averages what is sent" if own["merge"] == "sent" else ""
-    text += ", in pairs" if own.get("meet") == "pairs" else ""
+    text += ", averages what is sent" if own["local_update"] == "sent" else ""
+    text += ", in pairs" if own.get("peers") == "pairs" else ""
     return (
         text
         + (", mean of senders" if own["aggregate"] == "senders" else "")
@@ -174,7 +176,7 @@ def sparse(row: dict[str, Any]) -> str:
         text += {"mixed": "", "none": ", no growth"}.get(
             row["sparsity.growth"], f", {row['sparsity.growth']} growth"
         )
-        text += "" if row["sparsity.drop"] else ", no drop"
+        text += "" if row["sparsity.drop_fraction"] else ", no drop"
     elif attention != ["causal"]:
         text += f"{', ' * bool(text)}{_then(attention)} attention"
     return text + (", head too" if text and row["sparsity.modules"] == "all" else "")
@@ -182,7 +184,7 @@ def sparse(row: dict[str, Any]) -> str:
 
 def _attention(phase: dict[str, Any], row: dict[str, Any]) -> str:
     """ "local", or "local / causal by heads"."""
-    beside = phase.get("beside", math.nan)
+    beside = phase.get("alternate_attention", math.nan)
     own = phase["attention"]
     return (
         own
@@ -212,7 +214,11 @@ def phases(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _masks(row: dict[str, Any], found: dict[str, dict[str, Any]], levels: list[float]) -> str:
-    growth, drop, level = row["sparsity.growth"], row["sparsity.drop"], f"{100 * max(levels):.4g} %"
+    growth, drop, level = (
+        row["sparsity.growth"],
+        row["sparsity.drop_fraction"],
+        f"{100 * max(levels):.4g} %",
+    )
     if len(found) > 1:
         if growth == "none":
             steps = {one["shape"] for one in found.values()} == {"step"}
@@ -222,13 +228,13 @@ def _masks(row: dict[str, Any], found: dict[str, dict[str, Any]], levels: list[f
             )
         if set(found) == {"prune", "hold"} and levels[0] == levels[1]:
             how = "GraNet" if growth == "gradient" else f"GraNet, {growth} growth"
-            return f"{how} {100 * row['sparsity.initial']:.4g} to {level}"
+            return f"{how} {100 * row['sparsity.initial_sparsity']:.4g} to {level}"
         return (
             f"MST {level}"
             if set(found) <= set(MST)
             else " -> ".join(f"{100 * one:.4g}" for one in levels) + " %"
         )
-    before = row["sparsity.initial"]
+    before = row["sparsity.initial_sparsity"]
     if next(iter(found.values()))["shape"] == "step":
         return {"none": "static", "gradient": "RigL", "random": "SET", "mixed": "mixed growth"}[
             growth if drop else "none"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from commsweep.config import flatten
+from commsweep.config import first_names, flatten
 from commsweep.errors import UserError, nearest
 from commsweep.inputs import mixed
 from commsweep.reporting import index
@@ -229,9 +229,8 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
         "steps": row.get("steps"),
     }
     settings = flatten(row["run"])
-    text = json.dumps(
-        {key: value for key, value in settings.items() if key != "seed"}, sort_keys=True
-    )
+    first = flatten(first_names(row["run"]))
+    text = json.dumps({key: value for key, value in first.items() if key != "seed"}, sort_keys=True)
     out |= {"setting": sha256(text.encode()).hexdigest()[:12]} | settings
     if "model.cuts" in out:
         out["model.cuts"] = ",".join(out["model.cuts"])

@@ -68,12 +68,12 @@ class Preconditioner(Component):
             seed,
             collectives or Simulated(1),
         )
-        found, self.left = supported(model, spec.largest, calls)
+        found, self.left = supported(model, spec.max_factor, calls)
         if not found:
             raise UserError(
                 "kfac: the model has no layer that it supports (Linear, Conv2d without groups, "
                 "Conv1D, run once a pass and trained whole) with factors of at most "
-                f"kfac.largest={spec.largest} rows"
+                f"kfac.max_factor={spec.max_factor} rows"
             )
         self.layers: Modules[Layer] = Modules(Layer(name, module) for name, module in found)
         self.factors = placement.factors_of(
@@ -168,7 +168,7 @@ class Preconditioner(Component):
                 ):
                     x = inputs[0] if inputs else named["input"]
                     made = factors.input_factor(
-                        factors.inputs(module, x), module.bias is not None, self.spec.sharing
+                        factors.inputs(module, x), module.bias is not None, self.spec.weight_sharing
                     )
                 self._offer(2 * turn, made)
             if self.spec.fisher == "sampled":
@@ -189,7 +189,7 @@ class Preconditioner(Component):
             made = factors.output_factor(
                 factors.slopes(self.layers[turn].module, grad),
                 self._rows * self.terms,
-                self.spec.sharing,
+                self.spec.weight_sharing,
             )
         self._offer(2 * turn + 1, made)
 
@@ -468,7 +468,7 @@ def memory_bytes(spec: KFAC, model: nn.Module, learners: int) -> int:
     """Bytes of running factors, inverses, of the learners' new factors, and of what they remember
     of messages.
     """
-    found, _ = supported(model, spec.largest)
+    found, _ = supported(model, spec.max_factor)
     squares = sum(d * d + d for _, module in found for d in factors.sizes(module))
     remembered = learners * (spec.feedback.kind != "none" and spec.compressor.kind != "none")
     return 4 * squares * 2 + 2 * squares * (learners + remembered)

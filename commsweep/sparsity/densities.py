@@ -31,21 +31,22 @@ def densities(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[
     """
     sizes, raw = [prod(shape) for shape in shapes], scores(shapes, spec.distribution)
     wanted = (1 - sparsity) * sum(sizes)
-    if wanted > spec.cap * sum(sizes) * (1 + 1e-9):
+    if wanted > spec.max_density * sum(sizes) * (1 + 1e-9):
         raise UserError(
-            f"sparsity.cap={spec.cap:g}: a density of {1 - sparsity:g} cannot be reached when "
-            "no layer may be denser; raise cap, or sparsity"
+            f"sparsity.max_density={spec.max_density:g}: a density of {1 - sparsity:g} cannot "
+            "be reached when no layer may be denser; raise max_density, or sparsity"
         )
     capped: set[int] = set()
     # a layer at its cap leaves the rest to the others, which may bring further ones there
     while True:
         free = [index for index in range(len(sizes)) if index not in capped]
-        rest = wanted - spec.cap * sum(sizes[index] for index in capped)
+        rest = wanted - spec.max_density * sum(sizes[index] for index in capped)
         scale = rest / sum(raw[index] * sizes[index] for index in free) if free else 0.0
-        over = {index for index in free if scale * raw[index] > spec.cap * (1 + 1e-9)}
+        over = {index for index in free if scale * raw[index] > spec.max_density * (1 + 1e-9)}
         if not over:
             return [
-                spec.cap if index in capped else scale * raw[index] for index in range(len(sizes))
+                spec.max_density if index in capped else scale * raw[index]
+                for index in range(len(sizes))
             ]
         capped |= over
 

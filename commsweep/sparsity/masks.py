@@ -25,7 +25,7 @@ def first_mask(weight: Tensor, live: int, spec: Sparsity, seed: int, layer: int)
     """What a first mask with so many live weights takes away, boolean, of the weight's shape."""
     score = (
         weight.detach().abs().flatten()
-        if spec.first == "magnitude"
+        if spec.initial_mask == "magnitude"
         else _random(weight, seed, layer, 0)
     )
     return ~_largest(score, live).view(weight.shape)

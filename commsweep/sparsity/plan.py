@@ -119,7 +119,7 @@ def planned(
 def attending(spec: Sparsity, of: Network, schedule: Schedule, step: int) -> float:
     """Attending pairs on average over layers and heads in a step."""
     phase = schedule.at(step).phase
-    return of.attending(phase.attention, phase.beside, spec.width, spec.alternate)
+    return of.attending(phase.attention, phase.alternate_attention, spec.width, spec.alternate)
 
 
 def rows(run: Run) -> list[int]:

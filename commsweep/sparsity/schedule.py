@@ -30,7 +30,7 @@ class Schedule:
 
     def __init__(self, spec: Sparsity, steps: int) -> None:
         self.spec, self.steps, self.stretches = spec, steps, []
-        start, before = 0, spec.initial
+        start, before = 0, spec.initial_sparsity
         for name, phase in spec.ordered:
             end = round(phase.until * steps)
             one = Stretch(name, phase, start, end, before, (end - start - 1) // spec.interval)
@@ -52,7 +52,7 @@ class Schedule:
         """Whether masks move within a phase, after its first step."""
         gradual = one.phase.shape != "step" and one.phase.sparsity != one.before
         return gradual or bool(
-            self.spec.drop and one.phase.sparsity and self._fraction(one, one.start) > 0
+            self.spec.drop_fraction and one.phase.sparsity and self._fraction(one, one.start) > 0
         )
 
     def at(self, step: int) -> Stretch:
@@ -85,7 +85,9 @@ class Schedule:
         )
         if step >= end:
             return 0.0
-        return self.spec.drop / 2 * (1 + math.cos(math.pi * (step - start) / (end - start)))
+        return (
+            self.spec.drop_fraction / 2 * (1 + math.cos(math.pi * (step - start) / (end - start)))
+        )
 
 
 def moved(live: int, target: int, numel: int, drop: float, regrow: bool) -> tuple[int, int]:

@@ -108,7 +108,7 @@ class SparseTraining(Component):
         self._rows = one.batch
         if self.attending is not None:
             phase = self.schedule.at(moment.step).phase
-            self.attending.switch(phase.attention, phase.beside)
+            self.attending.switch(phase.attention, phase.alternate_attention)
 
     def before_exchange(self, moment: Moment) -> None:
         self._due = self._counts(moment.step) if self.schedule.updates(moment.step) else None
@@ -140,12 +140,12 @@ class SparseTraining(Component):
             if mask.partial and mask.weight.grad is not None:
                 mask.weight.grad.masked_fill_(mask.dead, 0.0)
         self._count()
-        if self._due is not None and self.spec.steps == "skipped":
+        if self._due is not None and self.spec.update_steps == "skipped":
             for p in self.trained:
                 p.grad = None  # optimizers pass over such parameters
 
     def after_step(self, moment: Moment) -> None:
-        if self.spec.moments == "kept":  # moments of dead weights still move them
+        if self.spec.pruned_moments == "kept":  # moments of dead weights still move them
             self._mask_weights()
 
     @torch.no_grad()
@@ -233,7 +233,7 @@ class SparseTraining(Component):
         """Moments of what is dead now, or has just grown, are zero; the learners' memories of it,
         too.
         """
-        if self.spec.moments == "reset":
+        if self.spec.pruned_moments == "reset":
             for moment in self._optimizer.state.get(mask.weight, {}).values():
                 if isinstance(moment, Tensor) and moment.shape == mask.dead.shape:
                     moment.masked_fill_(zero, 0.0)

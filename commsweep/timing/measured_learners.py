@@ -269,12 +269,12 @@ class Exchange:
         early = kind != "none" and not outer
         apart = ("evaluation", "statistics") if early else ("evaluation",)
         sent = max(sum(n for what, n in own.items() if what not in apart) for own in told) / rounds
-        if early and not grad.get("vectors"):
+        if early and not grad.get("compress_vectors"):
             sent -= base.row["gradients"].get("vector.up", 0.0)
         rate = one.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
         share, learners = parts / interval, one.network.learners
-        meeting = 2 if outer.get("meet") == "pairs" else learners
+        meeting = 2 if outer.get("peers") == "pairs" else learners
         wire = max(
             0.0,
             link.seconds((meeting - 1) * sent) * ACKNOWLEDGED - link.spare,

@@ -34,7 +34,7 @@ from commsweep.data.module import Blocks, ImageData
 from commsweep.data_parallel import learners
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
-from commsweep.data_parallel.outer import Clip, LocalTraining
+from commsweep.data_parallel.outer.training import Clip, LocalTraining
 from commsweep.data_parallel.shards import Shards
 from commsweep.errors import Diverged, Stopped, UserError, notice, told
 from commsweep.models.trial import calls

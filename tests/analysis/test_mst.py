@@ -189,7 +189,10 @@ def test_what_runs_are_called(name, text):
     [
         ({"sparsity.phases.all.attention": "local"}, "local attention"),
         (
-            {"sparsity.phases.all.attention": "local", "sparsity.phases.all.beside": "fixed"},
+            {
+                "sparsity.phases.all.attention": "local",
+                "sparsity.phases.all.alternate_attention": "fixed",
+            },
             "local / fixed by heads attention",
         ),
         (

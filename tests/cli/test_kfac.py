@@ -35,7 +35,7 @@ def refused(capsys, *arguments):
         (["kfac.inverses_every=0"], "kfac.inverses_every=0: input should be"),
         (["kfac.dampin=1"], "did you mean"),
         (["kfac.damping=-1"], "kfac.damping=-1"),
-        (["kfac.damping=0.03", "kfac.largest=1"], "no layer that it supports"),
+        (["kfac.damping=0.03", "kfac.max_factor=1"], "no layer that it supports"),
         (
             ["kfac.damping=0.03", "kfac.statistics=owner", "grad.learners=16"],
             "16 learners are more than the 13",

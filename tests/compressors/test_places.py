@@ -62,7 +62,7 @@ def test_bytes_that_are_no_code_are_refused_and_others_are_one_way_only(code, co
 
 def test_a_code_of_other_rows_is_refused():
     """As many places as there must be, but not as many in every row."""
-    made = build({"kind": "topk", "ratio": 0.125, "places": "rice"})
+    made = build({"kind": "topk", "ratio": 0.125, "index_coding": "rice"})
     x = torch.arange(128.0).reshape(2, 64)
     told = made.encode(x)
     assert set(told.parts) == {"values", "gaps"}
@@ -79,7 +79,8 @@ def test_rice_codes_win_or_are_not_used():
     x = torch.randn(4, 4096, generator=torch.Generator().manual_seed(0))
     for ratio, name in ((1 / 64, "gaps"), (0.1, "gaps"), (0.9, "places")):
         plain, coded = (
-            build({"kind": "topk", "ratio": ratio} | more) for more in ({}, {"places": "rice"})
+            build({"kind": "topk", "ratio": ratio} | more)
+            for more in ({}, {"index_coding": "rice"})
         )
         told = coded.encode(x)
         assert name in told.parts and told.nbytes <= plain.encode(x).nbytes
@@ -114,7 +115,7 @@ def test_a_code_of_any_number_of_places_is_as_long_as_counted(places):
 )
 def test_places_whose_number_depends_on_the_data_are_coded_where_that_is_shorter(spec):
     x = torch.randn(3, 4000, generator=torch.Generator().manual_seed(0))
-    plain, coded = build(spec), build(spec | {"places": "rice"})
+    plain, coded = build(spec), build(spec | {"index_coding": "rice"})
     told, y = coded.encode(x), plain.roundtrip(x)
     assert "gaps" in told.parts and told.nbytes < plain.encode(x).nbytes
     assert torch.equal(coded.decode(told), y) and int(coded.bytes_sent(y)) == told.nbytes
@@ -130,7 +131,7 @@ def test_places_whose_number_depends_on_the_data_are_coded_where_that_is_shorter
             coded.decode(told)
     if spec["kind"] == "threshold":  # where most entries stay, a bitmask is shorter
         many, fixed = (
-            build({"kind": "threshold", "value": 0.1, "places": "rice"}),
+            build({"kind": "threshold", "value": 0.1, "index_coding": "rice"}),
             build({"kind": "threshold", "value": 0.1}),
         )
         assert (
@@ -147,7 +148,7 @@ def test_sparselocos_message_is_146_times_smaller():
     told = build(spec).encode(x)
     assert told.nbytes == 128 * 112 + 16
     assert 4 * x.numel() / (told.nbytes - 16) == pytest.approx(146.29, abs=0.005)
-    rice_coded = build(spec | {"places": "rice"}).encode(x)
+    rice_coded = build(spec | {"index_coding": "rice"}).encode(x)
     assert 4 * x.numel() / rice_coded.nbytes > 205  # ours
 
 
@@ -266,7 +267,7 @@ def test_gaps_under_another_codings_name_are_refused(said):
     """Found by chance: a reader that takes the parts of one coding must not trust the byte that
     names another.
     """
-    compressor = build({"kind": "topk_strict", "ratio": 0.05, "places": "rice"})
+    compressor = build({"kind": "topk_strict", "ratio": 0.05, "index_coding": "rice"})
     made = compressor.encode(torch.randn(2, 400, generator=torch.Generator().manual_seed(0)))
     assert "gaps" in made.parts
     wrong = replace(made, parts=made.parts | {"coding": torch.tensor([said], dtype=torch.uint8)})

@@ -46,7 +46,7 @@ OTHER: dict[str, Any] = {
     "grad.learners": 2,
     "grad.exchange": "allgather",
     "grad.vote": True,
-    "grad.vectors": True,
+    "grad.compress_vectors": True,
     "grad.local_steps": 2,
     "grad.start_epoch": 1,
     "grad.compressor.scale": "one",

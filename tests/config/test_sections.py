@@ -116,8 +116,8 @@ def test_a_run_of_this_version_does_not_know_them():
             )
             for key, value in (
                 ("score", "sensitivity"),
-                ("moments", "kept"),
-                ("steps", "skipped"),
+                ("pruned_moments", "kept"),
+                ("update_steps", "skipped"),
                 ("regrow", True),
                 ("restart", True),
                 ("drop_until", 0.5),

@@ -832,7 +832,9 @@ def test_the_stated_memory_is_what_the_learners_hold(name):
         tiny(),
         {"grad.learners": 4}
         | METHODS[name]
-        | {"grad.vectors": name != "dense" and "local" not in name and "Local" not in name},
+        | {
+            "grad.compress_vectors": name != "dense" and "local" not in name and "Local" not in name
+        },
     )
     task = build_run(run, HOW).task
     tensors = [

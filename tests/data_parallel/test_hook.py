@@ -159,10 +159,15 @@ HOOKS = (
         {
             "compressor": {"kind": "powersgd"},
             "feedback": {"kind": "ef"},
-            "vectors": True,
+            "compress_vectors": True,
             "exchange": "allreduce",
         },
-        {"compressor": TOPK, "feedback": {"kind": "ef"}, "exchange": "server", "vectors": True},
+        {
+            "compressor": TOPK,
+            "feedback": {"kind": "ef"},
+            "exchange": "server",
+            "compress_vectors": True,
+        },
         {"compressor": TOPK, "feedback": {"kind": "ef"}, "transform": "dct"},
     ]
 )

@@ -15,7 +15,8 @@ from torch import nn
 from commsweep import seeds
 from commsweep.cli.main import main
 from commsweep.config import Execution, LearnerWiring, Outer, override, parse, record
-from commsweep.data_parallel.outer import fragments, pairs
+from commsweep.data_parallel.outer.noloco import pairs
+from commsweep.data_parallel.outer.streaming import fragments
 from commsweep.errors import UserError
 from commsweep.processes import ddp
 from commsweep.store import Store
@@ -100,8 +101,9 @@ def by_hand(run, optimizer):
                                 theta = own[m][place]
                                 theta.copy_(
                                     common + theta - sent[m][place]
-                                    if outer.merge == "add"
-                                    else outer.keep * theta + (1 - outer.keep) * common
+                                    if outer.local_update == "add"
+                                    else outer.local_share * theta
+                                    + (1 - outer.local_share) * common
                                 )
 
                 if number in waiting and (waiting[number][0] == steps or steps == total):
@@ -149,9 +151,9 @@ ADAMW = {
         {"interval": 2, "rate": 1.0, "momentum": 0.0},
         {"interval": 3, "nesterov": True, "momentum": 0.5},
         {"interval": 3, "fragments": 2},
-        {"interval": 4, "fragments": 2, "overlap": 1, "keep": 0.5},
-        {"interval": 3, "overlap": 2, "keep": 0.25},
-        {"interval": 3, "overlap": 2, "merge": "add", "rate": 1.0, "momentum": 0.0},
+        {"interval": 4, "fragments": 2, "overlap": 1, "local_share": 0.5},
+        {"interval": 3, "overlap": 2, "local_share": 0.25},
+        {"interval": 3, "overlap": 2, "local_update": "add", "rate": 1.0, "momentum": 0.0},
     ],
 )
 @pytest.mark.parametrize(
@@ -201,8 +203,8 @@ def test_local_steps_are_a_case_of_it():
 
 def test_who_keeps_everything_trains_alone():
     """Law 4: every learner's weights are those of a training on its own rows."""
-    task = trained(apart(interval=3, keep=1.0, overlap=1, fragments=2))
-    _, alone = by_hand(apart(interval=3, keep=1.0, overlap=1, fragments=2), sgd)
+    task = trained(apart(interval=3, local_share=1.0, overlap=1, fragments=2))
+    _, alone = by_hand(apart(interval=3, local_share=1.0, overlap=1, fragments=2), sgd)
     learners = task.components["learners"]
     for own, wanted in zip(learners._own, alone, strict=True):
         assert (
@@ -290,15 +292,15 @@ COMPRESSED = {
     "base",
     [
         apart(tiny(), interval=3),
-        apart(override(tiny(), COMPRESSED), interval=3, overlap=2, keep=0.5),
+        apart(override(tiny(), COMPRESSED), interval=3, overlap=2, local_share=0.5),
         apart(
             override(tiny_text(epochs=2, grad__learners=2), COMPRESSED),
             interval=5,
             fragments=2,
             overlap=3,
-            merge="add",
+            local_update="add",
         ),
-        apart(learners=4, interval=3, meet="pairs", overlap=2),
+        apart(learners=4, interval=3, peers="pairs", overlap=2),
     ],
     ids=["resnet", "overlap", "text", "pairs"],
 )
@@ -319,16 +321,16 @@ def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
             interval=2,
             fragments=2,
             overlap=1,
-            keep=0.5,
+            local_share=0.5,
         ),
         "dense": apart(tiny(epochs=1, eval_every=1), interval=3),
-        "pairs": apart(tiny(epochs=1, eval_every=1), learners=4, interval=3, meet="pairs"),
+        "pairs": apart(tiny(epochs=1, eval_every=1), learners=4, interval=3, peers="pairs"),
         "sent": apart(
             override(tiny(epochs=1, eval_every=1), RANDOM),
             interval=1,
             rate=1.0,
             momentum=0.0,
-            merge="sent",
+            local_update="sent",
         ),
         "text": apart(override(tiny_text(grad__learners=2), COMPRESSED), interval=4),
     }[name]
@@ -376,7 +378,7 @@ def test_pairs_are_the_published_rule():
     """NoLoCo as its code has it: m <- mu m + eta mean(delta) + eta (mean(s) - s); s <- s + m; theta
     <- s.
     """
-    run = apart(learners=4, interval=3, rate=0.7, momentum=0.5, nesterov=False, meet="pairs")
+    run = apart(learners=4, interval=3, rate=0.7, momentum=0.5, nesterov=False, peers="pairs")
     slow = [
         {name: p.detach().clone() for name, p in build(run, HOW).task.model.named_parameters()}
         for _ in range(4)
@@ -418,7 +420,7 @@ def test_pairs_are_the_published_rule():
 
 def test_two_learners_in_pairs_are_diloco_without_nesterov():
     settings = {"interval": 3, "rate": 0.7, "momentum": 0.5, "nesterov": False}
-    together, paired = trained(apart(**settings)), trained(apart(**settings, meet="pairs"))
+    together, paired = trained(apart(**settings)), trained(apart(**settings, peers="pairs"))
     assert far(weights(together), weights(paired)) < 1e-6
     assert all(
         one[partner] == place
@@ -427,7 +429,11 @@ def test_two_learners_in_pairs_are_diloco_without_nesterov():
     )
 
 
-RANDOM = {"grad.compressor.kind": "randomk", "grad.compressor.ratio": 0.25, "grad.vectors": True}
+RANDOM = {
+    "grad.compressor.kind": "randomk",
+    "grad.compressor.ratio": 0.25,
+    "grad.compress_vectors": True,
+}
 
 
 def test_what_is_sent_is_averaged_and_the_rest_stays():
@@ -440,7 +446,7 @@ def test_what_is_sent_is_averaged_and_the_rest_stays():
         interval=1,
         rate=1.0,
         momentum=0.0,
-        merge="sent",
+        local_update="sent",
     )
     task = trained(run)
     exchange = task.components["learners"].exchange
@@ -471,10 +477,10 @@ def test_what_is_sent_is_averaged_and_the_rest_stays():
 
 def test_scoring_changes_nothing_where_learners_never_all_meet():
     for changes in (
-        {"grad.outer.meet": "pairs", "grad.outer.interval": 3, "grad.outer.nesterov": False},
+        {"grad.outer.peers": "pairs", "grad.outer.interval": 3, "grad.outer.nesterov": False},
         RANDOM
         | {
-            "grad.outer.merge": "sent",
+            "grad.outer.local_update": "sent",
             "grad.outer.interval": 1,
             "grad.outer.momentum": 0.0,
             "grad.outer.nesterov": False,
@@ -498,7 +504,7 @@ def test_senders_share_a_place_among_themselves():
             learners=2,
             exchange="allgather",
             compressor=TopKSpec(ratio=0.5),
-            vectors=True,
+            compress_vectors=True,
             outer=Outer(aggregate=aggregate, **more),
         )
         made = Exchange(spec, nn.Linear(4, 1, bias=False), 0)
@@ -571,7 +577,7 @@ def test_demo_is_the_published_rule(settings, kept, most):
         | {
             "grad.learners": 2,
             "grad.exchange": "allgather",
-            "grad.vectors": True,
+            "grad.compress_vectors": True,
             "grad.transform": "dct",
             "grad.compressor.kind": "topk",
             "grad.compressor.scope": "tile",
@@ -638,20 +644,20 @@ def test_sign_of_everything_is_sign_sgd():
             {"grad.outer.interval": 4, "grad.outer.overlap": 4},
             "grad.outer.overlap=4: a fragment must be used before",
         ),
-        ({"grad.outer.merge": "add"}, "set grad.outer.overlap to at least 1"),
+        ({"grad.outer.local_update": "add"}, "set grad.outer.overlap to at least 1"),
         (
             {"grad.outer.rate": 1.0, "grad.local_steps": 2},
             "grad.local_steps=2 does not go with grad.outer",
         ),
         ({"grad.outer.aggregate": "senders"}, "every learner sends every place"),
         ({"grad.outer.rate": 1.0, "kfac.damping": 0.1}, "kfac does not go with grad.outer"),
-        ({"grad.outer.keep": 1.5}, "grad.outer.keep=1.5"),
+        ({"grad.outer.local_share": 1.5}, "grad.outer.local_share=1.5"),
         ({"grad.outer.sign": True}, "grad.outer.sign=true takes the sign"),
-        ({"grad.outer.merge": "sent"}, "leaves everything but what has just been sent"),
-        ({"grad.outer.merge": "sent", "grad.outer.momentum": 0.0}, "every place is sent"),
-        ({"grad.outer.meet": "pairs", "grad.learners": 1}, "grad.learners=1 is odd"),
+        ({"grad.outer.local_update": "sent"}, "leaves everything but what has just been sent"),
+        ({"grad.outer.local_update": "sent", "grad.outer.momentum": 0.0}, "every place is sent"),
+        ({"grad.outer.peers": "pairs", "grad.learners": 1}, "grad.learners=1 is odd"),
         (
-            {"grad.outer.meet": "pairs", "grad.compressor.kind": "randomk"},
+            {"grad.outer.peers": "pairs", "grad.compressor.kind": "randomk"},
             "one learner to another, uncompressed",
         ),
         ({"grad.transform": "dct"}, "grad.transform=dct has no effect"),
@@ -687,7 +693,7 @@ def test_learners_that_die_go_on_from_their_checkpoints(section, store, monkeypa
     simulation.
     """
     run = (
-        apart(tiny(epochs=5, eval_every=1), interval=3, overlap=1, keep=0.5)
+        apart(tiny(epochs=5, eval_every=1), interval=3, overlap=1, local_share=0.5)
         if section == "outer"
         else tiny(epochs=5, eval_every=1, grad__learners=2, kfac__damping=0.1)
     )

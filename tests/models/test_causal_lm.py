@@ -425,7 +425,7 @@ def test_tah_rotates_outlier_tiles_gives_rich_tokens_more_bits_and_follows_its_f
     x[0, :5] *= 0.01
     # five tokens of one large entry: little entropy, and an outlier in their first tile
     x[0, :5, 0] = 5.0
-    made = compressor({"kind": "tah", "tile": 32, "share": 0.5})
+    made = compressor({"kind": "tah", "tile": 32, "high_share": 0.5})
     _, _, rotated, high = made._quantized(x)
     assert high.tolist() == [False] * 5 + [True] * 5
     assert rotated[:5, 0].all() and not rotated[5:].any()
@@ -446,5 +446,5 @@ def test_tah_rotates_outlier_tiles_gives_rich_tokens_more_bits_and_follows_its_f
             v = (t / s * half).round().clamp(-half, half - 1) / half * s
             v = v @ h if turned else v
             assert torch.allclose(y[0, token, 32 * tile : 32 * tile + 32].double(), v, atol=1e-6)
-    plain = compressor({"kind": "tah", "tile": 32, "share": 0.5, "tau": 1e9}).apply(x)
+    plain = compressor({"kind": "tah", "tile": 32, "high_share": 0.5, "tau": 1e9}).apply(x)
     assert (y - x)[0, :5].norm() < (plain - x)[0, :5].norm()  # the rotation is worth it

@@ -50,7 +50,7 @@ def cases() -> dict[str, Run]:
             images, IMAGES | {"grad.compressor.kind": "powersgd", "grad.feedback.kind": "ef"}
         ),
         "random": override(
-            text, TEXT | GATHER | {"grad.compressor.kind": "qsgd", "grad.vectors": True}
+            text, TEXT | GATHER | {"grad.compressor.kind": "qsgd", "grad.compress_vectors": True}
         ),
         "streaming": override(
             text,
@@ -61,8 +61,8 @@ def cases() -> dict[str, Run]:
                 "grad.compressor.kind": "e3m0",
                 "grad.outer.fragments": 2,
                 "grad.outer.overlap": 1,
-                "grad.outer.keep": 0.5,
-                "grad.vectors": True,
+                "grad.outer.local_share": 0.5,
+                "grad.compress_vectors": True,
             },
         ),
         "sparseloco": override(

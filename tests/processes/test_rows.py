@@ -78,7 +78,11 @@ def test_flops_do_not_depend_on_how_a_batch_is_shared_out(store):
         run = override(
             tiny_text(),
             SMALL
-            | {"sparsity.phases.all.sparsity": 0.5, "sparsity.growth": "none", "sparsity.drop": 0}
+            | {
+                "sparsity.phases.all.sparsity": 0.5,
+                "sparsity.growth": "none",
+                "sparsity.drop_fraction": 0,
+            }
             | shared,
         )
         spent.append(execute(run, store, Execution("cpu"))["flops"]["total"])

@@ -373,5 +373,5 @@ def test_settings_that_do_not_fit_are_one_line(changes, line):
 def test_a_model_without_a_supported_layer_is_refused():
     with pytest.raises(UserError, match="kfac: the model has no layer that it supports"):
         Preconditioner(KFAC(), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4)), 1)
-    with pytest.raises(UserError, match="at most kfac.largest=2 rows"):
-        build(tiny(kfac__largest=2), HOW)
+    with pytest.raises(UserError, match="at most kfac.max_factor=2 rows"):
+        build(tiny(kfac__max_factor=2), HOW)

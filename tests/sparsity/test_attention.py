@@ -160,7 +160,8 @@ def test_a_model_attends_as_its_phase_says_and_causally_it_is_the_plain_model_bi
 def test_alternation_over_heads_or_layers_is_read_back(alternate, want):
     run = override(
         tiny_text(),
-        PHASE | {"sparsity.phases.all.beside": "fixed", "sparsity.alternate": alternate},
+        PHASE
+        | {"sparsity.phases.all.alternate_attention": "fixed", "sparsity.alternate": alternate},
     )
     attending = build(run, HOW).task.components["sparsity"].attending
     attending.switch("local", "fixed")

@@ -34,7 +34,7 @@ def test_a_dense_step_is_what_torch_counts(run):
     """Every product of a forward and a backward; attention without a fused kernel, with all pairs,
     as torch sees it.
     """
-    parts = build(override(run, {"sparsity.drop": 0.1}), HOW)
+    parts = build(override(run, {"sparsity.drop_fraction": 0.1}), HOW)
     own, task = parts.task.components["sparsity"], parts.task
     x, y, samples = next(iter(parts.data.train))
     if own.network.attention is not None:
@@ -67,7 +67,7 @@ def test_gpt2_small_by_the_rule_of_the_literature():
 
 def test_with_a_dense_head_that_is_counted_a_quarter_cannot_be_reached():
     spec = Sparsity(
-        phases={"all": {"until": 1, "sparsity": 0.99, "attention": "strided"}}, drop=0.0
+        phases={"all": {"until": 1, "sparsity": 0.99, "attention": "strided"}}, drop_fraction=0.0
     )
     dense_head = gpt2(12, 768, 12, 50304, 1024, "blocks")
     made = planned(spec, dense_head, 10)
@@ -94,7 +94,7 @@ def test_the_sizes_of_a_plan_are_those_of_the_model():
         {"model.gradient_checkpointing": True, "model.dropout": 0.1},
         {"sparsity.modules": "all"},
     ):
-        run = override(tiny_text(), {"sparsity.drop": 0.1} | changes)
+        run = override(tiny_text(), {"sparsity.drop_fraction": 0.1} | changes)
         parts = build(run, HOW)
         made, _ = survey(parts.task.model, parts.data.example, run.sparsity.modules)
         assert made == network(run)
@@ -157,7 +157,7 @@ def test_phases_cost_the_mean_of_their_densities(lengths, data):
             f"p{n}": {"until": end, "sparsity": level, "attention": kind}
             for n, (end, level, kind) in enumerate(zip(ends, levels, attends, strict=True))
         },
-        drop=0.0,
+        drop_fraction=0.0,
         growth="random",
         width=16,
     )

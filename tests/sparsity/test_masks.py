@@ -57,7 +57,7 @@ class MessageStatistics(Component):
             assert not weight[mask.dead].any() and (
                 weight.grad is None or not weight.grad[mask.dead].any()
             )
-            if own.spec.moments == "reset":
+            if own.spec.pruned_moments == "reset":
                 for one in optimizer.state.get(weight, {}).values():
                     assert one.dim() == 0 or not one[mask.dead].any()
         self.seen += 1
@@ -76,10 +76,10 @@ class MessageStatistics(Component):
         {"sparsity.score": "mest"},
         {"sparsity.score": "sensitivity"},
         {"sparsity.score": "reciprocal"},
-        {"sparsity.moments": "kept"},
-        {"sparsity.steps": "skipped"},
+        {"sparsity.pruned_moments": "kept"},
+        {"sparsity.update_steps": "skipped"},
         {"sparsity.regrow": True},
-        {"sparsity.distribution": "uniform", "sparsity.first": "magnitude"},
+        {"sparsity.distribution": "uniform", "sparsity.initial_mask": "magnitude"},
         {"microbatches": 2},
         {"model.gradient_checkpointing": True},
         {"precision": "bfloat16"},
@@ -196,7 +196,7 @@ def test_new_weights_begin_at_zero_and_what_was_ever_alive_is_counted():
     totals = task.totals()["masks"]
     moved = sum(mask.grown for mask in task.components["sparsity"].masks) / totals["weights"]
     assert totals["grown"] == moved > 0.2 and 0.2 + 0.5 * moved < totals["ever"] <= 0.2 + moved
-    static = trained(override(tiny_text(), FIXED | {"sparsity.drop": 0})).totals()["masks"]
+    static = trained(override(tiny_text(), FIXED | {"sparsity.drop_fraction": 0})).totals()["masks"]
     assert (
         static["ever"] == static["density"] == pytest.approx(0.2, abs=1e-4)
         and static["updates"] == 0
@@ -204,7 +204,7 @@ def test_new_weights_begin_at_zero_and_what_was_ever_alive_is_counted():
 
 
 def test_skipped_steps_leave_all_weights_where_only_masks_move():
-    """With `steps=skipped` an update prunes, grows and moves nothing else; beside it, it does."""
+    """With `update_steps=skipped` an update prunes, grows and moves nothing else; beside it, it does."""
     held = {}
 
     class Held(Component):
@@ -215,7 +215,7 @@ def test_skipped_steps_leave_all_weights_where_only_masks_move():
             own = self.task[0].components["sparsity"]
             if own.schedule.updates(moment.step):
                 masked = {id(mask.weight) for mask in own.masks}
-                held.setdefault(own.spec.steps, []).append(
+                held.setdefault(own.spec.update_steps, []).append(
                     all(
                         torch.equal(a, b)
                         for a, b in zip(self.before, self.task[0].parameters(), strict=True)
@@ -224,7 +224,7 @@ def test_skipped_steps_leave_all_weights_where_only_masks_move():
                 )
 
     for how in ("skipped", "all"):
-        trained(override(tiny_text(), FIXED | {"sparsity.steps": how}), Held())
+        trained(override(tiny_text(), FIXED | {"sparsity.update_steps": how}), Held())
     assert all(held["skipped"]) and not any(held["all"])
 
 
@@ -300,7 +300,10 @@ def test_a_real_pipeline_refuses_masks_with_one_line(store, capsys):
     from commsweep.cli.main import main
 
     assert (
-        main(["pipeline", "synthetic_text", "sparsity.drop=0.1", "--store", str(store.root)]) == 2
+        main(
+            ["pipeline", "synthetic_text", "sparsity.drop_fraction=0.1", "--store", str(store.root)]
+        )
+        == 2
     )
     assert (
         "sparsity does not go with a real pipeline: a stage does not move masks"
@@ -380,10 +383,10 @@ def test_weights_that_grow_begin_without_moments(regrow):
             tiny_text(),
             FIXED
             | {
-                "sparsity.steps": "skipped",
+                "sparsity.update_steps": "skipped",
                 "sparsity.regrow": regrow,
                 "sparsity.growth": "random",
-                "sparsity.drop": 0.5,
+                "sparsity.drop_fraction": 0.5,
             },
         ),
         Fresh(),

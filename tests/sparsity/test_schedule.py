@@ -46,11 +46,11 @@ def test_targets_follow_the_phases():
 
 
 def test_the_drop_fraction_is_a_cosine_of_the_run_or_of_its_phase():
-    plan = Schedule(Sparsity(phases=THREE, interval=10, drop=0.4), 1000)
+    plan = Schedule(Sparsity(phases=THREE, interval=10, drop_fraction=0.4), 1000)
     assert [plan.drop(step) for step in (0, 500, 1000)] == pytest.approx([0.4, 0.2, 0.0])
-    early = Schedule(Sparsity(phases=THREE, interval=10, drop=0.4, drop_until=0.5), 1000)
+    early = Schedule(Sparsity(phases=THREE, interval=10, drop_fraction=0.4, drop_until=0.5), 1000)
     assert early.drop(250) == pytest.approx(0.2) and early.drop(500) == early.drop(900) == 0
-    again = Schedule(Sparsity(phases=THREE, interval=10, drop=0.4, restart=True), 1000)
+    again = Schedule(Sparsity(phases=THREE, interval=10, drop_fraction=0.4, restart=True), 1000)
     assert [again.drop(step) for step in (0, 100, 500, 900)] == pytest.approx([0.4, 0.4, 0.2, 0.4])
 
 
@@ -105,9 +105,11 @@ def test_live_weights_meet_the_target_and_no_layer_is_above_its_cap(
 ):
     sizes = [prod(shape) for shape in shapes]
     spec = Sparsity(distribution=distribution)
-    spec.__dict__["cap"] = cap  # past the rule that a phase's density must be below it
+    spec.__dict__["max_density"] = cap  # past the rule that a phase's density must be below it
     if 1 - sparsity > cap:
-        with pytest.raises(UserError, match=r"sparsity.cap=0.7: a density of .* cannot be reached"):
+        with pytest.raises(
+            UserError, match=r"sparsity.max_density=0.7: a density of .* cannot be reached"
+        ):
             live(shapes, spec, sparsity)
         return
     made, exact = live(shapes, spec, sparsity), densities(shapes, spec, sparsity)
@@ -147,8 +149,11 @@ def test_live_weights_meet_the_target_and_no_layer_is_above_its_cap(
         ({"phases.all.sparsty": 0.5}, "did you mean 'sparsity.phases.all.sparsity'"),
         ({"phases.all": 3}, "write sparsity.phases.all.SETTING=VALUE"),
         ({"phases.b.sparsity": 0.5}, "setting 'sparsity.phases.b.until' is missing"),
-        ({"cap": 0.3}, "sparsity.cap=0.3: a density of 1"),
-        ({"steps": "skipped", "interval": 1}, "sparsity.steps=skipped leaves out every step"),
+        ({"max_density": 0.3}, "sparsity.max_density=0.3: a density of 1"),
+        (
+            {"steps": "skipped", "interval": 1},
+            "sparsity.update_steps=skipped leaves out every step",
+        ),
         (
             {"phases": "null"},
             "'sparsity.phases' is a section: write sparsity.phases.NAME.SETTING=VALUE",
@@ -162,8 +167,11 @@ def test_live_weights_meet_the_target_and_no_layer_is_above_its_cap(
             {"phases.all.sparsity": 0.5, "phases.all": None},
             "'sparsity.phases.all' is left out and set at once",
         ),
-        ({"initial": 0.5}, "sparsity.initial=0.5 has no effect"),
-        ({"growth": "none"}, "sparsity.drop=0.3 would prune without end; set drop=0"),
+        ({"initial_sparsity": 0.5}, "sparsity.initial_sparsity=0.5 has no effect"),
+        (
+            {"growth": "none"},
+            "sparsity.drop_fraction=0.3 would prune without end; set drop_fraction=0",
+        ),
         ({"mixed": 2.0}, "sparsity.mixed has no effect unless sparsity.growth=mixed"),
         ({"mest": 2.0}, "sparsity.mest has no effect unless sparsity.score=mest"),
         (
@@ -172,12 +180,12 @@ def test_live_weights_meet_the_target_and_no_layer_is_above_its_cap(
         ),
         (
             {"alternate": "layers"},
-            "sparsity.alternate=layers has no effect without a phase that sets beside",
+            "sparsity.alternate=layers has no effect without a phase that sets alternate_attention",
         ),
         (
             {
                 "growth": "none",
-                "drop": 0,
+                "drop_fraction": 0,
                 "phases.a.until": 0.5,
                 "phases.a.sparsity": 0.5,
                 "phases.all.sparsity": 0,
@@ -227,7 +235,7 @@ def test_an_interval_longer_than_its_phase_is_one_line(steps, line):
     with pytest.raises(UserError, match=line):
         Schedule(Sparsity(phases=phases(all={"until": 1, "sparsity": 0.8})), steps)
     # nothing moves
-    Schedule(Sparsity(phases=phases(all={"until": 1, "sparsity": 0.8}), drop=0.0), steps)
+    Schedule(Sparsity(phases=phases(all={"until": 1, "sparsity": 0.8}), drop_fraction=0.0), steps)
 
 
 def test_a_phase_without_a_step_is_one_line():

@@ -66,7 +66,7 @@ def test_live_gradients_cost_the_live_weights_and_the_places_that_grow(store):
     """Per learner and step: 4 bytes a live weight, the dense rest, and a learner's share of the
     packed places.
     """
-    run = override(tiny_text(), FIXED | LIVE | {"sparsity.drop": 0.2})
+    run = override(tiny_text(), FIXED | LIVE | {"sparsity.drop_fraction": 0.2})
     row = execute(run, store, HOW)
     assert row["status"] == "finished", row["error"]
     parts = build(run, HOW)
@@ -94,7 +94,7 @@ def test_values_of_live_weights_lose_nothing(store):
     """Between updates of masks, live gradients are the dense exchange masked: the same weights, bit
     for bit.
     """
-    base = override(tiny_text(), FIXED | {"sparsity.drop": 0, "grad.learners": 4})
+    base = override(tiny_text(), FIXED | {"sparsity.drop_fraction": 0, "grad.learners": 4})
     dense, sparse = (execute(override(base, one), store, HOW) for one in ({}, LIVE))
     assert dense["metrics"] == sparse["metrics"]
     assert sparse["gradients"]["up"] < 0.4 * dense["gradients"]["up"]
@@ -182,7 +182,9 @@ def test_the_entropy_bound_is_of_places_among_live_weights(store):
     """k of L live entries: 32 k + L H2(k / L) bits, for every layer's messages."""
     import math
 
-    run = override(tiny_text(), FIXED | TOPK | {"sparsity.drop": 0, "grad.vectors": False})
+    run = override(
+        tiny_text(), FIXED | TOPK | {"sparsity.drop_fraction": 0, "grad.compress_vectors": False}
+    )
     row = execute(run, store, HOW)
     parts = build(run, HOW)
     own = parts.task.components["sparsity"]

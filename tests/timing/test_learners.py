@@ -220,7 +220,7 @@ LATE = Network(4, 20e6, 0.02)
     [
         ({}, 38, 3, 1, 1.0),
         ({"grad__outer__interval": 10}, 3, 3, 1, 0.1),
-        ({"grad__outer__interval": 10, "grad__outer__meet": "pairs"}, 3, 1, 1, 0.1),
+        ({"grad__outer__interval": 10, "grad__outer__peers": "pairs"}, 3, 1, 1, 0.1),
         ({"grad__outer__interval": 10, "grad__outer__fragments": 2}, 9, 3, 1, 0.3),
         ({"grad__compressor__kind": "powersgd"}, 38, 3, 2, 1.0),
     ],

@@ -70,7 +70,7 @@ UNDER_BFLOAT16: dict[str, dict[str, Any]] = {
     "static masks": {
         "sparsity.phases.all.sparsity": 0.5,
         "sparsity.growth": "none",
-        "sparsity.drop": 0,
+        "sparsity.drop_fraction": 0,
     },
     "muon": {"optim.kind": "muon"},
     "bottleneck": {"fwd.compressor.kind": "bottleneck", "fwd.compressor.width": 4},

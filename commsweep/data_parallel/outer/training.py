@@ -1,42 +1,40 @@
 """Learners that train apart and exchange rarely: each has weights and an inner optimizer of its
-own, every `interval` steps what it has moved by travels as a gradient would, and an outer SGD acts
-on what arrives.
+own, every `interval` steps what it has moved by (its pseudo-gradient) travels as a gradient would,
+and an outer step acts on what arrives.
 
-    D_m = ref - theta_m;  D = mean_m of what arrives;  buf <- mu buf + D;  ref <- ref - eta (D + mu
-    buf)
+    D_m = ref - theta_m;  D = mean_m of what arrives;  ref <- outer step(ref, D)
 
-With one fragment that is DiLoCo (arXiv 2311.08105). Fragments are exchanged in turn, each at a time
-of its own, and may be used `overlap` steps after they were sent (Streaming DiLoCo, arXiv
-2501.18512): a learner then keeps a share `keep` of its own weights, theta <- keep theta + (1 -
-keep) ref, or adds what it did meanwhile, theta <- ref + (theta - sent) (delayed averaging, arXiv
-2006.00441), or takes ref at the places that were sent (SPARTA). What is scored are the common
-weights, ref.
-
-In pairs (NoLoCo, arXiv 2506.10911) a learner has a ref and a buf of its own, and meets one other at
-a time: D = mean of both D_m, plus ref - mean of both refs. Scored is the mean of all learners'
-weights then, as where learners take ref only in part.
+The outer step, the way a learner's weights follow ref, and with whom it exchanges are the method's.
+The common weights ref are scored; where learners never share one ref, or take it only in part, the
+mean of their weights is.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from commsweep import seeds
-from commsweep.collectives import Collectives, mean
+from commsweep.collectives import Collectives
 from commsweep.component import Moment, Pass
 from commsweep.config import Gradients, Outer
-from commsweep.data_parallel.exchange import WHAT, Exchange
+from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
-from commsweep.errors import UserError
+from commsweep.data_parallel.outer.delayed import AddMeanwhile
+from commsweep.data_parallel.outer.demo import SignStep
+from commsweep.data_parallel.outer.diloco import OuterSGD, TakeCommon
+from commsweep.data_parallel.outer.noloco import exchange_with_partner
+from commsweep.data_parallel.outer.sparta import TakeSent
+from commsweep.data_parallel.outer.streaming import Mix, fragments
 
 Inner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Clip = Callable[[list[nn.Parameter]], object]
+
+
+LOCAL_UPDATES: dict[str, type[TakeCommon]] = {"mix": Mix, "add": AddMeanwhile, "sent": TakeSent}
 
 
 class LocalTraining(Learners):
@@ -73,15 +71,15 @@ class LocalTraining(Learners):
             (offset, [here[place] for place in among if place in here])
             for offset, among in fragments([layer.name for layer in whole], self.outer)
         ]
+        mixes = self.outer.local_update != "mix" or self.outer.local_share
+        update = LOCAL_UPDATES[self.outer.local_update] if mixes else TakeCommon
+        self.local_update = update(self.outer)
+        self.paired = self.outer.peers == "pairs"
         # Where every learner begins at the common weights and takes plain SGD steps, what it has
         # moved by is known better than by the difference of weights, which rounds a small step
         # away.
-        outer = self.outer
         self._adds_up = (
-            plain
-            and outer.meet is None
-            and outer.merge == "mix"
-            and not (outer.keep or outer.overlap)
+            plain and update is TakeCommon and not self.paired and not self.outer.overlap
         )
         self._moved: list[list[Tensor]] = []
         # by fragment: when it is used, and what has arrived
@@ -102,7 +100,7 @@ class LocalTraining(Learners):
         # The common weights and their optimizer; in pairs, those of each learner here.
         self.references = [
             [nn.Parameter(p.detach().clone()) for p in self.trained]
-            for _ in (here if self.outer.meet == "pairs" else (0,))
+            for _ in (here if self.paired else (0,))
         ]
         # what a learner that adds sent last
         self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]
@@ -112,11 +110,8 @@ class LocalTraining(Learners):
         for turn in here:
             self._take(turn)
             self._inner.append(self.inner(self.trained))
-        nesterov = self.outer.nesterov and self.outer.momentum > 0
-        self.outers = [
-            torch.optim.SGD(own, self.outer.rate, self.outer.momentum, nesterov=nesterov)
-            for own in self.references
-        ]
+        step = SignStep if self.outer.sign else OuterSGD
+        self.outer_steps = [step(self.outer, reference) for reference in self.references]
         if self._told is not None:
             self._restore(self._told)
             self._told = None
@@ -138,7 +133,7 @@ class LocalTraining(Learners):
         meet.
         """
         common = [one.data for one in self.references[0]]
-        if self.outer.meet == "pairs" or self.outer.merge == "sent":
+        if self.paired or self.local_update.apart:
             common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
         for p, one in zip(self.trained, common, strict=True):
             p.data = one
@@ -207,7 +202,8 @@ class LocalTraining(Learners):
         """
         self.met = True
         moved: list[list[Tensor | None]] = []
-        for turn in range(len(self.here)):
+        every_turn = range(len(self.here))
+        for turn in every_turn:
             every: list[Tensor | None] = [None] * len(self.trained)
             for index in among:
                 if self._adds_up:
@@ -215,47 +211,19 @@ class LocalTraining(Learners):
                     self._moved[turn][index].zero_()
                     continue
                 every[index] = self._reference(turn)[index].data - self._own[turn][index]
-                if self.outer.merge == "add" and self.outer.overlap:
+                if self.local_update.keeps_sent:
                     self._sent[turn][index] = self._own[turn][index].clone()
             moved.append(every)
-        if self.outer.meet == "pairs":
-            return self._meet(among, moved, moment.step)
+        if self.paired:
+            slow = [[self._reference(turn)[i].data.clone() for i in among] for turn in every_turn]
+            fast = [[own[i] for i in among] for own in moved]
+            return exchange_with_partner(self.exchange, among, slow, fast, moment.step)  # pyright: ignore[reportArgumentType]
         arrival = self.exchange.begin(moved, moment.step, moment.epoch, among)
         return lambda: [arrival()]
 
     def _reference(self, turn: int) -> list[nn.Parameter]:
         """What a learner here has moved from since it was last given weights."""
-        return self.references[turn if self.outer.meet == "pairs" else 0]
-
-    def _meet(
-        self, among: Sequence[int], moved: list[list[Tensor | None]], step: int
-    ) -> Callable[[], list[dict[int, Tensor]]]:
-        """Exchange slow weights, and what was moved by, with the partner of this step."""
-        partners = pairs(self.spec.learners, seeds.draw(seeds.PAIRS, self.exchange.seed, step))
-        told = [
-            [self._reference(turn)[index].data.clone() for index in among]
-            + [own[index] for index in among]
-            for turn, own in enumerate(moved)
-        ]
-        under_way = self.exchange.collectives.swap(told, partners, WHAT)  # pyright: ignore[reportArgumentType]
-        for index in among:
-            self.exchange.ledger.dense(index, 2 * len(self.here))
-
-        def arrived() -> list[dict[int, Tensor]]:
-            made = []
-            for learner, mine, theirs in zip(self.here, told, under_way.wait(), strict=True):
-                # sums depend on their order
-                both = (mine, theirs) if learner < partners[learner] else (theirs, mine)
-                common = [mean(list(one)) for one in zip(*both, strict=True)]  # pyright: ignore[reportArgumentType]
-                made.append(
-                    {
-                        index: common[len(among) + place] + (mine[place] - common[place])  # pyright: ignore[reportOptionalOperand]
-                        for place, index in enumerate(among)
-                    }
-                )
-            return made
-
-        return arrived
+        return self.references[turn if self.paired else 0]
 
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the
@@ -271,24 +239,12 @@ class LocalTraining(Learners):
             else None
         )
         every: Any = arrived() if callable(arrived) else arrived
-        for reference, sgd, merged in zip(self.references, self.outers, every, strict=True):
-            for index, one in merged.items():
-                reference[index].grad = one.sign_() if self.outer.sign else one
-            if self.outer.sign:
-                sgd.param_groups[0]["lr"] = self.outer.rate * rate
-            sgd.step()
-            sgd.zero_grad()
+        for outer_step, merged in zip(self.outer_steps, every, strict=True):
+            outer_step.step(merged, rate)
         for turn, (own, sent) in enumerate(zip(self._own, self._sent, strict=True)):
             for index, merged in every[0 if len(every) == 1 else turn].items():
                 common = self._reference(turn)[index].data
-                if self.outer.merge == "add" and sent[index].numel():
-                    own[index].add_(common - sent[index])
-                elif self.outer.merge == "sent":
-                    own[index].copy_(torch.where(merged != 0, common, own[index]))
-                elif self.outer.keep:
-                    own[index].lerp_(common, 1 - self.outer.keep)
-                else:
-                    own[index].copy_(common)
+                self.local_update.apply(own[index], common, merged, sent[index])
         if first is not None:
             self._share_statistics(first.wait())
 
@@ -299,16 +255,13 @@ class LocalTraining(Learners):
         for place, one in enumerate(first):
             self._common[place].copy_(one)
             for kept in self._kept:
-                if not self.outer.keep and self.outer.meet is None:
+                if not self.outer.local_share and not self.paired:
                     kept[place].copy_(one)
         # the buffers are others than the learner's now
         self._loaded = None if self._loaded is None else -1
 
     def installed(self) -> dict[str, Gradients]:
-        group = self.outers[0].param_groups[0]
-        # of signs it follows the learning rate
-        rate = self.outer.rate if self.outer.sign else group["lr"]
-        outer = self.outer.model_copy(update={"rate": rate, "momentum": group["momentum"]})
+        outer = self.outer_steps[0].installed
         return {"grad": self.exchange.installed.model_copy(update={"outer": outer})}
 
     # Checkpoints.
@@ -329,7 +282,7 @@ class LocalTraining(Learners):
             "sent": self._sent,
             "references": [[one.data for one in own] for own in self.references],
             "inner": [one.state_dict() for one in self._inner],
-            "outers": [one.state_dict() for one in self.outers],
+            "outers": [step.sgd.state_dict() for step in self.outer_steps],
             "pending": self._pending,
         }
 
@@ -371,40 +324,5 @@ class LocalTraining(Learners):
         for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
             self._take(turn)
             optimizer.load_state_dict(state)
-        for sgd, state in zip(self.outers, told["outers"], strict=True):
-            sgd.load_state_dict(state)
-
-
-def pairs(learners: int, seed: int) -> list[int]:
-    """Every learner's partner, drawn; an even number of them."""
-    order = torch.randperm(learners, generator=torch.Generator().manual_seed(seed)).tolist()
-    partner = dict(zip(order[::2], order[1::2], strict=True))
-    partner |= {b: a for a, b in partner.items()}
-    return [partner[learner] for learner in range(learners)]
-
-
-def fragments(names: Sequence[str], outer: Outer) -> list[tuple[int, list[int]]]:
-    """(offset in steps, places of its parameters) of each fragment: block i belongs to fragment i
-    mod `fragments`, what is in no block (embeddings, heads) is one of its own. One fragment holds
-    everything.
-
-    A parameter's block is the part of its name up to the first number. Raises UserError where there
-    are fewer blocks.
-    """
-    if outer.fragments == 1:
-        return [(0, list(range(len(names))))]
-    blocks: dict[str, list[int]] = {}
-    rest: list[int] = []
-    for place, name in enumerate(names):
-        found = re.match(r"(.*?(?:^|\.)\d+)\.", name)
-        (blocks.setdefault(found[1], []) if found else rest).append(place)
-    if len(blocks) < outer.fragments:
-        raise UserError(
-            f"grad.outer.fragments={outer.fragments}: the model has {len(blocks)} blocks, so "
-            "some fragments would be empty; choose no more"
-        )
-    every = [
-        [place for own in list(blocks.values())[turn :: outer.fragments] for place in own]
-        for turn in range(outer.fragments)
-    ] + ([rest] if rest else [])
-    return [(turn * outer.interval // len(every), own) for turn, own in enumerate(every)]
+        for step, state in zip(self.outer_steps, told["outers"], strict=True):
+            step.sgd.load_state_dict(state)

@@ -1,0 +1,19 @@
+"""SPARTA: a small random part of the weights is averaged every step; the others stay as each
+learner has them. With rate 1, no momentum and `randomk`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from commsweep.data_parallel.outer.diloco import TakeCommon
+
+
+class TakeSent(TakeCommon):
+    """The common weights at places that were sent; the learner's own elsewhere."""
+
+    apart = True
+
+    def apply(self, own: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
+        own.copy_(torch.where(arrived != 0, common, own))
