@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,7 @@ class Task(pl.LightningModule):
         self.passed = self.crossed = 0  # passes so far: of all learners, and in this process
         self.seconds = {"train": 0.0, "eval": 0.0}
         self.spent: dict[str, float] = {}  # seconds of this process after backwards, by component
-        self._totals: dict[str, Tensor] = {}
+        self._scores = Scores(self.means)
         self._loss_sum: Tensor | None = None
         self._samples = 0
         # Of a training whose passes are shared out among processes: gathers what all say, in their
@@ -133,21 +133,16 @@ class Task(pl.LightningModule):
         # a backward computes in the types of its forward
         with torch.autocast(x.device.type, enabled=False):
             loss = self._passes(moment, passes, x, y, samples)
-            for component in self.components.values():
-                component.before_exchange(moment)
-            for name, component in self.components.items():
-                since = time.perf_counter()
-                component.after_backward(moment)
-                self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - since
-            if self.clip and not any(
-                component.clips(self.clip) for component in self.components.values()
-            ):
-                nn.utils.clip_grad_norm_(self.parameters(), self.clip)
-            optimizer.step()
             self.passed += passes[0].of
             self.crossed += len(passes)
-            for component in self.components.values():
-                component.after_step(moment)
+            finish_step(
+                dict(self.components.items()),
+                moment,
+                optimizer,
+                partial(nn.utils.clip_grad_norm_, list(self.parameters())),
+                self.clip,
+                self.spent,
+            )
         self._next_rate()
         if self.global_step % CHECK_EVERY == 0:
             self._check_finite()
@@ -168,10 +163,7 @@ class Task(pl.LightningModule):
                 logits = self.logits(x[one.rows])
                 loss = self.loss(logits, y[one.rows])
             self._note_loss(moment.passed + one.turn, loss.detach() * one.size, one.size)
-            # not 1 of a batch cut unevenly, or of a part of a share
-            weight = one.weight if self.engine else one.share
-            if weight != 1 and self.run.microbatches > 1:
-                loss = loss * weight
+            loss = weighted(loss, one, self.engine, self.run.microbatches)
             for component in self.components.values():
                 component.after_forward(
                     moment, one, logits, partial(self.drawn, logits, y[one.rows])
@@ -245,15 +237,15 @@ class Task(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._clock = time.perf_counter()
-        self._totals = {}
+        self._scores = Scores(self.means)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y, _ = batch
-        split = "test" if dataloader_idx == len(self.trainer.val_dataloaders) - 1 else "val"  # pyright: ignore[reportArgumentType]
+        split = split_of(dataloader_idx, self.trainer.val_dataloaders)  # pyright: ignore[reportArgumentType]
         for modes in scored(self.run.scores_alike(self.current_epoch)):
             for component in self.components.values():
                 component.before_scoring(self.current_epoch, batch_idx, modes[0] == "on")
-            add_scores(self._totals, split, modes, self.score(self.logits(x), y))
+            self._scores.add(split, modes, self.score(self.logits(x), y))
 
     def on_validation_epoch_end(self) -> None:
         self._check_finite()  # which says where it began
@@ -266,11 +258,7 @@ class Task(pl.LightningModule):
     @property
     def scores(self) -> dict[str, float]:
         """Metrics of the last evaluation, by split and mode: test_on_loss, ..."""
-        return {
-            f"{key}_{name}": value
-            for key, total in self._totals.items()
-            for name, value in self.means(total.tolist()).items()
-        }
+        return self._scores.values()
 
     def evaluation(self) -> dict[str, Any]:
         """The record of the last evaluation, of all processes that train together."""
@@ -311,12 +299,68 @@ def scored(alike: bool) -> tuple[tuple[str, ...], ...]:
     return (("on", "off"),) if alike else (("on",), ("off",))
 
 
-def add_scores(
-    totals: dict[str, Tensor], split: str, modes: tuple[str, ...], score: Tensor
+def split_of(turn: int, loaders: Sized) -> str:
+    """The split that the loader of this number scores: the last one is the test set's."""
+    return "test" if turn == len(loaders) - 1 else "val"
+
+
+class Scores:
+    """The sums of an evaluation, by split and mode of inference."""
+
+    def __init__(self, means: Callable[[list[float]], dict[str, float]]) -> None:
+        """means: named metrics of the sums of a whole split."""
+        self.means = means
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, split: str, modes: tuple[str, ...], score: Tensor) -> None:
+        """Add a batch's sums to those of its split in these modes."""
+        for mode in modes:
+            key = f"{split}_{mode}"
+            self.totals[key] = self.totals[key] + score if key in self.totals else score
+
+    def values(self) -> dict[str, float]:
+        """The metrics, by split and mode: test_on_loss, ... (waits for the device)."""
+        out = {}
+        for key, total in self.totals.items():
+            for name, value in self.means(total.tolist()).items():
+                out[f"{key}_{name}"] = value
+        return out
+
+
+def weighted(loss: Tensor, part: Pass, engine: bool, microbatches: int) -> Tensor:
+    """The loss of a pass, weighted so that the sum over passes is the gradient of the mean. engine:
+    whether gradients of microbatches are summed first and divided afterwards.
+    """
+    # not 1 of a batch cut unevenly, or of a part of a share
+    weight = part.weight if engine else part.share
+    return loss * weight if microbatches > 1 and weight != 1 else loss
+
+
+def finish_step(
+    components: Mapping[str, Component],
+    moment: Moment,
+    optimizer: torch.optim.Optimizer,
+    shorten: Callable[[float], object],
+    clip: float,
+    spent: dict[str, float] | None = None,
 ) -> None:
-    """Add a batch's score to the sums of its split in these modes."""
-    for key in (f"{split}_{mode}" for mode in modes):
-        totals[key] = totals[key] + score if key in totals else score
+    """What follows the last backward of a step, in this order: exchange, clip, optimizer.
+
+    shorten: limits the norm of all gradients to `clip` (0: not), where no component does. spent:
+    seconds of each component's exchange are added to it.
+    """
+    for component in components.values():
+        component.before_exchange(moment)
+    for name, component in components.items():
+        since = time.perf_counter()
+        component.after_backward(moment)
+        if spent is not None:
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - since
+    if clip and not any(component.clips(clip) for component in components.values()):
+        shorten(clip)
+    optimizer.step()
+    for component in components.values():
+        component.after_step(moment)
 
 
 def sampled(logits: Tensor, generator: torch.Generator) -> Tensor:

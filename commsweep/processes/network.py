@@ -1,0 +1,142 @@
+"""The part of a network that one stage of a real pipeline has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from commsweep import inputs, models
+from commsweep.boundary.insert import Boundaries
+from commsweep.boundary.plan import check_room, memory_bytes, message_shapes
+from commsweep.compressors import message
+from commsweep.config import Execution, Run, canonical
+from commsweep.data.module import Blocks, ImageData
+from commsweep.data_parallel.layers import identified
+from commsweep.processes import stages
+from commsweep.processes.engine import Side
+from commsweep.training import optim
+from commsweep.training.readback import model_of
+from commsweep.training.subspace import Confined
+
+
+class StageNetwork:
+    """Modules, boundaries and named parameters of stage `rank` of `world`.
+
+    model: the whole network. body: this stage's modules. boundaries: those beside it. named: this
+    stage's parameters, by the whole network's names. order: the names of all stages' parameters.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        execution: Execution,
+        data: ImageData | Blocks,
+        device: torch.device,
+        rank: int,
+        world: int,
+    ) -> None:
+        self.run, self.rank, self.world = run, rank, world
+        self.first, self.last = rank == 0, rank == world - 1
+        rows = len(data.train.y)
+        pl.seed_everything(run.seed, verbose=False)
+        self.whole, modules = models.build(run, data, execution.model_root)
+        self.inputs = inputs.digests(run, data, self.whole)
+        self.shapes, _ = message_shapes(self.whole, modules, data.example)
+        self.cuts = list(modules)
+        run.check_cuts(modules)
+        self.model = model_of(run, self.whole, tuple(self.cuts))
+        self.embedded = optim.embedded(self.whole)
+        links = {cut: run.links(cut) for cut in self.cuts}
+        beside = self.cuts[max(0, rank - 1) : rank + 1]
+        model = self.whole.to(device)
+        need = memory_bytes(
+            {cut: links[cut] for cut in beside}, self.shapes, run.data.batch_size, rows
+        )
+        check_room(need, device, None)
+        self.boundaries = Boundaries(
+            links,
+            modules,
+            self.shapes,
+            run.data.batch_size,
+            rows,
+            run.seed,
+            own=run.at,
+            channels_last=run.channels_last,
+            only=beside,
+        ).to(device)
+        self.order = [f"model.{name}" for name, _ in model.named_parameters()]
+        self.order += [f"boundaries.{name}" for name in self._coders()]
+        self.tied = self._tied()
+        self.confined = None
+        if run.fwd.compressor.kind == "subspace" and self.cuts:
+            self.confined = Confined(run, model, self.boundaries, rank)
+        everything = nn.ModuleDict({"model": model, "boundaries": self.boundaries})
+        self.layers = identified(everything, run.grad)  # of the whole network
+        names = {id(p): f"model.{name}" for name, p in model.named_parameters()}
+        names |= {id(b): f"model.{name}" for name, b in model.named_buffers()}
+        # From here on the model may be another: a language model is taken apart in place.
+        self.body = stages.body(run, model, self.cuts, rank).train()
+        self.named: dict[str, nn.Parameter] = {names[id(p)]: p for p in self.body.parameters()}
+        self.buffers = {
+            names[id(buffer)]: buffer for buffer in self.body.buffers() if id(buffer) in names
+        }
+        coders = {f"boundaries.{name}": p for name, p in self.boundaries.named_parameters()}
+        self.coders = list(coders.values())
+        self.named |= coders
+        self.part = nn.ModuleDict({"model": self.body, "boundaries": self.boundaries})
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that this stage trains."""
+        return list(self.named.values())
+
+    def _tied(self) -> nn.Parameter | None:
+        """The token embeddings, where the first and the last stage share them and this is one."""
+        if not hasattr(self.whole, "get_input_embeddings") or self.world == 1:
+            return None
+        model: Any = self.whole
+        weight = model.get_input_embeddings().weight
+        shared = weight is model.get_output_embeddings().weight
+        return weight if shared and (self.first or self.last) else None
+
+    def sides(self) -> tuple[Side | None, Side | None]:
+        """The boundaries to the stage before and behind."""
+        return self._side(self.rank - 1), self._side(self.rank)
+
+    def _side(self, place: int) -> Side | None:
+        if not 0 <= place < len(self.cuts):
+            return None
+        cut = self.cuts[place]
+        shape = self.shapes[cut]
+        agreed = message.digest(f"{canonical(self.run)} {cut} {tuple(shape)}")
+        return Side(self.boundaries[cut.replace(".", "_")], shape, agreed)
+
+    def _coders(self) -> list[str]:
+        """Names of all coders' parameters, in the simulation's order."""
+        if self.run.fwd.compressor.kind != "bottleneck":
+            return []
+        return [
+            f"{cut.replace('.', '_')}.coder.{part}"
+            for cut in self.cuts
+            for part in ("encoder", "decoder")
+        ]
+
+    def owned(self) -> dict[str, Tensor]:
+        """Parameters and buffers of this stage by the whole network's names; coders' halves where
+        they are used.
+        """
+        own: dict[str, Tensor] = {
+            name: parameter for name, parameter in self.named.items() if name.startswith("model.")
+        }
+        own |= self.buffers
+        before, behind = self.sides()
+        for side, part in ((behind, "encoder"), (before, "decoder")):
+            if side is None or side.boundary.coder is None:
+                continue
+            name = f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{part}"
+            if name in self.named:
+                own[name] = getattr(side.boundary.coder, part)
+        return own

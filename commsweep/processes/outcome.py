@@ -1,0 +1,141 @@
+"""The outcome of a real pipeline: what every stage says of its part becomes one row."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from commsweep.boundary.insert import sections
+from commsweep.collectives import gathered, gathered_tensors
+from commsweep.config import Links, run_id
+from commsweep.data_parallel.ledger import Ledger
+from commsweep.processes.timing import summary
+from commsweep.store import FINISHED, Row
+from commsweep.training.readback import Installed, nothing_lost
+from commsweep.training.record import row
+from commsweep.training.run import tokens
+
+if TYPE_CHECKING:
+    from commsweep.processes.trainer import Trainer
+
+
+def outcome(trainer: Trainer, status: str, error: str | None, wall: float) -> Row | None:
+    """The row, at process 0; None elsewhere. All processes must call it.
+
+    Raises RuntimeError when the ends of a boundary differ, UserError when a setting was lost.
+    """
+    network, group, stage = trainer.network, trainer.group, trainer.stage
+    ledgers = gathered(network.boundaries.ledger())
+    trainer.learners.settle()
+    if trainer.keep_weights:
+        _save_weights(trainer)
+    timing = gathered(
+        {"spans": stage.spans, "began": trainer.began, "passages": stage.passages}, group
+    )
+    links = _links(trainer)
+    evaluations = trainer.folder.metrics()
+    ran = Installed(
+        trainer.run,
+        network.model,
+        network.body,
+        trainer.data,
+        trainer.optimizer,
+        trainer.clip,
+        trainer.scheduler,
+        {**sections(links, trainer.run.at), **trainer.learners.installed()},
+        trainer.schedule._n_microbatches,
+        trainer.epoch,
+        evaluations[0]["epoch"] if evaluations else trainer.epoch,
+        stage.precision,
+    )
+    records = gathered(ran.record())
+    transport = gathered(_transport(trainer))
+    exchange = trainer.learners.exchange
+    exchanged = gathered(
+        exchange and ([layer.place for layer in exchange.layers], exchange.ledger.state())
+    )
+    if not trainer.records:
+        return None
+    nothing_lost(
+        trainer.run,
+        *records,
+        only=lambda key: status == FINISHED or key not in ("epochs", "eval_every"),
+    )
+    gradients = {}
+    if exchange is not None:
+        whole = Ledger(list(network.layers.values()), trainer.run.grad, trainer.run.grad.learners)
+        whole.take(exchanged, trainer.world)
+        gradients = whole.totals()
+    return row(  # pyright: ignore[reportReturnType]
+        trainer.run,
+        status,
+        error,
+        ran=ran if status == FINISHED else None,
+        evaluations=evaluations,
+        steps=trainer.step,
+        totals={"boundaries": _bytes(ledgers, trainer.world), "gradients": gradients},
+        seconds=trainer.seconds | {"wall": wall},
+        device=trainer.device,
+        tokens=tokens(trainer.data),
+        run_id=run_id(trainer.run),
+        wiring=trainer.wiring.model_dump(mode="json"),
+        inputs=network.inputs,
+        transport=transport,
+        timing=summary(timing),
+        cores=len(os.sched_getaffinity(0)),
+    ) | {"id": trainer.folder.path.name}
+
+
+def _save_weights(trainer: Trainer) -> None:
+    """The trained network of the first pipeline, as weights.pt."""
+    mine = {name: tensor.detach() for name, tensor in trainer.network.owned().items()}
+    parts = gathered_tensors(mine, trainer.group)
+    if trainer.records:
+        weights = {name: tensor for part in parts for name, tensor in part.items()}
+        torch.save(weights, trainer.folder.path / "weights.pt")
+
+
+def _links(trainer: Trainer) -> dict[str, Links]:
+    """The settings of every boundary, read back from both of its ends, which must agree."""
+    mine = [
+        [cut, links.model_dump(mode="json")]
+        for cut, links in trainer.network.boundaries.links().items()
+    ]
+    found: dict[str, Links] = {}
+    for told in gathered(mine, trainer.group):
+        for cut, settings in told:
+            links = Links.model_validate(settings)
+            if found.setdefault(cut, links) != links:
+                raise RuntimeError(f"the two ends of boundary {cut} have different links")
+    return found
+
+
+def _transport(trainer: Trainer) -> dict[str, Any]:
+    """Bytes that this process has handed to send."""
+    sent: dict[str, Any] = {
+        "sent": trainer.stage.sent,
+        "framing": trainer.stage.framing,
+        "tied": trainer.tied_bytes,
+    }
+    if trainer.collectives:
+        sent["exchanged"] = dict(trainer.collectives.sent)
+    return sent
+
+
+def _bytes(ledgers: list[dict[str, dict[str, int]]], world: int) -> dict[str, dict[str, int]]:
+    """The bytes of every boundary over all pipelines, given each process's account: activations
+    are sent before a boundary, gradients behind it.
+    """
+    out: dict[str, dict[str, int]] = {}
+    for place, (left, right) in enumerate(pairwise(ledgers)):
+        if (place + 1) % world == 0:
+            continue  # the last stage of a pipeline and the first of the next
+        cut = next(cut for cut in left if cut in right)
+        total = out.setdefault(cut, {})
+        for key in left[cut]:
+            sender = right if key.startswith("bwd") else left
+            total[key] = total.get(key, 0) + sender[cut][key]
+    return out
