@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.compressors import gpu, kernels
 from commsweep.compressors.base import Compressor, Field, Payload, payload
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
+from commsweep.compressors.kernels import cpu, gpu
 from commsweep.config import AdaCompSpec
 from commsweep.errors import UserError
 
@@ -60,7 +60,7 @@ class AdaComp(Compressor[AdaCompSpec]):
         e, d: [*layer]. In two passes over memory where there are kernels.
         """
         size = self.bin_size(torch.Size([1, *e.shape]))
-        made = next((made for made in (kernels, gpu) if made.usable(e) and made.usable(d)), None)
+        made = next((made for made in (cpu, gpu) if made.usable(e) and made.usable(d)), None)
         if made is not None and e.is_contiguous() and e.dtype == d.dtype == torch.float32:
             y, sent, empty = made.adacomp(e.view(-1), d.reshape(-1), ahead, size)
             bins = -(-e.numel() // size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.compressors import gpu, packing
+from commsweep.compressors.kernels import gpu, packing
 from commsweep.errors import UserError
 
 

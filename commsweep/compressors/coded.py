@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from commsweep import seeds
-from commsweep.compressors import kernels
 from commsweep.compressors.base import (
     Compressor,
     Field,
@@ -24,6 +23,7 @@ from commsweep.compressors.base import (
     unrows,
 )
 from commsweep.compressors.bits import taken
+from commsweep.compressors.kernels import cpu
 from commsweep.compressors.sparse import FixedK, ForwardMask, RiceTopK, Sparsifier, TopK, scatter
 from commsweep.config import ForwardMaskSpec, Selection
 from commsweep.errors import UserError
@@ -58,9 +58,9 @@ class Coded(Sparsifier[Selection]):
     ) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.inner, TopK) and not isinstance(self.inner, RiceTopK) and not want_mask:
             k, cut = self.inner.kept(x.shape)[1], self.inner.tiles(x.shape)
-            if kernels.usable(x) and kernels.few(cut[2] * cut[4], k):
-                kept, columns = kernels.topk_tiles(self.inner.as_tiles(x), k)
-                y = kernels.put_tiles(self.codec.apply(kept, _codes(seed)), columns, cut)
+            if cpu.usable(x) and cpu.few(cut[2] * cut[4], k):
+                kept, columns = cpu.topk_tiles(self.inner.as_tiles(x), k)
+                y = cpu.put_tiles(self.codec.apply(kept, _codes(seed)), columns, cut)
                 return self.inner.from_tiles(y, x), None
         flat, kept = self.inner.kept_rows(x, seed)
         # a value may arrive as zero: only now are the places known
@@ -158,7 +158,7 @@ class CodedForwardMask(ForwardMask):
 
 def put(values: Tensor, kept: Tensor) -> Tensor:
     """Inverse of `taken`, zeros elsewhere."""
-    if kernels.usable(values):
+    if cpu.usable(values):
         return scatter(values.reshape(-1), kept)
     return values.gather(1, (kept.cumsum(1) - 1).clamp(0, values.shape[1] - 1)).where(
         kept, values.new_zeros(())

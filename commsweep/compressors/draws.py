@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from commsweep import seeds
-from commsweep.compressors import gpu, kernels
+from commsweep.compressors.kernels import cpu, gpu
 
 
 def uniform(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
     """float32 of this shape: multiples of 2^-24 in [0, 1)."""
     n = shape.numel()
-    if kernels.numba is not None and device.type == "cpu":
-        return kernels.uniform_draws(n, seeds.start(seed)).reshape(shape)
+    if cpu.numba is not None and device.type == "cpu":
+        return cpu.uniform_draws(n, seeds.start(seed)).reshape(shape)
     if device.type == "cuda" and gpu.usable(out := torch.empty(n, device=device)):
         return gpu.draw_uniform(out, seeds.start(seed)).reshape(shape)
     both = words(-(-n // 2), seed, device)
@@ -31,8 +31,8 @@ def uniform(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
 
 def words(n: int, seed: int, device: torch.device) -> Tensor:
     """int64 [n], 64 random bits each; no two of a stream are equal, so they order without ties."""
-    if kernels.numba is not None and device.type == "cpu":
-        return kernels.word_draws(n, seeds.start(seed))
+    if cpu.numba is not None and device.type == "cpu":
+        return cpu.word_draws(n, seeds.start(seed))
     z = (
         torch.arange(1, n + 1, device=device)
         .mul_(seeds.signed(seeds.GAMMA))
@@ -49,13 +49,13 @@ def normal(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
     2.9. Entry j of n: words j, n + j, 2 n + j.
     """
     n = shape.numel()
-    if kernels.numba is not None and device.type == "cpu":
-        return kernels.normal_draws(n, seeds.start(seed)).reshape(shape)
+    if cpu.numba is not None and device.type == "cpu":
+        return cpu.normal_draws(n, seeds.start(seed)).reshape(shape)
     parts = words(3 * n, seed, device).view(3, n)
     # two sums of six in each
-    pairs = ((parts & kernels.EVEN) + (_right(parts, 16) & kernels.EVEN)).sum(0)
+    pairs = ((parts & cpu.EVEN) + (_right(parts, 16) & cpu.EVEN)).sum(0)
     return (
-        ((pairs & 0xFFFFFFFF) + (pairs >> 32) - kernels.MEAN)
+        ((pairs & 0xFFFFFFFF) + (pairs >> 32) - cpu.MEAN)
         .to(torch.float32)
         .mul_(2.0**-16)
         .reshape(shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.compressors import draws, kernels
+from commsweep.compressors import draws
 from commsweep.compressors.base import (
     Compressor,
     Field,
@@ -23,6 +23,7 @@ from commsweep.compressors.base import (
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
+from commsweep.compressors.kernels import cpu
 from commsweep.config import (
     E3M0Spec,
     NaturalSpec,
@@ -189,8 +190,8 @@ class Statistical(Compressor[StatisticalSpec]):
         [bins].
         """
         flat, bins = x.reshape(-1).float(), 2**self.spec.bits
-        if kernels.usable(flat):
-            return kernels.level_means(flat, bins, self.spec.range)
+        if cpu.usable(flat):
+            return cpu.level_means(flat, bins, self.spec.range)
         shift = flat.mean(dtype=torch.float64).float()
         c = flat - shift
         scale = self.spec.range * (c.double().square().sum() / max(1, c.numel() - 1)).sqrt() / bins
@@ -353,7 +354,7 @@ class QSGD(Compressor[QSGDSpec]):
             return payload(
                 x, codes=pack(codes, 1 + self.spec.levels.bit_length()), norms=norms.contiguous()
             )
-        codes = torch.from_numpy(kernels.elias_encode(flat.cpu().numpy())).to(x.device)
+        codes = torch.from_numpy(cpu.elias_encode(flat.cpu().numpy())).to(x.device)
         return payload(x, codes=codes, norms=norms.contiguous())
 
     def _decode(self, payload: Payload) -> Tensor:
@@ -363,7 +364,7 @@ class QSGD(Compressor[QSGDSpec]):
             packed = unpack(codes, 1 + self.spec.levels.bit_length(), n_rows * row)
             flat = torch.where(packed % 2 == 1, -(packed // 2), packed // 2).to(torch.int32)
         else:
-            flat = torch.from_numpy(kernels.elias_decode(codes.cpu().numpy(), n_rows * row)).to(
+            flat = torch.from_numpy(cpu.elias_decode(codes.cpu().numpy(), n_rows * row)).to(
                 codes.device
             )
         if flat.numel() and (

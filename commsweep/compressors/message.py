@@ -19,8 +19,8 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from commsweep.compressors import packing
 from commsweep.compressors.base import Compressor, Payload
+from commsweep.compressors.kernels import packing
 from commsweep.errors import UserError
 
 VERSION = 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from commsweep import seeds
-from commsweep.compressors import draws, gpu, kernels, packing
+from commsweep.compressors import draws
 from commsweep.compressors.base import (
     Compressor,
     Field,
@@ -20,6 +20,7 @@ from commsweep.compressors.base import (
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
+from commsweep.compressors.kernels import cpu, gpu, packing
 from commsweep.config import FixedBatchSpec, FixedPointSpec, QuantizerSpec, UniformSpec
 
 QuantizerT = TypeVar("QuantizerT", bound=QuantizerSpec)
@@ -70,11 +71,7 @@ class Quantizer(Compressor[QuantizerT]):
             )
             return payload(x, codes=codes, scales=scales)
         scales = self._scales(groups)
-        if (
-            self.spec.rounding == "nearest"
-            and kernels.usable(groups)
-            and groups.numel() == x.numel()
-        ):
+        if self.spec.rounding == "nearest" and cpu.usable(groups) and groups.numel() == x.numel():
             codes = packing.quantize(
                 groups, *self._shift_gain(scales), self.spec.bits, self._lowest != 0
             )
@@ -90,7 +87,7 @@ class Quantizer(Compressor[QuantizerT]):
             payload.shape,
         )
         n_groups, size = self._groups(shape), self._group_size(shape)
-        if n_groups * size == shape.numel() and kernels.usable(scales[0]):
+        if n_groups * size == shape.numel() and cpu.usable(scales[0]):
             values = packing.dequantize(
                 packed,
                 (n_groups, size),
@@ -217,8 +214,8 @@ class Uniform(Quantizer[UniformSpec]):
     per_group = 2
 
     def _nearby(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
-        if self.spec.rounding == "nearest" and kernels.usable(groups):
-            return kernels.uniform_rows(groups, *self._affine(scales))
+        if self.spec.rounding == "nearest" and cpu.usable(groups):
+            return cpu.uniform_rows(groups, *self._affine(scales))
         if self.spec.rounding == "nearest" and gpu.usable(groups):
             return gpu.uniform_rows(groups, *self._affine(scales))
         return super()._nearby(groups, scales, seed)

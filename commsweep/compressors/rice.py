@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.compressors.kernels import _compiled
+from commsweep.compressors.kernels.cpu import _compiled
 from commsweep.errors import UserError
 
 _GOLDEN = math.log((math.sqrt(5) - 1) / 2)

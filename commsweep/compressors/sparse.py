@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from commsweep import seeds
-from commsweep.compressors import draws, gpu, kernels, packing, rice
+from commsweep.compressors import draws, rice
 from commsweep.compressors.base import (
     Compressor,
     Field,
@@ -35,6 +35,7 @@ from commsweep.compressors.bits import (
     unpack_flags,
     unpack_mask,
 )
+from commsweep.compressors.kernels import cpu, gpu, packing
 from commsweep.config import (
     ForwardMaskSpec,
     RandomKSpec,
@@ -98,11 +99,11 @@ def keep_largest(
 
     strict: only entries above the k-th largest magnitude, so that every tie with it is dropped.
     """
-    if kernels.usable(flat):
-        return kernels.topk_rows(flat, k, strict, want_mask)
-    if flat.dtype in (torch.bfloat16, torch.float16) and kernels.usable(flat[:0].float()):
+    if cpu.usable(flat):
+        return cpu.topk_rows(flat, k, strict, want_mask)
+    if flat.dtype in (torch.bfloat16, torch.float16) and cpu.usable(flat[:0].float()):
         # exact: float32 holds them all
-        out, mask = kernels.topk_rows(flat.float(), k, strict, want_mask)
+        out, mask = cpu.topk_rows(flat.float(), k, strict, want_mask)
         return out.to(flat.dtype), mask
     if gpu.selects(flat):
         return gpu.topk_rows(flat, k, strict, want_mask)
@@ -221,7 +222,7 @@ class TopK(FixedK[TopKSpec]):
         flat = self.as_rows(x)
         n_rows, row = flat.shape
         k = self.budget(row)
-        if k < row and (kernels.usable(flat) or gpu.selects(flat)):
+        if k < row and (cpu.usable(flat) or gpu.selects(flat)):
             short = indices_win(n_rows, row, k)
             if flat.is_cuda and not short and row % 8 == 0:
                 values, places = gpu.message(flat, k)
@@ -237,7 +238,7 @@ class TopK(FixedK[TopKSpec]):
         n_rows, row = self._row_shape(payload.shape)
         k = self.budget(row)
         values, places = payload.parts["values"], payload.parts["places"]
-        if k < row and kernels.usable(values):
+        if k < row and cpu.usable(values):
             if indices_win(n_rows, row, k):
                 flat = packing.place(
                     values, unpack(places, index_bits(row), n_rows * k).view(n_rows, k), row
@@ -741,7 +742,7 @@ def scatter(values: Tensor, mask: Tensor) -> Tensor:
 
     Raises UserError unless there are as many values as true entries.
     """
-    if kernels.usable(values):
+    if cpu.usable(values):
         made = packing.spread(values.reshape(-1), mask)
         if made is not None:
             return made

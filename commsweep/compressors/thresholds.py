@@ -9,9 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from commsweep.compressors import gpu
 from commsweep.compressors.base import Field, Payload, payload, row_shape, rows, unrows
 from commsweep.compressors.bits import pack, packed_bytes, unpack_flags
+from commsweep.compressors.kernels import gpu
 from commsweep.compressors.sparse import Counted, budget, largest, scatter
 from commsweep.config import DrydenSpec, PeriodicSpec, SIDCoSpec, ThresholdSpec
 

@@ -15,8 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from commsweep.compressors import Compressor, gpu, message
+from commsweep.compressors import Compressor, message
 from commsweep.compressors.base import channels_last
+from commsweep.compressors.kernels import gpu
 from commsweep.config import FeedbackSpec
 from commsweep.feedback.memory import AnyMemory, Keys, MappedMemory, Memory
 

@@ -12,7 +12,7 @@ from commsweep.boundary.insert import insert
 from commsweep.compressors import build
 from commsweep.compressors.bits import mask_bytes
 from commsweep.compressors.coded import put, taken
-from commsweep.compressors.kernels import usable
+from commsweep.compressors.kernels.cpu import usable
 from commsweep.config import override, record, run_id
 from commsweep.errors import UserError
 from commsweep.registry import preset

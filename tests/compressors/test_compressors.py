@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from commsweep import seeds
-from commsweep.compressors import KINDS, build, kernels
+from commsweep.compressors import KINDS, build
+from commsweep.compressors.kernels import cpu
 from commsweep.errors import UserError
 from tests.helpers import COMPRESSORS, name, same_bits
 
@@ -108,7 +109,7 @@ def test_kernels_equal_the_torch_path(spec, monkeypatch):
         compressor = build(spec)
         fast = compressor.roundtrip(x, seed=3)
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "numba", None)
+            patch.setattr(cpu, "numba", None)
             assert same_bits(fast, compressor.roundtrip(x, seed=3))
 
 
@@ -161,7 +162,7 @@ def test_topk_keeps_exactly_k_largest_and_of_ties_the_first(ratio, kind):
 )
 def test_radix_selection_equals_sorting(x, k):
     k = min(k, x.shape[1])
-    got, mask = kernels.topk_rows(torch.from_numpy(x), k, False, True)
+    got, mask = cpu.topk_rows(torch.from_numpy(x), k, False, True)
     for row, kept in zip(np.abs(x), mask.numpy(), strict=True):
         assert list(np.flatnonzero(kept)) == sorted(np.argsort(-row, kind="stable")[:k])
     assert np.array_equal(got.numpy(), np.where(mask.numpy(), x, 0))
@@ -187,10 +188,10 @@ def test_tiles_of_which_few_entries_stay_equal_sorting(shape, kind):
     n = shape[2] * shape[4]
     tiles = x.transpose(2, 3).reshape(-1, n)
     for k in (1, 7, n // 64, n // 16):
-        assert kernels.few(n, k) == (4 * k <= 2048)
-        values, columns = kernels.topk_tiles(x, k) if kernels.few(n, k) else (None, None)
-        rows, mask = kernels.topk_rows(tiles, k, False, True)
-        strict, _ = kernels.topk_rows(tiles, k, True, False)
+        assert cpu.few(n, k) == (4 * k <= 2048)
+        values, columns = cpu.topk_tiles(x, k) if cpu.few(n, k) else (None, None)
+        rows, mask = cpu.topk_rows(tiles, k, False, True)
+        strict, _ = cpu.topk_rows(tiles, k, True, False)
         bits = tiles.view(torch.int32).numpy() & 0x7FFFFFFF
         for place, row in enumerate(bits):
             wanted = sorted(np.argsort(-row, kind="stable")[:k])
@@ -204,7 +205,7 @@ def test_tiles_of_which_few_entries_stay_equal_sorting(shape, kind):
                 assert same_bits(values[place], tiles[place][wanted])
         if columns is not None:
             assert same_bits(
-                kernels.put_tiles(values, columns, shape).transpose(2, 3).reshape(-1, n), rows
+                cpu.put_tiles(values, columns, shape).transpose(2, 3).reshape(-1, n), rows
             )
 
 
@@ -225,7 +226,7 @@ def test_long_rows_are_selected_as_sorting_does(kind):
     }[kind]
     bits = x.view(torch.int32).numpy() & 0x7FFFFFFF
     for k in (1, 13, 200, 2001, 10000, 19000, 20010):
-        rows, mask = kernels.topk_rows(x, k, False, True)
+        rows, mask = cpu.topk_rows(x, k, False, True)
         for row, kept in zip(bits, mask.numpy(), strict=True):
             assert np.array_equal(
                 np.flatnonzero(kept), np.sort(np.argsort(-row, kind="stable")[:k])

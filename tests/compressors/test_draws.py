@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from commsweep import seeds
-from commsweep.compressors import draws, kernels
+from commsweep.compressors import draws
+from commsweep.compressors.kernels import cpu
 
 CPU, N = torch.device("cpu"), 1 << 18
 
@@ -21,11 +22,11 @@ def size(*dims) -> torch.Size:
 
 def plain(function, *args):
     """Without the kernels, as any other device computes it."""
-    compiled, kernels.numba = kernels.numba, None
+    compiled, cpu.numba = cpu.numba, None
     try:
         return function(*args, CPU)
     finally:
-        kernels.numba = compiled
+        cpu.numba = compiled
 
 
 @pytest.mark.parametrize(

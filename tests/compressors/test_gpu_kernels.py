@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from commsweep import seeds
 from commsweep.boundary.channel import Channel, Step
-from commsweep.compressors import build, draws, gpu, kernels, packing, thresholds
+from commsweep.compressors import build, draws, thresholds
 from commsweep.compressors.bits import pack
+from commsweep.compressors.kernels import cpu, gpu, packing
 from commsweep.config import Link
 from commsweep.feedback import boundaries
 from commsweep.feedback.memory import Keys
@@ -62,7 +63,7 @@ def parted(request, monkeypatch):
 def test_topk_keeps_what_the_cpu_keeps(parted, n_rows, n, strict, data):
     x, k = made(data, n_rows, n), data.draw(st.integers(1, n))
     y, mask = gpu.topk_rows(there(x), k, strict, True)
-    wanted, places = kernels.topk_rows(x, k, strict, True)
+    wanted, places = cpu.topk_rows(x, k, strict, True)
     assert same_bits(y.cpu(), wanted) and torch.equal(mask.cpu(), places)
 
 
@@ -72,7 +73,7 @@ def test_rows_longer_than_a_block(dtype, k):
     x = torch.randn(2, 20_001).to(dtype)
     x[0, 5000:15000] = 0.25  # a threshold that thousands tie with, over several blocks
     y, mask = gpu.topk_rows(there(x), k, False, True)
-    wanted, places = kernels.topk_rows(x.float(), k, False, True)
+    wanted, places = cpu.topk_rows(x.float(), k, False, True)
     assert same_bits(y.cpu(), wanted.to(dtype)) and torch.equal(mask.cpu(), places)
 
 
@@ -95,7 +96,7 @@ def test_feedback_in_the_selection_is_feedback_around_it(parted, n_rows, n, kind
     after = there(memory)
     y = gpu.topk_remembered(there(x), after, k, kind)
     u = memory + x if kind == gpu.EF else x - memory
-    wanted, _ = kernels.topk_rows(u, k, False, False)
+    wanted, _ = cpu.topk_rows(u, k, False, False)
     left = u - wanted if kind == gpu.EF else memory + wanted
     for mine, theirs in ((y, wanted), (after, left)):
         mine = mine.cpu()
@@ -123,7 +124,7 @@ def test_min_max_codes_are_the_cpus(n_rows, n, bits, scale, data):
     groups = compressor._split(x)
     scales = compressor._affine(compressor._scales(groups))
     y = gpu.uniform_rows(there(groups), *map(there, scales)).cpu()
-    wanted = kernels.uniform_rows(groups, *scales)
+    wanted = cpu.uniform_rows(groups, *scales)
     assert torch.equal(y.isnan(), wanted.isnan()) and same_bits(
         y.nan_to_num(0.0), wanted.nan_to_num(0.0)
     )
@@ -187,7 +188,7 @@ def test_a_step_of_adacomp_is_the_cpus(n, size, data):
     e, d = made(data, 1, n)[0], made(data, 1, n)[0]
     mine = there(e)
     y, sent, empty = gpu.adacomp(mine, there(d), 1.0, size)
-    wanted, count, silent = kernels.adacomp(e, d, 1.0, size)
+    wanted, count, silent = cpu.adacomp(e, d, 1.0, size)
     assert (int(sent), bool(empty)) == (count, silent)
     for a, b in ((y, wanted), (mine, e)):
         a = a.cpu()
@@ -238,7 +239,7 @@ COMPILED = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from commsweep.compressors import gpu
+from commsweep.compressors.kernels import gpu
 
 whole, number, sizes = "*i32", "*fp32", {"n": "i32", "bins": "i32"}
 row = dict.fromkeys(("x", "y", "values", "columns", "memory"), whole) | {"mask": "*u8", "n": "i32", "k": "i32"}

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commsweep.compressors import KINDS, build, kernels, message, packing
+from commsweep.compressors import KINDS, build, message
 from commsweep.compressors.adacomp import AdaComp
 from commsweep.compressors.base import Payload
+from commsweep.compressors.kernels import cpu, packing
 from commsweep.config import AdaCompSpec, ForwardMaskSpec
 from commsweep.errors import UserError
 from tests.compressors.test_compressors import inputs
@@ -51,7 +52,7 @@ def test_the_compiled_packing_equals_torchs(spec, monkeypatch):
     for x in inputs().values():
         fast = compressor.encode(x, seed=3)
         with monkeypatch.context() as patch:
-            patch.setattr(packing.kernels, "numba", None)
+            patch.setattr(packing.cpu, "numba", None)
             if spec["kind"] in ("qsgd",) and spec.get("coding", "elias") == "elias":
                 continue  # its Elias codes have one implementation
             slow = compressor.encode(x, seed=3)
@@ -169,7 +170,7 @@ def test_the_checksum_is_the_same_in_torch_and_compiled(data):
     )
     with pytest.MonkeyPatch.context() as patch:
         compiled = int(packing.checksum(words))
-        patch.setattr(kernels, "numba", None)
+        patch.setattr(cpu, "numba", None)
         assert (
             compiled == int(packing.checksum(words)) == (total if total < 2**63 else total - 2**64)
         )

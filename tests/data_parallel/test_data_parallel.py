@@ -18,8 +18,8 @@ from torch import nn
 from commsweep import config
 from commsweep.cli.main import main
 from commsweep.collectives import Handle, Simulated
-from commsweep.compressors import kernels
 from commsweep.compressors.adacomp import AdaComp
+from commsweep.compressors.kernels import cpu
 from commsweep.config import Execution, Gradients, ImageModel, LearnerWiring, override, record
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.joint import build
@@ -248,7 +248,7 @@ def worked():
 @pytest.mark.parametrize("compiled", [True, False])
 def test_adacomps_worked_case(compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(kernels, "numba", None)
+        monkeypatch.setattr(cpu, "numba", None)
     r, d, sent, left = worked()
     made = exchange(config.AdaCompSpec(fc=4), config.AdaCompResidueSpec(), shape=(2, 4))
     made.memories[0][0].e.copy_(r.reshape(2, 4))
@@ -291,7 +291,7 @@ def test_adacomp_against_a_plain_loop_and_its_payload(data):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_gradient_stays_visible(bad, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(kernels, "numba", None)
+        monkeypatch.setattr(cpu, "numba", None)
     made = exchange(config.AdaCompSpec(), config.AdaCompResidueSpec())
     grad = torch.randn(40, 30)
     grad[3, 3] = bad
@@ -461,15 +461,15 @@ def test_qsgds_code_has_the_published_length(spec, values, code_bits):
 
 def test_elias_gamma_lengths_are_the_published_ones():
     for value, bits in zip((1, 2, 3, 4, 7, 8, 15, 16), (1, 3, 3, 5, 5, 7, 7, 9), strict=True):
-        code = kernels.elias_encode(np.array([value], np.int32))
+        code = cpu.elias_encode(np.array([value], np.int32))
         assert len(code) == math.ceil((1 + 1 + bits) / 8)  # a run of one, a sign, the level
-        assert kernels.elias_decode(code, 1).tolist() == [value]
+        assert cpu.elias_decode(code, 1).tolist() == [value]
 
 
 @given(st.lists(st.integers(-300, 300) | st.just(0), min_size=1, max_size=120))
 def test_elias_codes_come_back(levels):
-    code = kernels.elias_encode(np.array(levels, np.int32))
-    assert kernels.elias_decode(code, len(levels)).tolist() == levels
+    code = cpu.elias_encode(np.array(levels, np.int32))
+    assert cpu.elias_decode(code, len(levels)).tolist() == levels
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.compressors import kernels
-from commsweep.compressors.kernels import _compiled, _over_rows, _ranked
+from commsweep.compressors.kernels import cpu
+from commsweep.compressors.kernels.cpu import _compiled, _over_rows, _ranked
 
 # codes made at once: a block stays in the first cache, and 512 codes of any width end at a whole
 # byte
@@ -21,7 +21,7 @@ _BLOCK = 512
 
 def usable(x: Tensor) -> bool:
     """Whether the kernels serve codes x: on the CPU, and numba installed."""
-    return kernels.numba is not None and x.device.type == "cpu"
+    return cpu.numba is not None and x.device.type == "cpu"
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
