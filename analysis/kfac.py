@@ -76,9 +76,9 @@ def tuned(frame: pd.DataFrame) -> list[Tuned]:
 def targets(found: list[Tuned]) -> dict[str, list[float]]:
     """The accuracies to reach, by model."""
     return {
-        one.model: [share * one.runs[ON].mean() for share in SHARES]
-        for one in found
-        if one.method == "SGD"
+        measurement.model: [share * measurement.runs[ON].mean() for share in SHARES]
+        for measurement in found
+        if measurement.method == "SGD"
     }
 
 
@@ -118,7 +118,9 @@ def target_table(frame: pd.DataFrame, curves: pd.DataFrame) -> Table:
     )
     found = tuned(frame)
     for one, target in (
-        (one, targets(found)[one.model][turn]) for turn in range(len(SHARES)) for one in found
+        (measurement, targets(found)[measurement.model][turn])
+        for turn in range(len(SHARES))
+        for measurement in found
     ):
         needed = list(epochs(curves, one.runs, target).values())
         steps = fmean(needed) * one.runs.steps.mean() / one.runs.epochs.mean()
@@ -240,7 +242,11 @@ def k4(frame: pd.DataFrame, curves: pd.DataFrame) -> Claim:
         (model, target) for model, own in targets(found).items() for target in own
     ):
         sgd, kfac = (
-            {one.method: one for one in found if one.model == model}[name]
+            {
+                measurement.method: measurement
+                for measurement in found
+                if measurement.model == model
+            }[name]
             for name in ("SGD", "K-FAC")
         )
         first, second = (epochs(curves, one.runs, target) for one in (sgd, kfac))
@@ -347,7 +353,7 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         (model, way, runs[runs.status == "finished"], int((runs.status == "diverged").sum()))
         for model, way, runs in ways(frame)
     ]
-    found = [one for one in found if len(one[2])]
+    found = [measurement for measurement in found if len(measurement[2])]
     if len(found) < 2:
         return None
     models = list(dict.fromkeys(model for model, *_ in found))
@@ -357,7 +363,9 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             1, len(models), figsize=(COLUMN * len(models), 2.9), squeeze=False
         )
         for axis, model in zip(axes[0], models, strict=True):
-            for _, way, runs, lost in (one for one in found if one[0] == model):
+            for _, way, runs, lost in (
+                measurement for measurement in found if measurement[0] == model
+            ):
                 error, turn = 100 * (1 - runs[ON]), inks[way]
                 axis.errorbar(
                     _mean(runs, "second_order.factors_up"),

@@ -537,7 +537,9 @@ def masks(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     live ones) over time; layers of one kind as their mean over blocks, one seed.
     """
     told = {
-        name: [one for one in curves[curves.id == runs.id.iloc[0]].masks if isinstance(one, dict)]
+        name: [
+            mask for mask in curves[curves.id == runs.id.iloc[0]].masks if isinstance(mask, dict)
+        ]
         for name, runs in _finished(frame)
         if name in (MST, "RigL", "GraNet") and "masks" in curves
     }

@@ -355,7 +355,7 @@ def _fits(frame: pd.DataFrame, wanted: Wanted) -> pd.Series:
     for key, value in ({"fwd.feedback.kind": "none", "bwd.feedback.kind": "none"} | wanted).items():
         options = value if isinstance(value, tuple) else (value,)
         column = frame[key] if key in frame else pd.Series(np.nan, index=frame.index)
-        fits &= column.isin([one for one in options if one is not None]) | (
+        fits &= column.isin([option for option in options if option is not None]) | (
             column.isna() & (None in options)
         )
     return fits

@@ -94,7 +94,7 @@ def newest(folder: Path, name: str, copies: Iterable[Path] = ()) -> tuple[Path |
     said = []
     for step, path in saved(folder, name):
         if whole(path) and all(
-            any(map(whole, one.parent.glob(f"{one.name}.{step}.*"))) for one in copies
+            any(map(whole, copy.parent.glob(f"{copy.name}.{step}.*"))) for copy in copies
         ):
             return path, said
         said.append(

@@ -84,7 +84,9 @@ def gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     it.
     """
     text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
-    return [json.loads(bytes(one.numpy())) for one in _gathered_bytes(text, group)]
+    return [
+        json.loads(bytes(gathered_byte.numpy())) for gathered_byte in _gathered_bytes(text, group)
+    ]
 
 
 def gathered_tensors(
@@ -466,7 +468,9 @@ def _joined(tensors: list[Tensor]) -> Tensor:
     """Tensors of any types as bytes, one after the other; a new tensor."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.cat([one.detach().contiguous().view(-1).view(torch.uint8) for one in tensors])
+    return torch.cat(
+        [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    )
 
 
 def _parted(joined: Tensor, like: list[Tensor]) -> list[Tensor]:

@@ -52,17 +52,19 @@ class Component(nn.Module):
     def configured(self, optimizer: torch.optim.Optimizer) -> None:
         """Training begins, or goes on, with this optimizer."""
 
-    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+    def before_pass(
+        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+    ) -> None:
         """A forward begins; samples: numbers of its rows, int64 on the host."""
 
     def after_forward(
-        self, moment: Moment, one: Pass, logits: Tensor, drawn: Callable[[torch.Generator], Tensor]
+        self, moment: Moment, part: Pass, logits: Tensor, drawn: Callable[[torch.Generator], Tensor]
     ) -> None:
         """Its logits are there, and the backward comes next; drawn: the loss of labels that the
         model itself draws.
         """
 
-    def after_pass(self, moment: Moment, one: Pass) -> None:
+    def after_pass(self, moment: Moment, part: Pass) -> None:
         """Its backward is done."""
 
     def before_exchange(self, moment: Moment) -> None:

@@ -65,7 +65,7 @@ def _changed(spec: Sparsity, **changes: Any) -> Sparsity:
 
 def _phases(**changes: dict[str, Any] | None) -> dict[str, Any]:
     """MST's phases, some of them changed, or left out (None)."""
-    plain = {name: one.model_dump() for name, one in MST.phases.items()}
+    plain = {name: phase.model_dump() for name, phase in MST.phases.items()}
     return {
         name: one | (changes.get(name) or {})
         for name, one in plain.items()

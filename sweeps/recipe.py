@@ -107,8 +107,8 @@ def additive(base: Run) -> list[Run]:
     """Two ways at the boundaries times two of the learners' gradients, each with none."""
     links = [base, pair(base, kept(0.1, 4), MASK_2), pair(base, kept(0.1), kept(0.1))]
     return [
-        override(one, {"grad.learners": 4} | METHODS[name])
-        for one in links
+        override(link, {"grad.learners": 4} | METHODS[name])
+        for link in links
         for name in ("dense", "AdaComp", "TernGrad")
     ]
 

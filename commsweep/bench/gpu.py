@@ -268,8 +268,9 @@ def clocked(step: Callable[[], None], device: str, count: int) -> tuple[float, f
         for _ in range(5):
             step()
         synchronize(device)
-    events = [one for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA]  # pyright: ignore[reportOptionalIterable, reportPrivateImportUsage]
-    return wall, sum(one.device_time for one in events) / 5e6, len(events) / 5
+    on_gpu = torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
+    events = [event for event in profile.events() or () if event.device_type == on_gpu]
+    return wall, sum(event.device_time for event in events) / 5e6, len(events) / 5
 
 
 def synchronize(device: str) -> None:

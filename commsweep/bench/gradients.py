@@ -117,22 +117,22 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
 
     def exchanging() -> None:
         net.zero_grad()
-        for one in learners.passes(BATCH):
-            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
-            learners.after_pass(between, one)
+        for part in learners.passes(BATCH):
+            cross_entropy(net(x[part.rows]), y[part.rows]).backward()
+            learners.after_pass(between, part)
         learners.after_backward(between)
 
     def training_apart() -> None:
-        for one in apart.passes(BATCH):
-            apart.before_pass(between, one, y, x.device)
-            cross_entropy(own(x[one.rows]), y[one.rows]).backward()
-            apart.after_pass(between, one)
+        for part in apart.passes(BATCH):
+            apart.before_pass(between, part, y, x.device)
+            cross_entropy(own(x[part.rows]), y[part.rows]).backward()
+            apart.after_pass(between, part)
         apart.after_backward(between)
 
     def passes() -> None:
-        for one in learners.passes(BATCH):
+        for part in learners.passes(BATCH):
             net.zero_grad()
-            cross_entropy(net(x[one.rows]), y[one.rows]).backward()
+            cross_entropy(net(x[part.rows]), y[part.rows]).backward()
 
     def updates() -> None:
         for _ in range(LEARNERS):

@@ -62,8 +62,8 @@ def _factor() -> Result:
 def _product(columns: Tensor) -> Tensor:
     """Sum over samples [n, d, s] of c c^T."""
     made = columns.new_zeros(columns.shape[1], columns.shape[1])
-    for one in columns:
-        made.addmm_(one, one.mT)
+    for column in columns:
+        made.addmm_(column, column.mT)
     return made
 
 
@@ -154,14 +154,17 @@ def _steps() -> Iterator[Result]:
         rounds=3,
     )
     turns = [dict(zip(seconds, turn, strict=True)) for turn in zip(*seconds.values(), strict=True)]
-    seconds["every 10"] = [(one["new"] + (STEPS - 1) * one["old"]) / STEPS for one in turns]
-    seconds["every 1"] = [(one["new"] + (STEPS - 1) * one["factors new"]) / STEPS for one in turns]
+    seconds["every 10"] = [(turn["new"] + (STEPS - 1) * turn["old"]) / STEPS for turn in turns]
+    seconds["every 1"] = [
+        (turn["new"] + (STEPS - 1) * turn["factors new"]) / STEPS for turn in turns
+    ]
     fixed = [
-        one["plain"] + one["gradients by hand"] + one["inverses by hand"] / STEPS for one in turns
+        turn["plain"] + turn["gradients by hand"] + turn["inverses by hand"] / STEPS
+        for turn in turns
     ]
     for name, share in (("every 10", 1 / STEPS), ("every 1", 1.0)):
         seconds[f"{name} by hand"] = [
-            rest + share * one["factors by hand"] for rest, one in zip(fixed, turns, strict=True)
+            rest + share * turn["factors by hand"] for rest, turn in zip(fixed, turns, strict=True)
         ]
     medians = _medians(seconds)
     for name, what in (
@@ -268,7 +271,7 @@ def _measured() -> Iterator[Result]:
         store = Store(folder)
         ddp.execute(wanted, store, Execution("cpu", progress=False))
         found = measurements(store, [ddp.folder_of(store, *one).path.name for one in wanted])
-    off = [abs(one) for one in errors(found)]
+    off = [abs(error) for error in errors(found)]
     medians = {
         "settings": float(len(off)),
         "median %": 100 * median(off),

@@ -88,12 +88,14 @@ class Boundaries(NamedModules[Boundary], Component):
         """Training step `number` begins, by hand; samples: numbers of the batch's rows (host)."""
         self._set(epoch, number, True, Keys(samples, torch.device(device)), training=True)
 
-    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+    def before_pass(
+        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+    ) -> None:
         self._set(
             moment.epoch,
-            moment.passed + one.turn,
+            moment.passed + part.turn,
             True,
-            Keys(samples, device, one.slot),
+            Keys(samples, device, part.slot),
             training=True,
         )
 
@@ -212,13 +214,13 @@ def sections(links: dict[str, Links], own: Collection[str]) -> dict[str, Any]:
     """Installed links by boundary as a Run's sections; `own`: boundaries that have links of their
     own.
     """
-    common = next((one for cut, one in links.items() if cut not in own), None)
+    common = next((link for cut, link in links.items() if cut not in own), None)
     if common is None:
         return {}
     return {
         "fwd": common.fwd,
         "bwd": common.bwd,
-        "at": {cut: one for cut, one in links.items() if one != common},
+        "at": {cut: link for cut, link in links.items() if link != common},
     }
 
 
@@ -366,7 +368,7 @@ def insert(
         if cut not in known or not cut:
             raise UserError(f"the model has no module '{cut}'{nearest(cut, known)}")
     try:
-        wanted = {cut: Links.model_validate(one) for cut, one in links.items()}
+        wanted = {cut: Links.model_validate(link) for cut, link in links.items()}
         for cut, one in wanted.items():
             links_fit(f"links.{cut}.", one)
     except ValidationError as error:

@@ -213,7 +213,7 @@ def said_of(field: FieldInfo) -> str:
     options = get_args(field.annotation)
     words = [field.description] if field.description else []
     if options and all(
-        isinstance(one, (str, int)) and not isinstance(one, type) for one in options
+        isinstance(option, (str, int)) and not isinstance(option, type) for option in options
     ):
         words += ["one of " + ", ".join(map(str, options))] if len(options) > 1 else []
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

@@ -115,7 +115,7 @@ def _flops(args: argparse.Namespace) -> int:
     print(f"{'part':<32}{'this':>10}{'dense':>10}")
     for name, here, whole in rows:
         print(f"{name:<32}{here:>10.2f}{whole:>10.2f}")
-    head = next(one for one in network.products if one.head)
+    head = next(product for product in network.products if product.head)
     how = "sparse too" if head.masked and spec.modules == "all" else "dense"
     print(
         "\n"
@@ -140,8 +140,10 @@ def _weights(network: Network) -> int:
     """Parameters of a GPT-2 but its positions: products, and two norms a block and one at the end,
     without biases.
     """
-    own = network.attention
-    return sum(one.numel for one in network.products) + (2 * own.layers + 1) * own.heads * own.head  # pyright: ignore[reportOptionalMemberAccess]
+    attention = network.attention
+    assert attention is not None, "a GPT-2 has attention"
+    norms = (2 * attention.layers + 1) * attention.heads * attention.head
+    return sum(product.numel for product in network.products) + norms
 
 
 def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, float], int, int]:

@@ -76,7 +76,9 @@ def compressors() -> str:
             "\n## Feedbacks of weight gradients\n",
             _table(by_kind(GradientFeedback)),
             "\n## Schedules of gradient compression\n",
-            _table({_tag(one): one for one in members(Gradients.model_fields["schedule"])}),
+            _table(
+                {_tag(member): member for member in members(Gradients.model_fields["schedule"])}
+            ),
             "",
         ]
     )

@@ -333,11 +333,11 @@ def _show(args: argparse.Namespace) -> int:
             )
         )
     print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))  # pyright: ignore[reportArgumentType]
-    for one in folder.metrics():
+    for metric in folder.metrics():
         print(
             "  "
             + "  ".join(
-                f"{key} {value:.4g}" for key, value in one.items() if not isinstance(value, dict)
+                f"{key} {value:.4g}" for key, value in metric.items() if not isinstance(value, dict)
             )
         )
     return 0

@@ -279,7 +279,7 @@ def _deciding(
     from commsweep.reporting.contents import all_claims
 
     by_id = {run_id(run): run for run in runs}
-    claims = {one.name: one for one in all_claims(_told(store, by_id), papers)}
+    claims = {all_claim.name: all_claim for all_claim in all_claims(_told(store, by_id), papers)}
     if claim is not None:
         _check(claim, claims, f"sweep '{name}' has results")
     asking = [
@@ -294,7 +294,9 @@ def _deciding(
             f"--decide: of {f'claim {claim!r}' if claim else f'the claims of {name!r}'} nothing "
             f"is left that seeds would decide (commsweep claims {name})"
         )
-    settings = [{setting(by_id[one]): by_id[one] for one in effect.ids} for effect in asking]
+    settings = [
+        {setting(by_id[run_id_]): by_id[run_id_] for run_id_ in effect.ids} for effect in asking
+    ]
     wanted = {one for own in settings for one in own}
     begun = [run for run in runs if setting(run) in wanted]
     if missing(begun, store):  # half of what was asked for is no time to ask again
@@ -321,14 +323,14 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     _check(claim, claims, f"sweep '{name}' has runs")
     decided = {
         effect.what
-        for one in all_claims(frame)
-        if one.name == claim
-        for effect in one.effects
+        for all_claim in all_claims(frame)
+        if all_claim.name == claim
+        for effect in all_claim.effects
         if effect.verdict in (SUPPORTED, CONTRADICTED)
     }
     effects = claims[claim].effects
     undecided = [effect for effect in effects if effect.what not in decided] or effects
-    wanted = {one for effect in undecided for one in effect.ids}
+    wanted = {run_id_ for effect in undecided for run_id_ in effect.ids}
     return [run for key, run in by_id.items() if key in wanted]
 
 

@@ -60,7 +60,7 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     changes = {_current(key): value for key, value in changes.items()}
     for key, value in changes.items():
         if _literal(value) is None and (
-            other := next((one for one in changes if one.startswith(f"{key}.")), None)
+            other := next((change for change in changes if change.startswith(f"{key}.")), None)
         ):
             raise UserError(f"'{key}' is left out and set at once, by {other}; give one of the two")
     # A boundary of its own begins from what holds everywhere, so that comes first; kinds come
@@ -212,7 +212,9 @@ def members(field: FieldInfo) -> tuple[type[Spec], ...]:
     value.
     """
     options = get_args(field.annotation) or (field.annotation,)
-    return tuple(one for one in options if isinstance(one, type) and issubclass(one, Spec))
+    return tuple(
+        option for option in options if isinstance(option, type) and issubclass(option, Spec)
+    )
 
 
 def optional(field: FieldInfo) -> bool:
@@ -224,7 +226,8 @@ def _member(field: FieldInfo, node: dict[str, Any]) -> type[Spec]:
     """The record that `node` is, by its kind or name; the first one when it names none."""
     tag = node.get(discriminator(field)) if field.discriminator else None
     return next(
-        (one for one in members(field) if tag in tags(one, discriminator(field))), members(field)[0]
+        (member for member in members(field) if tag in tags(member, discriminator(field))),
+        members(field)[0],
     )
 
 

@@ -175,7 +175,7 @@ def load(name: str, wanted: str = "") -> Callable[..., Any]:
     is_now = _digest(paths)
     if wanted and wanted != is_now:
         which = (
-            f"its file or a module that it imports ({', '.join(one.name for one in paths)})"
+            f"its file or a module that it imports ({', '.join(path.name for path in paths)})"
             if paths[1:]
             else ("its file")
         )
@@ -187,7 +187,7 @@ def load(name: str, wanted: str = "") -> Callable[..., Any]:
     found = getattr(module, function, None)
     if not callable(found):
         known = [
-            key for key, one in vars(module).items() if callable(one) and not key.startswith("_")
+            key for key, var in vars(module).items() if callable(var) and not key.startswith("_")
         ]
         raise UserError(
             f"'{name}': '{path}' has no function '{function}'{nearest(function, known)}"

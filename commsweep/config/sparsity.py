@@ -104,14 +104,14 @@ class Sparsity(Spec):
         """Whether any phase has sparse attention."""
         return any(
             kind not in (None, "causal")
-            for one in self.phases.values()
-            for kind in (one.attention, one.alternate_attention)
+            for phase in self.phases.values()
+            for kind in (phase.attention, phase.alternate_attention)
         )
 
     @property
     def sparse(self) -> bool:
         """Whether any weight is ever zero."""
-        return self.initial_sparsity > 0 or any(one.sparsity for one in self.phases.values())
+        return self.initial_sparsity > 0 or any(phase.sparsity for phase in self.phases.values())
 
     @property
     def by_gradient(self) -> bool:
@@ -145,7 +145,7 @@ class Sparsity(Spec):
                 f"sparsity.drop_until={self.drop_until:g} has no effect with "
                 "sparsity.restart=true, where drop falls to zero in every phase"
             )
-        paired = any(one.alternate_attention is not None for one in self.phases.values())
+        paired = any(phase.alternate_attention is not None for phase in self.phases.values())
         if self.alternate != "heads" and not paired:
             raise ValueError(
                 f"sparsity.alternate={self.alternate} has no effect without a phase that sets "
@@ -176,7 +176,7 @@ class Sparsity(Spec):
         if self.max_density < 1:
             least = min(
                 [
-                    *(one.sparsity for one in self.phases.values()),
+                    *(phase.sparsity for phase in self.phases.values()),
                     *([self.initial_sparsity] if ordered[0][1].shape != "step" else []),
                 ]
             )
@@ -194,7 +194,7 @@ class Sparsity(Spec):
 
     def _nothing_grows(self) -> None:
         idle = ["drop_until", "restart", "regrow"]
-        levels = {one.sparsity for one in self.phases.values()}
+        levels = {phase.sparsity for phase in self.phases.values()}
         if len(levels) == 1 and (
             self.ordered[0][1].shape == "step" or self.initial_sparsity in levels
         ):

@@ -130,8 +130,8 @@ def _moved(x: Tensor, moves: Tensor) -> Tensor:
 def _digest(*loaders: Batches) -> str:
     """Stands for all samples and targets of these loaders."""
     made = hashlib.sha256()
-    for one in loaders:
-        for part in (one.x, one.y):
+    for loader in loaders:
+        for part in (loader.x, loader.y):
             made.update(f"{part.dtype} {tuple(part.shape)}".encode())
             made.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return made.hexdigest()

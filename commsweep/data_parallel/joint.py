@@ -79,7 +79,10 @@ class Leader(JointCompressor[CLTKSpec]):
         collectives: Collectives,
     ) -> Combined:
         sizes = [m.numel() for m in messages[0]]
-        budgets = [budget(one.spec.ratio, n) for one, n in zip(compressors, sizes, strict=True)]
+        budgets = [
+            budget(compressor.spec.ratio, n)
+            for compressor, n in zip(compressors, sizes, strict=True)
+        ]
         leader, chosen = step % collectives.learners, {}
 
         def choice(i: int) -> list[Tensor]:
@@ -161,8 +164,8 @@ class PowerIteration(JointCompressor[RankT]):
         matrices = [[m.reshape(len(m), -1) for m in own] for own in messages]
         # A factor may be kept for a higher rank than this step's.
         starts = [
-            q[:, : one.rank(m.shape)]
-            for one, q, m in zip(compressors, kept, matrices[0], strict=True)
+            q[:, : compressor.rank(m.shape)]
+            for compressor, q, m in zip(compressors, kept, matrices[0], strict=True)
         ]
         left = collectives.all_reduce(
             [[m @ q for m, q in zip(own, starts, strict=True)] for own in matrices], WHAT

@@ -46,7 +46,9 @@ class Learners(Component):
         self.exchange = None if _alone(spec) else Exchange(spec, model, seed, collectives, known)
         self.here = (0,) if self.exchange is None else self.exchange.collectives.here
         self._norms = [
-            one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)
+            module
+            for module in model.modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
         ]
         self._first: list[Tensor] = []  # running statistics as the first learner here left them
 
@@ -95,21 +97,23 @@ class Learners(Component):
             )
         return made
 
-    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+    def before_pass(
+        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+    ) -> None:
         if self.exchange is not None:  # dropout of a pass is the same whichever process it is in
             torch.manual_seed(
-                seeds.draw(seeds.DROPOUT, self.exchange.seed, moment.passed + one.turn)
+                seeds.draw(seeds.DROPOUT, self.exchange.seed, moment.passed + part.turn)
             )
 
-    def after_pass(self, moment: Moment, one: Pass) -> None:
-        if self.exchange is None or not one.whole:
+    def after_pass(self, moment: Moment, part: Pass) -> None:
+        if self.exchange is None or not part.whole:
             return
-        if not one.settles:
+        if not part.settles:
             self.exchange.step_locally(moment.rate)
             return
-        if one.learner == self.here[0]:
+        if part.learner == self.here[0]:
             self._first = [buffer.clone() for buffer in self._statistics()]
-        self.exchange.collect(one.weight)
+        self.exchange.collect(part.weight)
 
     def after_backward(self, moment: Moment) -> None:
         """All learners have their gradients: the mean of what arrives of them takes their place."""

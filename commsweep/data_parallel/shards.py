@@ -189,7 +189,8 @@ class Shards(Learners):
     def clips(self, most: float) -> bool:
         exchange = self.exchange
         own = [
-            [torch.stack([one.square().sum() for one in shards]).sum()] for shards in self._means
+            [torch.stack([shard.square().sum() for shard in shards]).sum()]
+            for shards in self._means
         ]
         total = sum(one for (one,) in exchange.collectives.gather(own, "norms").wait())
         for index, layer in enumerate(exchange.layers):
@@ -242,8 +243,8 @@ class Shards(Learners):
 
     def _give(self, weights: dict[int, Tensor]) -> None:
         """Let the model's parameters be these; nothing is copied."""
-        for index, one in weights.items():
-            self.exchange.trained[index].data = one
+        for index, weight in weights.items():
+            self.exchange.trained[index].data = weight
 
     def totals(self) -> dict[str, Any]:
         """Bytes, with what a learner sends a step within its node, across nodes and of its

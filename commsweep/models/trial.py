@@ -16,11 +16,15 @@ def undisturbed(model: nn.Module) -> Iterator[nn.Module]:
     """The model in training mode; buffers, gradients, random state and mode are afterwards what
     they were.
     """
-    buffers = {name: one.clone() for name, one in model.named_buffers()}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted(
-        {one.device.index or 0 for one in model.parameters() if one.device.type == "cuda"}
+        {
+            parameter.device.index or 0
+            for parameter in model.parameters()
+            if parameter.device.type == "cuda"
+        }
     )
     with torch.random.fork_rng(devices):
         try:
@@ -31,9 +35,9 @@ def undisturbed(model: nn.Module) -> Iterator[nn.Module]:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
             with torch.no_grad():
-                for name, one in model.named_buffers():
+                for name, buffer in model.named_buffers():
                     if name in buffers:
-                        one.copy_(buffers[name])
+                        buffer.copy_(buffers[name])
 
 
 def calls(model: nn.Module, sample: Tensor) -> Counter[int]:

@@ -32,7 +32,7 @@ class TiedEmbeddings(Component):
         self.first, self.other, self.group = first, other, group
         self.sent = 0  # bytes
 
-    def after_pass(self, moment: Moment, one: Pass) -> None:
+    def after_pass(self, moment: Moment, part: Pass) -> None:
         weight = self._weight[0]
         mine = weight.grad
         assert mine is not None, "a pass has ended"

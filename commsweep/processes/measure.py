@@ -29,7 +29,10 @@ Measurement = tuple[Run, Wiring]
 
 def missing(measurements: list[Measurement], store: Store) -> dict[str, Measurement]:
     """Those without a recorded outcome, by id."""
-    named = {pipeline.folder_of(store, *one).path.name: one for one in measurements}
+    named = {
+        pipeline.folder_of(store, *measurement).path.name: measurement
+        for measurement in measurements
+    }
     return {name: one for name, one in named.items() if store.pipeline(name).row() is None}
 
 
@@ -46,14 +49,17 @@ def measure(
 
     def kind(item: tuple[str, Measurement]) -> tuple[int, list[float]]:
         run, wiring = item[1]
-        return wiring.turn, [one.latency for one in wiring.cables(stages.count(run))]
+        return wiring.turn, [cable.latency for cable in wiring.cables(stages.count(run))]
 
     before = 0
     for (_, latencies), group in groupby(sorted(todo.items(), key=kind), key=kind):
         own = dict(group)
         folder = RunFolder(store.root / "pipelines" / ".links", store.root)
         folder.make()
-        with folder.locked(), namespaces.chain([Cable(latency=one) for one in latencies]) as nodes:
+        with (
+            folder.locked(),
+            namespaces.chain([Cable(latency=latency) for latency in latencies]) as nodes,
+        ):
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
             write_json(
                 folder.path / "todo.json",
@@ -93,7 +99,7 @@ def work(store: Store, folder: RunFolder) -> None:
         if first:
             recorded.make()
             pipeline.begin(recorded, run, wiring, environment(str(device)))
-            namespaces.shape(*(one.bandwidth for one in wiring.cables(stages.count(run))))
+            namespaces.shape(*(cable.bandwidth for cable in wiring.cables(stages.count(run))))
         dist.barrier()
         row = calm.measure(partial(_train, run, wiring, execution, recorded, device))
         if first:

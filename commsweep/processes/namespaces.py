@@ -154,8 +154,8 @@ class Star(Chain):
 
     def environments(self) -> list[dict[str, str]]:
         return [
-            one | {STAR: "1", "GLOO_SOCKET_IFNAME": self.ends(k)[0][1]}
-            for k, one in enumerate(super().environments())
+            environment | {STAR: "1", "GLOO_SOCKET_IFNAME": self.ends(k)[0][1]}
+            for k, environment in enumerate(super().environments())
         ]
 
     def sent(self) -> dict[str, int]:
@@ -276,7 +276,7 @@ def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]:
                 "-c",
                 "echo 1 > /proc/sys/net/ipv4/ip_forward",
             )
-        late = [one for one in cables if one.latency]
+        late = [cable for cable in cables if cable.latency]
         netem = bool(late) and _has_netem(made)
         # Of learners each frame passes once, and what confirms it is a frame, too.
         full = sum(

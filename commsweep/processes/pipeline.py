@@ -80,7 +80,7 @@ def execute(
             begin(folder, run, wiring, {})
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
             command = [MODULE, str(folder.path.resolve())]
-            if any(one != Cable() for one in cables):
+            if any(cable != Cable() for cable in cables):
                 from commsweep.processes import namespaces
 
                 with (

@@ -194,8 +194,8 @@ class Steps:
         if not learners[0]:
             return {}
         whole, sums, parts, kinds, beside = 0.0, dict.fromkeys(NOTED, 0.0), {}, {}, []
-        for turn, one in enumerate(learners[0]):
-            kinds.setdefault(tuple(one["kind"]), []).append(turn)
+        for turn, learner in enumerate(learners[0]):
+            kinds.setdefault(tuple(learner["kind"]), []).append(turn)
         for turns in kinds.values():
             ranked = sorted(turns, key=lambda turn: learners[0][turn]["seconds"])
             middle = ranked[len(ranked) // 4 : len(ranked) - len(ranked) // 4]

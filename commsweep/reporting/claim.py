@@ -305,16 +305,18 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
     """What tells the trainings of these pairs apart, by (base, kind); "" when there is only one."""
     first = pairs.drop_duplicates(["base", "kind"])
     if len(first) < 2:
-        return {(one.base, one.kind): "" for one in first.itertuples()}
+        return {(itertuple.base, itertuple.kind): "" for itertuple in first.itertuples()}
     rows = (
         frame.set_index("id").loc[list(first.id_a)].reset_index().assign(setting=list(first.base))
     )
     labels = {part.setting.iloc[0]: text for text, part in distinct(rows, "")}
     several = first.kind.nunique() > 1
     return {
-        (one.base, one.kind): (labels[one.base] if first.base.nunique() > 1 else "")
-        + (f" ({one.kind})" if several else "")
-        for one in first.itertuples()
+        (itertuple.base, itertuple.kind): (
+            labels[itertuple.base] if first.base.nunique() > 1 else ""
+        )
+        + (f" ({itertuple.kind})" if several else "")
+        for itertuple in first.itertuples()
     }
 
 
@@ -328,7 +330,7 @@ def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.D
     for key, value in (plain | wanted).items():
         options = value if isinstance(value, tuple) else (value,)
         if key in frame:
-            fits &= frame[key].isin([one for one in options if one is not None]) | (
+            fits &= frame[key].isin([option for option in options if option is not None]) | (
                 frame[key].isna() if None in options else False
             )
         elif None not in options:

@@ -82,7 +82,7 @@ def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
     lines.append("")
     for claim in claims:
         lines.append(f"- **{claim.name}.** {claim.statement}")
-        lines += [f"  - {_line(one, found, tests)}" for one in claim.effects]
+        lines += [f"  - {_line(effect, found, tests)}" for effect in claim.effects]
     return "\n".join(lines) + "\n"
 
 

@@ -55,21 +55,21 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
         "",
     ]
     told = [
-        [(folder, name, _claim(known, results, folder, name)) for folder, name in one.claims]
-        for one in findings
+        [(folder, name, _claim(known, results, folder, name)) for folder, name in finding.claims]
+        for finding in findings
     ]
     lines += _overview(findings, told)
-    for one, claims in zip(findings, told, strict=True):
-        lines += [f"## {_heading(one)}", ""]
+    for finding, claims in zip(findings, told, strict=True):
+        lines += [f"## {_heading(finding)}", ""]
         for folder, name, claim in claims:
             lines.append(
                 f"- **{ANSWERS[claim['verdict']]}** ({name}, "
                 f"[{folder}]({link}/{folder}/claims.md)): {claim['statement']}"
             )
             lines += [f"  - {effect['said']}: {effect['judged']}" for effect in claim["effects"]]
-        if one.figure:
-            lines += ["", f'<img src="{link}/{one.figure}" width="640" alt="{one.alt}">']
-        lines += ["", f"Repeat: `{one.command}`", "", f"Not said: {one.limits}", ""]
+        if finding.figure:
+            lines += ["", f'<img src="{link}/{finding.figure}" width="640" alt="{finding.alt}">']
+        lines += ["", f"Repeat: `{finding.command}`", "", f"Not said: {finding.limits}", ""]
     return "\n".join(lines)
 
 

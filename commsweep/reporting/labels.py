@@ -232,7 +232,7 @@ def _masks(row: dict[str, Any], found: dict[str, dict[str, Any]], levels: list[f
         return (
             f"MST {level}"
             if set(found) <= set(MST)
-            else " -> ".join(f"{100 * one:.4g}" for one in levels) + " %"
+            else " -> ".join(f"{100 * level:.4g}" for level in levels) + " %"
         )
     before = row["sparsity.initial_sparsity"]
     if next(iter(found.values()))["shape"] == "step":

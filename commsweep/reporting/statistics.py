@@ -79,7 +79,7 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float]:
     n = len(values)
     mean = math.fsum(values) / n
     return mean, math.sqrt(
-        math.fsum((one - mean) ** 2 for one in values) / (n - 1)
+        math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     ) if n > 1 else 0.0
 
 

@@ -88,7 +88,7 @@ class Preconditioner(Component):
         self.costs = costs.measure(self.collectives, spec) if self.travels else None
         self.messages = FactorMessages(
             spec,
-            [one.elements for one in self.factors],
+            [factor.elements for factor in self.factors],
             seed,
             self.collectives,
             wiring,
@@ -206,15 +206,17 @@ class Preconditioner(Component):
         with torch.no_grad(), self._timed(MESSAGES):
             self.messages.offer(place, elements if self._weight == 1 else elements * self._weight)
 
-    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
+    def before_pass(
+        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+    ) -> None:
         self._collects = self._works(moment) and self.steps % self.spec.factors_every == 0
-        if self._collects and one.turn == self.collectives.here[0]:
+        if self._collects and part.turn == self.collectives.here[0]:
             self._own: dict[int, Tensor] = {}
             self.messages.begin(moment.step)
-        self._rows, self._weight, self._learner = one.size, one.weight, one.learner
+        self._rows, self._weight, self._learner = part.size, part.weight, part.learner
         self._ran: set[int] = set()
 
-    def after_pass(self, moment: Moment, one: Pass) -> None:
+    def after_pass(self, moment: Moment, part: Pass) -> None:
         """A layer that was left out of the pass (layer drop) has nothing to say."""
         if not self._collects or self.stays:
             return
@@ -230,7 +232,7 @@ class Preconditioner(Component):
         return moment.epoch >= self.spec.start_epoch
 
     def after_forward(
-        self, moment: Moment, one: Pass, logits: Tensor, drawn: Callable[[torch.Generator], Tensor]
+        self, moment: Moment, part: Pass, logits: Tensor, drawn: Callable[[torch.Generator], Tensor]
     ) -> None:
         """Sampled Fisher: a backward of its own to the layers' outputs, from labels that the model
         draws.
@@ -239,7 +241,7 @@ class Preconditioner(Component):
             return
         loss = drawn(
             torch.Generator().manual_seed(
-                seeds.draw(seeds.LABELS, self.seed, one.learner, moment.step)
+                seeds.draw(seeds.LABELS, self.seed, part.learner, moment.step)
             )
         )
         turns, outputs = list(self._outputs), list(self._outputs.values())
@@ -418,7 +420,7 @@ class Preconditioner(Component):
         out = {
             "factors": len(self.factors),
             "left_out": len(self.left),
-            "elements": sum(one.elements for one in self.factors),
+            "elements": sum(factor.elements for factor in self.factors),
             "factors_up": up,
             "factors_down": up * (learners - 1),
             "preconditioned": weights if owns and learners > 1 else 0,
@@ -434,7 +436,7 @@ class Preconditioner(Component):
         groups, and costs.
         """
         return {
-            "sizes": [one.size for one in self.factors],
+            "sizes": [factor.size for factor in self.factors],
             "inverters": self.placed.inverters,
             "order": self.messages.order,
             "ready": self.messages.ready(),

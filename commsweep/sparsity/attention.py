@@ -277,9 +277,9 @@ class Attending:
         from transformers.masking_utils import sdpa_mask
 
         found = [
-            one
-            for one in model.modules()
-            if type(one).__name__.endswith("Attention") and hasattr(one, "config")
+            module
+            for module in model.modules()
+            if type(module).__name__.endswith("Attention") and hasattr(module, "config")
         ]
         if not found or model.config._attn_implementation != "sdpa":
             raise ValueError(f"{type(model).__name__} has no attention that can be replaced")

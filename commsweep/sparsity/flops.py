@@ -72,7 +72,7 @@ class Network:
     @property
     def masked(self) -> list[Product]:
         """The layers that have a mask, in their order."""
-        return [one for one in self.products if one.masked]
+        return [product for product in self.products if product.masked]
 
     def attending(self, kind: str, beside: str | None, width: int, alternate: str) -> float:
         """Attending pairs on average over layers and heads; `beside`: of every other one of what
@@ -138,12 +138,12 @@ def step(
         dict.fromkeys(PARTS, 0.0),
         iter(zip(live, dense_gradients or [False] * len(live), strict=True)),
     )
-    for one in network.products:
-        alive, dense = next(masks) if one.masked else (one.numel, False)
-        times = (3 + one.again - one.first) if backward else 1
-        out[HEAD if one.head else LINEAR] += 2.0 * one.positions * alive * times
+    for product in network.products:
+        alive, dense = next(masks) if product.masked else (product.numel, False)
+        times = (3 + product.again - product.first) if backward else 1
+        out[HEAD if product.head else LINEAR] += 2.0 * product.positions * alive * times
         if dense and backward:
-            out[GROWTH] += 2.0 * one.positions * (one.numel - alive)
+            out[GROWTH] += 2.0 * product.positions * (product.numel - alive)
     if (own := network.attention) is not None:
         out[ATTENTION] = own.forward(attending) * ((3 + own.again) if backward else 1)
     return out  # pyright: ignore[reportReturnType]

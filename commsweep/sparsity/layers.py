@@ -76,7 +76,7 @@ def survey(
                 "one mask here; use a model whose layers have their own"
             )
         weights += [(name, module.weight)] if masked else []
-    counted = sum(2 * one.positions * one.numel for one in products)
+    counted = sum(2 * product.positions * product.numel for product in products)
     if not text and counter.get_total_flops() > counted:
         notice(
             f"sparsity: {100 - 100 * counted / counter.get_total_flops():.0f} % of a forward "

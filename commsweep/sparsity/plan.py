@@ -73,8 +73,10 @@ def network(run: Run) -> Network:
     last = "" if run.model.dropout else "mlp.c_proj"
     return Network(
         tuple(
-            one if one.head or (last and one.name.endswith(last)) else replace(one, again=True)
-            for one in made.products
+            product
+            if product.head or (last and product.name.endswith(last))
+            else replace(product, again=True)
+            for product in made.products
         ),
         made.attention and replace(made.attention, again=True),
     )

@@ -48,16 +48,20 @@ class Schedule:
             self.stretches.append(one)
             start, before = end, phase.sparsity
 
-    def _moves(self, one: Stretch) -> bool:
+    def _moves(self, stretch: Stretch) -> bool:
         """Whether masks move within a phase, after its first step."""
-        gradual = one.phase.shape != "step" and one.phase.sparsity != one.before
+        gradual = stretch.phase.shape != "step" and stretch.phase.sparsity != stretch.before
         return gradual or bool(
-            self.spec.drop_fraction and one.phase.sparsity and self._fraction(one, one.start) > 0
+            self.spec.drop_fraction
+            and stretch.phase.sparsity
+            and self._fraction(stretch, stretch.start) > 0
         )
 
     def at(self, step: int) -> Stretch:
         """The phase that a step is in; a step after the last one is in the last."""
-        return next((one for one in self.stretches if step < one.end), self.stretches[-1])
+        return next(
+            (stretch for stretch in self.stretches if step < stretch.end), self.stretches[-1]
+        )
 
     def target(self, step: int) -> float:
         """The sparsity that masks have after the update of this step, or of the last one before
@@ -79,9 +83,11 @@ class Schedule:
         """Share of the live weights that an update in this step moves: drop / 2 (1 + cos(pi x))."""
         return self._fraction(self.at(step), step)
 
-    def _fraction(self, one: Stretch, step: int) -> float:
+    def _fraction(self, stretch: Stretch, step: int) -> float:
         start, end = (
-            (one.start, one.end) if self.spec.restart else (0, self.spec.drop_until * self.steps)
+            (stretch.start, stretch.end)
+            if self.spec.restart
+            else (0, self.spec.drop_until * self.steps)
         )
         if step >= end:
             return 0.0

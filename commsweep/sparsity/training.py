@@ -64,8 +64,8 @@ class SparseTraining(Component):
         self.network, weights = survey(model, sample, spec.modules)
         self.shapes = [tuple(weight.shape) for _, weight in weights]
         # what no cap allows is found before anything is trained
-        for one in self.schedule.stretches:
-            densities.densities(self.shapes, spec, one.phase.sparsity)
+        for stretch in self.schedule.stretches:
+            densities.densities(self.shapes, spec, stretch.phase.sparsity)
         first = densities.live(self.shapes, spec, self.schedule.target(0))
         self.masks: Modules[Mask] = Modules(
             Mask(name, weight, masks.first_mask(weight, live, spec, seed, index))
@@ -104,8 +104,10 @@ class SparseTraining(Component):
 
     # A step.
 
-    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
-        self._rows = one.batch
+    def before_pass(
+        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+    ) -> None:
+        self._rows = part.batch
         if self.attending is not None:
             phase = self.schedule.at(moment.step).phase
             self.attending.switch(phase.attention, phase.alternate_attention)

@@ -69,9 +69,10 @@ class Advice:
         """
         best = self.choices[0]
         return [
-            one
-            for one in self.choices[1:]
-            if one.seconds < (1 + APART) * best.seconds and not (one.measured and best.measured)
+            choice
+            for choice in self.choices[1:]
+            if choice.seconds < (1 + APART) * best.seconds
+            and not (choice.measured and best.measured)
         ]
 
     def record(self) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def advise(
     calibration: ids of measurements that say what slow links do to the machine; those that the
     store has.
     """
-    found = [one for one in measurements(store) if _same(one, run)]
+    found = [measurement for measurement in measurements(store) if _same(measurement, run)]
     if not found:
         raise UserError(
             "the store has no step times of this training: take some with commsweep links "
@@ -108,8 +109,8 @@ def advise(
     fits = models(found, machine)
     metric, value, steps = quality(store, found)
     choices, missed = [], []
-    for series in dict.fromkeys(one.series for one in found):
-        own = [one for one in found if one.series == series]
+    for series in dict.fromkeys(measurement.series for measurement in found):
+        own = [measurement for measurement in found if measurement.series == series]
         n = steps[series[0]]
         if n is None:
             missed.append(own[0].method)
@@ -158,8 +159,8 @@ def regrets(
     made = []
     for own in groups.values():
 
-        def needed(one: Measured, step: float) -> float:
-            return steps[one.row["run_id"]] * step  # pyright: ignore[reportOptionalOperand]
+        def needed(measurement: Measured, step: float) -> float:
+            return steps[measurement.row["run_id"]] * step  # pyright: ignore[reportOptionalOperand]
 
         advised = min(own, key=lambda one: needed(one, fits[one.series].step(one.network)))
         best = min(own, key=lambda one: needed(one, one.seconds))
@@ -170,8 +171,8 @@ def regrets(
     return made
 
 
-def _same(one: Measured, run: Run) -> bool:
-    return _training(one.row["run"]) == _training(record(run))
+def _same(measurement: Measured, run: Run) -> bool:
+    return _training(measurement.row["run"]) == _training(record(run))
 
 
 def _training(run: dict[str, Any]) -> frozenset[tuple[str, str]]:

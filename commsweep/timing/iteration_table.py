@@ -62,9 +62,9 @@ def timelines(setting: Setting, found: Found) -> Figure:
         for axis, (name, (_, made)) in zip(axes[:, 0], found.items(), strict=True):
             for part, ink in zip(STACK, INK, strict=False):
                 spans = [
-                    (span, one)
-                    for span, one in zip(made.spans, made.activities, strict=True)
-                    if one.kind == part and one.seconds > ENDS
+                    (span, activity)
+                    for span, activity in zip(made.spans, made.activities, strict=True)
+                    if activity.kind == part and activity.seconds > ENDS
                 ]
                 for row, sends in enumerate((False, True)):
                     bars = [

@@ -198,26 +198,26 @@ def measured(found: list[Measured]) -> Table:
             "gradients",
         ],
     )
-    for one in sorted(found, key=_order):
-        guess = model.step(one)
+    for measurement in sorted(found, key=_order):
+        guess = model.step(measurement)
         said = (
             "-"
             if guess is None
             else "fitted"
-            if model.fitted(one)
-            else f"{100 * (guess / one.seconds - 1):+.0f} %"
+            if model.fitted(measurement)
+            else f"{100 * (guess / measurement.seconds - 1):+.0f} %"
         )
         table.rows.append(
             [
-                str(one.network.learners),
-                rate(one.network.bandwidth),
-                one.algorithm,
-                f"{1e3 * one.seconds:.0f}",
-                str(one.timing["steps"]),
+                str(measurement.network.learners),
+                rate(measurement.network.bandwidth),
+                measurement.algorithm,
+                f"{1e3 * measurement.seconds:.0f}",
+                str(measurement.timing["steps"]),
                 "-" if guess is None else f"{1e3 * guess:.0f}",
                 said,
                 *(
-                    f"{1e3 * one.parts[part]:.0f}" if part in one.parts else "-"
+                    f"{1e3 * measurement.parts[part]:.0f}" if part in measurement.parts else "-"
                     for part in (FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES, "gradients")
                 ),
             ]
@@ -225,8 +225,12 @@ def measured(found: list[Measured]) -> Table:
     return table
 
 
-def _order(one: Measured) -> tuple[int, float, str]:
-    return one.network.learners, one.network.bandwidth or math.inf, one.algorithm
+def _order(measurement: Measured) -> tuple[int, float, str]:
+    return (
+        measurement.network.learners,
+        measurement.network.bandwidth or math.inf,
+        measurement.algorithm,
+    )
 
 
 def errors(found: list[Measured]) -> list[float]:
@@ -235,9 +239,9 @@ def errors(found: list[Measured]) -> list[float]:
     """
     model = Model(found)
     return [
-        guess / one.seconds - 1
-        for one in found
-        if not model.fitted(one) and (guess := model.step(one)) is not None
+        guess / measurement.seconds - 1
+        for measurement in found
+        if not model.fitted(measurement) and (guess := model.step(measurement)) is not None
     ]
 
 
@@ -246,7 +250,11 @@ def misordered(found: list[Measured], apart: float) -> list[tuple[str, str]]:
     orders otherwise.
     """
     model = Model(found)
-    guesses = [(one, guess) for one in found if (guess := model.step(one)) is not None]
+    guesses = [
+        (measurement, guess)
+        for measurement in found
+        if (guess := model.step(measurement)) is not None
+    ]
     return [
         (one.algorithm, other.algorithm)
         for one, first in guesses
@@ -313,9 +321,9 @@ def _quoted(told: list[float]) -> str:
 def _settings(found: list[Measured]) -> list[dict[str, Measured]]:
     """D, MPD and SPD of every network that has all three."""
     by: dict[object, dict[str, Measured]] = {}
-    for one in found:
-        if one.algorithm in ("D-KFAC", "MPD-KFAC", "SPD-KFAC"):
-            by.setdefault(one.network, {})[one.algorithm] = one
+    for measurement in found:
+        if measurement.algorithm in ("D-KFAC", "MPD-KFAC", "SPD-KFAC"):
+            by.setdefault(measurement.network, {})[measurement.algorithm] = measurement
     return [own for own in by.values() if len(own) == 3]
 
 
@@ -371,9 +379,9 @@ def _saved(other: float, own: float) -> float:
 def _fusions(found: list[Measured], fusion: str) -> list[tuple[Measured, Measured]]:
     """(with this fusion, pipelined) of every network, inverted everywhere."""
     by = {
-        (one.network, one.fusion): one
-        for one in found
-        if one.kfac and one.placement == "everywhere"
+        (measurement.network, measurement.fusion): measurement
+        for measurement in found
+        if measurement.kfac and measurement.placement == "everywhere"
     }
     return [
         (one, by[network, "pipelined"])
@@ -429,8 +437,8 @@ def k3(found: list[Measured]) -> Claim:
     )
 
 
-def _exposed(one: Measured) -> float:
-    return one.parts[INVERSION] + one.parts[INVERSE_MESSAGES]
+def _exposed(measurement: Measured) -> float:
+    return measurement.parts[INVERSION] + measurement.parts[INVERSE_MESSAGES]
 
 
 def k6() -> Claim:
@@ -687,10 +695,10 @@ def steps(found: list[Measured]) -> Figure:
     return figure
 
 
-def _short(one: Measured) -> str:
-    if one.algorithm.startswith("K-FAC"):
-        return f"D, {FUSIONS[one.fusion]}"
-    return one.algorithm.removesuffix("-KFAC")
+def _short(measurement: Measured) -> str:
+    if measurement.algorithm.startswith("K-FAC"):
+        return f"D, {FUSIONS[measurement.fusion]}"
+    return measurement.algorithm.removesuffix("-KFAC")
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -725,7 +733,7 @@ def beside(
 
 def accuracy(found: list[Measured]) -> str:
     """How well the measured steps were predicted, in a sentence."""
-    off = [abs(one) for one in errors(found)]
+    off = [abs(error) for error in errors(found)]
     if not off:
         return "no prediction: a measurement of D-KFAC over unlimited links is missing"
     return (

@@ -139,36 +139,37 @@ class Model:
 
     def __init__(self, found: list[Measured]) -> None:
         self.bases = {
-            one.row["run_id"]: one
-            for one in found
-            if one.network.unlimited and (not one.kfac or one.algorithm == "D-KFAC")
+            measurement.row["run_id"]: measurement
+            for measurement in found
+            if measurement.network.unlimited
+            and (not measurement.kfac or measurement.algorithm == "D-KFAC")
         }
         probed: dict[Network, list[dict[str, Line]]] = {}
-        for one in found:
-            if one.timing.get("costs"):
-                probed.setdefault(one.network, []).append(one.timing["costs"])
+        for measurement in found:
+            if measurement.timing.get("costs"):
+                probed.setdefault(measurement.network, []).append(measurement.timing["costs"])
         self.lines = {
             network: {
-                what: tuple(median(one[what][turn] for one in costs) for turn in (0, 1))
+                what: tuple(median(cost[what][turn] for cost in costs) for turn in (0, 1))
                 for what in costs[0]
             }
             for network, costs in probed.items()
         }
 
-    def base(self, one: Measured) -> Measured | None:
+    def base(self, measurement: Measured) -> Measured | None:
         """The measurement that its computing is taken from."""
-        return self.bases.get(one.row["run_id"])
+        return self.bases.get(measurement.row["run_id"])
 
-    def fitted(self, one: Measured) -> bool:
+    def fitted(self, measurement: Measured) -> bool:
         """Whether its own step went into the model."""
-        return self.base(one) is one
+        return self.base(measurement) is measurement
 
-    def step(self, one: Measured) -> float | None:
+    def step(self, measurement: Measured) -> float | None:
         """Predicted seconds of its step; None where a calibration is missing."""
-        base = self.base(one)
-        if base is None or one.network not in self.lines or base.network not in self.lines:
+        base = self.base(measurement)
+        if base is None or measurement.network not in self.lines or base.network not in self.lines:
             return None
-        return self._kfac(one, base) if one.kfac else self._plain(one, base)
+        return self._kfac(measurement, base) if measurement.kfac else self._plain(measurement, base)
 
     def _line(self, network: Network, base: Measured, part: str, elements: int) -> Line:
         """Of a gather: as probed, and what is beyond that."""
@@ -182,28 +183,28 @@ class Model:
         alpha, beta = self.lines[base.network]["gather"]
         return (base.parts[part] - alpha) / elements - beta
 
-    def _plain(self, one: Measured, base: Measured) -> float:
+    def _plain(self, measurement: Measured, base: Measured) -> float:
         elements = base.row["gradients"]["dense"] // 4
-        alpha, beta = self._line(one.network, base, GRADIENT_MESSAGES, elements)  # pyright: ignore[reportArgumentType]
+        alpha, beta = self._line(measurement.network, base, GRADIENT_MESSAGES, elements)  # pyright: ignore[reportArgumentType]
         return base.parts[PASSES] + alpha + beta * elements
 
-    def _kfac(self, one: Measured, base: Measured) -> float:
+    def _kfac(self, measurement: Measured, base: Measured) -> float:
         timing = base.timing
         factors = factors_of(timing["sizes"])
         whole = sum(factor.elements for factor in factors)
         gradient = base.row["gradients"]["dense"] // 4
-        lines = self.lines[one.network]
+        lines = self.lines[measurement.network]
         c0, c1 = self.lines[base.network]["inversion"]
         scale = base.parts["inversion"] / sum(c0 + c1 * size**3 for size in timing["sizes"])
-        alpha, beta = _shared(lines["handling"], one)  # pyright: ignore[reportArgumentType]
+        alpha, beta = _shared(lines["handling"], measurement)  # pyright: ignore[reportArgumentType]
         cluster = Cluster(
-            one.network.learners,
-            self._line(one.network, base, GRADIENT_MESSAGES, gradient),  # pyright: ignore[reportArgumentType]
+            measurement.network.learners,
+            self._line(measurement.network, base, GRADIENT_MESSAGES, gradient),  # pyright: ignore[reportArgumentType]
             lines["broadcast"],  # pyright: ignore[reportArgumentType]
             lambda size: scale * (c0 + c1 * size**3),
-            collect=self._line(one.network, base, FACTOR_MESSAGES, whole),
+            collect=self._line(measurement.network, base, FACTOR_MESSAGES, whole),
             handling=(alpha, beta + max(0.0, self._beyond(base, FACTOR_MESSAGES, whole))),
-            handing_out=_shared(lines["handing_out"], one),  # pyright: ignore[reportArgumentType]
+            handing_out=_shared(lines["handing_out"], measurement),  # pyright: ignore[reportArgumentType]
         )
         ready = [0.0, *timing["ready"]]
         items = [
@@ -214,11 +215,11 @@ class Model:
         rest = sum(base.parts[part] for part in (PASSES, "factors", "preconditioning")) - ready[-1]
         items[-1] = replace(items[-1], gradient=gradient)
         how = Algorithm(
-            fusion=one.fusion,
-            placement=one.placement,
+            fusion=measurement.fusion,
+            placement=measurement.placement,
             gradients="after",
-            groups=one.timing["groups"],
-            inverters=one.timing["inverters"],
+            groups=measurement.timing["groups"],
+            inverters=measurement.timing["inverters"],
         )
         return iteration(Work(items, factors), cluster, how).seconds + rest
 
@@ -243,14 +244,16 @@ class Exchange:
 
     def __init__(self, found: list[Measured]) -> None:
         self.bases = {
-            one.row["run_id"]: one for one in found if one.network.unlimited and not one.kfac
+            measurement.row["run_id"]: measurement
+            for measurement in found
+            if measurement.network.unlimited and not measurement.kfac
         }
 
-    def step(self, one: Measured) -> float | None:
+    def step(self, measurement: Measured) -> float | None:
         """Predicted seconds of its step; None without a measurement to begin from, or where
         learners own shards.
         """
-        base = self.bases.get(one.row["run_id"])
+        base = self.bases.get(measurement.row["run_id"])
         if base is None or base.row["run"]["grad"].get("sharded"):
             return None
         grad = base.row["run"]["grad"]
@@ -271,20 +274,20 @@ class Exchange:
         sent = max(sum(n for what, n in own.items() if what not in apart) for own in told) / rounds
         if early and not grad.get("compress_vectors"):
             sent -= base.row["gradients"].get("vector.up", 0.0)
-        rate = one.network.bandwidth
+        rate = measurement.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
-        share, learners = parts / interval, one.network.learners
+        share, learners = parts / interval, measurement.network.learners
         meeting = 2 if outer.get("peers") == "pairs" else learners
         wire = max(
             0.0,
             link.seconds((meeting - 1) * sent) * ACKNOWLEDGED - link.spare,
-            one.timing.get("relayed", 0.0) / share,
+            measurement.timing.get("relayed", 0.0) / share,
         )
         waited, meanwhile = (base.timing.get(what, 0.0) / share for what in ("waited", "meanwhile"))
         if outer.get("overlap"):  # that is told apart: all computing of so many steps
             meanwhile = 0.0
         # How fast the machine was when this was measured. Earlier versions told none of these.
-        now, then = (of.timing.get("computed") for of in (one, base))
+        now, then = (of.timing.get("computed") for of in (measurement, base))
         pace = now / then if now and then else 1.0
         computing, cores = (
             pace * (base.seconds / share - waited),
@@ -297,7 +300,7 @@ class Exchange:
                 meeting,
                 cores,
                 core * computing,
-                one.network.latency,
+                measurement.network.latency,
                 wire,
                 exchanges,
                 waited,
@@ -309,7 +312,7 @@ class Exchange:
         return share * (computing + max(exposed, waits(1, 0.0) if statistics else waited))
 
 
-def _shared(line: Line, one: Measured) -> Line:
+def _shared(line: Line, measurement: Measured) -> Line:
     """Seconds of the processor where there are fewer cores than learners."""
-    share = max(1.0, one.network.learners / one.row["cores"])
+    share = max(1.0, measurement.network.learners / measurement.row["cores"])
     return share * line[0], share * line[1]

@@ -47,7 +47,7 @@ def network_of(wiring: Wiring) -> Network:
     return Network(
         wiring.bandwidth,
         wiring.latency,
-        links=tuple(Network(one.bandwidth, one.latency) for one in wiring.links),
+        links=tuple(Network(link.bandwidth, link.latency) for link in wiring.links),
     )
 
 
@@ -185,7 +185,7 @@ class Machine:
             asked,
             burst=bucket(asked.bandwidth) if asked.bandwidth else 0.0,
             crossing=self.crossing,
-            links=tuple(self.network(one) for one in asked.links),
+            links=tuple(self.network(link) for link in asked.links),
         )
 
 
@@ -194,7 +194,10 @@ def machine_of(store: Store, names: list[str]) -> Machine:
     beside them, for the fit takes a minute.
     """
     found = measurements(store, names)
-    path, ids = store.root / "pipelines" / "machine.json", sorted(one.row["id"] for one in found)
+    path, ids = (
+        store.root / "pipelines" / "machine.json",
+        sorted(measurement.row["id"] for measurement in found),
+    )
     with suppress(OSError, UserError, TypeError, KeyError):
         kept = read_json(path)
         if kept["of"] == ids:
@@ -215,11 +218,15 @@ def calibrated(found: list[Measured]) -> Machine:
     """The machine that these measurements were taken on; they must include some over unlimited
     links, and over slow links of the same runs. Without them nothing is known of it.
     """
-    warm = {one.series: one for one in found if one.network == Network()}
+    warm = {
+        measurement.series: measurement for measurement in found if measurement.network == Network()
+    }
     slow = [
-        one
-        for one in found
-        if one.series in warm and one.network != Network() and one.row["timing"].get("waits")
+        measurement
+        for measurement in found
+        if measurement.series in warm
+        and measurement.network != Network()
+        and measurement.row["timing"].get("waits")
     ]
     if not slow:
         return Machine()
@@ -297,14 +304,16 @@ class Model:
             self._known[network] = self._seconds(self.times(), network)
         return self._known[network]
 
-    def measured(self, one: Measured) -> float:
+    def measured(self, measurement: Measured) -> float:
         """The same of a step that was measured, at the speed that the machine had then: what its
         tasks needed of a core says that, and includes what waits did to them.
         """
-        pace = one.computed / self.base.computed
-        if (key := (one.network, pace)) not in self._known:
-            own = self.machine if one is self.base else replace(self.machine, cold={})
-            self._known[key] = self._seconds(self.base.times(self.handling, own, pace), one.network)
+        pace = measurement.computed / self.base.computed
+        if (key := (measurement.network, pace)) not in self._known:
+            own = self.machine if measurement is self.base else replace(self.machine, cold={})
+            self._known[key] = self._seconds(
+                self.base.times(self.handling, own, pace), measurement.network
+            )
         return self._known[key]
 
     def _seconds(self, times: Times, network: Network) -> float:
@@ -324,7 +333,9 @@ def models(found: list[Measured], machine: Machine | None = None) -> dict[tuple[
     The schedules of a run order the same computations: where their measurements needed more or less
     of a core for them, the machine's speed differed, and all are predicted at the mean.
     """
-    bases = {one.series: one for one in found if one.network == Network()}
+    bases = {
+        measurement.series: measurement for measurement in found if measurement.network == Network()
+    }
     computed: dict[str, list[float]] = {}
     for (run, _), base in bases.items():
         computed.setdefault(run, []).append(base.computed)
@@ -346,7 +357,9 @@ def target(dense: list[dict[str, Any]]) -> tuple[str, float]:
 def steps_to(evaluations: list[dict[str, Any]], metric: str, value: float) -> int | None:
     """Steps until an evaluation first reaches the target; None if none does."""
     good = (lambda x: x >= value) if metric.endswith("acc") else (lambda x: x <= value)
-    return next((one["step"] for one in evaluations if good(one[metric])), None)
+    return next(
+        (evaluation["step"] for evaluation in evaluations if good(evaluation[metric])), None
+    )
 
 
 def _evaluations(store: Store, run_id: str) -> list[dict[str, Any]]:
@@ -369,8 +382,9 @@ def quality(store: Store, found: list[Measured]) -> tuple[str, float, dict[str, 
     dense = next(
         (
             made
-            for one in found
-            if is_dense(one.row) and (made := _evaluations(store, one.row["run_id"]))
+            for measurement in found
+            if is_dense(measurement.row)
+            and (made := _evaluations(store, measurement.row["run_id"]))
         ),
         None,
     )
@@ -384,7 +398,9 @@ def quality(store: Store, found: list[Measured]) -> tuple[str, float, dict[str, 
         metric,
         value,
         {
-            one.row["run_id"]: steps_to(_evaluations(store, one.row["run_id"]), metric, value)
-            for one in found
+            measurement.row["run_id"]: steps_to(
+                _evaluations(store, measurement.row["run_id"]), metric, value
+            )
+            for measurement in found
         },
     )

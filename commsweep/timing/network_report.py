@@ -121,9 +121,11 @@ def write(
     machine = machine_of(store, calibration or [])
     fits, known = models(found, machine), set(calibration or [])
     compared = [
-        one
-        for one in found
-        if one.series in fits and one.network != Network() and one.row["id"] not in known
+        measurement
+        for measurement in found
+        if measurement.series in fits
+        and measurement.network != Network()
+        and measurement.row["id"] not in known
     ]
     errors = [abs(fits[one.series].measured(one) / one.seconds - 1) for one in compared]
     beforehand = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
@@ -153,28 +155,32 @@ def write(
     pd.DataFrame(
         [
             {
-                "id": one.row["id"],
-                "run": one.row["run_id"],
-                "schedule": one.schedule,
-                "stages": len(one.row["transport"]),
-                "bandwidth": one.network.bandwidth,
-                "latency": one.network.latency,
-                "links": f"{rates(one.network)}, {latencies(one.network)}"
-                if one.network.links
+                "id": measurement.row["id"],
+                "run": measurement.row["run_id"],
+                "schedule": measurement.schedule,
+                "stages": len(measurement.row["transport"]),
+                "bandwidth": measurement.network.bandwidth,
+                "latency": measurement.network.latency,
+                "links": f"{rates(measurement.network)}, {latencies(measurement.network)}"
+                if measurement.network.links
                 else "",
-                "method": one.method,
-                "bytes": one.bytes_a_step,
-                "seconds": one.seconds,
-                "quartile_1": one.row["timing"]["spread"][0],
-                "quartile_3": one.row["timing"]["spread"][1],
-                "steps": one.row["timing"]["steps"],
+                "method": measurement.method,
+                "bytes": measurement.bytes_a_step,
+                "seconds": measurement.seconds,
+                "quartile_1": measurement.row["timing"]["spread"][0],
+                "quartile_3": measurement.row["timing"]["spread"][1],
+                "steps": measurement.row["timing"]["steps"],
                 "turns": " ".join(
-                    f"{seconds:.6f}" for seconds in one.row["timing"].get("turns", [])
+                    f"{seconds:.6f}" for seconds in measurement.row["timing"].get("turns", [])
                 ),
-                "predicted": fits[one.series].measured(one) if one.series in fits else None,
-                "beforehand": fits[one.series].step(one.network) if one.series in fits else None,
+                "predicted": fits[measurement.series].measured(measurement)
+                if measurement.series in fits
+                else None,
+                "beforehand": fits[measurement.series].step(measurement.network)
+                if measurement.series in fits
+                else None,
             }
-            for one in sorted(found, key=_order)
+            for measurement in sorted(found, key=_order)
         ]
     ).to_csv(folder / "measurements.csv", index=False)
     for name, one in drawn.items():
@@ -193,7 +199,7 @@ def write_learners(
     """
     model = measured_learners.Exchange(found)
     rows, errors, data = [], [], []
-    for one in sorted(
+    for measurement in sorted(
         found,
         key=lambda one: (
             one.network.learners,
@@ -202,41 +208,42 @@ def write_learners(
             one.seconds,
         ),
     ):
-        guess, fitted = model.step(one), one.network.unlimited
+        guess, fitted = model.step(measurement), measurement.network.unlimited
         data.append(
             {
-                "id": one.row["id"],
-                "run": one.row["run_id"],
-                **asdict(one.network),
-                "method": one.method,
-                "bytes": one.row["gradients"]["up"],
-                "seconds": one.seconds,
-                "quartile_1": one.timing["spread"][0],
-                "quartile_3": one.timing["spread"][1],
-                "steps": one.timing["steps"],
-                "exposed": one.timing["parts"]["gradients"],
+                "id": measurement.row["id"],
+                "run": measurement.row["run_id"],
+                **asdict(measurement.network),
+                "method": measurement.method,
+                "bytes": measurement.row["gradients"]["up"],
+                "seconds": measurement.seconds,
+                "quartile_1": measurement.timing["spread"][0],
+                "quartile_3": measurement.timing["spread"][1],
+                "steps": measurement.timing["steps"],
+                "exposed": measurement.timing["parts"]["gradients"],
                 **{
-                    what: one.timing.get(what)
+                    what: measurement.timing.get(what)
                     for what in ("computed", "waited", "meanwhile", "relayed")
                 },
                 **{
-                    what: sum(sent.get(what, 0) for sent in one.row["transport"]) / one.row["steps"]
+                    what: sum(sent.get(what, 0) for sent in measurement.row["transport"])
+                    / measurement.row["steps"]
                     for what in ("gradients", "lengths", "statistics")
                 },
-                "cores": one.row["cores"],
+                "cores": measurement.row["cores"],
                 "predicted": guess,
             }
         )
-        error = (guess or math.nan) / one.seconds - 1
+        error = (guess or math.nan) / measurement.seconds - 1
         errors += [] if fitted or guess is None else [abs(error)]
         rows.append(
             [
-                str(one.network.learners),
-                rate(one.network.bandwidth),
-                f"{1e3 * one.network.latency:g} ms",
-                one.method,
-                f"{one.row['gradients']['up']:,.0f}",
-                f"{1e3 * one.seconds:.0f}",
+                str(measurement.network.learners),
+                rate(measurement.network.bandwidth),
+                f"{1e3 * measurement.network.latency:g} ms",
+                measurement.method,
+                f"{measurement.row['gradients']['up']:,.0f}",
+                f"{1e3 * measurement.seconds:.0f}",
                 "-" if guess is None else f"{1e3 * guess:.0f}",
                 "-" if guess is None else "fitted" if fitted else f"{100 * error:+.0f} %",
             ]
@@ -258,7 +265,7 @@ def write_learners(
     )
     made = Made(folder, [table], errors)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(one.row["run"]["grad"].get("outer") for one in found):
+    if any(measurement.row["run"]["grad"].get("outer") for measurement in found):
         ends = _ends(found, model, store, seeds)
         made.tables.append(_endings(ends))
         if ends:
@@ -297,17 +304,17 @@ def _ends(
         ):
             known.setdefault(_but_seed(row["run"]), []).append(row)
     made = []
-    for one in found:
-        rows = known.get(_but_seed(one.row["run"]), [])
+    for measurement in found:
+        rows = known.get(_but_seed(measurement.row["run"]), [])
         if rows:
             steps = rows[0]["steps"]
             made.append(
                 End(
-                    one.network,
-                    one.method,
-                    steps * one.seconds,
+                    measurement.network,
+                    measurement.method,
+                    steps * measurement.seconds,
                     None
-                    if one.network.unlimited or (step := model.step(one)) is None
+                    if measurement.network.unlimited or (step := model.step(measurement)) is None
                     else steps * step,
                     tuple(row["metrics"]["test_on_ppl"] for row in rows),
                 )
@@ -330,16 +337,16 @@ def _endings(ends: list[End]) -> Table:
         ["bandwidth", "latency", "method", "seconds", "predicted", "perplexity", "seeds"],
         [
             [
-                rate(one.network.bandwidth),
-                f"{1e3 * one.network.latency:g} ms",
-                one.method,
-                f"{one.seconds:.1f}",
-                "-" if one.predicted is None else f"{one.predicted:.1f}",
-                f"{mean(one.scores):.2f}"
-                + (f" ± {stdev(one.scores):.2f}" if len(one.scores) > 1 else ""),
-                str(len(one.scores)),
+                rate(end.network.bandwidth),
+                f"{1e3 * end.network.latency:g} ms",
+                end.method,
+                f"{end.seconds:.1f}",
+                "-" if end.predicted is None else f"{end.predicted:.1f}",
+                f"{mean(end.scores):.2f}"
+                + (f" ± {stdev(end.scores):.2f}" if len(end.scores) > 1 else ""),
+                str(len(end.scores)),
             ]
-            for one in ends
+            for end in ends
         ],
     )
 
@@ -349,23 +356,23 @@ def endings(ends: list[End]) -> Figure:
     """Test perplexity at the end against the measured seconds of the whole training, a panel for
     each link.
     """
-    networks = list(dict.fromkeys(one.network for one in ends))
-    methods = list(dict.fromkeys(one.method for one in ends))
+    networks = list(dict.fromkeys(end.network for end in ends))
+    methods = list(dict.fromkeys(end.method for end in ends))
     made, axes = plt.subplots(
         1, len(networks), figsize=(2 * COLUMN, 3.4), sharey=True, squeeze=False
     )
     for ax, network in zip(axes[0], networks, strict=True):
-        for one in ends:
-            if one.network == network:
-                place = methods.index(one.method)
+        for end in ends:
+            if end.network == network:
+                place = methods.index(end.method)
                 ax.plot(
-                    one.seconds,
-                    mean(one.scores),
+                    end.seconds,
+                    mean(end.scores),
                     MARKS[place % 9],
                     ms=5,
                     color=INK[place % 7],
                     ls="none",
-                    label=one.method,
+                    label=end.method,
                 )
         ax.set(
             xlabel="seconds",
@@ -502,7 +509,7 @@ ALIKE = 0.02  # of a step: less is within what a measurement repeats to
 
 def rates(network: Network) -> str:
     """The bandwidth of its links, for people."""
-    return " / ".join(rate(one.bandwidth) for one in network.links) or rate(network.bandwidth)
+    return " / ".join(rate(link.bandwidth) for link in network.links) or rate(network.bandwidth)
 
 
 def latencies(network: Network) -> str:
@@ -517,13 +524,13 @@ def rate(bits: float) -> str:
     return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
 
 
-def _order(one: Measured) -> tuple[Any, ...]:
+def _order(measurement: Measured) -> tuple[Any, ...]:
     return (
-        one.schedule != "gpipe",
-        one.network.latency,
-        one.network.bandwidth or math.inf,
-        repr(one.network.links),
-        one.seconds,
+        measurement.schedule != "gpipe",
+        measurement.network.latency,
+        measurement.network.bandwidth or math.inf,
+        repr(measurement.network.links),
+        measurement.seconds,
     )
 
 
@@ -532,25 +539,25 @@ def steps_table(
 ) -> Table:
     """Milliseconds a step of every measurement, beside what is predicted."""
     rows = []
-    for one in sorted(found, key=_order):
-        model = fits.get(one.series)
-        guess = model.measured(one) if model else None
-        basis = model is not None and (model.base is one or one.row["id"] in known)
+    for measurement in sorted(found, key=_order):
+        model = fits.get(measurement.series)
+        guess = model.measured(measurement) if model else None
+        basis = model is not None and (model.base is measurement or measurement.row["id"] in known)
         rows.append(
             [
-                one.schedule,
-                str(len(one.row["transport"])),
-                rates(one.network),
-                latencies(one.network),
-                one.method,
-                f"{one.bytes_a_step:,.0f}",
-                f"{1e3 * one.seconds:.0f}",
+                measurement.schedule,
+                str(len(measurement.row["transport"])),
+                rates(measurement.network),
+                latencies(measurement.network),
+                measurement.method,
+                f"{measurement.bytes_a_step:,.0f}",
+                f"{1e3 * measurement.seconds:.0f}",
                 "-" if guess is None else f"{1e3 * guess:.0f}",
                 "fitted"
                 if basis
                 else "-"
                 if guess is None
-                else f"{100 * (guess / one.seconds - 1):+.0f} %",
+                else f"{100 * (guess / measurement.seconds - 1):+.0f} %",
             ]
         )
     return Table(
@@ -576,16 +583,16 @@ def target_table(
 ) -> Table:
     """Seconds that every measurement needs to the target quality."""
     rows = []
-    for one in sorted(found, key=_order):
-        n = steps[one.row["run_id"]]
+    for measurement in sorted(found, key=_order):
+        n = steps[measurement.row["run_id"]]
         rows.append(
             [
-                one.schedule,
-                rates(one.network),
-                latencies(one.network),
-                one.method,
+                measurement.schedule,
+                rates(measurement.network),
+                latencies(measurement.network),
+                measurement.method,
                 "not reached" if n is None else str(n),
-                "-" if n is None else f"{n * one.seconds:.1f}",
+                "-" if n is None else f"{n * measurement.seconds:.1f}",
             ]
         )
     shown = f"{100 * value:.1f} % accuracy" if metric.endswith("acc") else f"perplexity {value:.3f}"
@@ -632,7 +639,10 @@ def regret_table(
 
 
 def _inks(found: list[Measured]) -> dict[str, int]:
-    return {method: turn for turn, method in enumerate(dict.fromkeys(one.method for one in found))}
+    return {
+        method: turn
+        for turn, method in enumerate(dict.fromkeys(measurement.method for measurement in found))
+    }
 
 
 MICROBATCHES = 16  # of what is extrapolated
@@ -643,7 +653,11 @@ FAST = 1e10  # where "unlimited" is drawn
 def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
-    shown = [one for one in found if one.schedule == "gpipe" and one.network.latency == 0]
+    shown = [
+        measurement
+        for measurement in found
+        if measurement.schedule == "gpipe" and measurement.network.latency == 0
+    ]
     for method, turn in _inks(found).items():
         own = [one for one in shown if one.method == method]
         axes.plot(
@@ -685,9 +699,11 @@ def time_to_target(
     for method, turn in _inks(found).items():
         own = sorted(
             (
-                one
-                for one in found
-                if one.method == method and one.schedule == "gpipe" and one.network.latency == 0
+                measurement
+                for measurement in found
+                if measurement.method == method
+                and measurement.schedule == "gpipe"
+                and measurement.network.latency == 0
             ),
             key=lambda one: one.network.bandwidth or FAST,
         )
@@ -758,9 +774,11 @@ def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     """
     chosen = max(
         (
-            one
-            for one in found
-            if one.series in fits and one.row["timing"]["gantt"] and one.network.latency == 0
+            measurement
+            for measurement in found
+            if measurement.series in fits
+            and measurement.row["timing"]["gantt"]
+            and measurement.network.latency == 0
         ),
         key=lambda one: (is_dense(one.row), one.seconds),
     )
@@ -788,17 +806,18 @@ def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     )
     spans = made.run()
     begin = spans[made.ends[1][0]].stop
-    for one, span in zip(made.activities, spans, strict=True):
-        if one.step != 2 or one.kind in (ARRIVE, ASK, HANDLE):
+    for activity, span in zip(made.activities, spans, strict=True):
+        if activity.step != 2 or activity.kind in (ARRIVE, ASK, HANDLE):
             continue
-        message, back = one.kind == SEND, one.target is not None and one.target < one.device  # pyright: ignore[reportOperatorIssue]
-        if message and not one.uses:
+        message = activity.kind == SEND
+        back = activity.target is not None and activity.target < activity.device  # pyright: ignore[reportOperatorIssue]
+        if message and not activity.uses:
             continue
         axes[1].barh(
-            one.device + (0.42 if back else -0.42) * message,  # pyright: ignore[reportOptionalOperand]
+            activity.device + (0.42 if back else -0.42) * message,  # pyright: ignore[reportOptionalOperand]
             1e3 * (span.stop - span.start),
             left=1e3 * (span.start - begin),
-            color=COLOURS["send" if message else one.kind[0].upper()],
+            color=COLOURS["send" if message else activity.kind[0].upper()],
             height=0.12 if message else 0.6,
         )
     titles = (
@@ -914,8 +933,11 @@ def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     # own.
     for turn, schedule in enumerate(SCHEDULES):
         axes[1].plot(
-            [1e3 * one for one in latencies],
-            [1e3 * _repeated(_pair(fits)[0], 8, Network(1e9, one), schedule) for one in latencies],
+            [1e3 * latency for latency in latencies],
+            [
+                1e3 * _repeated(_pair(fits)[0], 8, Network(1e9, latency), schedule)
+                for latency in latencies
+            ],
             color=INK[turn],
             label=schedule,
             lw=3.0 - 0.8 * turn,

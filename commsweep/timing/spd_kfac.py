@@ -132,11 +132,11 @@ def setting(
         base = PUBLISHED["resnet50"]["spd"]
         passes = (
             base[0]
-            * sum(one.multiplications for one in found)
+            * sum(measurement.multiplications for measurement in found)
             / sum(one.multiplications for one in basis)
         )
         computing = base[2] * (
-            sum(one.factor_multiplications for one in found)
+            sum(measurement.factor_multiplications for measurement in found)
             / sum(one.factor_multiplications for one in basis)
         )
         scale = usual / BATCH["resnet50"]
@@ -166,18 +166,21 @@ def work(found: tuple[Load, ...], passes: float, computing: float) -> Work:
     published.
     """
     whole, all_factors = (
-        sum(getattr(one, kind) for one in found)
+        sum(getattr(measurement, kind) for measurement in found)
         for kind in ("multiplications", "factor_multiplications")
     )
     forward, backward = [], []
-    for turn, one in enumerate(found):
-        share, rate = one.multiplications / whole, computing * one.positions / all_factors
+    for turn, measurement in enumerate(found):
+        share, rate = (
+            measurement.multiplications / whole,
+            computing * measurement.positions / all_factors,
+        )
         forward += [
-            Item(rate * one.a**2, FACTORS, factor=2 * turn),
+            Item(rate * measurement.a**2, FACTORS, factor=2 * turn),
             Item(passes / 3 * share, forward=True),
         ]
         backward += [
-            Item(rate * one.g**2, FACTORS, factor=2 * turn + 1),
-            Item(passes * 2 / 3 * share, gradient=one.weights),
+            Item(rate * measurement.g**2, FACTORS, factor=2 * turn + 1),
+            Item(passes * 2 / 3 * share, gradient=measurement.weights),
         ]
     return Work(forward + backward[::-1], kronecker(found))

@@ -81,7 +81,7 @@ class MatricesAndRest(torch.optim.Optimizer):
 
 def embedded(model: nn.Module) -> set[int]:
     """The identities of embeddings, and of heads that are tied to one."""
-    return {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
 
 
 def optimizer(

@@ -280,7 +280,7 @@ def trainer(
         deterministic="warn",
         logger=_tensorboard(tensorboard) if tensorboard else False,
         log_every_n_steps=CHECK_EVERY,
-        enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_model_summary=False,
         enable_progress_bar=progress,
         num_sanity_val_steps=0,

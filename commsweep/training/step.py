@@ -154,25 +154,25 @@ class Task(pl.LightningModule):
     ) -> Tensor:
         """Forward and backward of every pass; the loss of the last one."""
         whole = True
-        for one in passes:
+        for part in passes:
             for component in self.components.values():
-                component.before_pass(moment, one, samples[one.rows], x.device)
+                component.before_pass(moment, part, samples[part.rows], x.device)
             if whole:
                 self.begin_gradient()
             with self.trainer.precision_plugin.forward_context():
-                logits = self.logits(x[one.rows])
-                loss = self.loss(logits, y[one.rows])
-            self._note_loss(moment.passed + one.turn, loss.detach() * one.size, one.size)
-            loss = weighted(loss, one, self.engine, self.run.microbatches)
+                logits = self.logits(x[part.rows])
+                loss = self.loss(logits, y[part.rows])
+            self._note_loss(moment.passed + part.turn, loss.detach() * part.size, part.size)
+            loss = weighted(loss, part, self.engine, self.run.microbatches)
             for component in self.components.values():
                 component.after_forward(
-                    moment, one, logits, partial(self.drawn, logits, y[one.rows])
+                    moment, part, logits, partial(self.drawn, logits, y[part.rows])
                 )
             loss.backward()
-            if whole := one.whole:
+            if whole := part.whole:
                 self.end_gradient()
             for component in self.components.values():
-                component.after_pass(moment, one)
+                component.after_pass(moment, part)
         return loss  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def begin_gradient(self) -> None:

@@ -132,7 +132,7 @@ class LocalTraining(Learners):
         """Give the model the common weights, or the mean of the learners' where these never all
         meet.
         """
-        common = [one.data for one in self.references[0]]
+        common = [reference.data for reference in self.references[0]]
         if self.paired or self.local_update.apart:
             common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
         for p, one in zip(self.trained, common, strict=True):
@@ -150,16 +150,18 @@ class LocalTraining(Learners):
 
     # A step.
 
-    def before_pass(self, moment: Moment, one: Pass, samples: Tensor, device: torch.device) -> None:
-        super().before_pass(moment, one, samples, device)
-        self._take(one.learner - self.here[0])
+    def before_pass(
+        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+    ) -> None:
+        super().before_pass(moment, part, samples, device)
+        self._take(part.learner - self.here[0])
 
     @torch.no_grad()
-    def after_pass(self, moment: Moment, one: Pass) -> None:
+    def after_pass(self, moment: Moment, part: Pass) -> None:
         """The learner's own step."""
-        if not one.whole:
+        if not part.whole:
             return
-        turn = one.learner - self.here[0]
+        turn = part.learner - self.here[0]
         if self.clip is not None:
             self.clip(self.trained)
         for group, told in zip(

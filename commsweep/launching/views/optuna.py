@@ -35,8 +35,8 @@ def mirror(name: str, store: Store) -> Path:
     rows = [row for row in store.rows() if row["id"] in named and row["status"] == FINISHED]
     settings = [flatten(row["run"]) for row in rows]
     choices = {
-        key: sorted({_value(one.get(key)) for one in settings}, key=str)
-        for key in dict.fromkeys(key for one in settings for key in one)
+        key: sorted({_value(setting.get(key)) for setting in settings}, key=str)
+        for key in dict.fromkeys(key for setting in settings for key in setting)
     }
     choices = {key: values for key, values in choices.items() if len(values) > 1}
     journal = store.root / "studies" / f"{name}.journal"
@@ -63,12 +63,12 @@ def mirror(name: str, store: Store) -> Path:
     kinds = {
         key: optuna.distributions.CategoricalDistribution(values) for key, values in choices.items()
     }
-    for row, one in zip(rows, settings, strict=True):
+    for row, setting in zip(rows, settings, strict=True):
         metrics = row["metrics"]
         quality = metrics["test_on_acc"] if "test_on_acc" in metrics else -metrics["test_on_loss"]
         study.add_trial(
             optuna.trial.create_trial(
-                params={key: _value(one.get(key)) for key in kinds},
+                params={key: _value(setting.get(key)) for key in kinds},
                 distributions=kinds,  # pyright: ignore[reportArgumentType]
                 values=[quality, row["bytes"]["ratio"]],
                 user_attrs={

@@ -67,7 +67,10 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
             followers[other].append(place)
     waiting: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
     spans: list[Span | None] = [None] * len(activities)
-    order, used = count(), dict.fromkeys((name for one in activities for name in one.uses[:1]), 0.0)
+    order, used = (
+        count(),
+        dict.fromkeys((name for activity in activities for name in activity.uses[:1]), 0.0),
+    )
     saved: dict[str, float] = {}  # of what a resource saves up while idle, what is left
     # (time, turn, activity, whether it ends there; else it becomes ready)
     events = [(0.0, next(order), place, False) for place, left in enumerate(missing) if not left]

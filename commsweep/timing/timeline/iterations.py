@@ -313,20 +313,20 @@ class _Planner:
     def _iteration(self, before: list[int] | None = None) -> list[int]:
         """Plan one; returns what ends it."""
         how = self.how
-        items = [one for one in self.work.items if how.kfac or one.part == PASSES]
+        items = [item for item in self.work.items if how.kfac or item.part == PASSES]
         gathers = before[1:] if before and how.gradients == "dear" else []
         last, ready, filled, open_, scattered = (before or [None])[0], {}, 0, [], []
-        passes = [place for place, one in enumerate(items) if one.forward]
-        for turn, one in enumerate(items):
+        passes = [place for place, item in enumerate(items) if item.forward]
+        for turn, item in enumerate(items):
             after = [] if last is None else [last]
             # a layer's weights are there once their group has come
             if turn in passes[: len(gathers)]:
                 after.append(gathers[passes.index(turn)])
-            last = self._add(one.part, one.seconds, ("gpu 0",), after)
-            if one.factor is not None:
-                ready[one.factor] = last
-            if one.gradient:
-                filled += one.gradient
+            last = self._add(item.part, item.seconds, ("gpu 0",), after)
+            if item.factor is not None:
+                ready[item.factor] = last
+            if item.gradient:
+                filled += item.gradient
                 open_.append(last)
                 if how.gradients != "after" and filled >= how.bucket:
                     scattered.append((filled, self._gradients(filled, open_)))
@@ -360,7 +360,9 @@ class _Planner:
     def _factors(self, ready: dict[int, int], last: int) -> list[int]:
         """Messages of new factors."""
         order = list(ready)
-        computing = [place for place, one in enumerate(self.activities) if one.uses == ("gpu 0",)]
+        computing = [
+            place for place, activity in enumerate(self.activities) if activity.uses == ("gpu 0",)
+        ]
         clock = dict(
             zip(
                 computing,
@@ -466,8 +468,8 @@ class _Planner:
         weights, inverters = self.work.weights(), self.placed().inverters[::2]
         for layer, learner in enumerate(inverters):
             seconds = sum(
-                self.cluster.invert(one.size)
-                for one in self.work.factors[2 * layer : 2 * layer + 2]
+                self.cluster.invert(factor.size)
+                for factor in self.work.factors[2 * layer : 2 * layer + 2]
             )
             last[learner] = self._add(
                 INVERSION,

@@ -80,7 +80,7 @@ class _Learners:
         self.spread, self.message = spread, wire / (learners - 1)
         self.now, self.draws, self.turn = 0.0, Random(0), count()
         # seconds of a core that it still needs
-        self.busy = {one: self._work() for one in self.learners}
+        self.busy = {learner: self._work() for learner in self.learners}
         self.told: set[int] = set()  # of these, who has told that it waits
         # (from, to): seconds of a whole link that it still needs
         self.sending: dict[tuple[int, int], float] = {}

@@ -518,8 +518,8 @@ def without_messages(made: Plan) -> Plan:
     """The same with messages that take no time."""
     return Plan(
         [
-            replace(one, seconds=0.0 if one.kind == SEND else one.seconds, delay=0.0)
-            for one in made.activities
+            replace(activity, seconds=0.0 if activity.kind == SEND else activity.seconds, delay=0.0)
+            for activity in made.activities
         ],
         made.ends,
         made.capacity,
