@@ -23,7 +23,7 @@ from commsweep.reporting.report import More
 from commsweep.reporting.results import CHANCE, base, distinct
 from commsweep.reporting.table import ON, RATE, Cell, Table, cell
 from commsweep.timing import kfac_report
-from commsweep.timing.measured_learners import Measured
+from commsweep.timing.measured_learners import LearnerStep
 from commsweep.timing.timeline.iterations import broadcast, ring
 
 NAME = "second_order"
@@ -386,7 +386,7 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 FIGURES = {"progress": progress, "factor_bytes": factor_bytes}
 
 
-def beside(found: list[Measured], frame: pd.DataFrame, curves: pd.DataFrame) -> More:
+def beside(found: list[LearnerStep], frame: pd.DataFrame, curves: pd.DataFrame) -> More:
     """What `commsweep kfac` adds to the report of the runs: measured iterations, and epochs to a
     target.
     """

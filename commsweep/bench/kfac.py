@@ -20,7 +20,7 @@ from commsweep.component import Moment, Pass
 from commsweep.config import KFAC, ImageModel
 from commsweep.models import resnet
 from commsweep.second_order import factors
-from commsweep.second_order.layer import Layer
+from commsweep.second_order.layer import KFACLayer
 from commsweep.second_order.preconditioner import Preconditioner
 
 BATCH, STEPS = 64, 10
@@ -68,7 +68,7 @@ def _product(columns: Tensor) -> Tensor:
 
 
 def _inversion() -> Result:
-    layer, spec = Layer("fc", nn.Linear(ROWS, 8, bias=False)), KFAC(split="direct")
+    layer, spec = KFACLayer("fc", nn.Linear(ROWS, 8, bias=False)), KFAC(split="direct")
     sample = torch.randn(2 * ROWS, ROWS)
     full = sample.mT @ sample / len(sample)
     layer.a.copy_(full)

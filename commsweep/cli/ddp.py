@@ -16,7 +16,7 @@ from commsweep.registry import preset
 from commsweep.store import DIVERGED, FINISHED, Row, RunFolder, Store
 
 if TYPE_CHECKING:
-    from commsweep.timing.measured_learners import Measured
+    from commsweep.timing.measured_learners import LearnerStep
 
 BUFFER = LearnerWiring().buffer
 # Parts of a step in the order of tables, and what people call them.
@@ -184,7 +184,7 @@ def measure(args: argparse.Namespace, plan: list, store: Store, calm: bool = Fal
         )
 
 
-def measured(args: argparse.Namespace, plan: list, store: Store) -> list[Measured]:
+def measured(args: argparse.Namespace, plan: list, store: Store) -> list[LearnerStep]:
     """A plan's measurements. Raises UserError when some are missing."""
     from commsweep.processes import ddp
     from commsweep.timing.measured_learners import measurements

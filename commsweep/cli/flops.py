@@ -11,7 +11,7 @@ from commsweep.config import GPT2_SIZES, Phase, Sparsity, override
 from commsweep.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from commsweep.sparsity.flops import Network
+    from commsweep.sparsity.flops import NetworkShape
 
 TOKENS = {"gpt2": (50304, 1024)}  # vocabulary (nanoGPT's, padded) and block of the published model
 STEPS = 1000  # of a training that is the same throughout
@@ -136,7 +136,7 @@ def _flops(args: argparse.Namespace) -> int:
     return 0
 
 
-def _weights(network: Network) -> int:
+def _weights(network: NetworkShape) -> int:
     """Parameters of a GPT-2 but its positions: products, and two norms a block and one at the end,
     without biases.
     """
@@ -146,7 +146,7 @@ def _weights(network: Network) -> int:
     return sum(product.numel for product in network.products) + norms
 
 
-def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, float], int, int]:
+def _by_size(args: argparse.Namespace) -> tuple[NetworkShape, Sparsity, dict[str, float], int, int]:
     """A GPT-2 of this size, as sparse from its first step to its last; and as `_by_preset`."""
     from commsweep.sparsity.plan import BYTES, gpt2, planned
 
@@ -178,7 +178,9 @@ def _by_size(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, flo
     return network, spec, planned(spec, network, steps), steps, steps
 
 
-def _by_preset(args: argparse.Namespace) -> tuple[Network, Sparsity, dict[str, float], int, int]:
+def _by_preset(
+    args: argparse.Namespace,
+) -> tuple[NetworkShape, Sparsity, dict[str, float], int, int]:
     """A preset's model, its section sparsity, the plan over its phases, steps and samples."""
     from commsweep.cli.runs import changes
     from commsweep.registry import preset, presets

@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Correction)
 Step = tuple[Tensor, int | Tensor, int | Tensor]  # what arrives, its bytes, its entries
 
 
-class Feedback(nn.Module, Generic[S]):
+class GradientMemory(nn.Module, Generic[S]):
     """Nothing is remembered: m = g."""
 
     tensors = 0  # of the layer's size that it holds
@@ -58,7 +58,7 @@ class Feedback(nn.Module, Generic[S]):
         return g
 
 
-class Residue(Feedback[S]):
+class Residue(GradientMemory[S]):
     """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time; or m = g + decay e, which
     forgets.
     """
@@ -136,7 +136,7 @@ class LoCo(Residue[LoCoSpec]):
         return y
 
 
-class MomentumCorrection(Feedback[MomentumCorrectionSpec]):
+class MomentumCorrection(GradientMemory[MomentumCorrectionSpec]):
     """u <- mu u + g; v <- v + u; m = v; both zero where something was sent (DGC, Lin 2018).
 
     The optimizer's own momentum should be zero then. Clipping to `clip` / sqrt(learners) comes
@@ -204,7 +204,7 @@ class Mirror(nn.Module):
         self.a.copy_(y)
 
 
-class EF21(Feedback[S]):
+class EF21Memory(GradientMemory[S]):
     """m = g - A; A <- A + y is what is used (Richtarik 2021)."""
 
     a: Tensor
@@ -225,7 +225,7 @@ class EF21(Feedback[S]):
         return g
 
 
-class EF21SGDM(EF21[EF21SGDMSpec]):
+class EF21SGDMMemory(EF21Memory[EF21SGDMSpec]):
     """v <- (1 - eta) v + eta g; m = v - A; A <- A + y is what is used (Fatkhullin 2023). The first
     v is the first g.
     """
@@ -252,20 +252,20 @@ class EF21SGDM(EF21[EF21SGDMSpec]):
         return self.v
 
 
-KINDS: dict[str, type[Feedback]] = {
-    "none": Feedback,
+KINDS: dict[str, type[GradientMemory]] = {
+    "none": GradientMemory,
     "ef": Residue,
     "adacomp": LookAhead,
     "dgc": MomentumCorrection,
     "lowpass": LowPass,
     "loco": LoCo,
-    "ef21": EF21,
-    "ef21_sgdm": EF21SGDM,
+    "ef21": EF21Memory,
+    "ef21_sgdm": EF21SGDMMemory,
     "decoupled": Decoupled,
 }
 
 
-def build(spec: Correction, shape: torch.Size, learners: int, dense: bool) -> Feedback:
+def build(spec: Correction, shape: torch.Size, learners: int, dense: bool) -> GradientMemory:
     """What a learner remembers of a layer; `dense`: which travels as it is."""
     return _kind(spec, dense)(spec, shape, learners)
 
@@ -277,6 +277,6 @@ def mirror(
     return Mirror(shape) if _kind(spec, dense).mirrored else Unremembered()
 
 
-def _kind(spec: Correction, dense: bool) -> type[Feedback]:
+def _kind(spec: Correction, dense: bool) -> type[GradientMemory]:
     kind = KINDS[spec.kind]
-    return Feedback if dense and not kind.carries else kind
+    return GradientMemory if dense and not kind.carries else kind

@@ -15,7 +15,7 @@ from commsweep.second_order import factors
 SIDES = ("a", "g")
 
 
-class Layer(nn.Module):
+class KFACLayer(nn.Module):
     """Running averages of A and G, and what is applied to the gradient: inverses, or eigenvectors
     and eigenvalues.
     """

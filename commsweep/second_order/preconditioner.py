@@ -30,7 +30,7 @@ from commsweep.config import KFAC, LearnerWiring
 from commsweep.errors import UserError, notice
 from commsweep.modules import Modules
 from commsweep.second_order import costs, factors, placement
-from commsweep.second_order.layer import SIDES, Layer
+from commsweep.second_order.layer import SIDES, KFACLayer
 from commsweep.second_order.messages import FactorMessages
 from commsweep.second_order.placement import EVERYWHERE, Placed
 
@@ -75,7 +75,7 @@ class Preconditioner(Component):
                 "Conv1D, run once a pass and trained whole) with factors of at most "
                 f"kfac.max_factor={spec.max_factor} rows"
             )
-        self.layers: Modules[Layer] = Modules(Layer(name, module) for name, module in found)
+        self.layers: Modules[KFACLayer] = Modules(KFACLayer(name, module) for name, module in found)
         self.factors = placement.factors_of(
             [d for _, module in found for d in factors.sizes(module)]
         )
@@ -371,7 +371,7 @@ class Preconditioner(Component):
             column = self.placed.column(turn, self.collectives.here[0]) if self.travels else ()
 
             def made(
-                layer: Layer = layer, grad: Tensor = grad, column: tuple[int, ...] = column
+                layer: KFACLayer = layer, grad: Tensor = grad, column: tuple[int, ...] = column
             ) -> list[Tensor]:
                 if column and column[0] not in self.collectives.here:
                     return [torch.empty_like(grad, memory_format=torch.contiguous_format)]

@@ -238,7 +238,7 @@ def _summaries(width: int, n: int, device: torch.device) -> Tensor:
 
 
 @dataclass
-class Layer:
+class SparseAttention:
     """How one attention layer attends now: `kind`, and `beside` of every other head, from the
     second on.
     """
@@ -287,7 +287,7 @@ class Attending:
         AttentionMaskInterface.register(NAME, sdpa_mask)
         self.alternate, self.layers, self.heads = (
             alternate,
-            [Layer(width) for _ in found],
+            [SparseAttention(width) for _ in found],
             _heads(model),
         )
         for module, layer in zip(found, self.layers, strict=True):
@@ -332,7 +332,7 @@ def _attention(
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    own: Layer = module.attends  # pyright: ignore[reportAssignmentType]
+    own: SparseAttention = module.attends  # pyright: ignore[reportAssignmentType]
     if own.kind == "causal" and own.beside is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more

@@ -63,7 +63,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkShape:
     """What a model multiplies for one sample."""
 
     products: tuple[Product, ...]
@@ -122,7 +122,7 @@ def mean_pairs(kind: str, beside: str | None, tokens: int, width: int, turns: in
 
 
 def step(
-    network: Network,
+    network: NetworkShape,
     live: Sequence[int],
     attending: float,
     dense_gradients: Sequence[bool] = (),
@@ -160,7 +160,7 @@ def update(numel: int, prune: int, grow: int, growth: str) -> float:
 class Account:
     """What a training has cost so far, and what it would have cost dense, by part."""
 
-    network: Network
+    network: NetworkShape
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     dense: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 

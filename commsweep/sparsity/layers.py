@@ -10,12 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from commsweep.errors import UserError, notice
 from commsweep.second_order import factors
-from commsweep.sparsity.flops import Attention, Network, Product
+from commsweep.sparsity.flops import Attention, NetworkShape, Product
 
 
 def survey(
     model: Any, sample: Tensor, modules: str
-) -> tuple[Network, list[tuple[str, nn.Parameter]]]:
+) -> tuple[NetworkShape, list[tuple[str, nn.Parameter]]]:
     """(what the model multiplies for a sample [1, ...], the weights that have masks by name, in the
     same order).
 
@@ -92,7 +92,7 @@ def survey(
                 else " beside the one that makes the logits; set sparsity.modules=all"
             )
         )
-    return Network(
+    return NetworkShape(
         tuple(products), _attention(model, sample, bool(again)) if text else None
     ), weights
 

@@ -9,7 +9,7 @@ from math import prod
 from commsweep.config import GPT2_SIZES, Run, Sparsity, TextModel, TextSet
 from commsweep.errors import UserError
 from commsweep.sparsity import densities, flops
-from commsweep.sparsity.flops import Account, Attention, Network, Product
+from commsweep.sparsity.flops import Account, Attention, NetworkShape, Product
 from commsweep.sparsity.schedule import Schedule, moved
 
 BYTES = 256  # tokens of data.tokenizer=bytes
@@ -18,7 +18,7 @@ VOCABULARY = {"bytes": BYTES, "gpt2": 50257}
 
 def gpt2(
     depth: int, width: int, heads: int, vocabulary: int, tokens: int, modules: str = "blocks"
-) -> Network:
+) -> NetworkShape:
     """A GPT-2 with these sizes over blocks of so many tokens: 12 width^2 weights a block, and a
     tied head.
     """
@@ -41,10 +41,10 @@ def gpt2(
             masked=modules == "all",
         )
     )
-    return Network(tuple(products), Attention(depth, heads, width // heads, tokens))
+    return NetworkShape(tuple(products), Attention(depth, heads, width // heads, tokens))
 
 
-def network(run: Run) -> Network:
+def network(run: Run) -> NetworkShape:
     """Of a Run that trains a GPT-2 from scratch. Raises UserError for others."""
     if not isinstance(run.model, TextModel) or run.model.name not in GPT2_SIZES:
         raise UserError(
@@ -71,7 +71,7 @@ def network(run: Run) -> Network:
         return made
     # is not repeated, because nothing behind it needs that
     last = "" if run.model.dropout else "mlp.c_proj"
-    return Network(
+    return NetworkShape(
         tuple(
             product
             if product.head or (last and product.name.endswith(last))
@@ -83,7 +83,7 @@ def network(run: Run) -> Network:
 
 
 def planned(
-    spec: Sparsity, of: Network, steps: int, samples: Sequence[int] = (1,), share: float = 1.0
+    spec: Sparsity, of: NetworkShape, steps: int, samples: Sequence[int] = (1,), share: float = 1.0
 ) -> dict[str, float]:
     """`Account.totals` of a run of so many steps. Raises UserError as such a run would.
 
@@ -118,7 +118,7 @@ def planned(
     return account.totals(live, attending(spec, of, schedule, steps - 1))
 
 
-def attending(spec: Sparsity, of: Network, schedule: Schedule, step: int) -> float:
+def attending(spec: Sparsity, of: NetworkShape, schedule: Schedule, step: int) -> float:
     """Attending pairs on average over layers and heads in a step."""
     phase = schedule.at(step).phase
     return of.attending(phase.attention, phase.alternate_attention, spec.width, spec.alternate)

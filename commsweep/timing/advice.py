@@ -12,8 +12,8 @@ from commsweep.errors import UserError
 from commsweep.store import Store
 from commsweep.timing.measured_pipelines import (
     Machine,
-    Measured,
-    Model,
+    PipelineModel,
+    PipelineStep,
     machine_of,
     measurements,
     models,
@@ -133,7 +133,9 @@ def advise(
     )
 
 
-def _choice(exact: Measured | None, model: Model | None, network: Network, steps: int) -> Choice:
+def _choice(
+    exact: PipelineStep | None, model: PipelineModel | None, network: Network, steps: int
+) -> Choice:
     one = exact or model.base  # pyright: ignore[reportOptionalMemberAccess]
     return Choice(
         one.method,
@@ -146,20 +148,22 @@ def _choice(exact: Measured | None, model: Model | None, network: Network, steps
 
 
 def regrets(
-    found: list[Measured], fits: dict[tuple[str, str], Model], steps: dict[str, int | None]
-) -> list[tuple[Measured, Measured, float]]:
+    found: list[PipelineStep],
+    fits: dict[tuple[str, str], PipelineModel],
+    steps: dict[str, int | None],
+) -> list[tuple[PipelineStep, PipelineStep, float]]:
     """(advised, best, time lost) for the settings of each training measured over the same links:
     what the shortest predicted time to the target costs over the shortest measured one, as a share
     of it.
     """
-    groups: dict[Any, list[Measured]] = {}
+    groups: dict[Any, list[PipelineStep]] = {}
     for one in found:
         if steps[one.row["run_id"]] is not None and one.series in fits:
             groups.setdefault((_training(one.row["run"]), one.network), []).append(one)
     made = []
     for own in groups.values():
 
-        def needed(measurement: Measured, step: float) -> float:
+        def needed(measurement: PipelineStep, step: float) -> float:
             return steps[measurement.row["run_id"]] * step  # pyright: ignore[reportOptionalOperand]
 
         advised = min(own, key=lambda one: needed(one, fits[one.series].step(one.network)))
@@ -171,7 +175,7 @@ def regrets(
     return made
 
 
-def _same(measurement: Measured, run: Run) -> bool:
+def _same(measurement: PipelineStep, run: Run) -> bool:
     return _training(measurement.row["run"]) == _training(record(run))
 
 

@@ -27,7 +27,7 @@ from commsweep.reporting.claim import Claim, Effect
 from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.reporting.table import Table
 from commsweep.timing import spd_kfac
-from commsweep.timing.measured_learners import FUSIONS, Measured, Model
+from commsweep.timing.measured_learners import FUSIONS, LearnerModel, LearnerStep
 from commsweep.timing.network_report import rate
 from commsweep.timing.spd_kfac import PUBLISHED, TITLES, Setting, setting
 from commsweep.timing.timeline.iterations import (
@@ -177,9 +177,9 @@ def _inverting(made: Iteration) -> float:
     return made.parts[INVERSION] + made.parts[INVERSE_MESSAGES]
 
 
-def measured(found: list[Measured]) -> Table:
+def measured(found: list[LearnerStep]) -> Table:
     """Every measurement beside its prediction."""
-    model = Model(found)
+    model = LearnerModel(found)
     table = Table(
         "measured",
         "Milliseconds a step of real processes on this machine, measured and predicted; exposed "
@@ -225,7 +225,7 @@ def measured(found: list[Measured]) -> Table:
     return table
 
 
-def _order(measurement: Measured) -> tuple[int, float, str]:
+def _order(measurement: LearnerStep) -> tuple[int, float, str]:
     return (
         measurement.network.learners,
         measurement.network.bandwidth or math.inf,
@@ -233,11 +233,11 @@ def _order(measurement: Measured) -> tuple[int, float, str]:
     )
 
 
-def errors(found: list[Measured]) -> list[float]:
+def errors(found: list[LearnerStep]) -> list[float]:
     """Of the predictions, as shares of what was measured; measurements that went into the model are
     left out.
     """
-    model = Model(found)
+    model = LearnerModel(found)
     return [
         guess / measurement.seconds - 1
         for measurement in found
@@ -245,11 +245,11 @@ def errors(found: list[Measured]) -> list[float]:
     ]
 
 
-def misordered(found: list[Measured], apart: float) -> list[tuple[str, str]]:
+def misordered(found: list[LearnerStep], apart: float) -> list[tuple[str, str]]:
     """Pairs over one network whose steps differ by more than this share, and which the prediction
     orders otherwise.
     """
-    model = Model(found)
+    model = LearnerModel(found)
     guesses = [
         (measurement, guess)
         for measurement in found
@@ -268,12 +268,12 @@ def misordered(found: list[Measured], apart: float) -> list[tuple[str, str]]:
 # Claims.
 
 
-def claims(found: list[Measured]) -> list[Claim]:
+def claims(found: list[LearnerStep]) -> list[Claim]:
     """K1, K2, K3 and K6."""
     return [k1(found), k2(found), k3(found), k6()]
 
 
-def k1(found: list[Measured]) -> Claim:
+def k1(found: list[LearnerStep]) -> Claim:
     """SPD-KFAC is 10 to 35 % faster than the better of D and MPD."""
     told = [
         gain(
@@ -318,16 +318,16 @@ def _quoted(told: list[float]) -> str:
     )
 
 
-def _settings(found: list[Measured]) -> list[dict[str, Measured]]:
+def _settings(found: list[LearnerStep]) -> list[dict[str, LearnerStep]]:
     """D, MPD and SPD of every network that has all three."""
-    by: dict[object, dict[str, Measured]] = {}
+    by: dict[object, dict[str, LearnerStep]] = {}
     for measurement in found:
         if measurement.algorithm in ("D-KFAC", "MPD-KFAC", "SPD-KFAC"):
             by.setdefault(measurement.network, {})[measurement.algorithm] = measurement
     return [own for own in by.values() if len(own) == 3]
 
 
-def k2(found: list[Measured]) -> Claim:
+def k2(found: list[LearnerStep]) -> Claim:
     """Pipelined fusion exposes less communication than any other."""
     effects = []
     for fusion, text in FUSIONS.items():
@@ -376,7 +376,7 @@ def _saved(other: float, own: float) -> float:
     return 100 * (1 - own / other) if other else 0.0
 
 
-def _fusions(found: list[Measured], fusion: str) -> list[tuple[Measured, Measured]]:
+def _fusions(found: list[LearnerStep], fusion: str) -> list[tuple[LearnerStep, LearnerStep]]:
     """(with this fusion, pipelined) of every network, inverted everywhere."""
     by = {
         (measurement.network, measurement.fusion): measurement
@@ -390,7 +390,7 @@ def _fusions(found: list[Measured], fusion: str) -> list[tuple[Measured, Measure
     ]
 
 
-def k3(found: list[Measured]) -> Claim:
+def k3(found: list[LearnerStep]) -> Claim:
     """Balanced placement beats inverting everywhere and spread."""
     effects = []
     for algorithm, text in PLACES.items():
@@ -437,7 +437,7 @@ def k3(found: list[Measured]) -> Claim:
     )
 
 
-def _exposed(measurement: Measured) -> float:
+def _exposed(measurement: LearnerStep) -> float:
     return measurement.parts[INVERSION] + measurement.parts[INVERSE_MESSAGES]
 
 
@@ -648,11 +648,11 @@ def _map(gpus: int, bandwidth: float, other: str) -> float:
 
 
 @styled
-def steps(found: list[Measured]) -> Figure:
+def steps(found: list[LearnerStep]) -> Figure:
     """Steps of real processes on this machine by part, as measured; marks: predicted (white: what
     was fitted).
     """
-    model, ordered = Model(found), sorted(found, key=_order)
+    model, ordered = LearnerModel(found), sorted(found, key=_order)
     groups = list(dict.fromkeys(one.network for one in ordered))
     figure, axes = plt.subplots(
         1,
@@ -695,7 +695,7 @@ def steps(found: list[Measured]) -> Figure:
     return figure
 
 
-def _short(measurement: Measured) -> str:
+def _short(measurement: LearnerStep) -> str:
     if measurement.algorithm.startswith("K-FAC"):
         return f"D, {FUSIONS[measurement.fusion]}"
     return measurement.algorithm.removesuffix("-KFAC")
@@ -711,7 +711,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 def beside(
-    found: list[Measured], tables_of_runs: list[Table], claims_of_runs: list[Claim]
+    found: list[LearnerStep], tables_of_runs: list[Table], claims_of_runs: list[Claim]
 ) -> report.More:
     """What the report of a plan adds to that of its runs; `analysis/kfac.py` adds tables and claims
     of the runs.
@@ -731,7 +731,7 @@ def beside(
     )
 
 
-def accuracy(found: list[Measured]) -> str:
+def accuracy(found: list[LearnerStep]) -> str:
     """How well the measured steps were predicted, in a sentence."""
     off = [abs(error) for error in errors(found)]
     if not off:

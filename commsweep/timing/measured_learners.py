@@ -53,7 +53,7 @@ ACKNOWLEDGED = 1 + 66 / (2 * 1448)
 
 
 @dataclass(frozen=True)
-class Network:
+class LearnerNetwork:
     """How many learners there are, and their links."""
 
     learners: int
@@ -67,7 +67,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LearnerStep:
     """One measurement: a run over a wiring."""
 
     row: Row
@@ -78,10 +78,12 @@ class Measured:
         return self.row["run"].get("kfac") is not None
 
     @property
-    def network(self) -> Network:
+    def network(self) -> LearnerNetwork:
         """The learners and their links."""
         wiring = self.row["wiring"]
-        return Network(self.row["run"]["grad"]["learners"], wiring["bandwidth"], wiring["latency"])
+        return LearnerNetwork(
+            self.row["run"]["grad"]["learners"], wiring["bandwidth"], wiring["latency"]
+        )
 
     @property
     def method(self) -> str:
@@ -124,27 +126,27 @@ class Measured:
         return self.timing["parts"]
 
 
-def measurements(store: Store, names: Iterable[str] | None = None) -> list[Measured]:
+def measurements(store: Store, names: Iterable[str] | None = None) -> list[LearnerStep]:
     """The store's measurements that have a step time, of these ids, if given."""
     wanted = None if names is None else set(names)
     return [
-        Measured(row)
+        LearnerStep(row)
         for row in store.learner_rows()
         if row.get("timing") and (wanted is None or row["id"] in wanted)
     ]
 
 
-class Model:
+class LearnerModel:
     """Predictions of steps, from the measurements that calibrate them."""
 
-    def __init__(self, found: list[Measured]) -> None:
+    def __init__(self, found: list[LearnerStep]) -> None:
         self.bases = {
             measurement.row["run_id"]: measurement
             for measurement in found
             if measurement.network.unlimited
             and (not measurement.kfac or measurement.algorithm == "D-KFAC")
         }
-        probed: dict[Network, list[dict[str, Line]]] = {}
+        probed: dict[LearnerNetwork, list[dict[str, Line]]] = {}
         for measurement in found:
             if measurement.timing.get("costs"):
                 probed.setdefault(measurement.network, []).append(measurement.timing["costs"])
@@ -156,39 +158,39 @@ class Model:
             for network, costs in probed.items()
         }
 
-    def base(self, measurement: Measured) -> Measured | None:
+    def base(self, measurement: LearnerStep) -> LearnerStep | None:
         """The measurement that its computing is taken from."""
         return self.bases.get(measurement.row["run_id"])
 
-    def fitted(self, measurement: Measured) -> bool:
+    def fitted(self, measurement: LearnerStep) -> bool:
         """Whether its own step went into the model."""
         return self.base(measurement) is measurement
 
-    def step(self, measurement: Measured) -> float | None:
+    def step(self, measurement: LearnerStep) -> float | None:
         """Predicted seconds of its step; None where a calibration is missing."""
         base = self.base(measurement)
         if base is None or measurement.network not in self.lines or base.network not in self.lines:
             return None
         return self._kfac(measurement, base) if measurement.kfac else self._plain(measurement, base)
 
-    def _line(self, network: Network, base: Measured, part: str, elements: int) -> Line:
+    def _line(self, network: LearnerNetwork, base: LearnerStep, part: str, elements: int) -> Line:
         """Of a gather: as probed, and what is beyond that."""
         alpha, beta = self.lines[network]["gather"]
         return alpha, max(0.0, beta + self._beyond(base, part, elements))
 
-    def _beyond(self, base: Measured, part: str, elements: int) -> float:
+    def _beyond(self, base: LearnerStep, part: str, elements: int) -> float:
         """Seconds an element that `base` needed beyond the probe on its own network: for copies and
         sums.
         """
         alpha, beta = self.lines[base.network]["gather"]
         return (base.parts[part] - alpha) / elements - beta
 
-    def _plain(self, measurement: Measured, base: Measured) -> float:
+    def _plain(self, measurement: LearnerStep, base: LearnerStep) -> float:
         elements = base.row["gradients"]["dense"] // 4
         alpha, beta = self._line(measurement.network, base, GRADIENT_MESSAGES, elements)  # pyright: ignore[reportArgumentType]
         return base.parts[PASSES] + alpha + beta * elements
 
-    def _kfac(self, measurement: Measured, base: Measured) -> float:
+    def _kfac(self, measurement: LearnerStep, base: LearnerStep) -> float:
         timing = base.timing
         factors = factors_of(timing["sizes"])
         whole = sum(factor.elements for factor in factors)
@@ -224,7 +226,7 @@ class Model:
         return iteration(Work(items, factors), cluster, how).seconds + rest
 
 
-class Exchange:
+class ExchangeModel:
     """Predicted steps of plain S-SGD over links that nobody probed: computing, packing and what the
     exchanges take on this machine from the run's own measurement over unlimited links; the
     latencies and bytes of the others are known. A shared machine is not always as fast: both
@@ -242,14 +244,14 @@ class Exchange:
     they meet in pairs; what they use late may travel meanwhile, but for the statistics.
     """
 
-    def __init__(self, found: list[Measured]) -> None:
+    def __init__(self, found: list[LearnerStep]) -> None:
         self.bases = {
             measurement.row["run_id"]: measurement
             for measurement in found
             if measurement.network.unlimited and not measurement.kfac
         }
 
-    def step(self, measurement: Measured) -> float | None:
+    def step(self, measurement: LearnerStep) -> float | None:
         """Predicted seconds of its step; None without a measurement to begin from, or where
         learners own shards.
         """
@@ -312,7 +314,7 @@ class Exchange:
         return share * (computing + max(exposed, waits(1, 0.0) if statistics else waited))
 
 
-def _shared(line: Line, measurement: Measured) -> Line:
+def _shared(line: Line, measurement: LearnerStep) -> Line:
     """Seconds of the processor where there are fewer cores than learners."""
     share = max(1.0, measurement.network.learners / measurement.row["cores"])
     return share * line[0], share * line[1]

@@ -52,7 +52,7 @@ def network_of(wiring: Wiring) -> Network:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PipelineStep:
     """A run over a wiring, measured once or in several turns, of which it is the mean."""
 
     row: Row
@@ -119,7 +119,7 @@ class Measured:
         )
 
 
-def measurements(store: Store, names: list[str] | None = None) -> list[Measured]:
+def measurements(store: Store, names: list[str] | None = None) -> list[PipelineStep]:
     """The store's measurements of one pipeline that have a step time; of these ids, if given. Turns
     of one thing are one, under the id of the first.
     """
@@ -134,7 +134,7 @@ def measurements(store: Store, names: list[str] | None = None) -> list[Measured]
             thing = row["run_id"], wiring.model_copy(update={"turn": 0}).model_dump_json()
             turns.setdefault(thing, []).append((wiring.turn, row))
     return [
-        Measured(_mean([row for _, row in sorted(own, key=itemgetter(0))]))
+        PipelineStep(_mean([row for _, row in sorted(own, key=itemgetter(0))]))
         for own in turns.values()
     ]
 
@@ -214,7 +214,7 @@ def machine_of(store: Store, names: list[str]) -> Machine:
     return made
 
 
-def calibrated(found: list[Measured]) -> Machine:
+def calibrated(found: list[PipelineStep]) -> Machine:
     """The machine that these measurements were taken on; they must include some over unlimited
     links, and over slow links of the same runs. Without them nothing is known of it.
     """
@@ -257,9 +257,11 @@ def _moved(machine: Machine, name: str, by: float) -> Machine:
     return replace(machine, wake=replace(wake, **{name: max(0.0, getattr(wake, name) + by)}))
 
 
-def _error(machine: Machine, warm: dict[tuple[str, str], Measured], slow: list[Measured]) -> float:
+def _error(
+    machine: Machine, warm: dict[tuple[str, str], PipelineStep], slow: list[PipelineStep]
+) -> float:
     """Sum of the squared logarithms of predicted over measured."""
-    fits = {series: Model(base, machine) for series, base in warm.items()}
+    fits = {series: PipelineModel(base, machine) for series, base in warm.items()}
     return sum(math.log(fits[one.series].step(one.network) / one.seconds) ** 2 for one in slow)
 
 
@@ -276,13 +278,15 @@ def _cold(pairs: list[tuple[float, float]]) -> Cold:
     return chosen
 
 
-class Model:
+class PipelineModel:
     """Predictions for one run and schedule, from its measurement over unlimited links.
 
     pace: how much longer its tasks are to take than they did in that measurement.
     """
 
-    def __init__(self, base: Measured, machine: Machine | None = None, pace: float = 1.0) -> None:
+    def __init__(
+        self, base: PipelineStep, machine: Machine | None = None, pace: float = 1.0
+    ) -> None:
         self.base, self.machine, self.pace, low, high = (
             base,
             machine or Machine(),
@@ -304,7 +308,7 @@ class Model:
             self._known[network] = self._seconds(self.times(), network)
         return self._known[network]
 
-    def measured(self, measurement: Measured) -> float:
+    def measured(self, measurement: PipelineStep) -> float:
         """The same of a step that was measured, at the speed that the machine had then: what its
         tasks needed of a core says that, and includes what waits did to them.
         """
@@ -327,7 +331,9 @@ class Model:
         return self.base.times(self.handling, self.machine, self.pace)
 
 
-def models(found: list[Measured], machine: Machine | None = None) -> dict[tuple[str, str], Model]:
+def models(
+    found: list[PipelineStep], machine: Machine | None = None
+) -> dict[tuple[str, str], PipelineModel]:
     """A model for every series that has a measurement over an unlimited network without latency.
 
     The schedules of a run order the same computations: where their measurements needed more or less
@@ -340,7 +346,7 @@ def models(found: list[Measured], machine: Machine | None = None) -> dict[tuple[
     for (run, _), base in bases.items():
         computed.setdefault(run, []).append(base.computed)
     return {
-        series: Model(base, machine, fmean(computed[series[0]]) / base.computed)
+        series: PipelineModel(base, machine, fmean(computed[series[0]]) / base.computed)
         for series, base in bases.items()
     }
 
@@ -375,7 +381,7 @@ def is_dense(row: Row) -> bool:
     )
 
 
-def quality(store: Store, found: list[Measured]) -> tuple[str, float, dict[str, int | None]]:
+def quality(store: Store, found: list[PipelineStep]) -> tuple[str, float, dict[str, int | None]]:
     """(metric, target, steps to it by run id). Raises UserError without a finished simulation of
     the dense run.
     """

@@ -28,8 +28,8 @@ from commsweep.store import Row, Store
 from commsweep.timing import advice, measured_learners
 from commsweep.timing.measured_pipelines import (
     Machine,
-    Measured,
-    Model,
+    PipelineModel,
+    PipelineStep,
     is_dense,
     machine_of,
     measurements,
@@ -189,7 +189,7 @@ def write(
 
 
 def write_learners(
-    found: list[measured_learners.Measured], folder: Path, store: Store, seeds: range
+    found: list[measured_learners.LearnerStep], folder: Path, store: Store, seeds: range
 ) -> Made:
     """The table of learners' steps, measured and predicted, and measurements.csv with what they are
     made of (seconds; bytes a step that all learners handed over; computed, of a core by a training
@@ -197,7 +197,7 @@ def write_learners(
     links); of those that train apart, what whole trainings take and reach, where the store has
     simulations of them with these seeds.
     """
-    model = measured_learners.Exchange(found)
+    model = measured_learners.ExchangeModel(found)
     rows, errors, data = [], [], []
     for measurement in sorted(
         found,
@@ -282,7 +282,7 @@ def write_learners(
 class End:
     """A whole training over a network: what it takes and reaches."""
 
-    network: measured_learners.Network
+    network: measured_learners.LearnerNetwork
     method: str
     seconds: float
     predicted: float | None  # None: the prediction begins from it, or there is none
@@ -290,8 +290,8 @@ class End:
 
 
 def _ends(
-    found: list[measured_learners.Measured],
-    model: measured_learners.Exchange,
+    found: list[measured_learners.LearnerStep],
+    model: measured_learners.ExchangeModel,
     store: Store,
     seeds: range,
 ) -> list[End]:
@@ -409,7 +409,7 @@ def _constants(machine: Machine) -> str:
     )
 
 
-def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Table:
+def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Table:
     """Rank correlation (Spearman) of predicted and measured step times of the methods that share a
     link, and how many of the pairs of methods that are far enough apart to choose by were predicted
     in their order; where measurements were taken in turns, how much the turns agree with each
@@ -432,7 +432,7 @@ def ranks_table(compared: list[Measured], fits: dict[tuple[str, str], Model]) ->
             *(["turns with each other"] if several else []),
         ],
     )
-    groups: dict[tuple[Any, ...], list[Measured]] = {}
+    groups: dict[tuple[Any, ...], list[PipelineStep]] = {}
     for one in sorted(compared, key=_order):
         groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
     counts = []
@@ -524,7 +524,7 @@ def rate(bits: float) -> str:
     return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
 
 
-def _order(measurement: Measured) -> tuple[Any, ...]:
+def _order(measurement: PipelineStep) -> tuple[Any, ...]:
     return (
         measurement.schedule != "gpipe",
         measurement.network.latency,
@@ -535,7 +535,9 @@ def _order(measurement: Measured) -> tuple[Any, ...]:
 
 
 def steps_table(
-    found: list[Measured], fits: dict[tuple[str, str], Model], known: Collection[str] = ()
+    found: list[PipelineStep],
+    fits: dict[tuple[str, str], PipelineModel],
+    known: Collection[str] = (),
 ) -> Table:
     """Milliseconds a step of every measurement, beside what is predicted."""
     rows = []
@@ -579,7 +581,7 @@ def steps_table(
 
 
 def target_table(
-    found: list[Measured], metric: str, value: float, steps: dict[str, int | None]
+    found: list[PipelineStep], metric: str, value: float, steps: dict[str, int | None]
 ) -> Table:
     """Seconds that every measurement needs to the target quality."""
     rows = []
@@ -605,7 +607,9 @@ def target_table(
 
 
 def regret_table(
-    compared: list[Measured], fits: dict[tuple[str, str], Model], steps: dict[str, int | None]
+    compared: list[PipelineStep],
+    fits: dict[tuple[str, str], PipelineModel],
+    steps: dict[str, int | None],
 ) -> Table:
     """What advice costs over links that it has not seen, against the best of what was measured
     there.
@@ -638,7 +642,7 @@ def regret_table(
 # Figures.
 
 
-def _inks(found: list[Measured]) -> dict[str, int]:
+def _inks(found: list[PipelineStep]) -> dict[str, int]:
     return {
         method: turn
         for turn, method in enumerate(dict.fromkeys(measurement.method for measurement in found))
@@ -650,7 +654,7 @@ FAST = 1e10  # where "unlimited" is drawn
 
 
 @styled
-def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+def step_time(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
     shown = [
@@ -689,7 +693,7 @@ def step_time(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figu
 
 @styled
 def time_to_target(
-    found: list[Measured], metric: str, value: float, steps: dict[str, int | None]
+    found: list[PipelineStep], metric: str, value: float, steps: dict[str, int | None]
 ) -> Figure:
     """Seconds until the target quality against bandwidth; methods that do not reach it are
     named.
@@ -733,7 +737,7 @@ def time_to_target(
 
 
 @styled
-def prediction(compared: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+def prediction(compared: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Predicted against measured step time; the band is 15 %."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
     for turn, (schedule, latency) in enumerate(
@@ -768,7 +772,7 @@ COLOURS = {"F": INK[0], "B": INK[1], "U": INK[2], "send": INK[4]}
 
 
 @styled
-def gantt(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+def gantt(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """One step of the slowest measured dense run: what the processes did, and what the timeline
     says of it.
     """
@@ -862,7 +866,7 @@ def passages(messages: list[list[list[Any]]]) -> list[tuple[int, int, float, flo
 
 
 @styled
-def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+def bubble(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Shares of the devices' time: busy, bubble, exposed communication; predicted, each stage on
     cores of its own.
     """
@@ -897,7 +901,7 @@ def bubble(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
 
 
 @styled
-def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
+def far(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Predicted beyond the measured: up to 256 stages like the measured ones, over links between
     sites.
     """
@@ -959,7 +963,7 @@ def far(found: list[Measured], fits: dict[tuple[str, str], Model]) -> Figure:
     return figure
 
 
-def _pair(fits: dict[tuple[str, str], Model]) -> tuple[Model, Model]:
+def _pair(fits: dict[tuple[str, str], PipelineModel]) -> tuple[PipelineModel, PipelineModel]:
     """The dense run's model, and that of the one with the fewest bytes."""
     every = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(
         fits.values()
@@ -970,7 +974,7 @@ def _pair(fits: dict[tuple[str, str], Model]) -> tuple[Model, Model]:
     )
 
 
-def _alone(model: Model) -> Times:
+def _alone(model: PipelineModel) -> Times:
     """Each stage on cores of its own; what handling a message takes is part of the stage's work."""
     times = model.base.times()
     return replace(
@@ -997,7 +1001,7 @@ def _cached(key: tuple[Any, ...], n: int, network: Network, schedule: str) -> fl
     return step_seconds(SCHEDULES[schedule](n, MICROBATCHES), times, network, IDEAL, steps=2)
 
 
-def _repeated(model: Model, n: int, network: Network, schedule: str) -> float:
+def _repeated(model: PipelineModel, n: int, network: Network, schedule: str) -> float:
     """Seconds a step of n devices, each like the mean measured stage, with the largest measured
     message between.
     """

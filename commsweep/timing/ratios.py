@@ -14,7 +14,7 @@ from typing import Any
 
 from commsweep.config import ForwardMaskSpec, Run, override
 from commsweep.errors import UserError
-from commsweep.timing.measured_pipelines import Model
+from commsweep.timing.measured_pipelines import PipelineModel
 from commsweep.timing.timeline.pipelines import SCHEDULES, TORCH, Network, step_seconds
 
 Sizes = dict[str, tuple[int, int]]  # by cut: bytes (forward, backward) of a microbatch's message
@@ -48,7 +48,9 @@ class Spread:
         }
 
 
-def spread(run: Run, sizes: Callable[[Run], Sizes], model: Model, network: Network) -> Spread:
+def spread(
+    run: Run, sizes: Callable[[Run], Sizes], model: PipelineModel, network: Network
+) -> Spread:
     """The ratios for these links.
 
     run: one ratio everywhere, both ways, or forward with the gradient in its mask. sizes: bytes of

@@ -56,7 +56,7 @@ from commsweep.training import arithmetic, compiled, optim
 from commsweep.training.readback import Installed, model_of, nothing_lost
 from commsweep.training.record import environment, row
 from commsweep.training.step import CHECK_EVERY, Task, check_microbatches, check_norms, microbatches
-from commsweep.training.subspace import Subspace
+from commsweep.training.subspace import SubspaceTraining
 from commsweep.training.tasks import kind
 
 CONTINUE = "last"  # name of a run's checkpoints
@@ -181,7 +181,7 @@ def build(
     )
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
     if run.fwd.compressor.kind == "subspace" and boundaries:
-        components["subspace"] = coder = Subspace(run, model, boundaries)
+        components["subspace"] = coder = SubspaceTraining(run, model, boundaries)
         if run.fwd.compressor.constrain:
             coder.check(model, data.example)
     if run.kfac is not None:

@@ -77,7 +77,7 @@ def _note(lost: dict[str, float], name: str, x: Tensor, y: Tensor) -> None:
     lost[name] = float((y - x).norm() / x.norm().clamp(min=1e-30))
 
 
-class Subspace(Component):
+class SubspaceTraining(Component):
     """Notes what enters the first block, or the model (the coders measure from there), and confines
     what may move.
     """

@@ -13,7 +13,7 @@ from commsweep.errors import UserError
 from commsweep.processes import ddp
 from commsweep.registry import preset
 from commsweep.second_order import factors
-from commsweep.second_order.layer import Layer
+from commsweep.second_order.layer import KFACLayer
 from commsweep.second_order.preconditioner import Preconditioner, memory_bytes
 from commsweep.store import Store
 from commsweep.training.run import build, execute, trainer
@@ -127,7 +127,7 @@ def test_one_datum_is_exact():
 )
 def test_the_preconditioned_gradient_is_the_explicit_kronecker_solve(make, method, split):
     module, spec = make().double(), KFAC(method=method, split=split, damping=0.1)
-    layer = Layer("it", module).double()
+    layer = KFACLayer("it", module).double()
     roots = [torch.randn(d, d, dtype=torch.float64) for d in factors.sizes(module)]
     layer.a.copy_(roots[0] @ roots[0].T)
     layer.g.copy_(roots[1] @ roots[1].T)
@@ -189,7 +189,7 @@ def test_the_mean_of_the_learners_factors_is_the_factor_of_the_whole_batch():
 
 def test_infinite_damping_is_the_gradient_up_to_scale():
     module = nn.Linear(5, 3)
-    layer = Layer("it", module)
+    layer = KFACLayer("it", module)
     layer.a.copy_(torch.eye(6))
     layer.g.copy_(torch.eye(3))
     layer.taken = 1.0

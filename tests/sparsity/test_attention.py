@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as dense
 from commsweep.config import Execution, override
 from commsweep.errors import UserError
 from commsweep.sparsity import flops
-from commsweep.sparsity.attention import Layer, allowed, attend
+from commsweep.sparsity.attention import SparseAttention, allowed, attend
 from commsweep.training.run import build
 from tests.helpers import same_bits, tiny, tiny_text
 
@@ -113,7 +113,7 @@ def test_dropout_leaves_the_mean(kind):
 
 def test_every_other_head_attends_otherwise():
     q, k, v = qkv(32, heads=5)
-    made = Layer(8, "local", "fixed")(q, k, v, None, 0.0)
+    made = SparseAttention(8, "local", "fixed")(q, k, v, None, 0.0)
     for head in range(5):
         one = [x[:, head : head + 1] for x in (q, k, v)]
         assert near(made[:, head : head + 1], attend(("local", "fixed")[head % 2], *one, 8), 1e-6)
@@ -130,7 +130,9 @@ def test_what_is_no_block_of_text_is_refused():
     with pytest.raises(ValueError, match="1 queries and 16 keys"):
         attend("local", q[:, :, -1:], k, v, 4)
     # no other head
-    assert near(Layer(4, "local", "fixed")(q, k, v, None, 0.0), attend("local", q, k, v, 4), 0)
+    assert near(
+        SparseAttention(4, "local", "fixed")(q, k, v, None, 0.0), attend("local", q, k, v, 4), 0
+    )
 
 
 # In a model.

@@ -79,7 +79,9 @@ def test_with_a_dense_head_that_is_counted_a_quarter_cannot_be_reached():
 )
 def test_rigls_overhead(sparsity, published):
     """(3 f_S dT + 2 f_S + f_D) / (dT + 1) of a dense step's 3 f_D, at dT = 100."""
-    net = flops.Network(tuple(flops.Product(f"{i}", (100, 1000), 100_000, 1) for i in range(3)))
+    net = flops.NetworkShape(
+        tuple(flops.Product(f"{i}", (100, 1000), 100_000, 1) for i in range(3))
+    )
     live = [round(100_000 * (1 - sparsity))] * 3
     plain, growing = flops.step(net, live, 0.0), flops.step(net, live, 0.0, [True] * 3)
     dense = sum(flops.step(net, [100_000] * 3, 0.0).values())

@@ -13,10 +13,10 @@ from commsweep.timing import kfac_report as spd_iterations
 from commsweep.timing import network_report as links
 from commsweep.timing.measured_learners import (
     ACKNOWLEDGED,
-    Exchange,
-    Measured,
-    Model,
-    Network,
+    ExchangeModel,
+    LearnerModel,
+    LearnerNetwork,
+    LearnerStep,
     measurements,
 )
 from commsweep.timing.timeline.pipelines import Network as Wire
@@ -74,7 +74,7 @@ def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0, ru
         }
     timing |= {"step_seconds": late * sum(parts.values()), "parts": parts}
     name = name or f"{fusion}{placement}{kfac}{network.bandwidth:g}"
-    return Measured(
+    return LearnerStep(
         {
             "schema": SCHEMA,
             "status": "measured",
@@ -104,7 +104,7 @@ def fill(store):
         folder.make()
         folder.finish(
             row(
-                Network(run.grad.learners, wiring.bandwidth),
+                LearnerNetwork(run.grad.learners, wiring.bandwidth),
                 wiring.fusion,
                 wiring.placement,
                 run.kfac is not None,
@@ -115,7 +115,7 @@ def fill(store):
 
 
 WITH = {True: {"kfac__damping": 0.03}, False: {}}
-FREE, SLOW = Network(2), Network(2, 1e7)
+FREE, SLOW = LearnerNetwork(2), LearnerNetwork(2, 1e7)
 
 
 def test_measurements_are_read_from_a_store(store):
@@ -136,7 +136,7 @@ def test_what_a_measurement_is_called():
 
 def test_the_model_finds_what_made_the_measurements():
     found = [row(network, kfac=kfac) for network in (FREE, SLOW) for kfac in (True, False)]
-    model = Model(found)
+    model = LearnerModel(found)
     assert [model.fitted(one) for one in found] == [True, True, False, False]
     assert [model.step(one) for one in found] == pytest.approx([one.seconds for one in found])
     assert spd_iterations.errors(found) == pytest.approx([0, 0], abs=1e-9)
@@ -145,15 +145,15 @@ def test_the_model_finds_what_made_the_measurements():
 def test_spread_is_predicted_from_the_same_measurement():
     """Two learners invert by halves; inverses take turns on the network."""
     found = [row(FREE), row(SLOW), row(SLOW, "after", "spread")]
-    predicted, everywhere = Model(found).step(found[2]), Model(found).step(found[1])
+    predicted, everywhere = LearnerModel(found).step(found[2]), LearnerModel(found).step(found[1])
     alpha, beta = line(SLOW)
     assert predicted < everywhere + 4 * alpha + beta * sum(ELEMENTS)
     assert predicted > everywhere - sum(C1 * d**3 for d in SIZES) + 4 * alpha + beta * sum(ELEMENTS)
 
 
 def test_without_its_calibration_there_is_no_prediction():
-    assert Model([row(SLOW)]).step(row(SLOW)) is None
-    assert Model([row(FREE)]).step(row(Network(2, 3e8))) is None
+    assert LearnerModel([row(SLOW)]).step(row(SLOW)) is None
+    assert LearnerModel([row(FREE)]).step(row(LearnerNetwork(2, 3e8))) is None
     assert "no prediction" in spd_iterations.accuracy([row(SLOW)])
 
 
@@ -161,13 +161,13 @@ def test_a_prediction_that_orders_otherwise_is_found():
     """Layer by layer overlaps and so is predicted faster; measured it was half as fast again."""
     slower = row(SLOW, "layer", late=1.5)
     found = [row(FREE), row(SLOW), slower]
-    assert Model(found).step(slower) < Model(found).step(found[1])
+    assert LearnerModel(found).step(slower) < LearnerModel(found).step(found[1])
     assert spd_iterations.misordered(found, 0.08) == [("D-KFAC", slower.algorithm)]
     assert spd_iterations.misordered(found, 0.6) == []
 
 
 def test_measured_claims_follow_the_measurements():
-    networks = [Network(n, bits) for n, bits in ((2, 1e7), (2, 1e8), (4, 1e8))]
+    networks = [LearnerNetwork(n, bits) for n, bits in ((2, 1e7), (2, 1e8), (4, 1e8))]
     for late, verdict in ((0.8, "supported"), (1.0, "contradicted")):
         found = (
             [row(network) for network in networks]
@@ -187,7 +187,7 @@ def apart(network, sent, steps=38, seconds=0.05, statistics=0, cores=8, timing=N
         {"grad.learners": network.learners}
         | {key.replace("__", "."): value for key, value in changes.items()},
     )
-    return Measured(
+    return LearnerStep(
         {
             "run": record(run),
             "run_id": run_id(run),
@@ -212,7 +212,7 @@ def apart(network, sent, steps=38, seconds=0.05, statistics=0, cores=8, timing=N
 
 
 ROUND = 500_000  # bytes of one exchange
-LATE = Network(4, 20e6, 0.02)
+LATE = LearnerNetwork(4, 20e6, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -229,13 +229,15 @@ def test_a_step_pays_its_share_of_an_exchange(changes, rounds, others, exchanges
     """Bytes to so many others and latencies there and back, as often as learners meet; what was
     sent to score is not of a step.
     """
-    base, late = (apart(network, rounds * ROUND, **changes) for network in (Network(4), LATE))
+    base, late = (
+        apart(network, rounds * ROUND, **changes) for network in (LearnerNetwork(4), LATE)
+    )
     wire = Wire(20e6).seconds(others * ROUND) * ACKNOWLEDGED
     assert wire == pytest.approx(others * ROUND * 8 / 20e6, rel=0.1)
-    told = Exchange([base, late]).step(late)
+    told = ExchangeModel([base, late]).step(late)
     assert told == pytest.approx(0.05 + share * (exchanges * 0.04 + wire), rel=0.01)
-    assert Exchange([base, late]).step(base) == pytest.approx(0.05)
-    assert Exchange([late]).step(late) is None
+    assert ExchangeModel([base, late]).step(base) == pytest.approx(0.05)
+    assert ExchangeModel([late]).step(late) is None
 
 
 @pytest.mark.parametrize(("changes", "share"), [({}, 1.0), ({"grad__outer__interval": 10}, 0.1)])
@@ -243,19 +245,19 @@ def test_a_latency_absorbs_what_learners_waited_for_each_other(changes, share):
     """Two latencies from one's own end on, however much earlier that is than the others' by less
     than a latency; a short latency absorbs part of it.
     """
-    base = apart(Network(4), ROUND, timing={"waited": share * 0.01}, **changes)
+    base = apart(LearnerNetwork(4), ROUND, timing={"waited": share * 0.01}, **changes)
     for latency, least, most in ((0.05, 0.09, 0.091), (0.02, 0.03, 0.034), (0.004, 0.002, 0.006)):
-        late = apart(Network(4, 0.0, latency), ROUND, **changes)
-        assert share * least - 1e-4 <= Exchange([base, late]).step(late) - 0.05 <= share * most
-    assert Exchange([base]).step(base) == pytest.approx(0.05)
+        late = apart(LearnerNetwork(4, 0.0, latency), ROUND, **changes)
+        assert share * least - 1e-4 <= ExchangeModel([base, late]).step(late) - 0.05 <= share * most
+    assert ExchangeModel([base]).step(base) == pytest.approx(0.05)
 
 
 def test_what_is_computed_while_the_last_message_travels_is_not_waited_for():
     """All of it where links are later than it takes; no step is shorter than without links."""
-    base = apart(Network(4), ROUND, timing={"meanwhile": 0.01})
+    base = apart(LearnerNetwork(4), ROUND, timing={"meanwhile": 0.01})
     for latency, more in ((0.02, 0.03), (0.006, 0.002), (0.004, 0.0)):
-        late = apart(Network(4, 0.0, latency), ROUND)
-        assert Exchange([base, late]).step(late) == pytest.approx(0.05 + more, abs=2e-4)
+        late = apart(LearnerNetwork(4, 0.0, latency), ROUND)
+        assert ExchangeModel([base, late]).step(late) == pytest.approx(0.05 + more, abs=2e-4)
 
 
 def test_a_step_is_predicted_at_the_speed_that_the_machine_had():
@@ -269,11 +271,11 @@ def test_a_step_is_predicted_at_the_speed_that_the_machine_had():
         (0.03, None, 0.04),
     ):
         base = apart(
-            Network(4), ROUND, timing={"waited": 0.01} | ({"computed": then} if then else {})
+            LearnerNetwork(4), ROUND, timing={"waited": 0.01} | ({"computed": then} if then else {})
         )
-        late = apart(Network(4, 0.0, 0.05), ROUND, timing={"computed": now} if now else {})
-        assert Exchange([base, late]).step(late) == pytest.approx(computing + 0.1, rel=0.01)
-        assert Exchange([base, late]).step(base) == pytest.approx(0.05)
+        late = apart(LearnerNetwork(4, 0.0, 0.05), ROUND, timing={"computed": now} if now else {})
+        assert ExchangeModel([base, late]).step(late) == pytest.approx(computing + 0.1, rel=0.01)
+        assert ExchangeModel([base, late]).step(base) == pytest.approx(0.05)
 
 
 def test_what_is_not_compressed_travels_while_the_rest_is():
@@ -281,7 +283,7 @@ def test_what_is_not_compressed_travels_while_the_rest_is():
     not.
     """
     slow, pressed = (
-        Network(2, 20e6),
+        LearnerNetwork(2, 20e6),
         {"grad__compressor__kind": "topk", "grad__exchange": "allgather"},
     )
     steps = {}
@@ -292,11 +294,11 @@ def test_what_is_not_compressed_travels_while_the_rest_is():
     }.items():
         found = [
             apart(network, 38 * ROUND, statistics=38 * 50_000, **changes)
-            for network in (Network(2), slow)
+            for network in (LearnerNetwork(2), slow)
         ]
         for one in found:
             one.row["gradients"]["vector.up"] = 100_000
-        steps[name] = Exchange(found).step(found[1])
+        steps[name] = ExchangeModel(found).step(found[1])
     wire = Wire(20e6).seconds(1) * ACKNOWLEDGED
     assert steps["dense"] - steps["TopK"] == pytest.approx(150_000 * wire)
     assert steps["all"] - steps["TopK"] == pytest.approx(100_000 * wire)
@@ -305,26 +307,28 @@ def test_what_is_not_compressed_travels_while_the_rest_is():
 def test_what_is_used_late_travels_meanwhile_and_shards_are_not_predicted():
     outer = {"grad__outer__interval": 10}
     plain, hidden = (
-        [apart(network, 3 * ROUND, **outer, **more) for network in (Network(4), LATE)]
+        [apart(network, 3 * ROUND, **outer, **more) for network in (LearnerNetwork(4), LATE)]
         for more in ({}, {"grad__outer__overlap": 2, "timing": {"meanwhile": 0.01}})
     )
-    assert Exchange(plain).step(plain[1]) - Exchange(hidden).step(hidden[1]) == pytest.approx(
-        0.1 * 2 * 0.05
-    )
+    assert ExchangeModel(plain).step(plain[1]) - ExchangeModel(hidden).step(
+        hidden[1]
+    ) == pytest.approx(0.1 * 2 * 0.05)
     small = [
         apart(network, 30, grad__outer__interval=10, grad__outer__overlap=9)
-        for network in (Network(4), LATE)
+        for network in (LearnerNetwork(4), LATE)
     ]
-    assert Exchange(small).step(small[1]) == pytest.approx(0.05)
+    assert ExchangeModel(small).step(small[1]) == pytest.approx(0.05)
     told = [
         apart(one.network, 30, statistics=30, grad__outer__interval=10, grad__outer__overlap=9)
         for one in small
     ]
-    assert Exchange(told).step(told[1]) == pytest.approx(0.05 + 0.1 * 0.04, rel=1e-3), (
+    assert ExchangeModel(told).step(told[1]) == pytest.approx(0.05 + 0.1 * 0.04, rel=1e-3), (
         "statistics are needed at once"
     )
-    owned = [apart(network, 38 * ROUND, grad__sharded__nodes=1) for network in (Network(4), LATE)]
-    assert Exchange(owned).step(owned[1]) is None
+    owned = [
+        apart(network, 38 * ROUND, grad__sharded__nodes=1) for network in (LearnerNetwork(4), LATE)
+    ]
+    assert ExchangeModel(owned).step(owned[1]) is None
 
 
 def test_whole_trainings_are_told_with_what_they_reach(store, tmp_path):
@@ -337,7 +341,9 @@ def test_whole_trainings_are_told_with_what_they_reach(store, tmp_path):
         folder = store.folder(run_id(run))
         folder.begin(run, {})
         folder.finish(outcome(run, metrics={"test_on_ppl": 10.0 + seed}, steps=200))
-    found = [apart(network, 3 * ROUND, grad__outer__interval=10) for network in (Network(4), LATE)]
+    found = [
+        apart(network, 3 * ROUND, grad__outer__interval=10) for network in (LearnerNetwork(4), LATE)
+    ]
     for one in found:
         one.row.update(run=record(runs[0]), run_id=run_id(runs[0]))
     made = links.write_learners(found, tmp_path / "out", store, range(100))
@@ -345,12 +351,15 @@ def test_whole_trainings_are_told_with_what_they_reach(store, tmp_path):
     assert [row[3] for row in ends.texts()] == ["10.0", "10.0"] and [
         row[5:] for row in ends.texts()
     ] == [["10.50 ± 0.71", "2"]] * 2
-    assert {row[4] for row in ends.texts()} == {"-", f"{200 * Exchange(found).step(found[1]):.1f}"}
+    assert {row[4] for row in ends.texts()} == {
+        "-",
+        f"{200 * ExchangeModel(found).step(found[1]):.1f}",
+    }
     assert len(steps.rows) == 2 and (tmp_path / "out" / "endings.png").exists()
     data = pd.read_csv(tmp_path / "out" / "measurements.csv")
     assert list(data.seconds) == [one.seconds for one in found] and list(data.latency) == [
         0.0,
         0.02,
     ]
-    assert data.predicted[1] == pytest.approx(Exchange(found).step(found[1]))
+    assert data.predicted[1] == pytest.approx(ExchangeModel(found).step(found[1]))
     assert data.gradients[0] == 4 * 3 * ROUND / 38, "of all learners, a step"

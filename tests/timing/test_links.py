@@ -169,7 +169,7 @@ def slower(one, pace):
         measured.Machine().network(one.network),
         TORCH[one.schedule],
     )
-    return measured.Measured(
+    return measured.PipelineStep(
         one.row | {"timing": one.row["timing"] | {"step_seconds": seconds, "tasks": tasks}}
     )
 
@@ -260,7 +260,7 @@ def test_advice_that_is_wrong_costs_what_was_measured(store):
         for is_dense in (True, False)
     )
     assert [share for *_, share in advising.regrets(own, fits, steps)] == [0.0]
-    slow = measured.Measured(
+    slow = measured.PipelineStep(
         topk.row | {"timing": topk.row["timing"] | {"step_seconds": 2 * dense.seconds}}
     )
     ((advised, best, share),) = advising.regrets([dense, slow], fits, steps)

@@ -47,7 +47,7 @@ class Base:
 
 @dataclass
 class Fitted:
-    """What `measured.Model` knows, without a measurement."""
+    """What `measured.PipelineModel` knows, without a measurement."""
 
     base: Base
     machine: Machine = field(default_factory=Machine)
