@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from commsweep.config.base import Spec, settle
+from commsweep.config.base import Spec, by_kind, settle
 
 Ratio = Annotated[
     float, Field(gt=0, le=1, description="share of the entries that is kept, 0 < ratio <= 1")
@@ -578,3 +578,25 @@ GradientCompressor = Annotated[
     | DionFactorsSpec,
     Field(discriminator="kind"),
 ]
+
+
+def values_fit(name: str, compressor: Spec) -> None:
+    """Refuse a code of kept values that means nothing for them."""
+    if (values := getattr(compressor, "values", None)) is not None:
+        group_fits(f"{name}.compressor.values", values)
+        if getattr(values, "scale", "") in ("channel", "last"):
+            raise ValueError(
+                f"{name}.compressor.values.scale={values.scale}: kept values have no channels; "
+                "use tensor, sample or group"
+            )
+
+
+def group_fits(name: str, compressor: Any) -> None:
+    """Refuse a size of groups where nothing is grouped."""
+    if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":
+        raise ValueError(f"{name}.group has no effect unless {name}.scale=group")
+
+
+def kinds(union: Any, trait: str) -> str:
+    """The kinds of a union's members that have a trait, for people."""
+    return ", ".join(kind for kind, one in by_kind(union).items() if getattr(one, trait))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from commsweep.config.base import Positive, Spec, settle
+from commsweep.config.base import Positive, Spec, by_kind, settle
 from commsweep.config.compressors import (
     CastSpec,
     E3M0Spec,
@@ -15,6 +15,9 @@ from commsweep.config.compressors import (
     NoCompressorSpec,
     StatisticalSpec,
     UniformSpec,
+    group_fits,
+    kinds,
+    values_fit,
 )
 from commsweep.config.feedback import GradientFeedback, NoFeedbackSpec
 
@@ -180,3 +183,190 @@ class Gradients(Spec):
     sharded: Annotated[
         Sharded | None, Field(description="owners of shards; absent: every learner has all")
     ] = None
+
+
+def check_gradients(grad: Gradients, batch_size: int) -> None:
+    """Refuse settings of the gradients' exchange that would have no effect or no meaning."""
+    kind, feedback = grad.compressor.kind, grad.feedback.kind
+    if batch_size % (grad.learners * grad.local_steps):
+        steps = f" times grad.local_steps={grad.local_steps}" if grad.local_steps > 1 else ""
+        raise ValueError(
+            f"grad.learners={grad.learners}{steps} does not divide "
+            f"data.batch_size={batch_size}; every learner takes an equal share"
+        )
+    if grad.learners == 1 and kind == "none" and grad.exchange != "allreduce":
+        raise ValueError(
+            f"grad.exchange={grad.exchange} has no effect with one learner; set grad.learners"
+        )
+    if grad.sharded is not None:
+        _shards_fit(grad)
+    if kind == "none" and grad != Gradients(
+        learners=grad.learners,
+        exchange=grad.exchange,
+        local_steps=grad.local_steps,
+        outer=grad.outer,
+        transform=grad.transform,
+        sharded=grad.sharded,
+    ):
+        raise ValueError(
+            f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, "
+            "compress_vectors and start_epoch have no effect; set grad.compressor.kind"
+        )
+    if grad.transform is not None and (
+        kind == "none" or grad.compressor.joint or kind == "adacomp"
+    ):
+        raise ValueError(
+            f"grad.transform={grad.transform} has no effect on grad.compressor.kind={kind}; use "
+            "topk or another compressor of single messages"
+        )
+    _dion_fits(grad)
+    if grad.outer is not None:
+        _outer_fits(grad, grad.outer)
+    _exchange_fits(grad)
+    _compressor_fits(grad)
+
+
+def _dion_fits(grad: Gradients) -> None:
+    """Refuse half of Dion, and a feedback that a transform confuses."""
+    kind, feedback = grad.compressor.kind, grad.feedback.kind
+    if (kind == "dion") != (feedback == "decoupled"):
+        raise ValueError(
+            f"grad.compressor.kind={kind} with grad.feedback.kind={feedback}: Dion's factors "
+            "are of the learners' own momenta; set grad.compressor.kind=dion and "
+            "grad.feedback.kind=decoupled"
+        )
+    if kind == "dion" and (
+        grad.exchange != "allreduce"
+        or grad.compress_vectors
+        or grad.start_epoch
+        or grad.outer is not None
+    ):
+        raise ValueError(
+            "grad.compressor.kind=dion is two all-reduces of matrices, from the first step on: "
+            "set grad.exchange=allreduce, and leave out grad.compress_vectors, grad.start_epoch "
+            "and grad.outer"
+        )
+    if grad.transform is not None and feedback == "dgc":
+        raise ValueError(
+            "grad.feedback.kind=dgc forgets what was sent by its places, which grad.transform="
+            f"{grad.transform} changes; use ef"
+        )
+
+
+def _outer_fits(grad: Gradients, outer: Outer) -> None:
+    """Refuse outer steps that the rest of the section contradicts."""
+    kind = grad.compressor.kind
+    if grad.local_steps > 1:
+        raise ValueError(
+            f"grad.local_steps={grad.local_steps} does not go with grad.outer, in which "
+            "learners take grad.outer.interval steps of their own; set grad.local_steps=1"
+        )
+    if outer.aggregate == "senders" and not grad.compressor.sparsifier:
+        raise ValueError(
+            f"grad.outer.aggregate=senders: with grad.compressor.kind={kind} every learner "
+            "sends every place, so it is the mean of all; set grad.outer.aggregate=all or a "
+            "sparsifier"
+        )
+    if outer.local_update == "sent" and not grad.compressor.sparsifier:
+        raise ValueError(
+            f"grad.outer.local_update=sent: with grad.compressor.kind={kind} every place is "
+            "sent; set grad.compressor.kind=randomk or another sparsifier, or leave "
+            "local_update out"
+        )
+    if outer.peers == "pairs":
+        if grad.learners % 2:
+            raise ValueError(
+                f"grad.outer.peers=pairs: grad.learners={grad.learners} is odd, so one would be "
+                "left over"
+            )
+        if kind != "none" or grad.exchange == "server":
+            raise ValueError(
+                "grad.outer.peers=pairs sends weights from one learner to another, "
+                "uncompressed: set grad.compressor.kind=none, and grad.exchange=allreduce or "
+                "allgather, which makes no difference then"
+            )
+
+
+def _exchange_fits(grad: Gradients) -> None:
+    """Refuse an exchange or a feedback that these messages cannot have."""
+    kind, feedback = grad.compressor.kind, grad.feedback.kind
+    if grad.exchange == "allreduce" and not grad.compressor.summable and grad.sharded is None:
+        raise ValueError(
+            "grad.exchange=allreduce adds messages up on the way, so all learners must send the "
+            f"same places, uncoded: grad.compressor.kind={kind} does not (these do: "
+            f"{kinds(GradientCompressor, 'summable')}); use grad.exchange=allgather or server"
+        )
+    if grad.exchange == "server" and kind == "cltk":
+        raise ValueError(
+            "grad.exchange=server has no leader whose places all learners could share: "
+            "grad.compressor.kind=cltk needs allreduce or allgather"
+        )
+    if (kind == "adacomp") != (feedback == "adacomp") and feedback in ("adacomp", "dgc"):
+        raise ValueError(
+            f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
+            + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk")
+        )
+
+
+def _compressor_fits(grad: Gradients) -> None:
+    """Refuse settings that the compressor makes nothing of."""
+    kind = grad.compressor.kind
+    values_fit("grad", grad.compressor)
+    if grad.exchange == "allreduce" and getattr(grad.compressor, "values", None) is not None:
+        raise ValueError(
+            "grad.exchange=allreduce adds messages up on the way, which codes of kept values do "
+            "not allow: use grad.exchange=allgather or server"
+        )
+    if grad.vote and kind != "sign":
+        raise ValueError(
+            f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign"
+        )
+    group_fits("grad.compressor", grad.compressor)
+    ratio = getattr(grad.compressor, "ratio", None)
+    if grad.schedule.kind == "ramp" and ratio is None:
+        raise ValueError(
+            f"grad.schedule.kind=ramp changes a ratio; grad.compressor.kind={kind} has none"
+        )
+    if grad.schedule.kind == "accordion" and ratio is None and kind != "powersgd":
+        raise ValueError(
+            "grad.schedule.kind=accordion changes a ratio or a rank; "
+            f"grad.compressor.kind={kind} has neither"
+        )
+
+
+def _shards_fit(grad: Gradients) -> None:
+    """Refuse what learners with a shard each cannot do."""
+    assert grad.sharded is not None
+    known, kind = by_kind(ShardCode), grad.compressor.kind
+    if kind not in known:
+        raise ValueError(
+            f"grad.sharded needs codes whose length their shape says ({', '.join(known)}), not "
+            f"grad.compressor.kind={kind}"
+        )
+    if grad.learners % grad.sharded.nodes or grad.learners == 1:
+        raise ValueError(
+            f"grad.sharded.nodes={grad.sharded.nodes} does not divide "
+            f"grad.learners={grad.learners} into equal nodes, of several learners in all"
+        )
+    if grad.sharded.nodes == 1 and grad.sharded.across.kind != "none":
+        raise ValueError(
+            f"grad.sharded.across.kind={grad.sharded.across.kind} has no effect within one "
+            "node: set grad.sharded.nodes"
+        )
+    given = {
+        "exchange": grad.exchange == "server",
+        "feedback": grad.feedback.kind != "none",
+        "vote": grad.vote,
+        "schedule": grad.schedule.kind != "steady",
+        "start_epoch": grad.start_epoch,
+        "outer": grad.outer,
+        "local_steps": grad.local_steps > 1,
+        "transform": grad.transform,
+    }
+    if wrong := next((name for name, is_set in given.items() if is_set), None):
+        raise ValueError(
+            f"grad.{wrong} does not go with grad.sharded, in which codes alone travel, every "
+            "step; leave one out"
+        )
+    for name in ("across", "weights"):
+        group_fits(f"grad.sharded.{name}", getattr(grad.sharded, name))

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from commsweep.config.base import Spec
-from commsweep.config.gradients import Gradients
+from commsweep.config.gradients import Gradients, check_gradients
 from commsweep.config.links import Link
 from commsweep.config.renames import current_name, current_names
-from commsweep.config.run import Run, gradients_fit, record
+from commsweep.config.run import Run, record
 from commsweep.errors import UserError, nearest, notice
 
 
@@ -33,7 +33,7 @@ def parse_gradients(settings: dict[str, Any]) -> Gradients:
     """An exchange of gradients outside of a Run. Raises UserError as `parse` does."""
     try:
         made = Gradients.model_validate(settings)
-        gradients_fit(made, made.learners * made.local_steps)
+        check_gradients(made, made.learners * made.local_steps)
     except ValidationError as error:
         raise UserError(explain(error, "grad")) from None
     except ValueError as error:

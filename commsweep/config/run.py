@@ -9,9 +9,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from commsweep.config.base import Spec, by_kind, settle
-from commsweep.config.compressors import CompressorSpec, GradientCompressor, NoCompressorSpec
-from commsweep.config.gradients import Gradients, ShardCode
+from commsweep.config.base import Spec, settle
+from commsweep.config.compressors import (
+    CompressorSpec,
+    NoCompressorSpec,
+    group_fits,
+    kinds,
+    values_fit,
+)
+from commsweep.config.gradients import Gradients, check_gradients
 from commsweep.config.links import Link, Links
 from commsweep.config.renames import first_names
 from commsweep.config.rules import broken
@@ -111,7 +117,7 @@ class Run(Spec):
                 "after every step: with grad.outer or grad.sharded set "
                 "fwd.compressor.constrain=false"
             )
-        gradients_fit(self.grad, self.data.batch_size)
+        check_gradients(self.grad, self.data.batch_size)
         if self.data.batch_size % self.microbatches:
             raise ValueError(
                 f"microbatches={self.microbatches} does not divide "
@@ -273,176 +279,6 @@ def links_fit(where: str, links: Links) -> None:
         )
 
 
-def gradients_fit(grad: Gradients, batch_size: int) -> None:
-    """Refuse settings of the gradients' exchange that would have no effect or no meaning."""
-    kind, feedback = grad.compressor.kind, grad.feedback.kind
-    if batch_size % (grad.learners * grad.local_steps):
-        steps = f" times grad.local_steps={grad.local_steps}" if grad.local_steps > 1 else ""
-        raise ValueError(
-            f"grad.learners={grad.learners}{steps} does not divide "
-            f"data.batch_size={batch_size}; every learner takes an equal share"
-        )
-    if grad.learners == 1 and kind == "none" and grad.exchange != "allreduce":
-        raise ValueError(
-            f"grad.exchange={grad.exchange} has no effect with one learner; set grad.learners"
-        )
-    if grad.sharded is not None:
-        _shards_fit(grad)
-    if kind == "none" and grad != Gradients(
-        learners=grad.learners,
-        exchange=grad.exchange,
-        local_steps=grad.local_steps,
-        outer=grad.outer,
-        transform=grad.transform,
-        sharded=grad.sharded,
-    ):
-        raise ValueError(
-            f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, vectors "
-            "and start_epoch have no effect; set grad.compressor.kind"
-        )
-    if grad.transform is not None and (
-        kind == "none" or grad.compressor.joint or kind == "adacomp"
-    ):
-        raise ValueError(
-            f"grad.transform={grad.transform} has no effect on grad.compressor.kind={kind}; use "
-            "topk or another compressor of single messages"
-        )
-    if (kind == "dion") != (feedback == "decoupled"):
-        raise ValueError(
-            f"grad.compressor.kind={kind} with grad.feedback.kind={feedback}: Dion's factors "
-            "are of the learners' own momenta; set grad.compressor.kind=dion and "
-            "grad.feedback.kind=decoupled"
-        )
-    if kind == "dion" and (
-        grad.exchange != "allreduce"
-        or grad.compress_vectors
-        or grad.start_epoch
-        or grad.outer is not None
-    ):
-        raise ValueError(
-            "grad.compressor.kind=dion is two all-reduces of matrices, from the first step on: "
-            "set grad.exchange=allreduce, and leave out grad.compress_vectors, grad.start_epoch "
-            "and grad.outer"
-        )
-    if grad.transform is not None and feedback == "dgc":
-        raise ValueError(
-            "grad.feedback.kind=dgc forgets what was sent by its places, which grad.transform="
-            f"{grad.transform} changes; use ef"
-        )
-    if grad.outer is not None and grad.local_steps > 1:
-        raise ValueError(
-            f"grad.local_steps={grad.local_steps} does not go with grad.outer, in which "
-            "learners take grad.outer.interval steps of their own; set grad.local_steps=1"
-        )
-    if (
-        grad.outer is not None
-        and grad.outer.aggregate == "senders"
-        and not grad.compressor.sparsifier
-    ):
-        raise ValueError(
-            f"grad.outer.aggregate=senders: with grad.compressor.kind={kind} every learner "
-            "sends every place, so it is the mean of all; set grad.outer.aggregate=all or a "
-            "sparsifier"
-        )
-    if (
-        grad.outer is not None
-        and grad.outer.local_update == "sent"
-        and not grad.compressor.sparsifier
-    ):
-        raise ValueError(
-            f"grad.outer.local_update=sent: with grad.compressor.kind={kind} every place is "
-            "sent; set grad.compressor.kind=randomk or another sparsifier, or leave "
-            "local_update out"
-        )
-    if grad.outer is not None and grad.outer.peers == "pairs":
-        if grad.learners % 2:
-            raise ValueError(
-                f"grad.outer.peers=pairs: grad.learners={grad.learners} is odd, so one would be "
-                "left over"
-            )
-        if kind != "none" or grad.exchange == "server":
-            raise ValueError(
-                "grad.outer.peers=pairs sends weights from one learner to another, "
-                "uncompressed: set grad.compressor.kind=none, and grad.exchange=allreduce or "
-                "allgather, which makes no difference then"
-            )
-    if grad.exchange == "allreduce" and not grad.compressor.summable and grad.sharded is None:
-        raise ValueError(
-            "grad.exchange=allreduce adds messages up on the way, so all learners must send the "
-            f"same places, uncoded: grad.compressor.kind={kind} does not (these do: "
-            f"{kinds(GradientCompressor, 'summable')}); use grad.exchange=allgather or server"
-        )
-    if grad.exchange == "server" and kind == "cltk":
-        raise ValueError(
-            "grad.exchange=server has no leader whose places all learners could share: "
-            "grad.compressor.kind=cltk needs allreduce or allgather"
-        )
-    if (kind == "adacomp") != (feedback == "adacomp") and feedback in ("adacomp", "dgc"):
-        raise ValueError(
-            f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
-            + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk")
-        )
-    _values_fit("grad", grad.compressor)
-    if grad.exchange == "allreduce" and getattr(grad.compressor, "values", None) is not None:
-        raise ValueError(
-            "grad.exchange=allreduce adds messages up on the way, which codes of kept values do "
-            "not allow: use grad.exchange=allgather or server"
-        )
-    if grad.vote and kind != "sign":
-        raise ValueError(
-            f"grad.vote=true counts signs; grad.compressor.kind={kind} sends values: use sign"
-        )
-    _group_fits("grad.compressor", grad.compressor)
-    ratio = getattr(grad.compressor, "ratio", None)
-    if grad.schedule.kind == "ramp" and ratio is None:
-        raise ValueError(
-            f"grad.schedule.kind=ramp changes a ratio; grad.compressor.kind={kind} has none"
-        )
-    if grad.schedule.kind == "accordion" and ratio is None and kind != "powersgd":
-        raise ValueError(
-            "grad.schedule.kind=accordion changes a ratio or a rank; "
-            f"grad.compressor.kind={kind} has neither"
-        )
-
-
-def _shards_fit(grad: Gradients) -> None:
-    """Refuse what learners with a shard each cannot do."""
-    assert grad.sharded is not None
-    known, kind = by_kind(ShardCode), grad.compressor.kind
-    if kind not in known:
-        raise ValueError(
-            f"grad.sharded needs codes whose length their shape says ({', '.join(known)}), not "
-            f"grad.compressor.kind={kind}"
-        )
-    if grad.learners % grad.sharded.nodes or grad.learners == 1:
-        raise ValueError(
-            f"grad.sharded.nodes={grad.sharded.nodes} does not divide "
-            f"grad.learners={grad.learners} into equal nodes, of several learners in all"
-        )
-    if grad.sharded.nodes == 1 and grad.sharded.across.kind != "none":
-        raise ValueError(
-            f"grad.sharded.across.kind={grad.sharded.across.kind} has no effect within one "
-            "node: set grad.sharded.nodes"
-        )
-    given = {
-        "exchange": grad.exchange == "server",
-        "feedback": grad.feedback.kind != "none",
-        "vote": grad.vote,
-        "schedule": grad.schedule.kind != "steady",
-        "start_epoch": grad.start_epoch,
-        "outer": grad.outer,
-        "local_steps": grad.local_steps > 1,
-        "transform": grad.transform,
-    }
-    if wrong := next((name for name, is_set in given.items() if is_set), None):
-        raise ValueError(
-            f"grad.{wrong} does not go with grad.sharded, in which codes alone travel, every "
-            "step; leave one out"
-        )
-    for name in ("across", "weights"):
-        _group_fits(f"grad.sharded.{name}", getattr(grad.sharded, name))
-
-
 def _second_order_fits(run: Run) -> None:
     """Refuse what K-FAC's factors would be wrong with."""
     assert run.kfac is not None
@@ -466,7 +302,7 @@ def _second_order_fits(run: Run) -> None:
             f"kfac.feedback.kind={run.kfac.feedback.kind} has nothing to correct: set "
             "kfac.compressor.kind"
         )
-    _group_fits("kfac.compressor", run.kfac.compressor)
+    group_fits("kfac.compressor", run.kfac.compressor)
     if run.kfac.fisher == "sampled" and (
         run.model.stages > 1 if isinstance(run.model, TextModel) else run.model.cuts
     ):
@@ -531,30 +367,8 @@ def _link_fits(name: str, link: Link) -> None:
         raise ValueError(
             f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none"
         )
-    _group_fits(f"{name}.compressor", link.compressor)
-    _values_fit(name, link.compressor)
-
-
-def _values_fit(name: str, compressor: Spec) -> None:
-    """Refuse a code of kept values that means nothing for them."""
-    if (values := getattr(compressor, "values", None)) is not None:
-        _group_fits(f"{name}.compressor.values", values)
-        if getattr(values, "scale", "") in ("channel", "last"):
-            raise ValueError(
-                f"{name}.compressor.values.scale={values.scale}: kept values have no channels; "
-                "use tensor, sample or group"
-            )
-
-
-def _group_fits(name: str, compressor: Any) -> None:
-    """Refuse a size of groups where nothing is grouped."""
-    if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":
-        raise ValueError(f"{name}.group has no effect unless {name}.scale=group")
-
-
-def kinds(union: Any, trait: str) -> str:
-    """The kinds of a union's members that have a trait, for people."""
-    return ", ".join(kind for kind, one in by_kind(union).items() if getattr(one, trait))
+    group_fits(f"{name}.compressor", link.compressor)
+    values_fit(name, link.compressor)
 
 
 def record(run: Run) -> dict[str, Any]:
