@@ -295,7 +295,8 @@ def _deciding(
             f"is left that seeds would decide (commsweep claims {name})"
         )
     settings = [
-        {setting(by_id[run_id_]): by_id[run_id_] for run_id_ in effect.ids} for effect in asking
+        {setting(by_id[identifier]): by_id[identifier] for identifier in effect.ids}
+        for effect in asking
     ]
     wanted = {one for own in settings for one in own}
     begun = [run for run in runs if setting(run) in wanted]
@@ -330,7 +331,7 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     }
     effects = claims[claim].effects
     undecided = [effect for effect in effects if effect.what not in decided] or effects
-    wanted = {run_id_ for effect in undecided for run_id_ in effect.ids}
+    wanted = {identifier for effect in undecided for identifier in effect.ids}
     return [run for key, run in by_id.items() if key in wanted]
 
 

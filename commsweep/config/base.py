@@ -40,6 +40,6 @@ def settle(spec: Spec, name: str, value: Any) -> None:
 def by_kind(union: Any) -> dict[str, Any]:
     """The members of a union of settings by their kind."""
     return {
-        get_args(get_arg.model_fields["kind"].annotation)[0]: get_arg
-        for get_arg in get_args(get_args(union)[0])
+        get_args(member.model_fields["kind"].annotation)[0]: member
+        for member in get_args(get_args(union)[0])
     }

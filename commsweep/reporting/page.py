@@ -225,6 +225,6 @@ def _cell(one: Cell | str) -> str:
 
 def _links(ids: Iterable[str]) -> str:
     """Runs by name; of very many, the first, for the table of runs lists them all."""
-    every = [escape(str(run_id_), quote=True) for run_id_ in ids]
+    every = [escape(str(identifier), quote=True) for identifier in ids]
     more = f" and {len(every) - MANY} more" if len(every) > MANY else ""
     return " ".join(f'<a href="#{one}">{one}</a>' for one in every[:MANY]) + more

@@ -26,8 +26,8 @@ def scores(shapes: Sequence[Shape], distribution: str) -> list[float]:
 
 
 def densities(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[float]:
-    """The share of every layer's weights that live, none above `max_density`. Raises UserError when the
-    caps are in the way.
+    """The share of every layer's weights that live, none above `max_density`. Raises UserError when
+    the caps are in the way.
     """
     sizes, raw = [prod(shape) for shape in shapes], scores(shapes, spec.distribution)
     wanted = (1 - sparsity) * sum(sizes)

@@ -139,7 +139,7 @@ class Task(pl.LightningModule):
                 dict(self.components.items()),
                 moment,
                 optimizer,
-                partial(nn.utils.clip_grad_norm_, list(self.parameters())),
+                self._shorten,
                 self.clip,
                 self.spent,
             )
@@ -174,6 +174,9 @@ class Task(pl.LightningModule):
             for component in self.components.values():
                 component.after_pass(moment, part)
         return loss  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    def _shorten(self, most: float) -> None:
+        nn.utils.clip_grad_norm_(self.parameters(), most)
 
     def begin_gradient(self) -> None:
         """Before the first pass that a learner's gradient is summed over."""
