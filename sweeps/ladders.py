@@ -1,7 +1,8 @@
-"""Ours: does an effect last? The same arms on trainings of growing length.
+"""Ours: does an effect last? The same arms on trainings of growing length and width, at learning
+rates of their own, and with BatchNorm's statistics gathered anew.
 
-Text: 100, 400 and 1,600 steps of a nano GPT-2. Images: 8, 24 and 72 epochs of 10,000 CIFAR-10
-images.
+Text: 100, 400 and 1,600 steps of a nano GPT-2, 64 to 256 features. Images: 8, 24 and 72 epochs of
+10,000 CIFAR-10 images.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from .recipe import MASK_2, TERN, code, kept, pair
 
 TEXT_BLOCKS = (1600, 6400, 25600)  # of 64 bytes, sixteen a step
 IMAGE_EPOCHS = (8, 24, 72)
+HELD_OUT = 100  # the seed that chooses a rate; the other seeds judge it
+RATES = (0.00125, 0.0025, 0.005, 0.01)  # the preset has the third
+WIDTHS = (64, 128, 256)
 
 
 def _text_arms(base: Run) -> list[Run]:
@@ -63,4 +67,65 @@ def image_length() -> list[Run]:
     return runs
 
 
-SWEEPS = {"text_length": text_length, "image_length": image_length}
+def text_rates() -> list[Run]:
+    """Dense gradients, 2 bits without bias, TopK, TopK with error feedback; four learning rates,
+    400 steps; a held-out seed that chooses the rate and five that judge; an hour of two cores.
+    """
+    base = override(preset("sotu_nano"), {"data.train_blocks": 6400})
+    topk = pair(base, None, kept(0.1))
+    arms = [
+        base,
+        pair(base, None, code(2, "stochastic")),
+        topk,
+        override(topk, {"bwd.feedback.kind": "ef"}),
+    ]
+    runs = []
+    for seed in (HELD_OUT, *range(5)):
+        for rate in RATES:
+            for arm in arms:
+                runs.append(override(arm, {"optim.lr": rate, "seed": seed}))
+    return runs
+
+
+def text_width() -> list[Run]:
+    """Dense, gradients by TopK and in 2 bits without bias, the recipe; three widths, 400 steps,
+    three seeds; an hour of two cores.
+    """
+    runs = []
+    for width in WIDTHS:
+        # Wider networks take smaller steps: the rate falls with the width, as in muP.
+        changes = {"model.width": width, "optim.lr": 0.005 * 64 / width, "data.train_blocks": 6400}
+        base = override(preset("sotu_nano"), changes)
+        arms = [
+            base,
+            pair(base, None, code(2, "stochastic")),
+            pair(base, None, kept(0.1)),
+            pair(base, kept(0.2, 4), MASK_2),
+        ]
+        for seed in range(3):
+            for arm in arms:
+                runs.append(override(arm, {"seed": seed}))
+    return runs
+
+
+def image_recalibrated() -> list[Run]:
+    """TopK 10 and 5 % both ways, scored a third time after BatchNorm met 50 dense batches; five
+    seeds; an hour of one core.
+    """
+    base = override(preset("cifar_small_jpeg"), {"recalibrate": 50})
+    runs = []
+    for seed in range(5):
+        for ratio in (0.1, 0.05):
+            arm = pair(base, kept(ratio), kept(ratio))
+            runs.append(override(arm, {"seed": seed}))
+        runs.append(override(base, {"seed": seed}))
+    return runs
+
+
+SWEEPS = {
+    "text_length": text_length,
+    "text_rates": text_rates,
+    "text_width": text_width,
+    "image_length": image_length,
+    "image_recalibrated": image_recalibrated,
+}

@@ -343,12 +343,19 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
+_INFERENCE = (
+    ("on", "compressed inference"),
+    ("off", "dense inference"),
+    ("recalibrated", "dense, recalibrated"),
+)
+
+
 def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
     lines = [f"run {row['id']}: {row['status']}" + (" (recorded earlier)" if repeated else "")]
     lines += [f"  {row['error']}"] if row.get("error") else []
     lines += [f"  measured elsewhere, taken from {row['adopted']}"] if row.get("adopted") else []
     metrics = row["metrics"]
-    for mode, title in (("on", "compressed inference"), ("off", "dense inference")):
+    for mode, title in _INFERENCE:
         if f"test_{mode}_acc" in metrics:
             lines.append(
                 f"  {title:21} test accuracy {100 * metrics[f'test_{mode}_acc']:.2f} %, loss "

@@ -67,6 +67,7 @@ PRESENT: dict[str, Callable[[Run], str]] = {
     "matrix optimizer": _not_elementwise,
     "optimizer with an exchange of its own": _no_gradient_steps,
     "gradient checkpointing": _checkpointing,
+    "recalibration": lambda run: f"recalibrate={n}" if (n := run.recalibrate) else "",
     PIPELINE: lambda run: "a real pipeline",
 }
 
@@ -122,6 +123,12 @@ EXCLUSIONS = (
     Exclusion("shards", PIPELINE, _STAGE, _SIMULATE),
     Exclusion("kfac", PIPELINE, _STAGE, _SIMULATE),
     Exclusion("sparsity", PIPELINE, "a stage does not move masks", _SIMULATE),
+    Exclusion(
+        "recalibration",
+        PIPELINE,
+        "it is an evaluation of the whole network in one process",
+        "set recalibrate=null, or simulate it with commsweep run",
+    ),
 )
 
 

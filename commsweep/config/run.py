@@ -68,6 +68,16 @@ class Run(Spec):
     ] = 1
     epochs: Annotated[int, Field(ge=1, le=10**9, description="passes over the training set")] = 10
     eval_every: Annotated[int, Field(ge=1, description="epochs between evaluations")] = 1
+    recalibrate: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description=(
+                "dense batches from which BatchNorm gathers its statistics anew before a third "
+                "scoring at the end, without compression; absent: no such scoring"
+            ),
+        ),
+    ] = None
     precision: Annotated[
         Literal["float32", "tf32", "bfloat16"],
         Field(
@@ -210,6 +220,11 @@ class Run(Spec):
         if isinstance(self.data, ImageSet):
             raise ValueError(
                 f"model.name={self.model.name} takes text; data.name={self.data.name} are images"
+            )
+        if self.recalibrate is not None:
+            raise ValueError(
+                f"recalibrate={self.recalibrate} gathers statistics of BatchNorm, which language "
+                "models do not have; leave it out"
             )
         if self.channels_last:
             raise ValueError("channels_last=true is a layout of images; leave it out")

@@ -424,6 +424,11 @@ def check(run: Run, wiring: LearnerWiring | None = None) -> None:
             "one learner has nobody to exchange gradients with: set grad.learners=2 or more"
         )
     check_memories(run)
+    if run.recalibrate is not None:
+        raise UserError(
+            f"recalibrate={run.recalibrate} is an evaluation of simulated runs: set "
+            "recalibrate=null, or use commsweep run"
+        )
     if wiring is not None and wiring.placement == "shared":
         from commsweep.second_order.placement import shared
 

@@ -29,7 +29,14 @@ SECTIONS = (
     "kfac.",
     "sparsity.",
 )
-PLAIN_SETTINGS = ("microbatches", "epochs", "eval_every", "precision", "channels_last")
+PLAIN_SETTINGS = (
+    "microbatches",
+    "epochs",
+    "eval_every",
+    "recalibrate",
+    "precision",
+    "channels_last",
+)
 CHANCE = 0.1  # accuracy of guessing among ten classes
 
 

@@ -53,6 +53,7 @@ from commsweep.store import (
     Store,
 )
 from commsweep.training import arithmetic, compiled, optim
+from commsweep.training.recalibration import Recalibration
 from commsweep.training.readback import Installed, model_of, nothing_lost
 from commsweep.training.record import environment, row
 from commsweep.training.step import CHECK_EVERY, Task, check_microbatches, check_norms, microbatches
@@ -198,6 +199,8 @@ def build(
             seen,
         )
         second_order.name_left_out(components["kfac"].left)
+    if run.recalibrate is not None:
+        components["recalibration"] = Recalibration(model, run.recalibrate)
     if run.sparsity is not None:
         with boundaries.bypassed():  # products of a compressor are not the model's
             components["sparsity"] = sparsity.SparseTraining(

@@ -25,6 +25,7 @@ from commsweep.data.module import Batch
 from commsweep.errors import Diverged, UserError
 from commsweep.modules import NamedModules
 from commsweep.training import optim
+from commsweep.training.recalibration import MODE
 
 CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the device once
 
@@ -252,11 +253,28 @@ class Task(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self._check_finite()  # which says where it began
+        if "recalibration" in self.components and self.current_epoch + 1 == self.run.epochs:
+            self._score_recalibrated()
         scores = self.scores
         if bad := next((name for name, value in scores.items() if not math.isfinite(value)), None):
             raise Diverged(f"non-finite {bad}, epoch {self.current_epoch + 1}")
         self.log_dict(scores)
         self.seconds["eval"] += time.perf_counter() - self._clock
+
+    def _score_recalibrated(self) -> None:
+        """Score every split without compression, BatchNorm's statistics gathered so, too."""
+
+        def logits(x: Tensor) -> Tensor:
+            with self.trainer.precision_plugin.forward_context():
+                return self.logits(x)
+
+        for component in self.components.values():
+            component.before_scoring(self.current_epoch, 0, compress=False)
+        loaders: Any = self.trainer.val_dataloaders
+        with self.components["recalibration"].gathered(logits, self.trainer.train_dataloader):
+            for turn, loader in enumerate(loaders):
+                for x, y, _ in loader:
+                    self._scores.add(split_of(turn, loaders), (MODE,), self.score(logits(x), y))
 
     @property
     def scores(self) -> dict[str, float]:

@@ -163,13 +163,15 @@ HAVING = {
         "grad.feedback.kind": "decoupled",
     },
     "gradient checkpointing": {"model.gradient_checkpointing": True},
+    "recalibration": {"recalibrate": 2},
 }
 
 
 @pytest.mark.parametrize("rule", rules.EXCLUSIONS, ids=lambda rule: f"{rule.one}+{rule.other}")
 def test_every_exclusion_is_refused_in_one_line_that_names_both_and_the_mend(rule):
     """Each alone is a legal Run; together they are not, or not as a real pipeline."""
-    base = preset("synthetic_text")
+    images = "recalibration" in (rule.one, rule.other)
+    base = preset("synthetic") if images else preset("synthetic_text")
     alone = [override(base, HAVING[name]) for name in (rule.one, rule.other) if name in HAVING]
     if rules.PIPELINE in (rule.one, rule.other):
         (run,) = alone
