@@ -53,8 +53,8 @@ from commsweep.store import (
     Store,
 )
 from commsweep.training import arithmetic, compiled, optim
-from commsweep.training.recalibration import Recalibration
 from commsweep.training.readback import Installed, model_of, nothing_lost
+from commsweep.training.recalibration import Recalibration
 from commsweep.training.record import environment, row
 from commsweep.training.step import CHECK_EVERY, Task, check_microbatches, check_norms, microbatches
 from commsweep.training.subspace import SubspaceTraining
