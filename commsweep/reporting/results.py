@@ -37,13 +37,6 @@ PLAIN_SETTINGS = (
     "precision",
     "channels_last",
 )
-    "microbatches",
-    "epochs",
-    "eval_every",
-    "recalibrate",
-    "precision",
-    "channels_last",
-)
 CHANCE = 0.1  # accuracy of guessing among ten classes
 
 
