@@ -23,6 +23,7 @@ from commsweep.reporting.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, 
 from commsweep.reporting.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
 
 NAME = "gradients"
+SOURCE = "arXiv 1712.02679"
 RATE_UP = "gradients.rate"
 PLAIN_RUN = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
 NOTICEABLE = 0.02  # nats

@@ -25,6 +25,7 @@ from commsweep.reporting.table import BYTES, PLAIN, SHARE, Cell, Table, cell
 from commsweep.sparsity.flops import PARTS
 
 NAME = "sparse"
+SOURCE = "arXiv 2408.11746"
 LOSS, PPL, TOTAL, RELATIVE = "test_on_loss", "test_on_ppl", "flops.total", "flops.relative"
 EQUAL = 0.02  # nats: no difference that matters, the margin of M1, M3 and M5
 DENSE, SHORT, NARROW, MST = "dense", "dense, fewer steps", "narrower dense model", "MST"
@@ -373,6 +374,7 @@ def m4(frame: pd.DataFrame) -> Claim:
         "M4",
         "MST beats a narrower dense model with the same FLOPs (ours).",
         _effects(frame, "loss, MST minus narrower dense model", MST, NARROW, equal=True, below=0.0),
+        source="",
     )
 
 
@@ -383,7 +385,9 @@ def m5(frame: pd.DataFrame) -> Claim:
         for kind in ("none", "live")
     )
     bytes_of = Effect(
-        "bytes of live gradients above those of the weights that live, in %", None, 1.0
+        "bytes of live gradients above those of the weights that live, in %",
+        below=1.0,
+        each="run",
     )
     if "gradients.up" in live and "masks.mean_density" in live:
         done = live[live.status == "finished"]
@@ -404,6 +408,7 @@ def m5(frame: pd.DataFrame) -> Claim:
             *paired(frame, "loss, live gradients minus all", *sides, unit=1.0, within=EQUAL),
             bytes_of,
         ],
+        source="",
     )
 
 

@@ -30,6 +30,7 @@ from commsweep.reporting.results import base, distinct, plain
 from commsweep.reporting.table import BYTES, OFF, ON, SHARE, Cell, Table, cell
 
 NAME = "images"
+SOURCE = "arXiv 2401.07788"
 SEVERE = 2.0  # points of accuracy
 
 
@@ -278,6 +279,7 @@ def c1(frame: pd.DataFrame, scale: str = "tensor") -> list[Claim]:
                 (arm("bwd", "fwd", bits), ON),
                 above=SLIGHT,
             ),
+            source=None if scale == "tensor" else "",
         )
         for bits in sorted(widths)
     ]
@@ -421,6 +423,7 @@ def f2(frame: pd.DataFrame) -> Claim:
         "AQ-SGD with TopK fails because augmentation changes a sample's activations: with each "
         "sample's augmentation fixed it loses less (ours).",
         effects,
+        source="",
     )
 
 

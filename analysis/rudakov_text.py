@@ -22,6 +22,7 @@ from commsweep.reporting.results import distinct, plain
 from commsweep.reporting.table import PLAIN, RATE, SHARE, Cell, Table, cell
 
 NAME = "text"
+SOURCE = "arXiv 2401.07788"
 ON, OFF, LOSS = "test_on_ppl", "test_off_ppl", "test_on_loss"
 BYTES = ("speed.fwd_bytes_per_token", "speed.bwd_bytes_per_token")
 NOTICEABLE = 0.02  # nats: 2 % of perplexity

@@ -1,7 +1,7 @@
 """Ours: does an effect last? The same arms on trainings of growing length and width, at learning
 rates of their own, and with BatchNorm's statistics gathered anew.
 
-Text: 100, 400 and 1,600 steps of a nano GPT-2, 64 to 256 features. Images: 8, 24 and 72 epochs of
+Text: 100, 400 and 1,600 steps of a nano GPT-2, 64 to 256 features. Images: 2, 8 and 24 epochs of
 10,000 CIFAR-10 images.
 """
 
@@ -13,7 +13,7 @@ from commsweep.registry import preset
 from .recipe import MASK_2, TERN, code, kept, pair
 
 TEXT_BLOCKS = (1600, 6400, 25600)  # of 64 bytes, sixteen a step
-IMAGE_EPOCHS = (8, 24, 72)
+IMAGE_EPOCHS = (2, 8, 24)
 HELD_OUT = 100  # the seed that chooses a rate; the other seeds judge it
 RATES = (0.00125, 0.0025, 0.005, 0.01)  # the preset has the third
 WIDTHS = (64, 128, 256)
@@ -56,7 +56,7 @@ def _image_arms(base: Run) -> list[Run]:
 
 
 def image_length() -> list[Run]:
-    """Four arms, three lengths, three seeds, on the JPEG copy; five hours of two cores."""
+    """Four arms, three lengths, three seeds, on the JPEG copy; an hour and a half of two cores."""
     base = preset("cifar_small_jpeg")
     runs = []
     for epochs in IMAGE_EPOCHS:

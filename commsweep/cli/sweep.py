@@ -276,10 +276,13 @@ def _deciding(
     decide it by what is recorded; while seeds that were asked for before are missing, these. Raises
     UserError when there is no such claim, or nothing that seeds would decide.
     """
+    from commsweep.reporting import looks
     from commsweep.reporting.contents import all_claims
 
     by_id = {run_id(run): run for run in runs}
-    claims = {all_claim.name: all_claim for all_claim in all_claims(_told(store, by_id), papers)}
+    before = looks.read(store.root, name)
+    found = all_claims(_told(store, by_id), papers, looks=before)
+    claims = {claim.name: claim for claim in found}
     if claim is not None:
         _check(claim, claims, f"sweep '{name}' has results")
     asking = [
@@ -314,6 +317,7 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     """The runs that a claim compares, of effects that are not decided. Raises UserError when there
     is no such claim.
     """
+    from commsweep.reporting import looks
     from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
     from commsweep.reporting.contents import all_claims
     from commsweep.reporting.design import planned
@@ -322,13 +326,11 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     frame = _told(store, by_id)
     claims = {one.name: one for one in planned(frame)}
     _check(claim, claims, f"sweep '{name}' has runs")
-    decided = {
-        effect.what
-        for all_claim in all_claims(frame)
-        if all_claim.name == claim
-        for effect in all_claim.effects
-        if effect.verdict in (SUPPORTED, CONTRADICTED)
-    }
+    decided = set()
+    for judged in all_claims(frame, looks=looks.read(store.root, name)):
+        for effect in judged.effects:
+            if judged.name == claim and effect.verdict in (SUPPORTED, CONTRADICTED):
+                decided.add(effect.what)
     effects = claims[claim].effects
     undecided = [effect for effect in effects if effect.what not in decided] or effects
     wanted = {identifier for effect in undecided for identifier in effect.ids}
@@ -551,7 +553,7 @@ def _check_inputs(runs: list[Run], store: Store, how: Execution) -> None:
 
 
 def _adopt(args: argparse.Namespace) -> int:
-    from commsweep.reporting import published
+    from commsweep.reporting import looks, published
 
     store = Store(args.store)
     name, runs = _cells(args, store)
@@ -565,6 +567,8 @@ def _adopt(args: argparse.Namespace) -> int:
             "version of it?"
         )
     taken = adopt(name, runs, list(rows.values()), store)
+    for path in args.files:  # whoever measured them has looked at them
+        looks.take(store.root, name, path.with_name("claims.json"))
     if args.json:
         print(
             json.dumps(

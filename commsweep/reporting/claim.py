@@ -4,19 +4,23 @@ An effect is a difference of test accuracies in points (of losses in nats, for l
 paired by seed and by every setting that is not compared. A claim says in which region the effect
 lies, before there are runs; it is supported when the effect is decided to lie there, contradicted
 when it is decided to lie elsewhere, undecided otherwise, and below three seeds there are not enough
-runs. "No loss" means within a margin both ways: equivalence, two one-sided tests. The tests of a
-report are adjusted for their number and for looks while seeds are added (`statistics`). Where one
-side of a pair diverged it counts as guessing: it did happen, and dropping it would flatter. Where
-both did, or where an effect is one within a run, there is nothing to compare: such pairs are left
-out and counted. What the papers call "severe" or "almost lossless" is not defined there; the
-margins here are ours. Settings of an arm that a claim does not name are those of the specs'
-defaults.
+runs. A claim of several effects says how many of them hold. "No loss" means within a margin both
+ways: equivalence, two one-sided tests. The tests of a report are adjusted for their number and for
+looks while seeds are added (`statistics`). Values that are no draws of a seed (predictions, one a
+network) take no test: each lies in the region or not.
+
+Where one side of a pair diverged it counts as guessing: it did happen, and dropping it would
+flatter. Where both did, or where an effect is one within a run, there is nothing to compare: such
+pairs are left out and counted. What the papers call "severe" or "almost lossless" is not defined
+there; the margins here are ours. Settings of an arm that a claim does not name are those of the
+specs' defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -27,17 +31,23 @@ from commsweep.reporting.statistics import (
     LOOKS,
     MOST,
     Region,
+    Scatter,
     adjusted,
+    far,
     interval,
     mean_sd,
     next_look,
     p_value,
+    rate_interval,
     seeds_needed,
+    shared_scatter,
 )
 
 SLIGHT = 1.0
 MIN_SEEDS = 3
 SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+PARTLY = "partly supported"  # of a claim: some effects hold, others do not or are undecided
+NOT_SEEN = "not seen at this scale"  # what a paper claims of larger trainings than these
 NOT_ENOUGH, NOT_EVALUABLE = "not enough runs", "not evaluable"
 # Of arms that do not say otherwise; a ratio, bits and a scale always say.
 DEFAULTS = {
@@ -50,6 +60,8 @@ DEFAULTS = {
     "compressor.values.kind": None,
 }
 Wanted = dict[str, Any]
+# The seeds that each look at an effect had, by claim and effect.
+Looks = Mapping[tuple[str, str], list[int]]
 
 
 @dataclass
@@ -68,7 +80,9 @@ class Effect:
     by: list[int] = field(default_factory=list)  # the seed of each value, where each has one
     tests: int = 1  # that are adjusted together
     adjusted: float | None = None  # p, after that
-    each: str = "seed"  # what a value is of; of others no launch adds any
+    each: str = "seed"  # what a value is of; others are no draws, and no launch adds any
+    looks: list[int] = field(default_factory=list)  # values there were at each, this one included
+    scatter: Scatter | None = None  # what the other effects of the report say of it
 
     @property
     def region(self) -> Region:
@@ -82,17 +96,31 @@ class Effect:
 
     @property
     def p(self) -> float | None:
-        """Of the mean against the margin; None while there are too few seeds."""
-        return p_value(self.values, self.region) if len(self.values) >= MIN_SEEDS else None
+        """Of the mean against the margin; None while there are too few seeds, and of values that
+        are no draws.
+        """
+        if len(self.values) < MIN_SEEDS or self.each != "seed":
+            return None
+        return p_value(self.values, self.region, self.scatter)
 
     @property
     def verdict(self) -> str:
         """Whether the effect is decided to lie in the claimed region, or outside."""
+        if self.each != "seed":
+            inside = self.inside
+            if inside in (0, len(self.values)):
+                return (SUPPORTED if inside else CONTRADICTED) if self.values else NOT_ENOUGH
+            return UNDECIDED
         if len(self.values) < MIN_SEEDS:
             return NOT_EVALUABLE if self.lost else NOT_ENOUGH
         if (self.p if self.adjusted is None else self.adjusted) >= LEVEL:  # pyright: ignore[reportOptionalOperand]
             return UNDECIDED
         return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
+
+    @property
+    def inside(self) -> int:
+        """How many of the values lie in the claimed region."""
+        return sum(self.region.has(value) for value in self.values)
 
     @property
     def enough(self) -> int | None:
@@ -105,13 +133,25 @@ class Effect:
             return None
         mean, sd = mean_sd(self.values)
         return seeds_needed(
-            self.region.distance(mean), sd, self.tests, least=next_look(len(self.values))
+            self.region.distance(mean),
+            sd,
+            self.tests,
+            least=next_look(len(self.values)),
+            look=len(self.looks) + 1,
         )
 
     @property
     def seeds(self) -> int | None:
         """The same where more seeds give more values."""
         return self.enough if self.each == "seed" else None
+
+    @property
+    def unusual(self) -> str:
+        """How many values lie far from the others, with the interval of their rate; "" of none."""
+        if not (count := far(self.values)):
+            return ""
+        low, high = (round(100 * edge) for edge in rate_interval(count, len(self.values)))
+        return f"{count} of {len(self.values)} far from the others ({low} to {high} % of runs)"
 
     def text(self) -> str:
         """The effect for people."""
@@ -122,19 +162,29 @@ class Effect:
         digits = self.digits
         lo, hi = self.interval or (mean, mean)
         spread = f"[{lo:+.{digits}f}, {hi:+.{digits}f}]" if self.interval else "no interval"
+        middle = f", median {median(self.values):+.{digits}f}" if len(self.values) > 2 else ""
+        unusual = f"; {self.unusual}" if self.unusual else ""
         return (
-            f"{self.what} (claimed {self.region.text()}): {mean:+.{digits}f} {spread}, "
-            f"n={len(self.values)}{lost}"
+            f"{self.what} (claimed {self.region.text()}): {mean:+.{digits}f} {spread}{middle}, "
+            f"n={len(self.values)}{unusual}{lost}"
         )
 
     def judged(self) -> str:
         """Its verdict for people, with p, and what would decide it."""
+        if self.each != "seed" and self.values:
+            return f"{self.verdict} ({self.inside} of {len(self.values)} {self.each}s)"
         if self.p is None:
             return self.verdict
         together = "" if self.adjusted is None else f", adjusted {_p(self.adjusted)}"
-        said = f"{self.verdict} (p {_p(self.p)}{together})"
+        look = f", look {len(self.looks)}" if len(self.looks) > 1 else ""
+        said = f"{self.verdict} (p {_p(self.p)}{together}{look})"
         if self.verdict != UNDECIDED:
             return said
+        if len(self.looks) >= LOOKS:
+            return f"{said}; {LOOKS} looks have spent its level: only new seeds alone could decide"
+        mean, _ = mean_sd(self.values)
+        if self.region.has(mean) != self.region.has(median(self.values)):
+            return f"{said}; mean and median lie on two sides of the edge"
         if (enough := self.enough) is None:
             return (
                 f"{said}; it lies so near the edge that more than {MOST} {self.each}s would be "
@@ -150,24 +200,45 @@ def _p(value: float) -> str:
 
 @dataclass
 class Claim:
-    """A finding with the effects it stands on; it holds when all of them do."""
+    """A finding with the effects it stands on; each of them has a verdict of its own."""
 
     name: str
     statement: str
     effects: list[Effect]
+    # The paper that claims it, of larger trainings than ours; "" of our own; None: as its module.
+    source: str | None = None
+    scale: str = ""  # what was trained here
 
     @property
     def verdict(self) -> str:
-        """contradicted if any effect is, supported if all are."""
+        """supported if all effects are, contradicted if those are that were decided, partly
+        supported if only some hold.
+        """
         verdicts = {effect.verdict for effect in self.effects}
-        return next(
-            (
-                one
-                for one in (CONTRADICTED, NOT_EVALUABLE, NOT_ENOUGH, UNDECIDED)
-                if one in verdicts
-            ),
-            SUPPORTED if verdicts else NOT_ENOUGH,
-        )
+        if SUPPORTED in verdicts:
+            return SUPPORTED if len(verdicts) == 1 else PARTLY
+        for verdict in (CONTRADICTED, NOT_EVALUABLE, UNDECIDED):
+            if verdict in verdicts:
+                return verdict
+        return NOT_ENOUGH
+
+    @property
+    def answer(self) -> str:
+        """The verdict for people. What a paper claims is not contradicted by smaller trainings."""
+        if self.verdict == CONTRADICTED and self.source:
+            return NOT_SEEN
+        return self.verdict if self.verdict != PARTLY else self.counted
+
+    @property
+    def counted(self) -> str:
+        """How many of its effects hold: "2 of 3 hold, 1 does not"."""
+        verdicts = [effect.verdict for effect in self.effects]
+        said = [f"{verdicts.count(SUPPORTED)} of {len(verdicts)} hold"]
+        if failed := verdicts.count(CONTRADICTED):
+            said.append(f"{failed} {'does' if failed == 1 else 'do'} not")
+        if open_ := len(verdicts) - verdicts.count(SUPPORTED) - failed:
+            said.append(f"{open_} undecided")
+        return ", ".join(said)
 
     @property
     def has_runs(self) -> bool:
@@ -176,31 +247,57 @@ class Claim:
 
     def record(self) -> dict:
         """For JSON."""
-        effects = [
-            asdict(e)
-            | {
-                "interval": e.interval,
-                "p": e.p,
-                "verdict": e.verdict,
-                "seeds_to_decide": e.seeds,
-                "said": e.text(),
-                "judged": e.judged(),
+        effects = []
+        for effect in self.effects:
+            told = {
+                "interval": effect.interval,
+                "median": median(effect.values) if effect.values else None,
+                "far": far(effect.values),
+                "p": effect.p,
+                "verdict": effect.verdict,
+                "seeds_to_decide": effect.seeds,
+                "said": effect.text(),
+                "judged": effect.judged(),
             }
-            for e in self.effects
-        ]
+            effects.append(asdict(effect) | told)
         return {
             "claim": self.name,
             "statement": self.statement,
+            "source": self.source,
+            "scale": self.scale,
             "verdict": self.verdict,
+            "answer": self.answer,
             "effects": effects,
         }
 
 
-def adjust(claims: list[Claim]) -> list[Claim]:
-    """The claims of a report, their effects tested together."""
-    tested = [effect for claim in claims for effect in claim.effects if effect.p is not None]
-    for effect, p in zip(tested, adjusted([effect.p for effect in tested]), strict=True):  # pyright: ignore[reportArgumentType]
-        effect.tests, effect.adjusted = len(tested), p
+def adjust(claims: list[Claim], looks: Looks | None = None) -> list[Claim]:
+    """The claims of a report, their effects tested together. looks: those before this one, which is
+    one more where an effect has other values by now.
+    """
+    tested: list[Effect] = []
+    for claim in claims:
+        for effect in claim.effects:
+            before = list((looks or {}).get((claim.name, effect.what), ()))
+            n = len(effect.values)
+            if n < MIN_SEEDS or effect.each != "seed":
+                continue
+            effect.looks = before if before and before[-1] == n else [*before, n]
+            tested.append(effect)
+    for digits in {effect.digits for effect in tested}:  # points, or nats
+        alike = [effect for effect in tested if effect.digits == digits]
+        scatter = shared_scatter([effect.values for effect in alike])
+        for effect in alike:
+            effect.scatter = scatter
+    within = [effect for effect in tested if len(effect.looks) <= LOOKS]
+    ps = [effect.p for effect in within]
+    counts = [len(effect.looks) for effect in within]
+    for effect, p in zip(within, adjusted(ps, counts), strict=True):  # pyright: ignore[reportArgumentType]
+        effect.adjusted = p
+    for effect in tested:
+        effect.tests = len(tested)
+        if len(effect.looks) > LOOKS:
+            effect.adjusted = 1.0
     return claims
 
 
@@ -365,9 +462,8 @@ def adjustment(claims: list[Claim]) -> str:
         f" for all {max(tested)} effects together (Holm)" if max(tested, default=0) > 1 else ""
     )
     return (
-        f"Verdicts hold at {100 * LEVEL:g} %{together}, also where seeds were added because a "
-        f"verdict asked for them (every p counts {LOOKS} times for such looks); intervals are "
-        "95 % each."
+        f"Verdicts hold at {100 * LEVEL:g} %{together}, over every look that was taken while seeds "
+        "were added (at look j a p-value counts j (j + 1) times); intervals are 95 % each."
         if tested
         else ""
     )
@@ -383,12 +479,17 @@ def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | Non
         lines.append("No claim of the papers has runs in this sweep.")
     for claim in claims:
         lines += [
-            f"- **{claim.name}: {claim.verdict}.** {claim.statement}",
+            f"- **{claim.name}: {claim.answer}.** {claim.statement}{_at(claim)}",
             *(f"  - {effect.text()}: {effect.judged()}" for effect in claim.effects),
         ]
         if commands and claim.name in commands:
             lines.append(f"  - to decide it: `{commands[claim.name]}`")
     return "\n".join(lines) + "\n"
+
+
+def _at(claim: Claim) -> str:
+    """Where a paper's claim was looked for."""
+    return f" ({claim.source}; here: {claim.scale})" if claim.source and claim.scale else ""
 
 
 def deciding(

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from commsweep.config import own
 from commsweep.errors import UserError, nearest
 from commsweep.registry import is_shipped, papers
-from commsweep.reporting.claim import Claim, adjust
+from commsweep.reporting.claim import Claim, Looks, adjust
 from commsweep.reporting.figure import GENERAL
+from commsweep.reporting.results import scale
 from commsweep.reporting.table import Table, settings_table
 
 
@@ -48,11 +49,17 @@ def all_tables(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Table]:
     return [*made, settings_table(frame)]
 
 
-def all_claims(frame: pd.DataFrame, only: Collection[str] = (), mine: str = "") -> list[Claim]:
-    """The claims of every paper that have runs, adjusted together.
+def all_claims(
+    frame: pd.DataFrame,
+    only: Collection[str] = (),
+    mine: str = "",
+    looks: Looks | None = None,
+) -> list[Claim]:
+    """The claims of every paper that have runs, adjusted together and for the looks before this.
 
     What a paper found is not judged by a user's own data. mine: "claims.py:function", a function of
-    the rows that returns Claims of the user's own, which are judged instead.
+    the rows that returns Claims of the user's own, which are judged instead. Raises UserError when
+    one of those compares nothing.
     """
     if mine:
         made = own.call(mine, "", frame)
@@ -62,16 +69,28 @@ def all_claims(frame: pd.DataFrame, only: Collection[str] = (), mine: str = "") 
             raise UserError(
                 f"--claims '{mine}' must return a list of Claims (commsweep.reporting.claim)"
             )
-        return adjust(list(made))
+        for claim in made:
+            if not claim.effects:
+                raise UserError(
+                    f"--claims '{mine}': claim {claim.name} compares no arms; give it effects, as "
+                    "difference() makes them, or leave it out"
+                )
+        return adjust(list(made), looks)
     made = []
     for _, rows, paper in _present(frame, only):
         if is_shipped(paper.__name__):
             rows = rows[rows["data.name"] != "own"]
         if rows.empty:
             continue
-        for claim in paper.CLAIMS:
-            made += found if isinstance(found := claim(rows), list) else [found]
-    return adjust([claim for claim in made if claim.has_runs])
+        for make in paper.CLAIMS:
+            found = make(rows)
+            for claim in found if isinstance(found, list) else [found]:
+                if claim.source is None:
+                    claim.source = getattr(paper, "SOURCE", "")
+                if claim.has_runs:
+                    claim.scale = scale(rows)
+                    made.append(claim)
+    return adjust(made, looks)
 
 
 def all_figures(

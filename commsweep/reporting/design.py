@@ -12,7 +12,7 @@ import pandas as pd
 from commsweep.reporting.claim import Claim, Effect
 from commsweep.reporting.contents import all_claims
 from commsweep.reporting.results import base
-from commsweep.reporting.statistics import LEVEL, LOOKS, MOST, POWER, seeds_needed
+from commsweep.reporting.statistics import LEVEL, MOST, POWER, seeds_needed
 
 SCORES = tuple(f"test_{mode}_{name}" for mode in ("on", "off") for name in ("acc", "loss", "ppl"))
 
@@ -69,10 +69,10 @@ def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
         for unit, metric in (("points", "test_on_acc"), ("nats", "test_on_loss"))
     }
     lines = [
-        f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm), every p {LOOKS} "
-        f"times, because seeds may be added. Seeds needed: for a power of {100 * POWER:g} % to "
-        "decide an effect that lies one margin from the edge, by the spread of the dense runs "
-        "over seeds, as if both sides of a pair were independent."
+        f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm). A first look counts "
+        "every p-value twice, because seeds may be added. Seeds needed: for a power of "
+        f"{100 * POWER:g} % to decide an effect that lies one margin from the edge, by the spread "
+        "of the dense runs over seeds, as if both sides of a pair were independent."
     ]
     for unit, (sd, n) in found.items():
         if n:

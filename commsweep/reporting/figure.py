@@ -20,6 +20,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.style.core import STYLE_BLACKLIST
@@ -81,6 +82,33 @@ def legend(
     longest = max((len(part) for text in texts for part in text.split("\n")), default=1)
     columns = max(1, min(len(texts), int(room / (line + letter * longest))))
     figure.legend(list(handles), texts, loc="outside lower center", ncols=columns)
+
+
+def named(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Names of lines at their right ends, moved apart where they would meet.
+
+    ends: (y of the last point, name, colour). The y axis is linear and its limits are set.
+    """
+    low, high = axis.get_ylim()
+    least = (high - low) * 0.075
+    places: list[float] = []
+    ordered = sorted(ends)
+    for y, _, _ in ordered:
+        places.append(max(min(y, high), places[-1] + least) if places else max(y, low))
+    beyond = places[-1] - high if places else 0.0
+    for turn in range(len(places) - 1, -1, -1):  # from the top, what ran out of the axes moves down
+        ceiling = high if turn == len(places) - 1 else places[turn + 1] - least
+        places[turn] = min(places[turn], ceiling) if beyond > 0 else places[turn]
+    for place, (_, name, ink) in zip(places, ordered, strict=True):
+        axis.annotate(
+            name,
+            (1.02, place),
+            xycoords=("axes fraction", "data"),
+            color=ink,
+            fontsize=6.5,
+            va="center",
+            annotation_clip=False,
+        )
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -72,6 +72,7 @@ def write(
         claim,
         contents,
         figure,
+        looks,
     )
     from commsweep.reporting.page import html
 
@@ -79,16 +80,17 @@ def write(
         shutil.rmtree(folder / name, ignore_errors=True)
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     more = beside(frame, curves) if beside else More([], [], [])
+    looks.take(store, sweep, folder / "claims.json")
+    before = looks.read(store, sweep)
+    claims = more.claims + contents.all_claims(frame, papers, mine)
+    if beside:
+        claims.sort(key=lambda claim: claim.name)
     made = Report(
         folder,
         more.tables + contents.all_tables(frame, papers),
-        claim.adjust(
-            sorted(
-                more.claims + contents.all_claims(frame, papers, mine),
-                key=lambda claim: claim.name if beside else "",
-            )
-        ),
+        claim.adjust(claims, before),
     )
+    looks.note(store, sweep, made.claims)
     for table in made.tables:
         for suffix, text in (
             ("md", table.markdown()),

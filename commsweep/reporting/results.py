@@ -211,6 +211,19 @@ def plain(frame: pd.DataFrame) -> pd.DataFrame:
     return rows if compared.any() else rows.iloc[:0]
 
 
+def scale(frame: pd.DataFrame) -> str:
+    """What was trained, for people: "resnet_small on digits, 180 steps"."""
+    done = frame[frame.status == "finished"]
+    names = []
+    for (model, data), _ in done.groupby(["model.name", "data.name"], sort=False):
+        names.append(f"{model} on {data}")
+    steps = sorted({int(value) for value in done.steps.dropna()}) if "steps" in done else []
+    if not steps:
+        return "; ".join(names)
+    span = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+    return f"{'; '.join(names)}, {span} steps"
+
+
 def masked(frame: pd.DataFrame) -> pd.Series:
     """Whether a run has the section sparsity."""
     return (

@@ -1,0 +1,453 @@
+"""Ours: does a loss last? The same settings on trainings of growing length or width, each at a
+learning rate of its own, and with BatchNorm's statistics gathered anew; claims S1 to S7.
+
+A loss is what a setting loses against the dense run of the same seed and rung: nats of test loss,
+points of test accuracy. Slopes are least squares over the logarithm of the rung, seed by seed. The
+margins were set when the rows of the text ladder were known, before those of all others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.reporting.claim import Claim, Effect, combined
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, named
+from commsweep.reporting.labels import describe
+from commsweep.reporting.results import is_text, masked
+from commsweep.reporting.statistics import interval
+from commsweep.reporting.table import ON, PERCENT, PLAIN, Table, cell
+
+from .bias import LARGE, LOSS
+
+NAME = "ladders"
+# Rungs: column, what it counts.
+RUNGS = {"data.train_blocks": "steps", "epochs": "epochs", "model.width": "features"}
+RATE = "optim.lr"
+RECALIBRATED = "test_recalibrated_acc"
+# Nats of the frequencies of letters on the test text of the embedded corpus: who knows nothing else
+# has learned nothing of order. tests/analysis/test_ladders.py counts them again.
+LETTERS = {"sotu": 3.03}
+STEEP = 0.05  # nats a doubling: 0.2 over the sixteenfold length of the text ladder
+BIASED = (
+    "gradients: TopK 10 %",
+    "gradients: EF + TopK 10 %",
+    "gradients: min-max 2 bit, group scale",
+    "TopK 10 %",
+)
+UNBIASED = ("gradients: min-max 2 bit, group scale, stochastic", "gradients: TernGrad")
+RECIPE = "TopK 20 %, 4 bit values, shared mask, 2 bit stochastic values"
+SEVERE = 2.0  # points
+SHORT = {
+    "gradients: TopK 10 %": "gradients, TopK 10 %",
+    "gradients: EF + TopK 10 %": "gradients, TopK 10 % + EF",
+    "gradients: min-max 2 bit, group scale": "gradients, 2 bits nearest",
+    "gradients: min-max 2 bit, group scale, stochastic": "gradients, 2 bits unbiased",
+    "gradients: TernGrad": "gradients, TernGrad",
+    "activations: min-max 2 bit, group scale": "activations, 2 bits",
+    "TopK 10 %": "both, TopK 10 %",
+    "EF21 + TopK 10 %": "both, TopK 10 % + EF21",
+    RECIPE: "both, the recipe",
+}
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The same arms at several rungs."""
+
+    column: str  # of the rung
+    rungs: tuple[float, ...]
+    text: bool
+    # what an arm loses at a rung, by seed; arms by their plain label
+    lost: dict[str, dict[float, dict[int, float]]]
+    ids: dict[str, list[str]]
+    dense: dict[float, float]  # mean score at a rung
+
+    @property
+    def unit(self) -> str:
+        return "nats" if self.text else "points"
+
+    @property
+    def counted(self) -> str:
+        """What a rung counts."""
+        return RUNGS[self.column]
+
+    def labels(self) -> list[float]:
+        """The rungs as people count them."""
+        if self.column == "data.train_blocks":
+            return [rung / 16 for rung in self.rungs]
+        return list(self.rungs)
+
+    def slopes(self, arm: str) -> dict[int, float]:
+        """How much more is lost with each doubling, by seed that has all rungs."""
+        losses = self.lost[arm]
+        seeds = set.intersection(*(set(losses[rung]) for rung in self.rungs))
+        x = np.log2(self.rungs)
+        out = {}
+        for seed in sorted(seeds):
+            y = [losses[rung][seed] for rung in self.rungs]
+            out[seed] = float(np.polyfit(x, y, 1)[0])
+        return out
+
+    def next_rung(self, arm: str) -> str:
+        """What a straight line through the rungs says of the next one, with a 95 % interval over
+        seeds; refused where there are too few rungs, or where the line is bent.
+        """
+        if len(self.rungs) < 3:
+            return "refused: two rungs"
+        losses, x = self.lost[arm], np.log2(self.rungs)
+        ahead, bends = [], []
+        for seed in sorted(set.intersection(*(set(losses[rung]) for rung in self.rungs))):
+            y = [losses[rung][seed] for rung in self.rungs]
+            ahead.append(float(np.polyval(np.polyfit(x, y, 1), 2 * x[-1] - x[-2])))
+            bends.append(y[-1] - 2 * y[-2] + y[-3])
+        bend = interval(bends)
+        if bend is None or not bend[0] < 0 < bend[1]:
+            return "refused: bent"
+        low, high = interval(ahead) or (math.nan, math.nan)
+        return f"{np.mean(ahead):.3g} [{low:.3g}, {high:.3g}]"
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Runs of one learner that have a rung: a length or width that every arm varies, a learning
+    rate that every arm varies, or a scoring after recalibration.
+    """
+    known = frame[(frame["grad.learners"] == 1) & ~masked(frame)]
+    if RECALIBRATED in known and known[RECALIBRATED].notna().any():
+        return known
+    return known if _rungs(known, (*RUNGS, RATE)) else known.iloc[:0]
+
+
+def _rungs(frame: pd.DataFrame, columns: tuple[str, ...] = tuple(RUNGS)) -> str:
+    """The column that every arm varies, dense among them; "" where there is none."""
+    done = frame[frame.status == "finished"]
+    if done.empty:
+        return ""
+    arms = _arms(done)
+    if arms.nunique() < 2 or "dense" not in set(arms):
+        return ""
+    for column in columns:
+        if column in done and done.groupby(arms)[column].nunique().min() > 1:
+            return column
+    return ""
+
+
+def _arms(frame: pd.DataFrame) -> pd.Series:
+    """The compression of every run in words, whatever else varies."""
+    texts = []
+    for record in frame.to_dict("records"):
+        texts.append(describe({k: None if v != v else v for k, v in record.items()}))
+    return pd.Series(texts, frame.index)
+
+
+def ladder(frame: pd.DataFrame) -> Ladder | None:
+    """The ladder in these rows; None where they have none."""
+    column = _rungs(frame)
+    if not column:
+        return None
+    done = frame[frame.status == "finished"]
+    done = done.assign(arm=_arms(done))
+    text = is_text(done)
+    metric, sign = (LOSS, 1.0) if text else (ON, -100.0)
+    dense = done[done.arm == "dense"]
+    scores = {(row[column], row["seed"]): row[metric] for _, row in dense.iterrows()}
+    lost: dict[str, dict[float, dict[int, float]]] = {}
+    ids: dict[str, list[str]] = {}
+    rungs = tuple(sorted(done[column].dropna().unique()))
+    for _, row in done[done.arm != "dense"].iterrows():
+        key = row[column], row["seed"]
+        if key in scores:
+            at = lost.setdefault(row["arm"], {rung: {} for rung in rungs})
+            at[row[column]][int(row["seed"])] = sign * (row[metric] - scores[key])
+            ids.setdefault(row["arm"], list(dense.id)).append(row["id"])
+    means = {rung: float(part[metric].mean()) for rung, part in dense.groupby(column)}
+    return Ladder(column, rungs, text, lost, ids, means)
+
+
+def _learned(frame: pd.DataFrame, found: Ladder, rung: float) -> float:
+    """What the dense run of a rung has learned beyond guessing, in the ladder's unit; nan where it
+    is not known.
+    """
+    if not found.text:
+        return 100 * (found.dense[rung] - 0.1)
+    return LETTERS.get(frame["data.name"].iloc[0], math.nan) - found.dense[rung]
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """What is lost at every rung; every arm at every rate; inference after recalibration."""
+    made = [_losses(frame), _rates(frame), _recalibrated(frame)]
+    return [table for table in made if table.rows]
+
+
+def _losses(frame: pd.DataFrame) -> Table:
+    if (found := ladder(frame)) is None:
+        return Table("ladder", "", [])
+    names = [f"{label:,.0f} {found.counted}" for label in found.labels()]
+    table = Table(
+        "ladder",
+        f"{found.unit.capitalize()} lost against dense, and as a share of what dense learned",
+        ["Setting", *names, "more with each doubling [95 %]", "next rung, by a straight line"],
+    )
+    dense = [
+        f"{found.dense[rung]:.3f} nats" if found.text else f"{100 * found.dense[rung]:.1f} %"
+        for rung in found.rungs
+    ]
+    table.rows.append(["dense: score", *dense, "", ""])
+    for arm in sorted(found.lost, key=lambda arm: _last(found, arm)):
+        line = []
+        for rung in found.rungs:
+            values = list(found.lost[arm][rung].values())
+            if not values:
+                line.append("-")
+                continue
+            share = np.mean(values) / _learned(frame, found, rung)
+            shown = f" ({100 * share:.0f} %)" if math.isfinite(share) else ""
+            line.append(f"{np.mean(values):.3g} ± {np.std(values, ddof=1):.2g}{shown}")
+        slopes = list(found.slopes(arm).values())
+        low, high = interval(slopes) or (math.nan, math.nan)
+        slope = f"{np.mean(slopes):+.3g} [{low:+.3g}, {high:+.3g}]" if slopes else "-"
+        table.rows.append([arm, *line, slope, found.next_rung(arm)])
+    return table
+
+
+def _last(found: Ladder, arm: str) -> float:
+    values = list(found.lost[arm][found.rungs[-1]].values())
+    return float(np.mean(values)) if values else math.inf
+
+
+def _tuned(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float], int] | None:
+    """(the runs that judge, each arm's best rate, the seed that chose it)."""
+    if _rungs(frame, (RATE,)) != RATE or _rungs(frame):
+        return None
+    done = frame[frame.status == "finished"]
+    done = done.assign(arm=_arms(done))
+    chooser = int(done.seed.max())  # held out: the last seed chooses, the others judge
+    metric = LOSS if is_text(done) else ON
+    best = {}
+    for arm, part in done[done.seed == chooser].groupby("arm"):
+        scores = part.set_index(RATE)[metric]
+        best[str(arm)] = float(scores.idxmin() if metric == LOSS else scores.idxmax())
+    return done[done.seed != chooser], best, chooser
+
+
+def _rates(frame: pd.DataFrame) -> Table:
+    if (found := _tuned(frame)) is None:
+        return Table("rates", "", [])
+    done, best, chooser = found
+    rates = sorted(done[RATE].unique())
+    table = Table(
+        "rates",
+        f"Test loss at every learning rate; * chosen for the setting by held-out seed {chooser}",
+        ["Setting", *(f"{rate:g}" for rate in rates)],
+    )
+    for arm, part in done.groupby("arm", sort=False):
+        line = []
+        for rate in rates:
+            score = cell(part[part[RATE] == rate], LOSS, PLAIN)
+            line.append(score.text() + (" *" if best.get(str(arm)) == rate else ""))
+        table.rows.append([str(arm), *line])
+    return table
+
+
+def _recalibrated(frame: pd.DataFrame) -> Table:
+    if RECALIBRATED not in frame or frame[RECALIBRATED].isna().all():
+        return Table("recalibrated", "", [])
+    table = Table(
+        "recalibrated",
+        "Test accuracy (%): compression on, off, and off after BatchNorm met dense batches",
+        ["Setting", "on", "off", "off, recalibrated", "seeds"],
+    )
+    done = frame[frame[RECALIBRATED].notna()]
+    for method, part in done.groupby("method", sort=False):
+        scores = [cell(part, name, PERCENT) for name in (ON, "test_off_acc", RECALIBRATED)]
+        table.rows.append([str(method), *scores, str(len(part))])
+    return table
+
+
+# Claims.
+
+
+def _slope(found: Ladder, arm: str, **region: float) -> Effect:
+    return combined(
+        f"{found.unit} more lost by {arm} with each doubling of the {found.counted}",
+        [(1.0, found.slopes(arm))],
+        ids=found.ids[arm],
+        digits=3 if found.text else 1,
+        **region,
+    )
+
+
+def _slopes(frame: pd.DataFrame, arms: tuple[str, ...], width: bool, **region: float) -> list:
+    found = ladder(frame)
+    if found is None or (found.column == "model.width") != width:
+        return []
+    return [_slope(found, arm, **region) for arm in arms if arm in found.lost]
+
+
+def s1(frame: pd.DataFrame) -> Claim:
+    """Biased gradients."""
+    return Claim(
+        "S1",
+        f"What biased gradients lose grows with the length of a training (at least {STEEP:g} nats "
+        "a doubling).",
+        _slopes(frame, BIASED, width=False, above=STEEP) if is_text(frame) else [],
+    )
+
+
+def s2(frame: pd.DataFrame) -> Claim:
+    """Unbiased gradients."""
+    return Claim(
+        "S2",
+        f"What unbiased gradients lose changes little with it (within {STEEP:g} nats a doubling).",
+        _slopes(frame, UNBIASED, width=False, within=STEEP) if is_text(frame) else [],
+    )
+
+
+def s3(frame: pd.DataFrame) -> Claim:
+    """The recipe at the longest rung."""
+    found, effects = ladder(frame), []
+    if found is not None and found.column != "model.width" and RECIPE in found.lost:
+        label, rung = found.labels()[-1], found.rungs[-1]
+        margin = LARGE if found.text else SEVERE
+        effects = [
+            combined(
+                f"{found.unit} lost by the recipe after {label:,.0f} {found.counted}",
+                [(1.0, found.lost[RECIPE][rung])],
+                ids=found.ids[RECIPE],
+                digits=3 if found.text else 1,
+                below=margin,
+            )
+        ]
+    return Claim(
+        "S3",
+        f"The recipe still loses little in the longest training (less than {LARGE:g} nats, "
+        f"{SEVERE:g} points).",
+        effects,
+    )
+
+
+def s4(frame: pd.DataFrame) -> Claim:
+    """Images: is a loss only a slower training?"""
+    arms = ("TopK 10 %", "EF21 + TopK 10 %", RECIPE)
+    return Claim(
+        "S4",
+        "What compression loses on images is time: the loss shrinks with the length of the "
+        "training.",
+        [] if is_text(frame) else _slopes(frame, arms, width=False, below=0.0),
+    )
+
+
+def s5(frame: pd.DataFrame) -> Claim:
+    """Dense inference after recalibration."""
+    effects = []
+    if RECALIBRATED in frame:
+        done = frame[frame[RECALIBRATED].notna()]
+        for method, part in done[_arms(done).str.startswith("TopK")].groupby("method", sort=False):
+            scores = 100 * (part[ON] - part[RECALIBRATED])
+            effects.append(
+                Effect(
+                    f"{method}: accuracy, compression on minus off after recalibration",
+                    below=SEVERE,
+                    values=[float(value) for value in scores],
+                    by=[int(seed) for seed in part.seed],
+                    ids=list(part.id),
+                )
+            )
+    return Claim(
+        "S5",
+        "A model trained with TopK is fit for dense inference once BatchNorm's statistics are "
+        f"gathered from dense batches (at most {SEVERE:g} points below compressed inference).",
+        effects,
+    )
+
+
+def s6(frame: pd.DataFrame) -> Claim:
+    """Each at its own rate."""
+    effects = []
+    if (found := _tuned(frame)) is not None and is_text(frame):
+        done, best, _ = found
+        chosen = {}
+        for arm, rate in best.items():
+            part = done[(done.arm == arm) & (done[RATE] == rate)]
+            chosen[arm] = dict(zip(part.seed.astype(int), part[LOSS], strict=True)), list(part.id)
+        dense, ids = chosen.pop("dense", ({}, []))
+        for arm in chosen:
+            region = {"below": LARGE} if arm in UNBIASED else {"above": LARGE}
+            effects.append(
+                combined(
+                    f"nats lost by {arm}, both at their own best rate",
+                    [(1.0, chosen[arm][0]), (-1.0, dense)],
+                    ids=[*ids, *chosen[arm][1]],
+                    digits=3,
+                    **region,
+                )
+            )
+    return Claim(
+        "S6",
+        "At a learning rate of their own biased gradients still lose more than "
+        f"{LARGE:g} nats, unbiased ones less.",
+        effects,
+    )
+
+
+def s7(frame: pd.DataFrame) -> Claim:
+    """Width."""
+    arms = (*BIASED, *UNBIASED, RECIPE)
+    return Claim(
+        "S7",
+        f"Losses change little with the width (within {STEEP:g} nats a doubling).",
+        _slopes(frame, arms, width=True, within=STEEP),
+    )
+
+
+CLAIMS = [s1, s2, s3, s4, s5, s6, s7]
+
+
+# Figures.
+
+
+def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """What each setting loses against dense at every rung, in percent of what dense has learned
+    beyond guessing (text: beyond the frequencies of letters). Lines: means over seeds. Bands: 95 %
+    intervals of the mean. At 100 % nothing was learned.
+    """
+    found = ladder(frame)
+    if found is None or not math.isfinite(_learned(frame, found, found.rungs[0])):
+        return None
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.9))
+        ends = []
+        for place, arm in enumerate(sorted(found.lost, key=lambda arm: -_last(found, arm))):
+            means, lows, highs = [], [], []
+            for rung in found.rungs:
+                scale = 100 / _learned(frame, found, rung)
+                values = [scale * value for value in found.lost[arm][rung].values()]
+                mean = float(np.mean(values)) if values else math.nan
+                low, high = interval(values) or (mean, mean)
+                means.append(mean)
+                lows.append(low)
+                highs.append(high)
+            ink = (*INK, "0.5")[place % 8]
+            axis.plot(found.labels(), means, color=ink, marker=MARKS[place % 9])
+            ends.append((means[-1], SHORT.get(arm, arm), ink))
+            axis.fill_between(found.labels(), lows, highs, color=ink, alpha=0.15, lw=0)
+        axis.axhline(0, color="0.3", lw=0.8)
+        if found.text:
+            axis.axhline(100, color="0.3", lw=0.8, ls="--")
+            place = axis.get_yaxis_transform()
+            axis.text(0.98, 102, "letter frequencies", fontsize=6, ha="right", transform=place)
+            axis.set_ylim(-5, 160)
+        axis.set_xscale("log")
+        axis.set_xticks(found.labels(), [f"{label:,.0f}" for label in found.labels()])
+        axis.minorticks_off()
+        axis.set(xlabel=found.counted, ylabel="lost (% of what\ndense learned)")
+        named(axis, ends)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {"lasting": lasting}

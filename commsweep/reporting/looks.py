@@ -1,0 +1,81 @@
+"""Looks at the verdicts of a sweep, recorded in the store that has its runs.
+
+Who adds seeds because a verdict is undecided looks again, and errs more often unless looks are
+counted. A look is a state of an effect that somebody was told the verdict of: the number of values
+it had. `claims.json` of a report keeps them too, so that rows which go back into a store bring
+their looks along.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from commsweep.errors import UserError
+from commsweep.reporting.claim import Claim
+from commsweep.store import Store, read_json, write_json
+
+Recorded = dict[tuple[str, str], list[int]]
+
+
+def read(store: str | Path, sweep: str) -> Recorded:
+    """The looks that a store has recorded; none of a sweep that nobody has looked at."""
+    try:
+        return told(read_json(_path(store, sweep), "delete it, and looks count from one again"))
+    except FileNotFoundError:
+        return {}
+
+
+def note(store: str | Path, sweep: str, claims: list[Claim]) -> None:
+    """Record that somebody is told these verdicts. Looks that other claims had stay."""
+    known = read(store, sweep)
+    for claim in claims:
+        for effect in claim.effects:
+            if effect.looks:
+                known[claim.name, effect.what] = effect.looks
+    _write(store, sweep, known)
+
+
+def take(store: str | Path, sweep: str, claims_json: Path) -> None:
+    """Record the looks of a report that was written elsewhere; where both know an effect, those of
+    whoever looked more often.
+    """
+    try:
+        others = told(read_json(claims_json))
+    except FileNotFoundError:
+        return
+    known = read(store, sweep)
+    for key, looks in others.items():
+        if len(looks) > len(known.get(key, ())):
+            known[key] = looks
+    _write(store, sweep, known)
+
+
+def told(content: dict[str, Any]) -> Recorded:
+    """The looks in the JSON of a report, or of a store. Raises UserError when they are none."""
+    found: Recorded = {}
+    for claim in content.get("claims", ()):
+        for effect in claim["effects"]:
+            looks = effect.get("looks", [])
+            rising = all(isinstance(n, int) and n > 0 for n in looks)
+            if not isinstance(looks, list) or not rising:
+                raise UserError(
+                    f"looks of '{effect['what']}' are {looks!r}, and must be numbers of seeds; "
+                    "write the report anew"
+                )
+            if looks:
+                found[claim["claim"], effect["what"]] = looks
+    return found
+
+
+def _write(store: str | Path, sweep: str, known: Recorded) -> None:
+    claims: dict[str, list[dict[str, Any]]] = {}
+    for (claim, what), looks in sorted(known.items()):
+        claims.setdefault(claim, []).append({"what": what, "looks": looks})
+    content = [{"claim": claim, "effects": effects} for claim, effects in claims.items()]
+    if content:
+        write_json(_path(store, sweep), {"sweep": sweep, "claims": content})
+
+
+def _path(store: str | Path, sweep: str) -> Path:
+    return Store(store, create=False).root / "looks" / f"{sweep}.json"
