@@ -141,7 +141,8 @@ def _arms(frame: pd.DataFrame) -> pd.Series:
     """The compression of every run in words, whatever else varies."""
     texts = []
     for record in frame.to_dict("records"):
-        texts.append(describe({k: None if v != v else v for k, v in record.items()}))
+        present = {key: value for key, value in record.items() if value == value}
+        texts.append(describe(present))
     return pd.Series(texts, frame.index)
 
 

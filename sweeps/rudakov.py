@@ -92,6 +92,24 @@ def demo() -> list[Run]:
     return seeds(grid, 8)
 
 
+def digits_methods() -> list[Run]:
+    """Every method of the paper on the embedded digits, three seeds; five minutes on two cores."""
+    base = preset("digits")
+    grid = union(
+        [base],
+        topk(base),
+        quantization(base, (2, 4), (2, 4, 8)),
+        one_sided(base, (2, 4), "tensor"),
+        one_sided(base, (2,), "group"),
+        feedback(base, (0.3, 0.1)),
+        aqsgd(base, (0.3, 0.1, 0.02)),
+    )
+    close = union(
+        [base], topk(base, (0.1, 0.05)), feedback(base, (0.1,), ("ef21",)), aqsgd(base, (0.1,))
+    )
+    return seeds(grid, 3) + seeds(close, 2, first=3)
+
+
 def digits_core() -> list[Run]:
     """What the paper's claims compare, on the embedded digits, with the seeds that decided them;
     five minutes on two cores.
@@ -248,6 +266,7 @@ def _quantization(base: Run) -> list[Run]:
 
 SWEEPS = {
     "demo": demo,
+    "digits_methods": digits_methods,
     "digits_core": digits_core,
     "smoke": smoke,
     "cifar_small": cifar_small,

@@ -1,29 +1,22 @@
-"""The page of findings, written from the recorded verdicts: question, answer, effects, figure,
+"""The page of findings, written from the recorded verdicts: question, answer, figure, effects,
 command, limits.
 
 A finding names the claims that answer it and where their results lie (a folder that `commsweep
-report` wrote, with claims.json in it); answers, numbers and n come from there, so the page cannot
-say what the rows do not.
+report` wrote, with claims.json in it). Numbers, n, scale and verdicts come from there, those in the
+words of an answer too, so the page cannot say what the rows do not.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from commsweep.errors import UserError
-from commsweep.reporting.claim import CONTRADICTED, NOT_ENOUGH, NOT_EVALUABLE, SUPPORTED, UNDECIDED
 from commsweep.store import read_json
 
-# What a claim's verdict is called; a claim of several effects is contradicted by any of them.
-ANSWERS = {
-    SUPPORTED: "Supported",
-    CONTRADICTED: "Contradicted",
-    UNDECIDED: "Undecided",
-    NOT_ENOUGH: "Not enough runs",
-    NOT_EVALUABLE: "Not evaluable",
-}
+Told = dict[str, Any]  # a claim, as claims.json has it
 
 
 @dataclass(frozen=True)
@@ -35,66 +28,118 @@ class Finding:
     claims: tuple[tuple[str, str], ...]  # (folder of results, name of a claim)
     command: str  # that repeats it
     limits: str  # what it does not say
-    figure: str = ""  # below the results
+    figure: str = ""
     alt: str = ""
+    # In plain words. {folder/claim/2} is the mean of that claim's third effect, without its sign.
+    answer: str = ""
+    overturn: str = ""  # what would overturn it
 
 
 def page(findings: list[Finding], results: Path, link: str = "results") -> str:
     """The whole page; `link`: the way from it to the results. Raises UserError when a claim is not
     recorded.
     """
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, dict[str, Told]] = {}
+    told = []
+    for finding in findings:
+        told.append(
+            [(folder, _claim(known, results, folder, name)) for folder, name in finding.claims]
+        )
     lines = [
         "# What was found",
         "",
         "Written by `commsweep findings` from the recorded verdicts; each leads to its runs "
-        "(rows.csv beside it). Verdicts hold at 5 % for all effects of a report together "
-        "(Holm), also where seeds were added because a verdict asked for them; intervals are 95 "
-        "% each. What did not decide is listed too. A verdict speaks for its model and data "
-        "only.",
+        "(rows.csv beside it). An effect is a difference of test accuracies in points, or of test "
+        "losses in nats, paired by seed; its interval is 95 %. Verdicts hold at 5 % for all effects "
+        "of a report together, over every look that was taken. What did not decide is listed too. "
+        "A finding speaks for its model and data only.",
         "",
+        "| question | answer |",
+        "|---|---|",
     ]
-    told = [
-        [(folder, name, _claim(known, results, folder, name)) for folder, name in finding.claims]
-        for finding in findings
-    ]
-    lines += _overview(findings, told)
     for finding, claims in zip(findings, told, strict=True):
-        lines += [f"## {_heading(finding)}", ""]
-        for folder, name, claim in claims:
-            lines.append(
-                f"- **{ANSWERS[claim['verdict']]}** ({name}, "
-                f"[{folder}]({link}/{folder}/claims.md)): {claim['statement']}"
-            )
-            lines += [f"  - {effect['said']}: {effect['judged']}" for effect in claim["effects"]]
+        kept = "".join(one for one in _heading(finding).lower() if one.isalnum() or one in " -_")
+        said = _answer(finding, known) or _counts(claims)
+        lines.append(f"| [{_heading(finding)}](#{kept.replace(' ', '-')}) | {said} |")
+    for finding, claims in zip(findings, told, strict=True):
+        lines += ["", f"## {_heading(finding)}", ""]
+        if finding.answer:
+            lines += [f"**{_answer(finding, known)}**", ""]
         if finding.figure:
-            lines += ["", f'<img src="{link}/{finding.figure}" width="640" alt="{finding.alt}">']
-        lines += ["", f"Repeat: `{finding.command}`", "", f"Not said: {finding.limits}", ""]
-    return "\n".join(lines)
+            lines += [f'<img src="{link}/{finding.figure}" width="640" alt="{finding.alt}">', ""]
+        for folder, claim in claims:
+            lines += _section(folder, claim, link)
+        lines.append(f"Repeat: `{finding.command}`")
+        lines += ["", f"Not said: {finding.limits}"]
+        if finding.overturn:
+            lines += ["", f"It would be overturned by {finding.overturn}"]
+    return "\n".join(lines) + "\n"
+
+
+def _section(folder: str, claim: Told, link: str) -> list[str]:
+    """A claim with its effects as a table."""
+    scale = f" {claim['scale']}." if claim.get("scale") else ""
+    lines = [
+        f"{claim['statement']} **{_capital(claim['answer'])}** ({claim['claim']}, "
+        f"[{folder}]({link}/{folder}/claims.md)).{scale}",
+        "",
+        "| effect | claimed | mean [95 %] | n | verdict |",
+        "|---|---|---|---|---|",
+    ]
+    for effect in claim["effects"]:
+        lines.append(
+            f"| {effect['what']} | {_region(effect)} | {_mean(effect)} | {len(effect['values'])} "
+            f"| {effect['verdict']} |"
+        )
+    return [*lines, ""]
+
+
+def _region(effect: Told) -> str:
+    if effect["within"] is not None:
+        return f"within ±{effect['within']:g}"
+    return f"> {effect['above']:g}" if effect["above"] is not None else f"< {effect['below']:g}"
+
+
+def _mean(effect: Told) -> str:
+    if not effect["values"]:
+        return "no runs"
+    digits = effect["digits"]
+    mean = math.fsum(effect["values"]) / len(effect["values"])
+    if effect["interval"] is None:
+        return f"{mean:+.{digits}f}"
+    low, high = effect["interval"]
+    return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _heading(finding: Finding) -> str:
     return f"{finding.key}. {finding.question}"
 
 
-def _overview(
-    findings: list[Finding], told: list[list[tuple[str, str, dict[str, Any]]]]
-) -> list[str]:
-    """Which claims answer which way, a line a question."""
-    lines = ["| question | supported | contradicted | undecided |", "|---|---|---|---|"]
-    for finding, claims in zip(findings, told, strict=True):
-        places = {folder for folder, _, _ in claims}
-        cells = []
-        for wanted in ((SUPPORTED,), (CONTRADICTED,), (UNDECIDED, NOT_ENOUGH, NOT_EVALUABLE)):
-            names = [
-                name if len(places) == 1 else f"{name} ({folder})"
-                for folder, name, claim in claims
-                if claim["verdict"] in wanted
-            ]
-            cells.append("; ".join(names))
-        kept = "".join(one for one in _heading(finding).lower() if one.isalnum() or one in " -_")
-        lines.append(f"| [{_heading(finding)}](#{kept.replace(' ', '-')}) | {' | '.join(cells)} |")
-    return [*lines, ""]
+def _counts(claims: list[tuple[str, Told]]) -> str:
+    """How many effects of all these claims hold."""
+    verdicts = [effect["verdict"] for _, claim in claims for effect in claim["effects"]]
+    held, failed = verdicts.count("supported"), verdicts.count("contradicted")
+    parts = [f"{held} of {len(verdicts)} effects as claimed", f"{failed} otherwise"]
+    if rest := len(verdicts) - held - failed:
+        parts.append(f"{rest} undecided")
+    return ", ".join(parts)
+
+
+def _answer(finding: Finding, known: dict[str, dict[str, Told]]) -> str:
+    """The answer with its numbers, which are those of recorded effects."""
+    parts = finding.answer.split("{")
+    out = parts[0]
+    for part in parts[1:]:
+        reference, _, rest = part.partition("}")
+        folder, name, place = reference.split("/")
+        effect = known[folder][name]["effects"][int(place)]
+        mean = abs(math.fsum(effect["values"]) / len(effect["values"]))
+        out += (f"{mean:.0f}" if effect["digits"] == 1 else f"{mean:.2f}") + rest
+    return out
 
 
 def _claim(

@@ -181,7 +181,8 @@ def p_value(values: Sequence[float], region: Region, scatter: Scatter | None = N
     both = max(student, _student(distance, variance, n, degrees))
     if n >= FEW:
         return both
-    return min(both, _student(distance, max(variance, scatter.pooled), n, degrees))
+    # two ways to be decided: each may err half as often
+    return min(1.0, 2 * min(both, _student(distance, max(variance, scatter.pooled), n, degrees)))
 
 
 def _student(distance: float, variance: float, n: int, degrees: float) -> float:

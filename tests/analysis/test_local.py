@@ -10,7 +10,7 @@ from commsweep.config import run_id
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
 from commsweep.reporting import results
-from commsweep.reporting.claim import CONTRADICTED, SUPPORTED, adjust
+from commsweep.reporting.claim import CONTRADICTED, PARTLY, SUPPORTED, adjust
 from commsweep.store import Store
 from tests.helpers import outcome
 
@@ -86,10 +86,10 @@ def bad(run):
 def test_claims_follow_the_rows(world, verdict, tmp_path):
     frame = local.rows(fill(tmp_path, world))
     claims = adjust([claim(frame) for claim in local.CLAIMS])
-    assert {claim.name: claim.verdict for claim in claims} == dict.fromkeys(
-        ("L1", "L2", "L3", "L4", "L5", "L6", "L7"), verdict
-    )
+    assert [claim.name for claim in claims] == ["L1", "L2", "L3", "L4", "L5", "L6", "L7"]
     for claim in claims:
+        # a bad world may leave an effect of several as it was
+        assert claim.verdict == verdict or (verdict, claim.verdict) == (CONTRADICTED, PARTLY)
         assert all(len(effect.values) == 3 and len(effect.ids) == 6 for effect in claim.effects), (
             claim
         )

@@ -40,7 +40,7 @@ def topk_of_demo(tmp_path, score):
     """A store with the demo's dense and plain TopK 10 and 5 % runs, scored by `score(ratio or None,
     seed)`.
     """
-    store, runs = Store(tmp_path / "store"), sweep("demo")
+    store, runs = Store(tmp_path / "store"), sweep("digits_methods")
 
     def ratio(run):
         return getattr(run.fwd.compressor, "ratio", None)
@@ -56,7 +56,7 @@ def topk_of_demo(tmp_path, score):
         ],
         lambda run: score(ratio(run), run.seed),
     )
-    register("demo", runs, store)
+    register("digits_methods", runs, store)
     return store
 
 
@@ -77,22 +77,22 @@ def demo(tmp_path):
 
 
 def test_what_claims_can_decide_is_printed_before_there_are_runs(tmp_path, capsys):
-    assert main(["sweep", "plan", "demo", "--claims", "--store", str(tmp_path)]) == 0
+    assert main(["sweep", "plan", "digits_methods", "--claims", "--store", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "claimed > 2): 5 seeds planned; needed: unknown" in out and "**C6.**" in out
 
 
 def test_seeds_needed_come_from_the_spread_of_dense_runs(demo, capsys):
-    assert main(["sweep", "plan", "demo", "--claims", "--store", str(demo.root)]) == 0
+    assert main(["sweep", "plan", "digits_methods", "--claims", "--store", str(demo.root)]) == 0
     out = capsys.readouterr().out
     assert "Spread of 5 dense runs: 0.16 points." in out  # 0 to 4 thousandths
     assert re.search(r"dense minus TopK 10 % \(claimed < 2\): 5 seeds planned; needed: 4\n", out)
 
 
 def test_the_printed_command_runs_what_decides(demo, capsys):
-    assert main(["claims", "demo", "--store", str(demo.root)]) == 0
+    assert main(["claims", "digits_methods", "--store", str(demo.root)]) == 0
     out = capsys.readouterr().out
-    command = re.search(r"`commsweep (sweep launch demo --claim 'C2' --decide)`", out)
+    command = re.search(r"`commsweep (sweep launch digits_methods --claim 'C2' --decide)`", out)
     more = int(re.search(r"about (\d+) more seeds would decide it", out)[1])
     assert "Holm" in out and more > 2
     words = shlex.split(command[1])
@@ -100,7 +100,10 @@ def test_the_printed_command_runs_what_decides(demo, capsys):
     plan = json.loads(capsys.readouterr().out)
     # dense and TopK 5 %: 10 % is decided
     assert plan["cells"] == 2 * (5 + more) and plan["missing"] == 2 * more
-    assert main([words[0], "plan", "demo", "--decide", "--json", "--store", str(demo.root)]) == 0
+    assert (
+        main([words[0], "plan", "digits_methods", "--decide", "--json", "--store", str(demo.root)])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out) == plan  # C3 is decided
 
 
@@ -112,8 +115,8 @@ def test_each_effect_gets_the_seeds_that_it_asks_for(tmp_path, capsys):
         at, spread = worse.get(ratio, (0.0, 0.0))
         return 0.95 - at + spread * noise[seed]
 
-    store, runs = topk_of_demo(tmp_path, score), sweep("demo")
-    assert main(["claims", "demo", "--json", "--store", str(store.root)]) == 0
+    store, runs = topk_of_demo(tmp_path, score), sweep("digits_methods")
+    assert main(["claims", "digits_methods", "--json", "--store", str(store.root)]) == 0
     asked = [
         effect["seeds_to_decide"]
         for claim in json.loads(capsys.readouterr().out)
@@ -121,12 +124,21 @@ def test_each_effect_gets_the_seeds_that_it_asks_for(tmp_path, capsys):
         for effect in claim["effects"]
     ]
     assert len(set(asked)) == 2 and all(asked)
-    command = ["sweep", "plan", "demo", "--claim", "C2", "--decide", "--store", str(store.root)]
+    command = [
+        "sweep",
+        "plan",
+        "digits_methods",
+        "--claim",
+        "C2",
+        "--decide",
+        "--store",
+        str(store.root),
+    ]
     assert main([*command, "--json"]) == 0
     # the dense runs serve both
     assert json.loads(capsys.readouterr().out)["cells"] == sum(asked) + max(asked)
     begun = next(run for run in runs if getattr(run.fwd.compressor, "ratio", None) == 0.05)
-    register("demo", [*runs, begun.model_copy(update={"seed": 5})], store)
+    register("digits_methods", [*runs, begun.model_copy(update={"seed": 5})], store)
     assert main([*command, "--json"]) == 0  # what was begun comes first
     assert json.loads(capsys.readouterr().out)["missing_runs"] == [
         run_id(begun.model_copy(update={"seed": 5}))
@@ -139,7 +151,7 @@ def test_each_effect_gets_the_seeds_that_it_asks_for(tmp_path, capsys):
 
 def test_a_claim_that_is_decided_is_run_whole(demo, capsys):
     """Who asks for more of it means all of it."""
-    assert main(["claims", "demo", "--store", str(demo.root)]) == 0
+    assert main(["claims", "digits_methods", "--store", str(demo.root)]) == 0
     c3 = capsys.readouterr().out.split("**C3")[1]
     assert "undecided" not in c3 and "TopK 10 %" in c3 and "TopK 5 %" in c3
     assert (
@@ -147,7 +159,7 @@ def test_a_claim_that_is_decided_is_run_whole(demo, capsys):
             [
                 "sweep",
                 "plan",
-                "demo",
+                "digits_methods",
                 "--claim",
                 "C3",
                 "--seeds",
@@ -262,13 +274,35 @@ def test_added_seeds_stay_in_the_sweep(tmp_path, capsys):
 
 def test_where_seeds_decide_nothing_it_is_said(demo, capsys):
     assert (
-        main(["sweep", "launch", "demo", "--claim", "C3", "--decide", "--store", str(demo.root)])
+        main(
+            [
+                "sweep",
+                "launch",
+                "digits_methods",
+                "--claim",
+                "C3",
+                "--decide",
+                "--store",
+                str(demo.root),
+            ]
+        )
         == 2
     )
     err = capsys.readouterr().err
     assert "of claim 'C3' nothing is left that seeds would decide" in err and err.count("\n") == 1
     assert (
-        main(["sweep", "plan", "demo", "--claim", "C22", "--decide", "--store", str(demo.root)])
+        main(
+            [
+                "sweep",
+                "plan",
+                "digits_methods",
+                "--claim",
+                "C22",
+                "--decide",
+                "--store",
+                str(demo.root),
+            ]
+        )
         == 2
     )
     assert "did you mean 'C2'" in capsys.readouterr().err

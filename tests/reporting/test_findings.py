@@ -33,30 +33,44 @@ def test_every_number_leads_to_rows_in_the_repository(folder):
     assert ids and all(one in rows for one in ids)
 
 
-def test_another_verdict_is_another_page(tmp_path):
-    told = {
-        "claims": [
-            {
-                "claim": "X",
-                "statement": "It holds.",
-                "verdict": "supported",
-                "effects": [
-                    {"said": "effect +1.0 [+0.5, +1.5], n=3", "judged": "supported (p 0.01)"}
-                ],
-            }
-        ]
+def told(values, verdict="supported", answer="supported"):
+    effect = {
+        "what": "gained",
+        "values": values,
+        "interval": [0.5, 1.5],
+        "digits": 1,
+        "above": 1.0,
+        "below": None,
+        "within": None,
+        "verdict": verdict,
     }
+    claim = {"claim": "X", "statement": "It holds.", "answer": answer, "effects": [effect]}
+    return {"claims": [claim | {"scale": "a small model"}]}
+
+
+def test_another_verdict_is_another_page(tmp_path):
     (tmp_path / "some").mkdir()
-    (tmp_path / "some" / "claims.json").write_text(json.dumps(told))
-    finding = Finding("X", "Does it?", (("some", "X"),), "commsweep demo", "more")
-    assert "- **Supported** (X, [some](results/some/claims.md)): It holds." in page(
-        [finding], tmp_path
+    file = tmp_path / "some" / "claims.json"
+    file.write_text(json.dumps(told([12.0, 14.0])))
+    finding = Finding(
+        "X",
+        "Does it?",
+        (("some", "X"),),
+        "commsweep demo",
+        "more",
+        answer="It gains {some/X/0} points.",
+        overturn="larger models that gain nothing.",
     )
-    assert "| [X. Does it?](#x-does-it) | X |  |  |" in page([finding], tmp_path)
-    told["claims"][0]["verdict"] = "contradicted"
-    (tmp_path / "some" / "claims.json").write_text(json.dumps(told))
-    assert "- **Contradicted**" in page([finding], tmp_path)
-    assert "| [X. Does it?](#x-does-it) |  | X |  |" in page([finding], tmp_path)
+    text = page([finding], tmp_path)
+    assert "| [X. Does it?](#x-does-it) | It gains 13 points. |" in text
+    assert "**It gains 13 points.**" in text
+    assert "It holds. **Supported** (X, [some](results/some/claims.md)). a small model." in text
+    assert "| gained | > 1 | +13.0 [+0.5, +1.5] | 2 | supported |" in text
+    assert "It would be overturned by larger models that gain nothing." in text
+    file.write_text(json.dumps(told([1.0], "contradicted", "not seen at this scale")))
+    text = page([Finding("X", "Does it?", (("some", "X"),), "", "")], tmp_path)
+    assert "| 0 of 1 effects as claimed, 1 otherwise |" in text
+    assert "**Not seen at this scale**" in text
     with pytest.raises(UserError, match="has no claim Y"):
         page([Finding("Y", "", (("some", "Y"),), "", "")], tmp_path)
 

@@ -13,7 +13,7 @@ from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.launch import adopt
 from commsweep.registry import sweep
-from commsweep.reporting import results
+from commsweep.reporting import looks, results
 from commsweep.reporting.contents import all_claims, all_figures, all_tables
 from commsweep.reporting.figure import save
 from commsweep.reporting.published import outcomes
@@ -52,7 +52,9 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
         title.count("(") == title.count(")") for title in titles
     )
     assert told["claims"] == json.loads(
-        json.dumps([one.record() for one in all_claims(frame, told["papers"])])
+        json.dumps(
+            [one.record() for one in all_claims(frame, told["papers"], looks=looks.told(told))]
+        )
     ), (
         f"renew it: commsweep sweep adopt {name} docs/results/{name}/rows.csv && commsweep "
         f"report {name}"
@@ -89,7 +91,7 @@ def test_every_figure_of_the_rows_in_the_repository_is_drawn_and_has_room_for_it
 @pytest.mark.slow
 def test_a_report_of_adopted_rows_writes_the_same_rows(tmp_path, capsys):
     assert main(["sweep", "adopt", "demo", str(DEMO), "--store", str(tmp_path / "store")]) == 0
-    assert capsys.readouterr().out == "demo: 94 runs adopted\n"
+    assert capsys.readouterr().out == "demo: 96 runs adopted\n"
     assert (
         main(["report", "demo", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
         == 0
@@ -133,7 +135,7 @@ def test_what_is_recorded_stays_and_the_rest_is_left_to_a_launch(tmp_path, capsy
     assert main(["show", rows[0]["id"], "--store", str(store.root)]) == 0
     assert "measured elsewhere, taken from part.csv, sha256" in capsys.readouterr().out
     assert main(["sweep", "plan", "demo", "--store", str(store.root)]) == 0
-    assert "94 cells, 91 missing" in capsys.readouterr().out
+    assert "96 cells, 93 missing" in capsys.readouterr().out
 
 
 def test_further_seeds_are_the_sweeps_from_then_on(tmp_path, capsys):

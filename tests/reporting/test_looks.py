@@ -1,0 +1,79 @@
+"""Looks at verdicts are recorded, and go with the rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from commsweep.cli.main import main
+from commsweep.errors import UserError
+from commsweep.reporting import looks
+from commsweep.reporting.claim import Claim, Effect, adjust
+from commsweep.store import Store
+from tests.test_layout import ROOT
+
+DEMO = ROOT / "docs" / "results" / "demo"
+
+
+def judged(n, before=None):
+    effect = Effect("x", above=0.0, values=[1.0, 2.0, 0.5, 1.5, 0.9, 1.1, 1.2, 0.8][:n])
+    return adjust([Claim("A", "", [effect])], before)
+
+
+def test_a_look_is_recorded_once_for_as_many_seeds(tmp_path):
+    Store(tmp_path)
+    for n in (3, 3, 5, 5, 8):
+        looks.note(tmp_path, "mine", judged(n, looks.read(tmp_path, "mine")))
+    assert looks.read(tmp_path, "mine") == {("A", "x"): [3, 5, 8]}
+    assert looks.read(tmp_path, "other") == {}
+
+
+def test_looks_of_other_claims_stay(tmp_path):
+    Store(tmp_path)
+    looks.note(tmp_path, "mine", judged(3))
+    other = adjust([Claim("B", "", [Effect("y", above=0.0, values=[1.0, 2.0, 3.0])])])
+    looks.note(tmp_path, "mine", other)
+    assert set(looks.read(tmp_path, "mine")) == {("A", "x"), ("B", "y")}
+
+
+def test_a_report_and_a_store_bring_their_looks(tmp_path, capsys):
+    """Rows that are adopted bring the looks of the report they come from, and what a report then
+    writes has them.
+    """
+    shutil.copy(DEMO / "rows.csv", tmp_path)
+    told = json.loads((DEMO / "claims.json").read_text())
+    for claim in told["claims"]:
+        for effect in claim["effects"]:
+            effect["looks"] = [3, 5, 8] if effect["looks"] else []
+    (tmp_path / "claims.json").write_text(json.dumps(told))
+    store = tmp_path / "store"
+    assert main(["sweep", "adopt", "demo", str(tmp_path / "rows.csv"), "--store", str(store)]) == 0
+    assert main(["claims", "demo", "--json", "--store", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [effect for claim in json.loads(lines[-1]) for effect in claim["effects"]]
+    assert all(effect["looks"] == [3, 5, 8] for effect in found)
+    once = {e["what"]: e["p"] for c in told["claims"] for e in c["effects"]}
+    smallest = min(found, key=lambda effect: effect["p"])
+    assert smallest["p"] == once[smallest["what"]]
+    assert smallest["adjusted"] == pytest.approx(len(found) * 12 * smallest["p"])
+
+
+def test_a_claim_of_mine_that_compares_nothing_is_one_line(tmp_path, capsys):
+    store = str(tmp_path / "store")
+    assert main(["sweep", "adopt", "demo", str(DEMO / "rows.csv"), "--store", store]) == 0
+    (tmp_path / "mine.py").write_text(
+        "from commsweep.reporting.claim import Claim\n"
+        "def claims(frame):\n    return [Claim('M1', 'nothing', [])]\n"
+    )
+    command = ["claims", "demo", "--claims", f"{tmp_path}/mine.py:claims", "--store", store]
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert "claim M1 compares no arms" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("bad", [[3, "5"], [0], "3"])
+def test_looks_that_are_none_are_named(bad):
+    with pytest.raises(UserError, match="looks of 'x' are"):
+        looks.told({"claims": [{"claim": "A", "effects": [{"what": "x", "looks": bad}]}]})
