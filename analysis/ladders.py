@@ -43,6 +43,7 @@ BIASED = (
 UNBIASED = ("gradients: min-max 2 bit, group scale, stochastic", "gradients: TernGrad")
 RECIPE = "TopK 20 %, 4 bit values, shared mask, 2 bit stochastic values"
 SEVERE = 2.0  # points
+ROUNDING = 1e-9  # of sums of floats
 SHORT = {
     "gradients: TopK 10 %": "gradients, TopK 10 %",
     "gradients: EF + TopK 10 %": "gradients, TopK 10 % + EF",
@@ -107,7 +108,7 @@ class Ladder:
             ahead.append(float(np.polyval(np.polyfit(x, y, 1), 2 * x[-1] - x[-2])))
             bends.append(y[-1] - 2 * y[-2] + y[-3])
         bend = interval(bends)
-        if bend is None or not bend[0] < 0 < bend[1]:
+        if bend is None or bend[0] > ROUNDING or bend[1] < -ROUNDING:
             return "refused: bent"
         low, high = interval(ahead) or (math.nan, math.nan)
         return f"{np.mean(ahead):.3g} [{low:.3g}, {high:.3g}]"
