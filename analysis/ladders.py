@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import Claim, Effect, combined
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, named
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend, logarithmic, named
 from commsweep.reporting.labels import describe
 from commsweep.reporting.results import is_text, masked
 from commsweep.reporting.statistics import interval
@@ -33,6 +34,7 @@ RECALIBRATED = "test_recalibrated_acc"
 # Nats of the frequencies of letters on the test text of the embedded corpus: who knows nothing else
 # has learned nothing of order. tests/analysis/test_ladders.py counts them again.
 LETTERS = {"sotu": 3.03}
+HIGH, LOW = 0.5, 0.2  # nats
 STEEP = 0.05  # nats a doubling: 0.2 over the sixteenfold length of the text ladder
 BIASED = (
     "gradients: TopK 10 %",
@@ -291,40 +293,57 @@ def _slopes(frame: pd.DataFrame, arms: tuple[str, ...], width: bool, **region: f
     return [_slope(found, arm, **region) for arm in arms if arm in found.lost]
 
 
+def _longest(frame: pd.DataFrame, arms: tuple[str, ...], **region: float) -> list[Effect]:
+    """What is lost in the longest training."""
+    found = ladder(frame)
+    if found is None or found.column == "model.width":
+        return []
+    effects = []
+    for arm in arms:
+        if arm in found.lost:
+            effects.append(
+                combined(
+                    f"{found.unit} lost by {arm} after {found.labels()[-1]:,.0f} {found.counted}",
+                    [(1.0, found.lost[arm][found.rungs[-1]])],
+                    ids=found.ids[arm],
+                    digits=3 if found.text else 1,
+                    **region,
+                )
+            )
+    return effects
+
+
 def s1(frame: pd.DataFrame) -> Claim:
     """Biased gradients."""
+    effects = []
+    if is_text(frame):
+        effects = _longest(frame, BIASED, above=HIGH)
+        effects += _slopes(frame, BIASED, width=False, above=STEEP)
     return Claim(
         "S1",
-        f"What biased gradients lose grows with the length of a training (at least {STEEP:g} nats "
-        "a doubling).",
-        _slopes(frame, BIASED, width=False, above=STEEP) if is_text(frame) else [],
+        f"Biased gradients lose more than {HIGH:g} nats in the longest training, and more with "
+        f"every doubling of its length (at least {STEEP:g} nats).",
+        effects,
     )
 
 
 def s2(frame: pd.DataFrame) -> Claim:
     """Unbiased gradients."""
+    effects = []
+    if is_text(frame):
+        effects = _longest(frame, UNBIASED, below=LOW)
+        effects += _slopes(frame, UNBIASED, width=False, within=STEEP)
     return Claim(
         "S2",
-        f"What unbiased gradients lose changes little with it (within {STEEP:g} nats a doubling).",
-        _slopes(frame, UNBIASED, width=False, within=STEEP) if is_text(frame) else [],
+        f"Unbiased gradients lose less than {LOW:g} nats there, and hardly more with every "
+        f"doubling (within {STEEP:g} nats).",
+        effects,
     )
 
 
 def s3(frame: pd.DataFrame) -> Claim:
     """The recipe at the longest rung."""
-    found, effects = ladder(frame), []
-    if found is not None and found.column != "model.width" and RECIPE in found.lost:
-        label, rung = found.labels()[-1], found.rungs[-1]
-        margin = LARGE if found.text else SEVERE
-        effects = [
-            combined(
-                f"{found.unit} lost by the recipe after {label:,.0f} {found.counted}",
-                [(1.0, found.lost[RECIPE][rung])],
-                ids=found.ids[RECIPE],
-                digits=3 if found.text else 1,
-                below=margin,
-            )
-        ]
+    effects = _longest(frame, (RECIPE,), below=LARGE if is_text(frame) else SEVERE)
     return Claim(
         "S3",
         f"The recipe still loses little in the longest training (less than {LARGE:g} nats, "
@@ -452,4 +471,103 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     return figure
 
 
-FIGURES: dict[str, Draw] = {"lasting": lasting}
+def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test loss or accuracy of the longest training against the bytes at the boundaries. Means over
+    seeds. Bars: 95 % intervals of the mean.
+    """
+    found = ladder(frame)
+    if found is None or found.column == "model.width":
+        return None
+    done = frame[(frame.status == "finished") & (frame[found.column] == found.rungs[-1])]
+    done = done.assign(arm=_arms(done))
+    metric, factor = (LOSS, 1.0) if found.text else (ON, 100.0)
+    points = []
+    for arm, part in done.groupby("arm", sort=False):
+        scores = [factor * value for value in part[metric]]
+        mean = float(np.mean(scores))
+        points.append(
+            (str(arm), 100 * part["bytes.ratio"].mean(), mean, *(interval(scores) or (mean, mean)))
+        )
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.6))
+        lows, highs = [point[3] for point in points], [point[4] for point in points]
+        axis.set_ylim(min(lows) - 0.06 * max(highs), 1.03 * max(highs))
+        for place, (arm, x, mean, low, high) in enumerate(points):
+            dense = arm == "dense"
+            ink = "black" if dense else INK[0] if arm in UNBIASED else INK[1 + place % 5]
+            axis.errorbar(
+                x,
+                mean,
+                yerr=[[mean - low], [high - mean]],
+                color=ink,
+                marker="*" if dense else MARKS[place % 9],
+                ms=7 if dense else 4,
+            )
+            heights = _apart([point[2] for point in points if 0.5 < point[1] / x < 2], axis)
+            axis.annotate(
+                SHORT.get(arm, arm), (1.09 * x, heights[mean]), fontsize=6.5, color=ink, va="center"
+            )
+        best = next(mean for arm, _, mean, _, _ in points if arm == "dense")
+        axis.axhline(best, color="0.6", lw=0.7, ls=":")
+        logarithmic(axis.xaxis)
+        axis.set_xlim(right=330)
+        axis.set_xticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
+        what = "test loss (nats a byte)" if found.text else "test accuracy (%)"
+        axis.set(
+            xlabel="bytes at the boundaries (% of dense)",
+            ylabel=what,
+            title=f"after {found.labels()[-1]:,.0f} {found.counted}",
+        )
+    return figure
+
+
+def _apart(heights: list[float], axis: Axes) -> dict[float, float]:
+    """Where the labels of points at these heights stand, from below: none within a line's height
+    of the one before.
+    """
+    low, high = axis.get_ylim()
+    out: dict[float, float] = {}
+    last = -math.inf
+    for height in sorted(heights):
+        last = max(height, last + 0.055 * (high - low))
+        out[height] = last
+    return out
+
+
+def recalibrated(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """Test accuracy of trainings with TopK: compressed inference, dense inference, and dense
+    inference after BatchNorm gathered its statistics from dense batches. Means over seeds. Bars:
+    95 % intervals of the mean.
+    """
+    if RECALIBRATED not in frame:
+        return None
+    done = frame[frame[RECALIBRATED].notna()]
+    arms = _arms(done)
+    done = done[(arms == "dense") | arms.str.startswith("TopK")]
+    methods = list(dict.fromkeys(done.method))
+    if len(methods) < 2:
+        return None
+    modes = ((ON, "compressed"), ("test_off_acc", "dense"), (RECALIBRATED, "dense, recalibrated"))
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 2.4))
+        for turn, (column, name) in enumerate(modes):
+            for place, method in enumerate(methods):
+                scores = [100 * value for value in done[done.method == method][column]]
+                mean = float(np.mean(scores))
+                low, high = interval(scores) or (mean, mean)
+                axis.errorbar(
+                    place + 0.2 * (turn - 1),
+                    mean,
+                    yerr=[[mean - low], [high - mean]],
+                    color=INK[turn],
+                    marker=MARKS[turn],
+                    ls="none",
+                    label=name if place == 0 else None,
+                )
+        axis.set_xticks(range(len(methods)), methods)
+        axis.set_ylabel("test accuracy (%)")
+        legend(figure)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {"quality": quality, "lasting": lasting, "recalibrated": recalibrated}

@@ -49,10 +49,10 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
         "# What was found",
         "",
         "Written by `commsweep findings` from the recorded verdicts; each leads to its runs "
-        "(rows.csv beside it). An effect is a difference of test accuracies in points, or of test "
-        "losses in nats, paired by seed; its interval is 95 %. Verdicts hold at 5 % for all effects "
-        "of a report together, over every look that was taken. What did not decide is listed too. "
-        "A finding speaks for its model and data only.",
+        "(rows.csv beside it). An effect is a difference of test accuracies in points, or of "
+        "test losses in nats, paired by seed; its interval is 95 %. Verdicts hold at 5 % for all "
+        "effects of a report together, over every look that was taken. What did not decide is "
+        "listed too. A finding speaks for its model and data only.",
         "",
         "| question | answer |",
         "|---|---|",
