@@ -4,6 +4,7 @@ blocks run as written.
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 
@@ -117,3 +118,53 @@ def test_a_model_and_data_of_ones_own(folder, capsys):
     (folder / "mine.py").write_text((folder / "mine.py").read_text() + "\n# changed\n")
     assert main([*command, "--store", "st", "--device", "cpu"]) == 0  # another run
     assert len(list((folder / "st").glob("*/done.json"))) == 2
+
+
+def plain(text):
+    return " ".join(text.split())
+
+
+def test_the_answers_in_the_readme_are_the_recorded_ones():
+    """Each number of an answer is that of a recorded effect: `commsweep findings` wrote it."""
+    readme = plain((ROOT / "README.md").read_text())
+    written = (ROOT / "docs" / "findings.md").read_text()
+    answers = re.findall(r"^\*\*(.+)\*\*$", written, re.MULTILINE)
+    assert sum(answer in readme for answer in answers) >= 4
+    section = readme.split("## What was found")[1].split("## ")[0]
+    for answer in answers:
+        section = section.replace(answer, "")
+    section = section.split("5. **Can")[0]
+    assert not re.findall(r"\d+\.\d+", section), "a number that no recorded effect has"
+
+
+def test_numbers_of_predictions_are_those_of_their_pages():
+    readme = plain((ROOT / "README.md").read_text()).split("5. **Can")[1].split("A finding")[0]
+    for part, name in zip(readme.split(";"), ("heldout-links", "heldout-advice"), strict=True):
+        errors = (ROOT / "docs" / "results" / name / "errors.md").read_text()
+        without = errors.split("without the speed")[1]
+        for number in re.findall(r"\d+\.\d+", part):
+            assert f"{number} %" in without, (name, number)
+
+
+def test_the_tables_of_the_readme_are_those_of_the_results():
+    results = {path: path.read_text() for path in (ROOT / "docs" / "results" / "demo").glob("*.md")}
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if "±" in line]
+    table = [line for line in lines if line.startswith("|")]
+    assert table and all(any(line in text for text in results.values()) for line in table)
+
+
+def test_the_results_count_their_runs():
+    text = (ROOT / "docs" / "results" / "README.md").read_text()
+    counted = re.findall(r"^\| \[([\w-]+)\]\([^|]+\|[^|]+\| (\d+) \|", text, re.MULTILINE)
+    assert len(counted) > 10
+    for name, count in counted:
+        with open(ROOT / "docs" / "results" / name / "rows.csv", newline="") as handle:
+            done = [line for line in csv.DictReader(handle) if line["status"] != "missing"]
+        assert len(done) == int(count), name
+
+
+def test_no_sentence_of_the_readme_has_more_than_thirty_words():
+    prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    prose = "\n".join(line for line in prose.splitlines() if not line.startswith(("|", "<", "#")))
+    for sentence in re.split(r"(?<=[.?:;])\s", plain(re.sub(r"\]\([^)]*\)", "]", prose))):
+        assert len(sentence.split()) <= 30, sentence
