@@ -66,7 +66,6 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 def _report(args: argparse.Namespace) -> int:
     from commsweep.registry import label
     from commsweep.reporting import report
-    from commsweep.reporting.claim import markdown
 
     name = label(args.name)
     writable(args.out or Path("out") / name)
@@ -90,8 +89,9 @@ def _report(args: argparse.Namespace) -> int:
             )
         )
         return 0
-    print("\n".join(table.markdown() for table in made.tables))
-    print(markdown(made.claims, made.note, made.commands))
+    print(made.terminal())
+    if made.commands:
+        print(f"undecided: commsweep sweep launch {name} --decide runs the seeds that would decide")
     print(
         f"tables   {made.folder / 'tables'} (md, tex, csv)\n"
         f"figures  {made.folder / 'figures'} (png, pdf, svg)\n"

@@ -169,6 +169,16 @@ class Effect:
             f"n={len(self.values)}{unusual}{lost}"
         )
 
+    def short(self) -> str:
+        """The effect in a line of a terminal: its mean and interval, n, verdict, what it is."""
+        if not self.values:
+            return f"{'no runs':28} {self.what}"
+        mean, digits = mean_sd(self.values)[0], self.digits
+        ends = self.interval
+        spread = f" [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]" if ends else ""
+        number = f"{mean:+.{digits}f}{spread} n={len(self.values)}"
+        return f"{number:28} {self.verdict:12} {self.what} (claimed {self.region.text()})"
+
     def judged(self) -> str:
         """Its verdict for people, with p, and what would decide it."""
         if self.each != "seed" and self.values:

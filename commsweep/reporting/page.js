@@ -20,7 +20,7 @@
 
   const box = document.getElementById("explorer");
   box.textContent = "";
-  const filter = make("input", "", {type: "search", placeholder: "filter, such as: EF21 seed=1 finished"});
+  const filter = make("input", "", {type: "search", placeholder: "filter, such as: EF21 seed=1 bytes<0.2"});
   filter.setAttribute("aria-label", "filter runs");
   const count = make("span", "", {className: "faint"});
   const bar = make("div");
@@ -66,10 +66,26 @@
     written += 100;
   };
   list.onscroll = () => { if (written < rows.length && list.scrollTop + list.clientHeight > list.scrollHeight - 400) more(); };
+  const numbers = [["seed", row => row[3]], ...data.columns.map(name => [name, row => row[at[name]]])];
+  const titled = Object.fromEntries(shown.map(([name, title]) => [name, title]));
+  // "bytes<0.2" compares the first column of numbers with that in its name or heading
+  const compare = word => {
+    const found = word.match(/^([^<>]+?)(<=|>=|<|>)(-?[\d.]+(?:e-?\d+)?)$/);
+    if (!found) return null;
+    const [, key, sign, digits] = found, edge = Number(digits);
+    const named = numbers.filter(([name]) => `${name} ${titled[name] ?? ""}`.toLowerCase().includes(key));
+    const column = named.find(([name]) => titled[name]) ?? named[0];
+    if (!column) return () => false;
+    return row => {
+      const x = column[1](row);
+      return x != null && (sign === "<" ? x < edge : sign === ">" ? x > edge : sign === "<=" ? x <= edge : x >= edge);
+    };
+  };
   const select = () => {
     const wanted = (filter.value.toLowerCase().match(/"[^"]+"|\S+/g) ?? []).map(word => word.replaceAll('"', ""));
-    const keep = data.rows.filter(row => wanted.every(word =>
+    const tests = wanted.map(word => compare(word) ?? (row =>
       `${row[0]} ${row[1]} seed=${row[3]} `.toLowerCase().includes(word) || words[row[2]].includes(word)));
+    const keep = data.rows.filter(row => tests.every(test => test(row)));
     const [column, way] = sort;
     rows = column ? [...keep].sort((a, b) => {
       const [x, y] = [value(a, column), value(b, column)];
@@ -79,9 +95,45 @@
       : th.removeAttribute("aria-sort"));
     count.textContent = `${rows.length} of ${data.rows.length} runs`;
     body.textContent = ""; written = 0; list.scrollTop = 0; more();
+    remember();
+  };
+  // What is seen stands in the address: a run, or the filter, the order, the axes and the chosen runs.
+  let quiet = true;
+  const remember = () => {
+    if (quiet || target) return;
+    const kept = new URLSearchParams({f: filter.value, s: sort.join(), x: xAxis.value, y: yAxis.value,
+      c: [...chosen].slice(0, 40).join()});
+    history.replaceState(null, "", `#!${kept}`);
+  };
+  const recall = () => {
+    if (!location.hash.startsWith("#!")) return;
+    const kept = new URLSearchParams(location.hash.slice(2));
+    filter.value = kept.get("f") ?? "";
+    const [column, way] = (kept.get("s") ?? "0,1").split(",").map(Number);
+    if (column >= 0 && column < heads.length) sort = [column, way < 0 ? -1 : 1];
+    for (const [box, key] of [[xAxis, "x"], [yAxis, "y"]]) if (kept.get(key)) box.value = kept.get(key);
+    for (const id of (kept.get("c") ?? "").split(",")) if (byId.has(id)) chosen.add(id);
   };
   let plotly = null;
+  const colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#8c564b"];
+  // One colour a setting; of several seeds with the same x the mean, and a band of one standard deviation.
+  const traced = (kind, ids, colour, x, y) => {
+    const name = data.methods[kind], safe = name.replace(/[<>&]/g, ""), runs = ids.map(id => data.curves[id]);
+    const hover = who => `%{y:.5g} at %{x}<extra>${safe} (${who})</extra>`;
+    const alike = runs.every(run => run[x].length === runs[0][x].length);
+    if (runs.length < 2 || !alike)
+      return runs.map((run, i) => ({x: run[x], y: run[y], name, legendgroup: name, showlegend: !i, mode: "lines+markers",
+        marker: {size: 4}, line: {color: colour}, hovertemplate: hover(ids[i].replace(/[^\w-]/g, ""))}));
+    const mean = (column, i) => runs.reduce((sum, run) => sum + run[column][i], 0) / runs.length;
+    const xs = runs[0][x].map((_, i) => mean(x, i)), ys = runs[0][y].map((_, i) => mean(y, i));
+    const sd = ys.map((m, i) => Math.sqrt(runs.reduce((sum, run) => sum + (run[y][i] - m) ** 2, 0) / (runs.length - 1)));
+    const band = {x: [...xs, ...[...xs].reverse()], y: [...ys.map((m, i) => m + sd[i]), ...ys.map((m, i) => m - sd[i]).reverse()],
+      fill: "toself", fillcolor: colour + "33", line: {width: 0}, mode: "lines", hoverinfo: "skip", legendgroup: name, showlegend: false};
+    return [band, {x: xs, y: ys, name: `${name} (${runs.length} seeds)`, legendgroup: name, mode: "lines+markers",
+      marker: {size: 4}, line: {color: colour}, hovertemplate: hover(`${runs.length} seeds`)}];
+  };
   const draw = async () => {
+    remember();
     plot.hidden = !chosen.size;
     if (!chosen.size) return;
     if (!plotly) {
@@ -91,23 +143,24 @@
       plotly = window.Plotly;
     }
     const [x, y] = [xAxis, yAxis].map(one => data.curveColumns.indexOf(one.value));
-    const traces = [...chosen].filter(id => data.curves[id]).map(id => {
-      const row = byId.get(id), name = `${data.methods[row[2]]}, seed ${row[3]}`;
-      return {x: data.curves[id][x], y: data.curves[id][y], name, mode: "lines+markers", marker: {size: 4},
-              hovertemplate: `%{y:.5g} at %{x}<extra>${name.replace(/[<>&]/g, "")} (${id.replace(/[^\w-]/g, "")})</extra>`};
-    });
+    const groups = new Map();
+    for (const id of chosen) if (data.curves[id]) {
+      const kind = byId.get(id)[2];
+      groups.set(kind, [...(groups.get(kind) ?? []), id]);
+    }
+    const traces = [...groups].flatMap(([kind, ids], i) => traced(kind, ids, colours[i % colours.length], x, y));
     const ink = getComputedStyle(document.body).color;
     plotly.react(plot, traces, {margin: {t: 20, r: 10}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: {color: ink}, xaxis: {title: {text: xAxis.value}, gridcolor: "#8884"},
-      yaxis: {title: {text: yAxis.value}, gridcolor: "#8884"}, showlegend: traces.length <= 12,
+      yaxis: {title: {text: yAxis.value}, gridcolor: "#8884"}, showlegend: groups.size <= 12,
       hovermode: "closest",
       legend: {orientation: "h", y: -0.2}}, {responsive: true, displaylogo: false});
   };
   const open = () => {
-    target = decodeURIComponent(location.hash.slice(1));
+    target = location.hash.startsWith("#!") ? null : decodeURIComponent(location.hash.slice(1));
     const row = byId.get(target);
     detail.textContent = "";
-    if (!row) return;
+    if (!row) { target = null; return; }
     const block = make("details", "", {open: true});
     block.append(make("summary", `run ${row[0]}: ${row[1]}; ${data.methods[row[2]]}, seed ${row[3]}`));
     if (row[4]) block.append(make("p", row[4]));
@@ -134,7 +187,32 @@
   all.onclick = () => { rows.slice(0, 40).forEach(row => chosen.add(row[0])); select(); draw(); };
   none.onclick = () => { chosen.clear(); select(); draw(); };
   addEventListener("hashchange", open);
+  recall();
   select();
   open();
+  quiet = false;
+  if (chosen.size) draw();
+  // Tables of the report: a heading sorts by the number that a cell begins with, else by its text.
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((th, i) => {
+      let way = -1;
+      const key = row => {
+        const said = row.cells[i].querySelector("summary")?.textContent ?? row.cells[i].textContent;
+        const number = parseFloat(said.replaceAll(",", ""));
+        return Number.isNaN(number) ? said : number;
+      };
+      th.onclick = () => {
+        way = -way;
+        const sorted = [...table.tBodies[0].rows].sort((a, b) => {
+          const [x, y] = [key(a), key(b)];
+          return (typeof x === typeof y ? (x < y ? -1 : x > y ? 1 : 0) : typeof x === "number" ? -1 : 1) * way;
+        });
+        table.tBodies[0].append(...sorted);
+        heads.forEach(other => other.removeAttribute("aria-sort"));
+        th.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
+      };
+    });
+  }
   document.documentElement.dataset.ready = "yes";
 })();

@@ -1,8 +1,9 @@
 """One self-contained HTML file about a sweep: it opens offline and on a telephone, and may be moved
 anywhere.
 
-Tables, verdicts and figures stand in it as they are; every number opens the list of its runs. The
-runs themselves (all settings, outcome, evaluations) are packed data that page.js unpacks: a table
+It reads from the top like the results of a paper: what ran, the answers with their intervals, the
+main figure, tables, further figures, runs. Every number opens the list of its runs. The runs
+themselves (all settings, outcome, evaluations) are packed data that page.js unpacks: a table
 to filter and sort, rows written only as they are looked at, and curves of any choice of runs drawn
 over each other by Plotly, which is embedded, too.
 """
@@ -22,8 +23,9 @@ import pandas as pd
 
 from commsweep.reporting import figure
 from commsweep.reporting.claim import Claim, Effect, adjustment
-from commsweep.reporting.results import settings, uneven
-from commsweep.reporting.table import Cell, Table
+from commsweep.reporting.results import scale, settings, uneven
+from commsweep.reporting.statistics import mean_sd
+from commsweep.reporting.table import PERCENT, PLAIN, Cell, Table
 
 HERE = Path(__file__).parent
 MANY = 400  # runs behind a number that are listed one by one
@@ -53,6 +55,7 @@ def html(
     """The page of sweep `name`; `drawn`: name, PNG file and caption. `store` is only named, never
     linked to.
     """
+    main, others = _headline(drawn)
     packed = json.dumps(data(store, frame, curves), separators=(",", ":"), allow_nan=False).encode()
     return "\n".join(
         [
@@ -62,27 +65,30 @@ def html(
             f"{_beside('page.css')}</style></head><body>",
             f"<h1>{escape(name)}</h1>",
             _overview(frame),
-            '<nav><a href="#verdicts">verdicts</a><a href="#tables">tables</a><a '
+            '<nav><a href="#answers">answers</a><a href="#tables">tables</a><a '
             'href="#figures">figures</a><a href="#runs">runs</a></nav>',
-            '<h2 id="verdicts">Verdicts</h2><p class="faint">Differences of test accuracy in '
-            "points, or of test loss in nats, paired by seed and by every setting that is not "
-            f"compared, with 95 % t intervals. {escape(adjustment(claims))} A verdict speaks "
-            "for this model and data set only.</p>",
+            '<h2 id="answers">Answers</h2><p class="faint">A dot is the mean difference over '
+            "seeds, the bar its 95 % interval, the shaded part what the claim says. Differences "
+            "are points of test accuracy or nats of test loss, paired by seed.</p>",
             *map(_claim, claims),
-            *([] if claims else ["<p>No claim of the papers has runs in this sweep.</p>"]),
+            f'<p class="faint">{escape(adjustment(claims))} A verdict speaks for this model and '
+            "data only.</p>"
+            if claims
+            else "<p>No claim of the papers has runs in this sweep.</p>",
+            *map(_figure, main),
             '<h2 id="tables">Tables</h2><p class="faint">Mean ± sample standard deviation over '
-            "seeds, last epoch. A number opens the list of its runs.</p>",
+            "seeds, last epoch. Best means are bold. A number opens the list of its runs, a "
+            "heading sorts.</p>",
             *map(_table, tables),
             '<h2 id="figures">Figures</h2>',
-            *(
-                f"<figure>{figure.picture(png.read_bytes(), alt=f'figure {kind}')}"
-                f"<figcaption><b>{escape(kind)}.</b> {escape(caption)}</figcaption></figure>"
-                for kind, png, caption in drawn
-            ),
+            '<div class="figures">',
+            *map(_figure, others),
+            "</div>",
             f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw '
-            "their curves over each other; a run opens its settings and evaluations. Filter by "
-            "words that all must occur, such as "
-            '<code>"TopK 10 %" seed=1</code>; a heading sorts.</p>',
+            "their curves: one colour a setting, the mean over its seeds and a band of one "
+            "standard deviation. Filter by words and numbers that all must fit, such as "
+            '<code>"TopK 10 %" seed=1 bytes&lt;0.2</code>. A heading sorts; a run opens its '
+            "settings. The address keeps what you see.</p>",
             '<div id="explorer"><noscript>The table of runs needs JavaScript; rows.csv beside '
             "this page has all of it.</noscript></div>",
             f'<script type="application/octet-stream" id="data">{_packed(packed)}</script>',
@@ -176,21 +182,97 @@ def _overview(frame: pd.DataFrame) -> str:
     )
     seconds = frame["seconds.wall"].sum() if "seconds.wall" in frame else 0.0
     return (
-        f"<p>{counts}</p><p>Data: {escape(sets)}; model: {escape(model)}; "
-        f"{frame.seed.nunique()} seeds; {seconds / 3600:.2f} worker hours. "
-        f"{escape(uneven(frame))}</p>"
+        f"<p>{counts}</p><p>{escape(scale(frame) or f'{model} on {sets}')}; "
+        f"{frame.method.nunique()} settings, {frame.seed.nunique()} seeds; "
+        f"{seconds / 3600:.2f} worker hours. {escape(uneven(frame))}</p>"
+    )
+
+
+Drawn = tuple[str, Path, str]  # name, PNG file and caption
+
+
+def _headline(drawn: list[Drawn]) -> tuple[list[Drawn], list[Drawn]]:
+    """(the main figure, the others): the first that a paper draws, else the first."""
+    own = [place for place, (name, _, _) in enumerate(drawn) if name not in figure.GENERAL]
+    chosen = own[0] if own else 0
+    return drawn[chosen : chosen + 1], drawn[:chosen] + drawn[chosen + 1 :]
+
+
+def _figure(drawn: Drawn) -> str:
+    name, png, caption = drawn
+    return (
+        f"<figure>{figure.picture(png.read_bytes(), alt=f'figure {name}')}"
+        f"<figcaption><b>{escape(name)}.</b> {escape(caption)}</figcaption></figure>"
     )
 
 
 def _claim(claim: Claim) -> str:
-    lines = "".join(
-        f"<li>{escape(effect.text())}: {escape(effect.judged())}{_behind(effect)}</li>"
-        for effect in claim.effects
-    )
+    numbers = [0.0]
+    for effect in claim.effects:
+        if effect.values:
+            numbers += [*(effect.interval or ()), *effect.values[:1], effect.region.edge]
+            if effect.within is not None:
+                numbers.append(-effect.within)
+    low, high = min(numbers), max(numbers)
+    room = 0.06 * (high - low) or 1.0
+    lines = "".join(_effect(effect, low - room, high + room) for effect in claim.effects)
+    where = f" ({claim.source}; here: {claim.scale})" if claim.source and claim.scale else ""
     return (
-        f'<p><b>{escape(claim.name)}</b> <span class="badge '
-        f'{claim.verdict.split()[0]}">{claim.verdict}</span> '
-        f"{escape(claim.statement)}</p><ul>{lines}</ul>"
+        f'<p class="claim"><span class="badge {claim.verdict.split()[0]}">{claim.answer}</span> '
+        f'<b>{escape(claim.name)}.</b> {escape(claim.statement)}<span class="faint">'
+        f"{escape(where)}</span></p>{lines}"
+    )
+
+
+def _effect(effect: Effect, low: float, high: float) -> str:
+    """One line: what, the interval drawn and in digits, and on demand the test and its runs."""
+    digits, shown = effect.digits, "no runs"
+    if effect.values:
+        mean, _ = mean_sd(effect.values)
+        interval = effect.interval
+        ends = f" [{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]" if interval else ""
+        shown = f"{mean:+.{digits}f}{ends}, n={len(effect.values)}"
+    return (
+        f'<div class="effect"><span>{escape(effect.what)}</span>{_interval(effect, low, high)}'
+        f"<span>{escape(shown)}</span><details><summary>{escape(effect.verdict)}</summary>"
+        f"<p>{escape(effect.text())}: {escape(effect.judged())}</p>{_behind(effect)}"
+        "</details></div>"
+    )
+
+
+WIDTH, HEIGHT = 240, 22  # of the picture of an interval
+
+
+def _interval(effect: Effect, low: float, high: float) -> str:
+    """A dot and its interval over the claimed region, as SVG."""
+
+    def at(value: float) -> float:
+        return round(WIDTH * (min(max(value, low), high) - low) / (high - low), 1)
+
+    region = effect.region
+    if effect.within is not None:
+        left, right = at(-effect.within), at(effect.within)
+    else:
+        left, right = (at(region.edge), WIDTH) if effect.above is not None else (0, at(region.edge))
+    middle = HEIGHT / 2
+    parts = [
+        f'<rect x="{left}" y="1" width="{right - left:.1f}" height="{HEIGHT - 2}" '
+        'class="claimed"/>',
+        f'<line x1="{at(0)}" x2="{at(0)}" y1="0" y2="{HEIGHT}" class="zero"/>',
+    ]
+    if effect.values:
+        mean, _ = mean_sd(effect.values)
+        ends = effect.interval or (mean, mean)
+        kind = effect.verdict.split()[0]
+        parts += [
+            f'<line x1="{at(ends[0])}" x2="{at(ends[1])}" y1="{middle}" y2="{middle}" '
+            f'class="bar {kind}"/>',
+            f'<circle cx="{at(mean)}" cy="{middle}" r="4" class="dot {kind}"/>',
+        ]
+    label = escape(effect.text(), quote=True)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
     )
 
 
@@ -205,14 +287,35 @@ def _behind(effect: Effect) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(one)}</th>" for one in table.header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(one)}</td>" for one in row) + "</tr>" for row in table.rows
-    )
+    best = [_best(table, column) for column in range(len(table.header))]
+    body = ""
+    for row in table.rows:
+        cells = ""
+        for column, value in enumerate(row):
+            bold = isinstance(value, Cell) and value.values and value.mean == best[column]
+            cells += f"<td{' class=best' * bool(bold)}>{_cell(value)}</td>"
+        body += f"<tr>{cells}</tr>"
     return (
-        "<div "
-        f'class="wide"><table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>'
+        '<div class="wide"><table class="sortable">'
+        f"<caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+# Columns in which a mean may be the best, by unit: of accuracies the highest, of losses the lowest.
+SCORED = ("compressed inference", "dense inference", "on", "off", "off, recalibrated", "score")
+
+
+def _best(table: Table, column: int) -> float | None:
+    """The best mean of a column of scores; None of another column."""
+    if table.header[column] not in SCORED:
+        return None
+    cells = [row[column] for row in table.rows]
+    scores = [cell for cell in cells if isinstance(cell, Cell) and cell.values]
+    if len(scores) < 2 or any(cell.unit not in (PERCENT, PLAIN) for cell in scores):
+        return None
+    choose = max if scores[0].unit == PERCENT else min
+    return choose(cell.mean for cell in scores)
 
 
 def _cell(one: Cell | str) -> str:

@@ -34,6 +34,39 @@ class Report:
     page: Path | None = None
     note: str = ""  # what must be known of the runs before the verdicts are read
     commands: dict[str, str] = field(default_factory=dict)  # by claim, what would decide it
+    ran: str = ""  # models, data, settings, seeds and outcomes in a line
+
+    def terminal(self) -> str:
+        """The answers for a terminal, the table first: at most 60 lines."""
+        every = self.tables[-1].markdown().splitlines()
+        shown = every[:TABLE_LINES]
+        if len(every) > len(shown):
+            shown.append(f"... {len(every) - len(shown)} further settings in tables/settings.md")
+        lines = [self.ran, *([self.note] if self.note else []), "", *shown, ""]
+        room = LINES - len(lines) - PLACES
+        answers = _answers(self.claims, room)
+        return "\n".join([*lines, *answers])
+
+
+LINES, TABLE_LINES, PLACES = 60, 24, 6  # of a terminal report: all, its table's, where files lie
+
+
+def _answers(claims: list[Claim], room: int) -> list[str]:
+    """A line a claim, and under it a line an effect where there is room for all of them."""
+    from commsweep.reporting.claim import adjustment
+
+    if not claims:
+        return ["No claim of the papers has runs in this sweep.", ""]
+    effects = sum(len(claim.effects) for claim in claims)
+    whole = 2 + len(claims) + effects <= room
+    lines = ["Answers"]
+    for claim in claims[: room - 4]:
+        lines.append(f"  {claim.name}: {claim.answer}. {claim.statement}")
+        if whole:
+            lines += [f"    {effect.short()}" for effect in claim.effects]
+    if len(claims) > room - 4:
+        lines.append(f"  ... {len(claims) - room + 4} further claims in claims.md")
+    return [*lines, adjustment(claims), ""]
 
 
 @dataclass
@@ -100,6 +133,12 @@ def write(
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     drawn = more.figures + list(contents.all_figures(frame, curves, papers))
     made.note = results.uneven(frame)
+    counts = frame.status.value_counts()
+    made.ran = (
+        f"{sweep}: {results.scale(frame)}; {frame.method.nunique()} settings, "
+        f"{frame.seed.nunique()} seeds, "
+        + ", ".join(f"{count} runs {status}" for status, count in counts.items())
+    )
     made.commands = claim.deciding(made.claims, sweep, frame, papers)
     _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
     _text(

@@ -160,7 +160,7 @@ def _short(value: float) -> str:
 
 
 def settings_table(frame: pd.DataFrame) -> Table:
-    """Every setting of any sweep: what it sends and how it scores, best first."""
+    """Every setting of any sweep: what it sends and how it scores, dense first, then the best."""
     scored = [(ON, OFF, PERCENT, "accuracy %")] if ON in frame and frame[ON].notna().any() else []
     if "test_on_ppl" in frame and frame["test_on_ppl"].notna().any():
         scored.append(("test_on_ppl", "test_off_ppl", PLAIN, "perplexity"))
@@ -187,11 +187,10 @@ def settings_table(frame: pd.DataFrame) -> Table:
             score = cell(rows, on, unit)
             if len(scored) > 1 and not score.values:
                 continue
-            rank = (
-                (what, -score.mean if unit == PERCENT else score.mean)
-                if score.values
-                else ("~", 0.0)
-            )
+            rank = ("~", True, 0.0)
+            if score.values:
+                better = -score.mean if unit == PERCENT else score.mean
+                rank = (what, not str(method).startswith("dense"), better)
             sent = [cell(rows, f"bytes.{side}_per_step", BYTES) for side in ("fwd", "bwd")]
             rate = cell(rows, "gradients.rate", RATE)
             made.append(

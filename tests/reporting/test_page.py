@@ -146,7 +146,7 @@ def test_in_a_browser_a_link_opens_its_run_and_curves_are_drawn_over_each_other(
     assert told, out[:300]
     whole, window, found, lines, *good = told.groups()
     assert int(whole) <= int(window) and int(window) >= width - 20
-    assert (found, lines, good) == ("1", "41", ["true", "true", "true"])
+    assert (found, good) == ("1", ["true", "true", "true"]) and int(lines) > 20
 
 
 @pytest.mark.slow
