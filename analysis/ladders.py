@@ -511,7 +511,8 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         axis.axhline(best, color="0.6", lw=0.7, ls=":")
         logarithmic(axis.xaxis)
         axis.set_xlim(right=330)
-        axis.set_xticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
+        ticks = (2, 5, 10, 20, 50, 100)
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
         what = "test loss (nats a byte)" if found.text else "test accuracy (%)"
         axis.set(
             xlabel="bytes at the boundaries (% of dense)",

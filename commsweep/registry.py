@@ -21,6 +21,7 @@ import ast
 import hashlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -71,6 +72,26 @@ def preset(name: str, **settings: Any) -> Run:
 def sweeps() -> dict[str, Callable[[], list[Run]]]:
     """All named sweeps."""
     return _named("sweeps", "SWEEPS", "a function", callable)
+
+
+def grouped(room: str, table: str, only: str = "") -> dict[str, dict[str, Any]]:
+    """Content by the file that has it: {first sentence of its docstring: {name: value}}.
+
+    only: a word that a name, or the group's sentence, must have.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for _, module in _modules(room):
+        title = first_sentence(module.__doc__)
+        for name, value in getattr(module, table, {}).items():
+            if only.lower() in f"{name} {title}".lower():
+                found.setdefault(title, {})[name] = value
+    return found
+
+
+def first_sentence(text: str | None) -> str:
+    """Of a docstring, on one line, without its full stop."""
+    whole = " ".join((text or "").split())
+    return re.split(r"(?<=[^.])\.\s", f"{whole} ", maxsplit=1)[0].rstrip(" .")
 
 
 def sweep(name: str, store: Store | None = None) -> list[Run]:

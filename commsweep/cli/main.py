@@ -93,6 +93,30 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"cannot read or write{where}: {error.strerror or error}{hint}", 2)
 
 
+GROUPS = {
+    "run": ("run", "ddp", "pipeline", "presets", "explain", "flops"),
+    "sweep": ("sweep", "search", "new"),
+    "look": ("report", "claims", "list", "show", "wandb", "dashboard"),
+    "predict and measure": ("advise", "links", "kfac", "iteration", "bench"),
+    "use elsewhere": ("compress", "completion"),
+    "maintain": ("findings",),
+}
+
+
+class Grouped(argparse.RawDescriptionHelpFormatter):
+    """The commands by what they are for."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        lines = []
+        for title, names in GROUPS.items():
+            lines.append(f"  {title}:")
+            lines += [f"    {name:12} {said[name]}" for name in names]
+        return "\n".join(lines) + "\n"
+
+
 class _Project(argparse.Action):
     """Notes the project at once, for this process and those that it starts: help may list it."""
 
@@ -105,12 +129,13 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="commsweep",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Grouped,
+        usage="commsweep [-h] [--project FOLDER] COMMAND ...",
         description=(
             "How far can the messages of distributed training be squeezed before training breaks?"
         ),
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     parser.add_argument(
         "--project",
         action=_Project,

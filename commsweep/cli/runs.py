@@ -15,7 +15,7 @@ from commsweep.config import Execution, Run, check_device, flatten, override, re
 from commsweep.config.execution import MODES
 from commsweep.data import sources
 from commsweep.errors import UserError, notice
-from commsweep.registry import preset, presets
+from commsweep.registry import grouped, preset, presets
 from commsweep.store import DIVERGED, FINISHED, Busy, Row, Store
 
 
@@ -47,14 +47,15 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     run.set_defaults(command=_run)
     presets = commands.add_parser(
         "presets",
-        help="list presets, or the settings of one",
+        help="list presets, those with a word, or the settings of one",
         description=(
-            "List the presets, or every setting of one by its dotted name, with its meaning and "
-            "range. commsweep explain says more of any of them."
+            "List the presets by group, those whose name or group has a word, or every setting of "
+            "one by its dotted name, with its meaning and range. commsweep explain says more of "
+            "any of them."
         ),
-        epilog="example: commsweep presets digits",
+        epilog="examples: commsweep presets; commsweep presets kfac; commsweep presets digits",
     )
-    presets.add_argument("preset", nargs="?")
+    presets.add_argument("preset", nargs="?", metavar="NAME or WORD")
     presets.add_argument("--json", action="store_true", help="print JSON for programs")
     presets.set_defaults(command=_presets)
     listing = commands.add_parser(
@@ -234,23 +235,40 @@ def _execute(run: Run, store: Store, how: Execution) -> Row:
 
 
 def _presets(args: argparse.Namespace) -> int:
-    named = {args.preset: preset(args.preset)} if args.preset else presets()
+    known = presets()
+    if args.preset is None or args.preset not in known:
+        groups = grouped("experiments", "PRESETS", args.preset or "")
+        if not groups:
+            preset(args.preset or "")  # says which is meant
+        if args.json:
+            every = {name: run for group in groups.values() for name, run in group.items()}
+            print(json.dumps({name: record(run) for name, run in every.items()}))
+            return 0
+        for title, group in groups.items():
+            print(f"{title}:")
+            for name, run in group.items():
+                print(f"  {name:26} {_in_words(run)}")
+        return 0
+    named = {args.preset: known[args.preset]}
     if args.json:
         print(json.dumps({name: record(run) for name, run in named.items()}))
-    elif args.preset:
-        lines = [
-            (f"{key}={value}", meaning(named[args.preset], key))
-            for key, value in _settings(named[args.preset])
-        ]
-        print("\n".join(f"{line:44} {said}" if said else line for line, said in lines))
-    else:
-        print(
-            "\n".join(
-                f"{name:25} {run.model.name} on {run.data.name}, {run.epochs} epochs"
-                for name, run in named.items()
-            )
-        )
+        return 0
+    lines = [
+        (f"{key}={value}", meaning(named[args.preset], key))
+        for key, value in _settings(named[args.preset])
+    ]
+    print("\n".join(f"{line:44} {said}" if said else line for line, said in lines))
     return 0
+
+
+def _in_words(run: Run) -> str:
+    """What a preset trains, and how its messages are compressed."""
+    from commsweep.reporting.labels import describe
+
+    epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
+    said = describe(flatten(record(run)))
+    compressed = "" if said == "dense" else f": {said}"
+    return f"{run.model.name} on {run.data.name}, {epochs}, {run.optim.kind}{compressed}"
 
 
 def _settings(run: Run) -> list[tuple[str, Any]]:
@@ -273,12 +291,15 @@ def _list(args: argparse.Namespace) -> int:
                 "on_ppl": metrics.get("test_on_ppl"),
                 "off_ppl": metrics.get("test_off_ppl"),
                 "ratio": row.get("bytes", {}).get("ratio"),
-                "method": _method(store, name, row),
+                **_named(store, name, row),
             }
         )
     if args.json:
+        for entry in entries:
+            del entry["run"]
         print(json.dumps(entries))
         return 0
+    _tell_apart(entries)
     print(
         f"{'run':13} {'status':11} {'on':>9} {'off':>9} {'bytes %':>7}  method   (on, off: "
         "accuracy or perplexity with compression on and off at inference)"
@@ -298,15 +319,30 @@ def _score(entry: dict[str, Any], mode: str) -> str:
     return "-" if entry[f"{mode}_ppl"] is None else f"{entry[f'{mode}_ppl']:.5g}"
 
 
-def _method(store: Store, name: str, row: Mapping[str, Any]) -> str:
+def _named(store: Store, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The label of a run, and its settings."""
     from commsweep.reporting.labels import describe
 
     try:
         run = row.get("run") or record(store.folder(name).run())
     except UserError as error:
         notice(str(error))
-        return "-"
-    return f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
+        return {"method": "-", "run": {}}
+    label = f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
+    return {"method": label, "run": flatten(run)}
+
+
+def _tell_apart(entries: list[dict[str, Any]]) -> None:
+    """Add to labels that several runs share the settings in which these runs differ."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        alike.setdefault(entry["method"], []).append(entry)
+    for group in alike.values():
+        keys = dict.fromkeys(key for entry in group for key in entry["run"])
+        varied = [key for key in keys if len({str(entry["run"].get(key)) for entry in group}) > 1]
+        for entry in group:
+            said = [f"{key}={entry['run'][key]}" for key in varied if key in entry["run"]]
+            entry["method"] += f" ({', '.join(said)})" if said else ""
 
 
 def _show(args: argparse.Namespace) -> int:

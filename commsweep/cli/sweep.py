@@ -22,27 +22,20 @@ from commsweep.errors import UserError, nearest
 from commsweep.launching.grid import axes, opened, product, seeds, setting, union
 from commsweep.launching.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
 from commsweep.launching.plan import estimate, rate
-from commsweep.registry import label, preset, sweep, sweeps
+from commsweep.registry import first_sentence, grouped, label, preset, sweep, sweeps
 from commsweep.store import CONTINUABLE, FINISHED, UNFINISHED, Damaged, Store
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def _epilog() -> str:
-    """What exists; found only when it is asked for."""
-    return (
-        "sweeps of the papers: "
-        + ", ".join(sweeps())
-        + (
-            "\n"
-            "\n"
-            "your own:\n"
-            "  commsweep sweep launch my_grid.py:grid\n"
-            "  commsweep sweep launch ratios --base digits_topk --axis "
-            "fwd.compressor.ratio=0.1,0.05 --seeds 3"
-        )
-    )
+EPILOG = """\
+commsweep sweep list names the sweeps and says what each runs.
+
+your own:
+  commsweep sweep launch my_grid.py:grid
+  commsweep sweep launch ratios --base digits_topk --axis fwd.compressor.ratio=0.1,0.05 --seeds 3
+"""
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -52,9 +45,17 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         help="plan, launch or inspect a named grid of runs",
         description="A sweep is a list of runs; only those without an outcome are executed.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_epilog,  # pyright: ignore[reportArgumentType]
+        epilog=EPILOG,
     )
     kinds = parent.add_subparsers(required=True, metavar="ACTION")
+    listing = kinds.add_parser(
+        "list",
+        help="name the sweeps, and say what each runs",
+        description="Name the sweeps by group, or those whose name or group has a word.",
+    )
+    listing.add_argument("word", nargs="?", default="")
+    listing.add_argument("--json", action="store_true", help="print JSON for programs")
+    listing.set_defaults(command=_list)
     plan = kinds.add_parser(
         "plan", parents=[shared, execution_options()], help="show the cells and estimate the time"
     )
@@ -367,8 +368,8 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
             raise UserError("--axis varies a preset: name it with --base")
         if args.name is None:
             raise UserError(
-                f"name a sweep ({', '.join(sweeps())}), a function (my_grid.py:grid), or a "
-                "preset with --base"
+                "name a sweep (all of them: commsweep sweep list), a function "
+                "(my_grid.py:grid), or a preset with --base"
             )
         name, runs = label(args.name), sweep(args.name, store)
         return name, union(runs, added(name, runs, store)) if args.name in sweeps() else runs
@@ -550,6 +551,24 @@ def _check_inputs(runs: list[Run], store: Store, how: Execution) -> None:
             if (row := folder.row()) is not None:
                 rows[name] = folder, row
     inputs.check_all(runs, rows, how)
+
+
+def _list(args: argparse.Namespace) -> int:
+    groups = grouped("sweeps", "SWEEPS", args.word)
+    if not groups:
+        raise UserError(f"no sweep has '{args.word}'{nearest(args.word, sweeps())}")
+    if args.json:
+        told = {}
+        for group in groups.values():
+            for name, function in group.items():
+                told[name] = first_sentence(function.__doc__)
+        print(json.dumps(told))
+        return 0
+    for title, group in groups.items():
+        print(f"{title}:")
+        for name, function in group.items():
+            print(f"  {name:24} {first_sentence(function.__doc__)}")
+    return 0
 
 
 def _adopt(args: argparse.Namespace) -> int:
