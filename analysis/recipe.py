@@ -19,6 +19,7 @@ from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, comb
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic, pareto
 from commsweep.reporting.labels import exchange
 from commsweep.reporting.results import is_text, masked, plain
+from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import OFF, ON, PERCENT, PLAIN, SHARE, Table, cell
 
 from .bias import LARGE, LOSS, NOTICEABLE, gained
@@ -389,11 +390,10 @@ CLAIMS = [f3a, f3b, f3c, f4a, f4b, f4c, f5]
 
 
 def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """What settings lose against the bytes they send, forward alone, backward alone and both ways,
-    with Pareto fronts.
-
-    Means over seeds; bars: ± one sample standard deviation. Crosses: the settings of arXiv
-    2401.07788.
+    """What settings lose against the bytes they send, forward alone, backward alone and both ways.
+    The line joins settings that nothing with as few bytes beats; these have names, at most eight a
+    panel. Grey: the others; crosses: those of arXiv 2401.07788. Means over seeds. Bars: 95 %
+    intervals of the mean.
     """
     found = _losses(frame)
     if found.empty:
@@ -402,35 +402,62 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     present = [key for key in DIRECTIONS if (found.direction == key).any()]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, len(present), figsize=(1.3 * COLUMN * len(present), 4.2), squeeze=False
+            len(present), 1, figsize=(2 * COLUMN, 2.1 * len(present)), squeeze=False, sharex=True
         )
-        for axis, direction in zip(axes[0], present, strict=True):
+        for axis, direction in zip(axes[:, 0], present, strict=True):
             own = found[found.direction == direction]
             points, front = _front(own)
-            for place, one in points.iterrows():
-                paper = one["method"] in PAPERS
+            named = list(front.method)[:8]
+            for _, point in points.iterrows():
+                method = point["method"]
+                losses = list(own[own.method == method].lost)
+                low, high = interval(losses) or (point["lost"], point["lost"])
+                x, paper = 100 * point["share"], method in PAPERS
+                place = named.index(method) if method in named else None
+                ink = "0.6" if place is None else INK[place % 7]
                 axis.errorbar(
-                    100 * one["share"],
-                    one["lost"],
-                    yerr=one["sd"] if one["sd"] == one["sd"] else None,
+                    x,
+                    point["lost"],
+                    yerr=[[point["lost"] - low], [high - point["lost"]]],
                     ls="none",
-                    marker="x" if paper else MARKS[place % 9],
+                    marker="x" if paper else "o" if place is None else MARKS[place],
                     ms=4,
-                    color="0.3" if paper else INK[place % 7],
+                    color="0.2" if paper else ink,
                     elinewidth=0.6,
-                    label=one["method"],
                 )
+                if place is not None or paper:
+                    axis.annotate(
+                        _short(method),
+                        (x, point["lost"]),
+                        xytext=(4, -9 if place is not None and place % 2 else 4),
+                        textcoords="offset points",
+                        fontsize=6,
+                        color="0.2" if paper else ink,
+                    )
             axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
             axis.axhline(0, color="0.7", lw=0.7)
-            axis.set(
-                title=DIRECTIONS[direction],
-                xlabel="bytes (% of dense ones that way)",
-                ylabel=f"{unit} lost",
-            )
+            axis.set(title=DIRECTIONS[direction], ylabel=f"{unit} lost")
             axis.set_yscale("symlog", linthresh=2.0 if unit == "points" else 0.1)
+            axis.margins(y=0.15)
             logarithmic(axis.xaxis)
-            axis.legend(fontsize=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+        axes[-1, 0].set_xlabel("bytes (% of dense ones that way)")
+        axes[-1, 0].set_xlim(right=1.6 * axes[-1, 0].get_xlim()[1])
     return figure
+
+
+def _short(method: str) -> str:
+    """A setting's name for a mark."""
+    for long, short in (
+        ("activations: ", ""),
+        ("gradients: ", ""),
+        (", group scale", ""),
+        ("min-max ", ""),
+        (" values", ""),
+        ("shared mask, 2 bit stochastic", "its mask, 2 bit unbiased"),
+        ("stochastic", "unbiased"),
+    ):
+        method = method.replace(long, short)
+    return method
 
 
 FIGURES: dict[str, Draw] = {"fronts": fronts}

@@ -10,6 +10,7 @@ import shlex
 
 import pytest
 
+from commsweep import registry
 from commsweep.cli import reference
 from commsweep.cli.main import main
 from commsweep.config import (
@@ -18,7 +19,10 @@ from commsweep.config import (
     GradientCompressor,
     GradientFeedback,
     by_kind,
+    flatten,
+    record,
 )
+from commsweep.reporting.results import SECTIONS
 from tests.test_layout import ROOT
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -168,3 +172,14 @@ def test_no_sentence_of_the_readme_has_more_than_thirty_words():
     prose = "\n".join(line for line in prose.splitlines() if not line.startswith(("|", "<", "#")))
     for sentence in re.split(r"(?<=[.?:;])\s", plain(re.sub(r"\]\([^)]*\)", "]", prose))):
         assert len(sentence.split()) <= 30, sentence
+
+
+def test_every_column_of_the_published_rows_is_described():
+    page = (ROOT / "docs" / "reference" / "columns.md").read_text()
+    known = [re.escape(name).replace(r"\*", ".+") for name in re.findall(r"`([^`]+)`", page)]
+    settings = flatten(record(registry.preset("digits"))).keys()
+    for path in (ROOT / "docs" / "results").glob("*/rows.csv"):
+        with open(path, newline="") as handle:
+            for column in next(csv.reader(handle)):
+                setting = column in settings or column.startswith(SECTIONS)
+                assert setting or any(re.fullmatch(name, column) for name in known), column
