@@ -1,3 +1,64 @@
-"""commsweep: how far can the messages of distributed training be squeezed before training
-breaks?
+"""commsweep: how far can the messages of distributed training be compressed before training breaks?
+
+    import commsweep as cs
+
+    cs.measure(x, ["topk:0.1", "uniform:4"])          # what codecs do to a tensor
+    cs.Shadow(model, codecs, at)                      # what they would do to a training
+    cs.compress(x, "topk:0.1")                        # what a receiver sees of x
+    cs.insert(model, links, sample, batch_size)       # boundaries in a model of your own
+    cs.CompressionHook(model, compressor)             # gradients of DistributedDataParallel
+    cs.preset(name), cs.run(run), cs.sweep(runs)      # trainings of the harness
+    cs.load_rows(path)                                # rows of a report, as a DataFrame
+    cs.UserError                                      # every mistake that a user can mend
+
+These names are stable. Each is imported when it is first used, so that `import commsweep` is fast.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commsweep.boundary.insert import insert
+    from commsweep.data_parallel.hook import CompressionHook
+    from commsweep.errors import UserError
+    from commsweep.front import compress, load_rows, run, sweep
+    from commsweep.integrations.measure import measure
+    from commsweep.integrations.shadow import Shadow
+    from commsweep.registry import preset
+
+__all__ = [
+    "CompressionHook",
+    "Shadow",
+    "UserError",
+    "compress",
+    "insert",
+    "load_rows",
+    "measure",
+    "preset",
+    "run",
+    "sweep",
+]
+_WHERE = {
+    "CompressionHook": "commsweep.data_parallel.hook",
+    "Shadow": "commsweep.integrations.shadow",
+    "UserError": "commsweep.errors",
+    "compress": "commsweep.front",
+    "insert": "commsweep.boundary.insert",
+    "load_rows": "commsweep.front",
+    "measure": "commsweep.integrations.measure",
+    "preset": "commsweep.registry",
+    "run": "commsweep.front",
+    "sweep": "commsweep.front",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'commsweep' has no attribute '{name}'")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -42,6 +42,8 @@ FLOORS = (
     "reporting",
     "timing",
     "bench",
+    "integrations",
+    "front",
     "cli",
     "__main__",
 )

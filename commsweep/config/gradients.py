@@ -169,6 +169,13 @@ class Gradients(Spec):
     schedule: GradientSchedule = SteadySpec()
     vote: bool = False
     compress_vectors: bool = False
+    exclude: Annotated[
+        tuple[str, ...] | None,
+        Field(
+            min_length=1,
+            description="patterns of parameter names that travel dense (fnmatch); absent: none",
+        ),
+    ] = None
     local_steps: Annotated[
         int, Field(ge=1, description="SGD steps of a learner between exchanges")
     ] = 1
@@ -210,7 +217,7 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
     ):
         raise ValueError(
             f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, "
-            "compress_vectors and start_epoch have no effect; set grad.compressor.kind"
+            "compress_vectors, exclude and start_epoch have no effect; set grad.compressor.kind"
         )
     if grad.transform is not None and (
         kind == "none" or grad.compressor.joint or kind == "adacomp"
@@ -218,6 +225,12 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
         raise ValueError(
             f"grad.transform={grad.transform} has no effect on grad.compressor.kind={kind}; use "
             "topk or another compressor of single messages"
+        )
+    if grad.exclude is not None and (kind == "dion" or grad.sharded is not None):
+        what = "grad.sharded" if grad.sharded is not None else "grad.compressor.kind=dion"
+        raise ValueError(
+            f"grad.exclude={list(grad.exclude)} does not go with {what}, which has every matrix; "
+            "leave it out"
         )
     _dion_fits(grad)
     if grad.outer is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
 from commsweep.config import Gradients
+from commsweep.errors import UserError, nearest
 from commsweep.second_order.factors import turned
 
 
@@ -53,7 +55,11 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
         spec.compressor.kind == "dion",
     )
 
+    excluded = _excluded(model, spec.exclude or ())
+
     def dense(p: nn.Parameter) -> bool:
+        if id(p) in excluded:
+            return True
         if matrices:  # the rest has an optimizer of its own
             return p.dim() != 2 or found[id(p)] == "embedding"
         return every or p.dim() == 0 or (p.dim() < 2 and not spec.compress_vectors)
@@ -66,6 +72,27 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
         if p.requires_grad
     ]
     return [replace(one, place=place) for place, one in enumerate(made)]
+
+
+def _excluded(model: nn.Module, patterns: tuple[str, ...]) -> set[int]:
+    """Identities of the parameters that a pattern chooses, by their names in the model. Raises
+    UserError on a pattern that chooses none.
+    """
+    # A run's model stands beside its boundaries; its own names are what a user knows.
+    names = {
+        name.removeprefix("model."): id(p)
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    chosen: set[int] = set()
+    for pattern in patterns:
+        found = {identity for name, identity in names.items() if fnmatchcase(name, pattern)}
+        if not found:
+            raise UserError(
+                f"grad.exclude: '{pattern}' matches no parameter{nearest(pattern, names)}"
+            )
+        chosen |= found
+    return chosen
 
 
 def identified(model: nn.Module, spec: Gradients) -> dict[int, Layer]:

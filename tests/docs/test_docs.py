@@ -183,3 +183,15 @@ def test_every_column_of_the_published_rows_is_described():
             for column in next(csv.reader(handle)):
                 setting = column in settings or column.startswith(SECTIONS)
                 assert setting or any(re.fullmatch(name, column) for name in known), column
+
+
+def test_the_examples_of_the_guide_to_integrations_run_as_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "guide" / "integrations.md").read_text()
+    whole = [code for code in blocks(page, "python") if code.startswith("import")]
+    assert len(whole) == 2
+    for code in whole:
+        exec(compile(code, "integrations.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert "| weight gradients | tern |" in out and "activations: TopK 10 %" in out
+    assert (tmp_path / "out" / "shadow" / "codecs.png").exists()

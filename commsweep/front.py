@@ -1,0 +1,77 @@
+"""The harness from Python: train a Run, train several, read rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from commsweep.config import Execution, Run, override
+from commsweep.errors import UserError
+from commsweep.registry import preset
+from commsweep.store import Row, Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def compress(x: Tensor, codec: str | dict[str, Any], seed: int = 0) -> Tensor:
+    """What a receiver sees of x: same shape, type and device.
+
+    codec: "topk:0.1", or a dict of settings. seed: of codecs that draw. Raises UserError on a codec
+    that does not exist.
+    """
+    from commsweep.integrations import measure
+
+    return measure.codec(codec).roundtrip(x, seed)
+
+
+def run(what: str | Run, store: str | Path = "store", device: str = "auto", **settings: Any) -> Row:
+    """Train a preset or a Run, or return its recorded row: settings, metrics, bytes, seconds.
+
+    settings: dotted names with __ for the dots: run("digits", fwd__compressor__kind="topk").
+    Raises UserError on a setting that does not exist.
+    """
+    from commsweep.training.run import execute
+
+    chosen = preset(what) if isinstance(what, str) else what
+    changes = {key.replace("__", "."): value for key, value in settings.items()}
+    return execute(override(chosen, changes), Store(store), Execution(device=device))
+
+
+def sweep(
+    runs: Iterable[str | Run], store: str | Path = "store", device: str = "auto"
+) -> pd.DataFrame:
+    """Train all that have no outcome yet, one after the other, and return a row each.
+
+    A diverged or failed run is a row with that status. `commsweep sweep launch` uses several
+    workers.
+    """
+    from commsweep.config import record, run_id
+    from commsweep.reporting.results import of_cells
+
+    chosen = [preset(one) if isinstance(one, str) else one for one in runs]
+    for one in chosen:
+        run(one, store, device)
+    return of_cells(store, {run_id(one): record(one) for one in chosen})
+
+
+def load_rows(path: str | Path) -> pd.DataFrame:
+    """The rows.csv of a report, or all runs of a store folder, one row a run
+    (docs/reference/columns.md). Raises UserError when it is neither.
+    """
+    import pandas as pd
+
+    from commsweep.reporting.results import load
+
+    path = Path(path)
+    if path.is_dir():
+        return load(path)
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"'{path}' cannot be read as rows ({error}); commsweep report writes them: rows.csv"
+        ) from None

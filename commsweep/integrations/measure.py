@@ -1,0 +1,150 @@
+"""What a codec does to one tensor: bytes, error, bias, direction, energy, entropy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commsweep.compressors import Compressor, build
+from commsweep.config import CompressorSpec, by_kind
+from commsweep.errors import UserError, nearest
+
+# A codec that is one word and a number: the number is the first of these that its kind has.
+MAIN = ("ratio", "bits", "rank", "levels")
+# Kinds that need more than a tensor: a forward mask, or weights of their own.
+TIED = ("forward_mask", "bottleneck", "subspace", "live", "adacomp")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One codec on one tensor x, received as y.
+
+    error: |y - x| / |x|. bias: the part of the error that repeated draws do not average out; equal
+    to the error where nothing is drawn. cosine: of x and y. energy: share of |x|^2 in the entries
+    that arrive as something else than zero. entropy: bits a byte of the payload has (order 0): 8
+    cannot be coded further.
+    """
+
+    codec: str
+    bytes: int
+    share: float  # of float32
+    error: float
+    bias: float
+    cosine: float
+    energy: float
+    entropy: float
+    # Square of the bias as two draws estimate it, of either sign: means of it over many tensors are
+    # unbiased, means of `bias` are not.
+    bias_squared: float
+
+    def record(self) -> dict[str, Any]:
+        """By name."""
+        return asdict(self)
+
+
+def codec(text: str | dict[str, Any]) -> Compressor:
+    """The compressor of "topk:0.1", "uniform:4,rounding=stochastic,scale=group,group=128" or of a
+    dict of settings. Raises UserError naming the nearest kind or setting.
+    """
+    if isinstance(text, dict):
+        return build(text)
+    kind, _, rest = text.partition(":")
+    kinds = by_kind(CompressorSpec)
+    if kind not in kinds or kind in TIED:
+        near = [name for name in kinds if name not in TIED]
+        raise UserError(
+            f"codec '{text}': no kind '{kind}'{nearest(kind, near)} (kinds: {', '.join(near)})"
+        )
+    settings: dict[str, Any] = {"kind": kind}
+    for place, part in enumerate(one for one in rest.split(",") if one):
+        key, has_name, value = part.partition("=")
+        if not has_name:
+            main = next((name for name in MAIN if name in kinds[kind].model_fields), None)
+            if place or main is None:
+                raise UserError(
+                    f"codec '{text}': '{part}' names no setting; write {kind}:NAME=VALUE"
+                )
+            key, value = main, part
+        settings[key] = _value(value)
+    return build(settings)
+
+
+def _value(text: str) -> Any:
+    for cast in (int, float):
+        try:
+            return cast(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text, text)
+
+
+def measure(
+    x: Tensor, codecs: list[str | dict[str, Any]] | str | dict[str, Any], seed: int = 0
+) -> list[Measured]:
+    """What each codec does to x, of any floating-point type; the first axis counts samples.
+
+    x is neither changed nor kept, and no global random state is touched. Raises UserError on a
+    codec that does not exist or cannot work on this shape.
+    """
+    every = codecs if isinstance(codecs, list) else [codecs]
+    return [measured(x, codec(one), named(one), seed) for one in every]
+
+
+def named(text: str | dict[str, Any]) -> str:
+    """A codec's name in a table."""
+    if isinstance(text, str):
+        return text
+    rest = ",".join(f"{key}={value}" for key, value in text.items() if key != "kind")
+    return f"{text.get('kind')}:{rest}" if rest else str(text.get("kind"))
+
+
+@torch.no_grad()
+def measured(x: Tensor, compressor: Compressor, name: str, seed: int = 0) -> Measured:
+    """One codec on one tensor. Raises UserError when it cannot work on this shape."""
+    x = x.detach().float()
+    try:
+        payload = compressor.encode(x, seed)
+        y = compressor.decode(payload).float()
+        again = compressor.roundtrip(x, seed + 2).float() if _draws(compressor) else y
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise UserError(
+            f"codec '{name}' cannot work on a tensor of shape {tuple(x.shape)} ({error})"
+        ) from None
+    norm = float(x.norm()) or math.nan
+    first, second = y - x, again - x
+    bias_squared = float((first * second).sum()) / norm**2
+    return Measured(
+        name,
+        payload.nbytes,
+        payload.nbytes / max(1, 4 * x.numel()),
+        float(first.norm()) / norm,
+        math.sqrt(max(0.0, bias_squared)),
+        float((x * y).sum()) / (norm * (float(y.norm()) or math.nan)),
+        float((x * x * (y != 0)).sum()) / norm**2,
+        _entropy(payload.parts.values()),
+        bias_squared,
+    )
+
+
+def _draws(compressor: Compressor) -> bool:
+    """Whether another seed may give another message."""
+    rounding = getattr(compressor.spec, "rounding", "nearest")
+    values = getattr(compressor.spec, "values", None)
+    drawn = ("randomk", "randtopk", "tern", "qsgd", "natural", "lowrank")
+    if rounding == "stochastic" or getattr(values, "rounding", "") == "stochastic":
+        return True
+    return compressor.spec.kind in drawn
+
+
+def _entropy(parts: Any) -> float:
+    """Bits a byte, of all bytes of a payload."""
+    counts = torch.zeros(256, dtype=torch.float64)
+    for part in parts:
+        whole = part.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        counts += torch.bincount(whole.int(), minlength=256)
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * share.log2()).sum()) + 0.0

@@ -1,0 +1,319 @@
+"""Shadow mode: what codecs would do to the messages of a training, which goes on unchanged.
+
+    with Shadow(model, ["topk:0.1", "uniform:4"], {"layers.5": "activations", "*": "gradients"}):
+        train()
+
+Every `every`-th training forward, hooks take what passes at the chosen places, compress a copy with
+each codec and note bytes, error and bias. Nothing is written into a tensor of the training, and no
+random state is drawn from: weights are the same, bit for bit, with and without it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commsweep.errors import UserError, nearest, notice
+from commsweep.integrations.measure import Measured, codec, measured, named
+
+ACTIVATIONS, GRADIENTS = "activations", "gradients"
+# Messages by what they are: forward and backward at a module, and a parameter's gradient.
+FORWARD, BACKWARD, PARAMETER = "activations", "activation gradients", "weight gradients"
+OPAQUE: Any = torch.compiler.disable  # a hook that torch.compile breaks its graph at
+MOST = 2**20  # elements of a message that are measured: whole rows from the first
+
+
+@dataclass(frozen=True)
+class Look:
+    """One codec on one message."""
+
+    step: int
+    place: str
+    message: str  # FORWARD, BACKWARD or PARAMETER
+    result: Measured
+
+
+class Shadow:
+    """Measures codecs beside a training; a context manager, or start() and stop().
+
+    The model trains as before: under autocast, gradient accumulation, activation checkpointing,
+    and in several processes, of which the first one measures.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        codecs: list[str | dict[str, Any]],
+        at: dict[str, str] | None = None,
+        every: int = 50,
+    ) -> None:
+        """codecs: such as "topk:0.1" or {"kind": "uniform", "bits": 4}. at: patterns of module
+        names ("activations") and of parameter names ("gradients"), as fnmatch has them; by default
+        all gradients of matrices. every: training forwards from one look to the next.
+
+        Raises UserError on a codec that does not exist, and on a pattern that matches nothing.
+        """
+        if every < 1:
+            raise UserError(f"every={every}: choose 1 or more training forwards")
+        if not codecs:
+            raise UserError('codecs=[]: name at least one, such as "topk:0.1"')
+        self.model = getattr(model, "_orig_mod", model)
+        if self.model is not model:
+            notice(
+                "the model is compiled: places whose hooks torch.compile skips are named at the "
+                "end; give Shadow the model before torch.compile to be sure"
+            )
+        self.codecs = {named(one): codec(one) for one in codecs}
+        self.every, self.forwards, self.looks = every, 0, []
+        self.modules, self.parameters = _places(self.model, at)
+        self.spent = self.elapsed = 0.0
+        self._began = 0.0
+        self._handles: list[Any] = []
+        self._seen: set[tuple[str, str]] = set()  # in this look: recomputed forwards come twice
+        self._looking = False
+        self._refused: set[tuple[str, str]] = set()
+
+    def start(self) -> Shadow:
+        """Begin to look. Raises UserError when it has begun already."""
+        if self._handles:
+            raise UserError("this Shadow looks already; stop it, or make another")
+        self._began = time.perf_counter()
+        joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if joined and torch.distributed.get_rank():
+            return self
+        add = self._handles.append
+        add(self.model.register_forward_pre_hook(self._forward_begins))
+        for name, module in self.modules.items():
+            add(module.register_forward_hook(self._passing(name)))
+        for name, parameter in self.parameters.items():
+            add(parameter.register_post_accumulate_grad_hook(self._accumulated(name)))
+        return self
+
+    def stop(self) -> None:
+        """Take all hooks away; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            self.elapsed += time.perf_counter() - self._began
+        self._handles = []
+        missed = self.unseen()
+        if self.looks and missed:
+            notice(
+                f"Shadow saw no message at {', '.join(missed[:5])}"
+                + (f" and {len(missed) - 5} more" if len(missed) > 5 else "")
+            )
+
+    def __enter__(self) -> Shadow:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def unseen(self) -> list[str]:
+        """Places that no message was seen at."""
+        seen = {look.place for look in self.looks}
+        return [name for name in (*self.modules, *self.parameters) if name not in seen]
+
+    # Hooks.
+
+    @OPAQUE
+    def _forward_begins(self, _module: nn.Module, _inputs: Any) -> None:
+        if not (self.model.training and torch.is_grad_enabled()):
+            self._looking = False
+            return
+        self.forwards += 1
+        self._looking = self.forwards % self.every == 1 or self.every == 1
+        self._seen = set()
+
+    def _passing(self, name: str) -> Callable[..., None]:
+        @OPAQUE
+        def passing(module: nn.Module, _inputs: Any, output: Any) -> None:
+            x = output[0] if isinstance(output, (tuple, list)) and output else output
+            if not (self._looking and module.training and isinstance(x, Tensor)):
+                return
+            if not x.is_floating_point() or (name, FORWARD) in self._seen:
+                return
+            self._look(name, FORWARD, x)
+            if x.requires_grad:
+                x.register_hook(lambda grad: self._look(name, BACKWARD, grad))
+
+        return passing
+
+    def _accumulated(self, name: str) -> Callable[[Tensor], None]:
+        @OPAQUE
+        def accumulated(parameter: Tensor) -> None:
+            if self._looking and parameter.grad is not None:
+                self._look(name, PARAMETER, parameter.grad)
+
+        return accumulated
+
+    def _look(self, place: str, message: str, x: Tensor) -> None:
+        """Measure a message once a look."""
+        if (place, message) in self._seen:
+            return
+        self._seen.add((place, message))
+        began = time.perf_counter()
+        x = _part(x.detach())
+        if bool(x.isfinite().all()):  # a scaler skips such a step
+            for name, compressor in self.codecs.items():
+                if (place, name) in self._refused:
+                    continue
+                try:
+                    result = measured(x, compressor, name, self.forwards)
+                except UserError as error:
+                    self._refused.add((place, name))
+                    notice(f"{place}: {error}")
+                    continue
+                self.looks.append(Look(self.forwards, place, message, result))
+        self.spent += time.perf_counter() - began
+
+    # What was seen.
+
+    @property
+    def overhead(self) -> float:
+        """Seconds of the hooks over those of the rest; 0 before there are any."""
+        total = self.elapsed + (time.perf_counter() - self._began if self._handles else 0.0)
+        return self.spent / max(total - self.spent, 1e-9) if self.spent else 0.0
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row a kind of message and codec: means over looks and places, least bias first."""
+        groups: dict[tuple[str, str], list[Measured]] = {}
+        for look in self.looks:
+            groups.setdefault((look.message, look.result.codec), []).append(look.result)
+        rows = []
+        for (message, name), results in groups.items():
+            bias = _mean(result.bias_squared for result in results)
+            rows.append(
+                {
+                    "message": message,
+                    "codec": name,
+                    "bytes_share": sum(r.bytes for r in results)
+                    / sum(r.bytes / r.share for r in results),
+                    "error": math.sqrt(_mean(r.error**2 for r in results)),
+                    "bias": math.sqrt(max(0.0, bias)),
+                    "cosine": _mean(r.cosine for r in results),
+                    "energy": _mean(r.energy for r in results),
+                    "entropy": _mean(r.entropy for r in results),
+                    "looks": len(results),
+                }
+            )
+        return sorted(rows, key=lambda row: (row["message"], row["bias"], row["error"]))
+
+    def table(self) -> str:
+        """The summary in Markdown."""
+        head = ("message", "codec", "bytes %", "error", "bias", "cosine", "energy", "bits/byte")
+        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        for row in self.summary():
+            numbers = [f"{row[name]:.3f}" for name in ("error", "bias", "cosine", "energy")]
+            cells = [row["message"], row["codec"], f"{100 * row['bytes_share']:.1f}", *numbers]
+            lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}"]) + " |")
+        return "\n".join(lines) + "\n"
+
+    def report(self, folder: str | Path) -> Path:
+        """Write rows.csv (a line a look), summary.csv, table.md and codecs.png; print the table.
+        Raises UserError when nothing was seen.
+        """
+        if not self.looks:
+            raise UserError(
+                f"Shadow saw no training forward of this model in {self.forwards} calls: train "
+                "inside 'with shadow:', with gradients enabled and model.train()"
+            )
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for look in self.looks:
+            place = {"step": look.step, "place": look.place, "message": look.message}
+            rows.append(place | look.result.record())
+        _csv(folder / "rows.csv", rows)
+        _csv(folder / "summary.csv", self.summary())
+        text = (
+            f"{len(self.looks)} looks at {self.forwards} training forwards, every "
+            f"{self.every}th; overhead {100 * self.overhead:.1f} % of the training's time.\n\n"
+            f"{self.table()}"
+        )
+        (folder / "table.md").write_text(text, encoding="utf-8")
+        _figure(self.summary(), folder / "codecs.png")
+        print(text)
+        return folder
+
+
+def _part(x: Tensor) -> Tensor:
+    """Whole rows of a message, at most `MOST` elements where it has that many rows; a vector is one
+    sample.
+    """
+    if x.ndim < 2:
+        return x[None, :MOST] if x.ndim else x.view(1, 1)
+    rows = max(1, MOST // max(1, x[0].numel()))
+    return x[:rows]
+
+
+def _places(
+    model: nn.Module, at: dict[str, str] | None
+) -> tuple[dict[str, nn.Module], dict[str, nn.Parameter]]:
+    """(modules, parameters) that the patterns choose. Raises UserError on one that chooses none."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if at is None:
+        return {}, {name: p for name, p in trained.items() if p.ndim > 1}
+    chosen: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for pattern, kind in at.items():
+        if kind not in (ACTIVATIONS, GRADIENTS):
+            raise UserError(
+                f"at['{pattern}']='{kind}': choose {ACTIVATIONS} (of modules) or {GRADIENTS} (of "
+                "parameters)"
+            )
+        known: dict[str, Any] = modules if kind == ACTIVATIONS else trained
+        found = {name: one for name, one in known.items() if fnmatchcase(name, pattern)}
+        if not found:
+            what = "module" if kind == ACTIVATIONS else "trained parameter"
+            raise UserError(f"at['{pattern}']: no {what} has such a name{nearest(pattern, known)}")
+        chosen[kind == GRADIENTS].update(found)
+    return chosen
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Of those that are numbers."""
+    known = [value for value in values if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _figure(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bias against bytes, a panel a kind of message."""
+    from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, plt
+
+    kinds = list(dict.fromkeys(row["message"] for row in rows))
+    names = list(dict.fromkeys(row["codec"] for row in rows))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(kinds), figsize=(1.3 * COLUMN * len(kinds), 2.8), squeeze=False, sharey=True
+        )
+        for axis, kind in zip(axes[0], kinds, strict=True):
+            for row in rows:
+                if row["message"] != kind:
+                    continue
+                place = names.index(row["codec"])
+                x, y = 100 * row["bytes_share"], row["bias"]
+                axis.plot(x, y, MARKS[place % 9], color=INK[place % 7], ms=4)
+                axis.annotate(
+                    row["codec"], (x, y), (4, 2), textcoords="offset points", fontsize=5.5
+                )
+            axis.set(title=kind, xlabel="bytes (% of float32)", xscale="log")
+        axes[0, 0].set_ylabel("bias of the message, relative")
+        figure.savefig(path)
+        plt.close(figure)
