@@ -49,6 +49,19 @@ FINDINGS = [
         overturn="a network with BatchNorm that stays worse after recalibration.",
     ),
     Finding(
+        "4",
+        "What does exchanging every tenth step cost, and is it the same with Muon inside?",
+        (("local_methods", "L8"), ("local_methods", "L1"), ("local_methods", "L3")),
+        "commsweep sweep launch local_methods && commsweep report local_methods --papers local",
+        "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed.",
+        "local_methods/bytes_up.png",
+        "test perplexity against bytes a learner sends up a step, by method",
+        answer="Four learners with AdamW inside lose {local_methods/L8/0} nats to plain AdamW. With "
+        "Muon inside and two bits they lose {local_methods/L8/1} to plain Muon, which ends far "
+        "lower.",
+        overturn="a longer training in which MuLoCo comes within 0.1 nats of plain Muon.",
+    ),
+    Finding(
         "F1",
         "Do gradients need milder compression than activations, or unbiased compression?",
         tuple(("text_bias", f"F1{letter}") for letter in "acdefg"),
@@ -121,9 +134,33 @@ FINDINGS = [
         "seconds were predicted and then measured (docs/guide/pipelines.md).",
     ),
     Finding(
+        "A1-A4",
+        "What of AdaComp (arXiv 1712.02679) holds on small networks?",
+        tuple(("demo-gradients", f"A{number}") for number in range(1, 5)),
+        "make demo-gradients",
+        "anything of networks that are not small; four learners, three to eight seeds.",
+        "demo-gradients/scaling.png",
+        "what AdaComp loses by learners and minibatch",
+    ),
+    Finding(
+        "M1-M5",
+        "What of Mixed Sparsity Training (arXiv 2408.11746) holds for a nano GPT-2?",
+        (
+            *(("demo-sparse", f"M{number}") for number in range(1, 6)),
+            *(("sparse-long", f"M{number}") for number in range(1, 5)),
+        ),
+        "make demo-sparse && commsweep sweep launch sparse-long",
+        "how it is at the paper's size; 240 steps (demo-sparse) and 2,000 (sparse-long).",
+        "sparse-long/front.png",
+        "loss against FLOPs",
+        answer="Not at this size. At a quarter of the dense FLOPs MST ends {demo-sparse/M1/0} nats "
+        "above dense after 240 steps, and {sparse-long/M1/0} after 2,000.",
+        overturn="a larger model in which MST comes within 0.02 nats of dense.",
+    ),
+    Finding(
         "L",
         "How rarely, and in how few bits, may learners exchange?",
-        tuple(("local_methods", f"L{number}") for number in range(1, 8)),
+        tuple(("local_methods", f"L{number}") for number in (2, 4, 5, 6, 7)),
         "commsweep sweep launch local_methods && commsweep report local_methods --papers local",
         "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed. "
         "With Muon inside, plain training ends far lower than with AdamW, and learners that "

@@ -1,5 +1,5 @@
 """Learners that train apart and exchange rarely (DiLoCo and after): loss against bytes up a step,
-at equal tokens; claims L1 to L7.
+at equal tokens; claims L1 to L8.
 
 Effects are nats of test loss, paired by seed. Margins are ours: a noticeable difference is 0.02
 nats.
@@ -292,7 +292,26 @@ def l7(frame: pd.DataFrame) -> Claim:
     )
 
 
-CLAIMS = [l1, l2, l3, l4, l5, l6, l7]
+def l8(frame: pd.DataFrame) -> Claim:
+    """Each beside plain training with the same optimizer inside."""
+    muon = {"optim.kind": "muon"}
+    effects = []
+    for name, rare, plain in (
+        ("DiLoCo minus of plain AdamW", DILOCO, PLAIN_RUN),
+        ("MuLoCo minus of plain Muon", muon | {APART: 10}, muon | PLAIN_RUN),
+    ):
+        effect = _more(frame, f"loss of {name}", rare, plain, below=0.1)
+        if effect.values:
+            effects.append(effect)
+    return Claim(
+        "L8",
+        "Four learners that exchange every tenth step lose less than 0.1 nats, whichever optimizer "
+        "is inside (each beside plain training with that optimizer, rates tuned alike).",
+        effects,
+    )
+
+
+CLAIMS = [l1, l2, l3, l4, l5, l6, l7, l8]
 
 
 # Figures.
