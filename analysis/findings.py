@@ -56,9 +56,9 @@ FINDINGS = [
         "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed.",
         "local_methods/bytes_up.png",
         "test perplexity against bytes a learner sends up a step, by method",
-        answer="Four learners with AdamW inside lose {local_methods/L8/0} nats to plain AdamW. With "
-        "Muon inside and two bits they lose {local_methods/L8/1} to plain Muon, which ends far "
-        "lower.",
+        answer="Four learners with AdamW inside lose {local_methods/L8/0} nats to plain AdamW. "
+        "With Muon inside and two bits they lose {local_methods/L8/1} to plain Muon, which ends "
+        "far lower.",
         overturn="a longer training in which MuLoCo comes within 0.1 nats of plain Muon.",
     ),
     Finding(
