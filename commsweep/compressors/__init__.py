@@ -15,6 +15,7 @@ from commsweep.compressors.coders import Bottleneck, Subspace
 from commsweep.compressors.dense import Cast, Dense
 from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Statistical, Tern
 from commsweep.compressors.lowrank import LowRank
+from commsweep.compressors.mx import MX
 from commsweep.compressors.quantize import FixedBatch, FixedPoint, Uniform
 from commsweep.compressors.sparse import (
     FixedK,
@@ -50,6 +51,7 @@ KINDS: dict[str, type[Compressor[Any]]] = {
     "uniform": Uniform,
     "fixed": FixedPoint,
     "fixed_batch": FixedBatch,
+    "mx": MX,
     "tah": TAH,
     "lowrank": LowRank,
     "sign": Sign,

@@ -125,6 +125,24 @@ class FixedPointSpec(QuantizerSpec):
         return self
 
 
+class MXSpec(Compression):
+    """Floats of 4 to 8 bits under a scale for every 32 elements (MX), or 16 (NVFP4)."""
+
+    label: ClassVar[str] = "MX"
+    cost: ClassVar[str] = "packed codes + 1 a block (NVFP4: + 4)"
+    kind: Literal["mx"] = "mx"
+    format: Annotated[
+        Literal["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6", "mxfp4", "nvfp4"],
+        Field(description="of the elements and their scales (mxfp6: e2m3, fp4: e2m1)"),
+    ] = "mxfp4"
+    rounding: Rounding = "nearest"
+
+    @property
+    def block(self) -> int:
+        """Elements that share a scale."""
+        return 16 if self.format == "nvfp4" else 32
+
+
 class FixedBatchSpec(Compression):
     """The authors' fixed point (from AC-SGD): one float16 absmax per feature, over the batch,
     rounded before use.
@@ -290,6 +308,7 @@ ValueSpec = (
     | NaturalSpec
     | StatisticalSpec
     | E3M0Spec
+    | MXSpec
 )
 
 
@@ -544,6 +563,7 @@ CompressorSpec = Annotated[
     | NaturalSpec
     | StatisticalSpec
     | E3M0Spec
+    | MXSpec
     | ThresholdSpec
     | DrydenSpec
     | SIDCoSpec
@@ -568,6 +588,7 @@ GradientCompressor = Annotated[
     | NaturalSpec
     | StatisticalSpec
     | E3M0Spec
+    | MXSpec
     | ThresholdSpec
     | DrydenSpec
     | PeriodicSpec

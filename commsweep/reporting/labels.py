@@ -265,6 +265,10 @@ def _pair(row: dict[str, Any]) -> str:
 def _link(row: Any, side: str) -> str:
     kind = row[f"{side}.compressor.kind"]
     text = label(CROSSING, kind)
+    format_ = row.get(f"{side}.compressor.format")
+    if isinstance(format_, str):  # of microscaling: it is the name
+        text = format_.replace("mx", "MX", 1).replace("nv", "NV", 1).replace("fp", "FP", 1)
+        text += ", stochastic" if row.get(f"{side}.compressor.rounding") == "stochastic" else ""
     if (ratio := row.get(f"{side}.compressor.ratio")) is not None and not pd.isna(ratio):
         text += f" {100 * ratio:.4g} %"
     if (bits := row.get(f"{side}.compressor.bits")) is not None and not pd.isna(bits):
