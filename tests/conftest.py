@@ -22,6 +22,18 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
+def pytest_collection_modifyitems(items):
+    """Of a grid marked `sampled(n)`, all but each n-th case are slow."""
+    turns: dict[str, int] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) is None:
+            continue
+        name = item.nodeid.partition("[")[0]
+        turn = turns[name] = turns.get(name, -1) + 1
+        if turn % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _imported_once():
     """What was imported stays: each run of the tests would else look through all of it for

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from commsweep.compressors import Compressor, build
-from commsweep.config import CompressorSpec, by_kind
+from commsweep.config import CompressorSpec, MXSpec, by_kind
 from commsweep.errors import UserError, nearest
 
 # A codec that is one word and a number: the number is the first of these that its kind has.
@@ -47,15 +47,18 @@ class Measured:
 
 
 def codec(text: str | dict[str, Any]) -> Compressor:
-    """The compressor of "topk:0.1", "uniform:4,rounding=stochastic,scale=group,group=128" or of a
-    dict of settings. Raises UserError naming the nearest kind or setting.
+    """The compressor of "topk:0.1", "mxfp4", "uniform:4,rounding=stochastic,scale=group,group=128"
+    or of a dict of settings. Raises UserError naming the nearest kind or setting.
     """
     if isinstance(text, dict):
         return build(text)
     kind, _, rest = text.partition(":")
     kinds = by_kind(CompressorSpec)
+    formats = get_args(get_type_hints(MXSpec)["format"])
+    if kind in formats:  # "mxfp4" is a codec by itself
+        kind, rest = "mx", ",".join(part for part in (f"format={kind}", rest) if part)
     if kind not in kinds or kind in TIED:
-        near = [name for name in kinds if name not in TIED]
+        near = [*(name for name in kinds if name not in TIED), *formats]
         raise UserError(
             f"codec '{text}': no kind '{kind}'{nearest(kind, near)} (kinds: {', '.join(near)})"
         )

@@ -178,12 +178,12 @@ def test_a_claim_that_is_decided_is_run_whole(demo, capsys):
 @pytest.mark.parametrize(
     "name",
     [
-        "text_recipe",
         "demo-kfac",
         "demo-text",
         *(
             pytest.param(one, marks=pytest.mark.slow)
             for one in (
+                "text_recipe",
                 "demo",
                 "demo-gradients",
                 "demo-sparse",

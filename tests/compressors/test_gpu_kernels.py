@@ -51,7 +51,9 @@ def there(x: torch.Tensor) -> torch.Tensor:
     return x.to(HERE, copy=True)
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "shared out"])
+@pytest.fixture(
+    params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "shared out"]
+)
 def parted(request, monkeypatch):
     """Rows of more than 64 entries shared out among programs, as few very long ones are."""
     if request.param:

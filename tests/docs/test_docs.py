@@ -100,6 +100,7 @@ def given(words):
     return shlex.split(line, comments=True)[1:]
 
 
+@pytest.mark.slow
 def test_a_sweep_as_a_function_and_one_in_a_line(folder, capsys):
     assert (
         main(

@@ -24,6 +24,8 @@ CODECS = [
     "natural",
     "e3m0",
     "randomk:0.25,scaled=true",
+    "mxfp4",
+    "nvfp4:rounding=stochastic",
 ]
 
 
@@ -79,7 +81,7 @@ def test_short_names_are_settings():
     "text, said",
     [
         ("topkk:0.1", "did you mean 'topk'"),
-        ("mxfp9", "no kind 'mxfp9'"),
+        ("mxfp9", "no kind 'mxfp9'; did you mean"),
         ("sign:3", "names no setting"),
         ("topk:0.1,0.2", "names no setting"),
         ("topk:7", "ratio"),

@@ -226,7 +226,7 @@ def test_grids_of_ones_own_that_are_none(files, capsys):
         (["--base", "digits", "--axis", "x"], "--axis x: write KEY=VALUE,VALUE"),
         (["--axis", "epochs=1"], "--axis varies a preset: name it with --base"),
         (["demo", "--base", "digits"], "'demo' is a sweep already"),
-        ([], "name a sweep (demo"),
+        ([], "name a sweep (all of them: commsweep sweep list)"),
     ):
         assert main(["sweep", "plan", *words, "--store", "st"]) == 2
         assert line in capsys.readouterr().err

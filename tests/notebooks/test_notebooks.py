@@ -56,7 +56,7 @@ def test_every_paper_has_a_notebook():
     assert sorted(FILLED) == NOTEBOOKS and len(NOTEBOOKS) == len(papers()) + 1
 
 
-LONG = ("links", "kfac", "bias")
+LONG = ("links", "kfac", "bias", "rudakov_images", "sparse", "recipe")
 
 
 @pytest.mark.parametrize(

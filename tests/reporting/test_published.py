@@ -37,6 +37,7 @@ def written(path, rows):
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/claims.json")))
 def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_path, name):
     """The law of evidence: what is claimed is what the rows say, by the code of today."""

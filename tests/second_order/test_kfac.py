@@ -211,6 +211,7 @@ def test_a_gpt2s_head_is_left_to_the_optimizer_and_counted():
     assert held <= need <= 2 * held
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",
     [

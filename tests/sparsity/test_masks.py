@@ -228,6 +228,7 @@ def test_skipped_steps_leave_all_weights_where_only_masks_move():
     assert all(held["skipped"]) and not any(held["all"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -86,6 +86,7 @@ def test_the_same_run_twice_gives_the_same_numbers(tmp_path):
     assert numbers(rows[0]) == numbers(rows[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("feedback", [{"kind": "none"}, *FEEDBACKS], ids=name)
 @pytest.mark.parametrize("buffers", ["memory", "mmap"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
