@@ -26,7 +26,7 @@ from commsweep.training.run import execute
 
 HERE = Path(__file__).parent / "golden"
 KEPT = ("run", "status", "metrics", "steps", "boundaries", "bytes", "gradients")
-QUICK, SLOW = ("smoke", "smoke-text"), ("smoke-gradients", "demo")
+QUICK, SLOW = ("smoke", "smoke-text"), ("smoke-gradients", "digits_methods")
 
 
 def ids() -> dict[str, dict]:
@@ -44,7 +44,7 @@ def ids() -> dict[str, dict]:
 
 
 def cells(name: str) -> list:
-    return [run for run in sweep(name) if run.seed == 0] if name == "demo" else sweep(name)
+    return [run for run in sweep(name) if run.seed == 0] if name == "digits_methods" else sweep(name)
 
 
 def rows(name: str) -> list[dict]:
