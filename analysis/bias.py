@@ -244,7 +244,8 @@ def f1e(frame: pd.DataFrame) -> Claim:
     """Equal bytes."""
     return Claim(
         "F1e",
-        "At equal bytes gradients lose less in codes without bias than under TopK.",
+        "At nearly equal bytes (7.8 and 6.3 % against TopK's 6.9 %) gradients lose less in codes "
+        "without bias than under TopK.",
         [
             *gained(
                 frame,

@@ -44,7 +44,9 @@ def ids() -> dict[str, dict]:
 
 
 def cells(name: str) -> list:
-    return [run for run in sweep(name) if run.seed == 0] if name == "digits_methods" else sweep(name)
+    return (
+        [run for run in sweep(name) if run.seed == 0] if name == "digits_methods" else sweep(name)
+    )
 
 
 def rows(name: str) -> list[dict]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
+from datetime import datetime
 from pathlib import Path
 
-from commsweep.cli.options import folder, words, writable
+from commsweep.cli.options import folder, whole, words, writable
 from commsweep.errors import UserError
 
 PAPERS = (
@@ -18,6 +20,7 @@ PAPERS = (
 )
 
 
+WITHOUT_OUTCOME = ("missing", "interrupted", "running", "damaged")
 MINE = (
     "judge claims of your own instead of the papers': a function of the rows (a DataFrame) that "
     "returns a list of commsweep.reporting.claim.Claim"
@@ -36,6 +39,13 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     report.add_argument("--out", type=folder, help="folder to write to (default: out/NAME)")
     report.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
     report.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
+    report.add_argument(
+        "--watch",
+        type=whole(5, 86400),
+        metavar="SECONDS",
+        help="of a running sweep: write tables and page anew so often, and judge the claims once "
+        "all cells have an outcome",
+    )
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
     found = commands.add_parser(
@@ -69,6 +79,8 @@ def _report(args: argparse.Namespace) -> int:
 
     name = label(args.name)
     writable(args.out or Path("out") / name)
+    if args.watch is not None:
+        _watch(args, name)
     made = report.write(
         args.store,
         name,
@@ -99,6 +111,29 @@ def _report(args: argparse.Namespace) -> int:
         f"rows     {made.folder / 'rows.csv'}" + (f"\npage     {made.page}" if made.page else "")
     )
     return 0
+
+
+def _watch(args: argparse.Namespace, name: str) -> None:
+    """Write what is there of a running sweep, again and again, until all cells have an outcome."""
+    from commsweep.reporting import report, results
+
+    while True:
+        counts = results.load(args.store, name).status.value_counts().to_dict()
+        left = sum(counts.get(status, 0) for status in WITHOUT_OUTCOME)
+        said = ", ".join(f"{count} {status}" for status, count in counts.items())
+        print(f"{datetime.now():%H:%M:%S}  {name}: {said}", flush=True)
+        if not left:
+            return
+        if counts.get("finished"):
+            report.write(
+                args.store,
+                name,
+                args.out or Path("out") / name,
+                page=not args.no_page,
+                papers=args.papers,
+                running=args.watch,
+            )
+        time.sleep(args.watch)
 
 
 def _findings(args: argparse.Namespace) -> int:

@@ -51,17 +51,22 @@ def html(
     tables: list[Table],
     claims: list[Claim],
     drawn: list[tuple[str, Path, str]],
+    running: int = 0,
 ) -> str:
     """The page of sweep `name`; `drawn`: name, PNG file and caption. `store` is only named, never
-    linked to.
+    linked to. running: seconds after which it loads itself anew.
     """
+    none = "No claim of the papers has runs in this sweep."
+    if running:
+        none = "Claims are judged when all cells have an outcome: every look at a verdict counts."
+    again = f'<meta http-equiv="refresh" content="{running}">' if running else ""
     main, others = _headline(drawn)
     packed = json.dumps(data(store, frame, curves), separators=(",", ":"), allow_nan=False).encode()
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>commsweep: '
             f"{escape(name)}</title>",
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><style>'
+            f'{again}<meta name="viewport" content="width=device-width, initial-scale=1"><style>'
             f"{_beside('page.css')}</style></head><body>",
             f"<h1>{escape(name)}</h1>",
             _overview(frame),
@@ -74,7 +79,7 @@ def html(
             f'<p class="faint">{escape(adjustment(claims))} A verdict speaks for this model and '
             "data only.</p>"
             if claims
-            else "<p>No claim of the papers has runs in this sweep.</p>",
+            else f"<p>{none}</p>",
             *map(_figure, main),
             '<h2 id="tables">Tables</h2><p class="faint">Mean ± sample standard deviation over '
             "seeds, last epoch. Best means are bold. A number opens the list of its runs, a "

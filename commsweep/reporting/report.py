@@ -86,13 +86,16 @@ def write(
     papers: Collection[str] = (),
     mine: str = "",
     beside: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None,
+    running: int = 0,
 ) -> Report:
     """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one
     sweep.
 
     papers: whose tables, figures and claims (none: of all that have runs). mine: a function of
     one's own that makes the claims. beside: makes what else belongs there, of the runs and their
-    curves; it comes first, claims by their names. Raises UserError when the sweep is unknown to the
+    curves; it comes first, claims by their names. running: seconds after which the page loads
+    itself anew, of a sweep that goes on: nothing is judged then, because every look at a verdict
+    counts. Raises UserError when the sweep is unknown to the
     store or none of its runs is finished.
     """
     frame = results.load(store, sweep)
@@ -115,7 +118,9 @@ def write(
     more = beside(frame, curves) if beside else More([], [], [])
     looks.take(store, sweep, folder / "claims.json")
     before = looks.read(store, sweep)
-    claims = more.claims + contents.all_claims(frame, papers, mine)
+    claims = []
+    if not running:
+        claims = more.claims + contents.all_claims(frame, papers, mine)
     if beside:
         claims.sort(key=lambda claim: claim.name)
     made = Report(
@@ -140,20 +145,15 @@ def write(
         + ", ".join(f"{count} runs {status}" for status, count in counts.items())
     )
     made.commands = claim.deciding(made.claims, sweep, frame, papers)
-    _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
-    _text(
-        folder / "claims.json",
-        json.dumps(
-            {
-                "sweep": sweep,
-                "papers": sorted(papers),
-                "note": made.note,
-                "claims": [one.record() for one in made.claims],
-            },
-            indent=1,
-        )
-        + "\n",
-    )
+    if not running:
+        _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
+        told = {
+            "sweep": sweep,
+            "papers": sorted(papers),
+            "note": made.note,
+            "claims": [one.record() for one in made.claims],
+        }
+        _text(folder / "claims.json", json.dumps(told, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
     pictures = [
         (name, figure.save(one, folder / "figures", name)[0], caption)
@@ -161,7 +161,8 @@ def write(
     ]
     if page:
         made.page = folder / "report.html"
-        _text(made.page, html(sweep, store, frame, curves, made.tables, made.claims, pictures))
+        text = html(sweep, store, frame, curves, made.tables, made.claims, pictures, running)
+        _text(made.page, text)
     _text(
         folder / "figures" / "captions.md",
         "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn),

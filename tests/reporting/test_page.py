@@ -158,3 +158,31 @@ def test_a_page_of_thousands_of_runs_stays_small_and_loses_none(store):
     frame = results.load(store.root, "ten_thousand")
     text = page.html("x", store.root, frame, results.curves(store.root, []), [], [], [])
     assert len(unpacked(text)["rows"]) == 3000 and len(text) < 3_500_000
+
+
+def test_a_running_sweep_is_shown_and_not_judged(tmp_path, monkeypatch, capsys):
+    """A page that loads itself anew, no verdict and no look, until all cells have an outcome."""
+    from commsweep.cli import report as command
+    from commsweep.cli.main import main
+    from commsweep.config import run_id
+    from commsweep.registry import sweep
+
+    runs = sweep("demo-text")
+    store = Store(tmp_path / "store")
+    fill(store, paper_world, {run_id(runs[-1]): "missing"})
+    out = tmp_path / "out"
+    waited = []
+
+    def wait(seconds):
+        waited.append(seconds)
+        text = (out / "report.html").read_text()
+        assert 'http-equiv="refresh" content="5"' in text and "every look" in text
+        assert not (out / "claims.json").exists() and not (store.root / "looks").exists()
+        fill(store, paper_world)
+
+    monkeypatch.setattr(command.time, "sleep", wait)
+    line = ["report", "demo-text", "--watch", "5", "--store", str(store.root), "--out", str(out)]
+    assert main(line) == 0
+    assert waited == [5] and "missing" in capsys.readouterr().out
+    text = (out / "report.html").read_text()
+    assert "http-equiv" not in text and (out / "claims.json").exists()
