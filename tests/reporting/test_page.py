@@ -169,7 +169,10 @@ def test_a_running_sweep_is_shown_and_not_judged(tmp_path, monkeypatch, capsys):
 
     runs = sweep("demo-text")
     store = Store(tmp_path / "store")
-    fill(store, paper_world, {run_id(runs[-1]): "missing"})
+    last = run_id(runs[-1])
+    fill(store, paper_world, {last: "missing"})
+    whole = Store(tmp_path / "whole")
+    fill(whole, paper_world)
     out = tmp_path / "out"
     waited = []
 
@@ -178,7 +181,7 @@ def test_a_running_sweep_is_shown_and_not_judged(tmp_path, monkeypatch, capsys):
         text = (out / "report.html").read_text()
         assert 'http-equiv="refresh" content="5"' in text and "every look" in text
         assert not (out / "claims.json").exists() and not (store.root / "looks").exists()
-        fill(store, paper_world)
+        shutil.copytree(whole.root / last, store.root / last)
 
     monkeypatch.setattr(command.time, "sleep", wait)
     line = ["report", "demo-text", "--watch", "5", "--store", str(store.root), "--out", str(out)]
