@@ -580,8 +580,8 @@ def rates(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     done, best, _ = found
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 2.6))
+        x = sorted(done[RATE].unique())
         for place, (arm, part) in enumerate(done.groupby("arm", sort=False)):
-            x = sorted(part[RATE].unique())
             samples = [list(part[part[RATE] == rate][LOSS]) for rate in x]
             means = [float(np.mean(sample)) for sample in samples]
             ends = [
