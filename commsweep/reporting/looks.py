@@ -41,9 +41,12 @@ def take(store: str | Path, sweep: str, claims_json: Path) -> None:
     whoever looked more often.
     """
     try:
-        others = told(read_json(claims_json))
+        content = read_json(claims_json, "delete it, and commsweep report writes it anew")
     except FileNotFoundError:
         return
+    if content.get("sweep", sweep) != sweep:  # another one's report lies there
+        return
+    others = told(content)
     known = read(store, sweep)
     for key, looks in others.items():
         if len(looks) > len(known.get(key, ())):

@@ -77,3 +77,16 @@ def test_a_claim_of_mine_that_compares_nothing_is_one_line(tmp_path, capsys):
 def test_looks_that_are_none_are_named(bad):
     with pytest.raises(UserError, match="looks of 'x' are"):
         looks.told({"claims": [{"claim": "A", "effects": [{"what": "x", "looks": bad}]}]})
+
+
+def test_looks_of_another_sweeps_report_are_not_taken(tmp_path):
+    Store(tmp_path)
+    file = tmp_path / "claims.json"
+    effects = [{"what": "x", "looks": [3, 5]}]
+    told = {"sweep": "other", "claims": [{"claim": "A", "effects": effects}]}
+    file.write_text(json.dumps(told))
+    looks.take(tmp_path, "mine", file)
+    assert looks.read(tmp_path, "mine") == {}
+    looks.take(tmp_path, "other", file)
+    assert looks.read(tmp_path, "other") == {("A", "x"): [3, 5]}
+    looks.take(tmp_path, "other", tmp_path / "none.json")
