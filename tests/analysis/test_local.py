@@ -87,8 +87,12 @@ def test_claims_follow_the_rows(world, verdict, tmp_path):
     frame = local.rows(fill(tmp_path, world))
     claims = adjust([claim(frame) for claim in local.CLAIMS])
     assert [claim.name for claim in claims] == [f"L{number}" for number in range(1, 9)]
-    (beside_adamw,) = claims[-1].effects  # this sweep has no Muon
-    assert len(beside_adamw.values) == 3 and "plain AdamW" in beside_adamw.what
+    # each beside plain training with its own optimizer, whatever the world
+    adamw, muon = claims[-1].effects
+    assert "plain AdamW" in adamw.what and "plain Muon" in muon.what
+    assert len(adamw.values) == len(muon.values) == 3
+    if world is good:
+        assert adamw.values == pytest.approx([2.5 - 2.42] * 3)
     for claim in claims[:-1]:
         # a bad world may leave an effect of several as it was
         assert claim.verdict == verdict or (verdict, claim.verdict) == (CONTRADICTED, PARTLY)
