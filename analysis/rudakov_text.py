@@ -146,8 +146,8 @@ def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         lines.setdefault(name + label.partition(" %")[2], []).append(
             (float(label.split()[0]), rows)
         )
-    if not lines:
-        return None
+    if not any(len({k for k, _ in points}) > 1 for points in lines.values()):
+        return None  # one level is no curve
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 2.5))
         for place, (name, points) in enumerate(lines.items()):
