@@ -181,11 +181,19 @@ def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None
     """Perplexity (compressed inference) against bytes a token, both ways; the line joins what
     nothing dominates.
 
-    Numbers are K in percent, or bits. Bars: ± one sample standard deviation over seeds.
+    Numbers are K in percent, or bits. Bars: ± one sample standard deviation over seeds. Of more
+    than eight families of settings, those with a point on that line, at most eight.
     """
     points = summary(frame)
     if points.empty:
         return None
+    if points["family"].nunique() > 8:
+        best = pareto(
+            points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}),
+            worst=-math.inf,
+        )
+        kept = list(dict.fromkeys(best["family"]))[:8]
+        points = points[points["family"].isin(kept)]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 3.6))
         for place, (family, part) in enumerate(points.groupby("family", sort=False)):

@@ -163,4 +163,7 @@ def test_the_page_shows_language_models(store, tmp_path):
     page = made.page.read_text()
     assert {table.name for table in made.tables} == {"topk", "methods", "settings"}
     assert page.count('alt="figure ') == 3 and "perplexity" in page
-    assert '<span class="badge supported">supported</span> <b>C8.</b>' in page and NOT_ENOUGH not in page
+    assert (
+        '<span class="badge supported">supported</span> <b>C8.</b>' in page
+        and NOT_ENOUGH not in page
+    )
