@@ -9,6 +9,7 @@ margins were set when the rows of the text ladder were known, before those of al
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -88,14 +89,14 @@ class Ladder:
 
     def slopes(self, arm: str) -> dict[int, float]:
         """How much more is lost with each doubling, by seed that has all rungs."""
+        x = np.log2(self.rungs)
+        return {seed: float(np.polyfit(x, y, 1)[0]) for seed, y in self._whole(arm).items()}
+
+    def _whole(self, arm: str) -> dict[int, list[float]]:
+        """What is lost at every rung, by seed that has them all."""
         losses = self.lost[arm]
         seeds = set.intersection(*(set(losses[rung]) for rung in self.rungs))
-        x = np.log2(self.rungs)
-        out = {}
-        for seed in sorted(seeds):
-            y = [losses[rung][seed] for rung in self.rungs]
-            out[seed] = float(np.polyfit(x, y, 1)[0])
-        return out
+        return {seed: [losses[rung][seed] for rung in self.rungs] for seed in sorted(seeds)}
 
     def next_rung(self, arm: str) -> str:
         """What a straight line through the rungs says of the next one, with a 95 % interval over
@@ -103,10 +104,9 @@ class Ladder:
         """
         if len(self.rungs) < 3:
             return "refused: two rungs"
-        losses, x = self.lost[arm], np.log2(self.rungs)
+        x = np.log2(self.rungs)
         ahead, bends = [], []
-        for seed in sorted(set.intersection(*(set(losses[rung]) for rung in self.rungs))):
-            y = [losses[rung][seed] for rung in self.rungs]
+        for y in self._whole(arm).values():
             ahead.append(float(np.polyval(np.polyfit(x, y, 1), 2 * x[-1] - x[-2])))
             bends.append(y[-1] - 2 * y[-2] + y[-3])
         bend = interval(bends)
@@ -129,24 +129,25 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
 def _rungs(frame: pd.DataFrame, columns: tuple[str, ...] = tuple(RUNGS)) -> str:
     """The column that every arm varies, dense among them; "" where there is none."""
     done = frame[frame.status == "finished"]
-    if done.empty:
+    varied = [column for column in columns if column in done and done[column].nunique() > 1]
+    if not varied:  # of most sweeps: no arm has to be put into words
         return ""
     arms = _arms(done)
     if arms.nunique() < 2 or "dense" not in set(arms):
         return ""
-    for column in columns:
-        if column in done and done.groupby(arms)[column].nunique().min() > 1:
+    for column in varied:
+        if done.groupby(arms)[column].nunique().min() > 1:
             return column
     return ""
 
 
 def _arms(frame: pd.DataFrame) -> pd.Series:
     """The compression of every run in words, whatever else varies."""
-    texts = []
-    for record in frame.to_dict("records"):
+    texts = {}
+    for record in frame.drop_duplicates("setting").to_dict("records"):
         present = {key: value for key, value in record.items() if value == value}
-        texts.append(describe(present))
-    return pd.Series(texts, frame.index)
+        texts[record["setting"]] = describe(present)
+    return frame.setting.map(texts)
 
 
 def ladder(frame: pd.DataFrame) -> Ladder | None:
@@ -276,21 +277,38 @@ def _recalibrated(frame: pd.DataFrame) -> Table:
 # Claims.
 
 
-def _slope(found: Ladder, arm: str, **region: float) -> Effect:
-    return combined(
-        f"{found.unit} more lost by {arm} with each doubling of the {found.counted}",
-        [(1.0, found.slopes(arm))],
-        ids=found.ids[arm],
-        digits=3 if found.text else 1,
-        **region,
-    )
+def _of_arms(
+    found: Ladder,
+    arms: tuple[str, ...],
+    what: str,
+    values: Callable[[str], dict[int, float]],
+    **region: float,
+) -> list[Effect]:
+    """An effect of each arm that was trained; what: of it, with {arm} for its name; values: of an
+    arm, by seed.
+    """
+    return [
+        combined(
+            what.format(arm=arm),
+            [(1.0, values(arm))],
+            ids=found.ids[arm],
+            digits=3 if found.text else 1,
+            **region,
+        )
+        for arm in arms
+        if arm in found.lost
+    ]
 
 
-def _slopes(frame: pd.DataFrame, arms: tuple[str, ...], width: bool, **region: float) -> list:
+def _slopes(
+    frame: pd.DataFrame, arms: tuple[str, ...], width: bool, **region: float
+) -> list[Effect]:
+    """How much more is lost with each doubling."""
     found = ladder(frame)
     if found is None or (found.column == "model.width") != width:
         return []
-    return [_slope(found, arm, **region) for arm in arms if arm in found.lost]
+    what = f"{found.unit} more lost by {{arm}} with each doubling of the {found.counted}"
+    return _of_arms(found, arms, what, found.slopes, **region)
 
 
 def _longest(frame: pd.DataFrame, arms: tuple[str, ...], **region: float) -> list[Effect]:
@@ -298,19 +316,8 @@ def _longest(frame: pd.DataFrame, arms: tuple[str, ...], **region: float) -> lis
     found = ladder(frame)
     if found is None or found.column == "model.width":
         return []
-    effects = []
-    for arm in arms:
-        if arm in found.lost:
-            effects.append(
-                combined(
-                    f"{found.unit} lost by {arm} after {found.labels()[-1]:,.0f} {found.counted}",
-                    [(1.0, found.lost[arm][found.rungs[-1]])],
-                    ids=found.ids[arm],
-                    digits=3 if found.text else 1,
-                    **region,
-                )
-            )
-    return effects
+    what = f"{found.unit} lost by {{arm}} after {found.labels()[-1]:,.0f} {found.counted}"
+    return _of_arms(found, arms, what, lambda arm: found.lost[arm][found.rungs[-1]], **region)
 
 
 def s1(frame: pd.DataFrame) -> Claim:
@@ -432,6 +439,12 @@ CLAIMS = [s1, s2, s3, s4, s5, s6, s7]
 # Figures.
 
 
+def _ends(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, lower and upper end of its 95 % interval); of one value, that."""
+    mean = float(np.mean(values)) if values else math.nan
+    return mean, *(interval(values) or (mean, mean))
+
+
 def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """What each setting loses against dense at every rung, in percent of what dense has learned
     beyond guessing (text: beyond the frequencies of letters). Lines: means over seeds. Bands: 95 %
@@ -448,8 +461,7 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             for rung in found.rungs:
                 scale = 100 / _learned(frame, found, rung)
                 values = [scale * value for value in found.lost[arm][rung].values()]
-                mean = float(np.mean(values)) if values else math.nan
-                low, high = interval(values) or (mean, mean)
+                mean, low, high = _ends(values)
                 means.append(mean)
                 lows.append(low)
                 highs.append(high)
@@ -484,10 +496,7 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     points = []
     for arm, part in done.groupby("arm", sort=False):
         scores = [factor * value for value in part[metric]]
-        mean = float(np.mean(scores))
-        points.append(
-            (str(arm), 100 * part["bytes.ratio"].mean(), mean, *(interval(scores) or (mean, mean)))
-        )
+        points.append((str(arm), 100 * part["bytes.ratio"].mean(), *_ends(scores)))
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.6))
         lows, highs = [point[3] for point in points], [point[4] for point in points]
@@ -554,8 +563,7 @@ def recalibrated(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         for turn, (column, name) in enumerate(modes):
             for place, method in enumerate(methods):
                 scores = [100 * value for value in done[done.method == method][column]]
-                mean = float(np.mean(scores))
-                low, high = interval(scores) or (mean, mean)
+                mean, low, high = _ends(scores)
                 axis.errorbar(
                     place + 0.2 * (turn - 1),
                     mean,
@@ -582,16 +590,9 @@ def rates(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 2.6))
         x = sorted(done[RATE].unique())
         for place, (arm, part) in enumerate(done.groupby("arm", sort=False)):
-            samples = [list(part[part[RATE] == rate][LOSS]) for rate in x]
-            means = [float(np.mean(sample)) for sample in samples]
-            ends = [
-                interval(sample) or (mean, mean)
-                for sample, mean in zip(samples, means, strict=True)
-            ]
-            bars = [
-                [mean - low for mean, (low, _) in zip(means, ends, strict=True)],
-                [high - mean for mean, (_, high) in zip(means, ends, strict=True)],
-            ]
+            ends = [_ends(list(part[part[RATE] == rate][LOSS])) for rate in x]
+            means = [mean for mean, _, _ in ends]
+            bars = [[mean - low for mean, low, _ in ends], [high - mean for mean, _, high in ends]]
             ink = INK[place % 7]
             name = SHORT.get(str(arm), str(arm))
             axis.errorbar(x, means, yerr=bars, color=ink, marker=MARKS[place % 9], label=name)

@@ -35,6 +35,7 @@ from commsweep.errors import UserError, notice
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 OOM, TIMEOUT = "oom", "timeout"  # out of memory; stopped after the time it was given
 UNFINISHED = (DIVERGED, OOM, TIMEOUT, FAILED)  # outcomes without a number
+WITHOUT_OUTCOME = ("missing", "interrupted", "running", "damaged")
 CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry continues from it
 
 

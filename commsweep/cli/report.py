@@ -13,6 +13,7 @@ from pathlib import Path
 
 from commsweep.cli.options import folder, whole, words, writable
 from commsweep.errors import UserError
+from commsweep.store import WITHOUT_OUTCOME
 
 PAPERS = (
     "only the claims, tables and figures of these, comma-separated, such as images,bias "
@@ -20,7 +21,6 @@ PAPERS = (
 )
 
 
-WITHOUT_OUTCOME = ("missing", "interrupted", "running", "damaged")
 MINE = (
     "judge claims of your own instead of the papers': a function of the rows (a DataFrame) that "
     "returns a list of commsweep.reporting.claim.Claim"

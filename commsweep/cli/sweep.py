@@ -23,7 +23,14 @@ from commsweep.launching.grid import axes, opened, product, seeds, setting, unio
 from commsweep.launching.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
 from commsweep.launching.plan import estimate, rate
 from commsweep.registry import first_sentence, grouped, label, preset, sweep, sweeps
-from commsweep.store import CONTINUABLE, FINISHED, UNFINISHED, Damaged, Store
+from commsweep.store import (
+    CONTINUABLE,
+    FINISHED,
+    UNFINISHED,
+    WITHOUT_OUTCOME,
+    Damaged,
+    Store,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -652,7 +659,7 @@ def _status(args: argparse.Namespace) -> int:
     counts = Counter(statuses.values())
     rows = [row for row in recorded if row["id"] in statuses]
     speed = rate(rows)
-    left = sum(counts[status] for status in ("missing", "interrupted", "running", "damaged"))
+    left = sum(counts[status] for status in WITHOUT_OUTCOME)
     seconds = left / speed if speed and counts["running"] else None
     if args.json:
         print(

@@ -6,7 +6,6 @@ trainer = pl.Trainer(strategy="ddp", callbacks=[CompressionCallback({"kind": "to
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,35 +13,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commsweep.data_parallel.hook import CompressionHook
 from commsweep.errors import UserError
-from commsweep.integrations.shadow import Shadow
+from commsweep.integrations.shadow import ShadowOfATraining
 
 
-class ShadowCallback(pl.Callback):
+class ShadowCallback(ShadowOfATraining, pl.Callback):
     """Looks from the first to the last step of a training, then writes a report."""
-
-    def __init__(
-        self,
-        codecs: list[str | dict[str, Any]],
-        at: dict[str, str] | None = None,
-        every: int = 50,
-        out: str | Path = "shadow",
-    ) -> None:
-        """codecs, at, every: as of Shadow. out: the folder of the report."""
-        self.settings: dict[str, Any] = {"codecs": codecs, "at": at, "every": every}
-        self.out = Path(out)
-        self.shadow: Shadow | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # A LightningModule's step may call any of its children, so its own forward counts nothing.
         children = [child for child in module.children() if list(child.parameters())]
         model = children[0] if len(children) == 1 else module
-        self.shadow = Shadow(model, **self.settings).start()
+        self.begin(model)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if self.shadow is not None:
-            self.shadow.stop()
-            if trainer.is_global_zero:
-                self.shadow.report(self.out)
+        self.end(trainer.is_global_zero)
 
 
 class CompressionCallback(pl.Callback):

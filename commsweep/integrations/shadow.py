@@ -246,6 +246,34 @@ class Shadow:
         return folder
 
 
+class ShadowOfATraining:
+    """What the callbacks of trainers have in common: settings at first, a Shadow once it trains."""
+
+    def __init__(
+        self,
+        codecs: list[str | dict[str, Any]],
+        at: dict[str, str] | None = None,
+        every: int = 50,
+        out: str | Path = "shadow",
+    ) -> None:
+        """codecs, at, every: as of Shadow. out: the folder of the report."""
+        super().__init__()
+        self.settings: dict[str, Any] = {"codecs": codecs, "at": at, "every": every}
+        self.out = Path(out)
+        self.shadow: Shadow | None = None
+
+    def begin(self, model: nn.Module) -> None:
+        """Look from here on."""
+        self.shadow = Shadow(model, **self.settings).start()
+
+    def end(self, writes: bool) -> None:
+        """Stop; writes: whether this process writes the report."""
+        if self.shadow is not None:
+            self.shadow.stop()
+            if writes:
+                self.shadow.report(self.out)
+
+
 def _part(x: Tensor) -> Tensor:
     """Whole rows of a message, at most `MOST` elements where it has that many rows; a vector is one
     sample.

@@ -18,7 +18,7 @@ specs' defaults.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -173,10 +173,7 @@ class Effect:
         """The effect in a line of a terminal: its mean and interval, n, verdict, what it is."""
         if not self.values:
             return f"{'no runs':28} {self.what}"
-        mean, digits = mean_sd(self.values)[0], self.digits
-        ends = self.interval
-        spread = f" [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]" if ends else ""
-        number = f"{mean:+.{digits}f}{spread} n={len(self.values)}"
+        number = f"{shown(self.values, self.interval, self.digits)} n={len(self.values)}"
         return f"{number:28} {self.verdict:12} {self.what} (claimed {self.region.text()})"
 
     def judged(self) -> str:
@@ -202,6 +199,14 @@ class Effect:
             )
         more = enough - len(self.values)
         return f"{said}; about {more} more {self.each}{'s' * (more > 1)} would decide it"
+
+
+def shown(values: Sequence[float], ends: Sequence[float] | None, digits: int) -> str:
+    """The mean with its interval, where there is one: "+1.2 [+0.5, +1.9]"; "no runs"."""
+    if not values:
+        return "no runs"
+    mean = f"{mean_sd(values)[0]:+.{digits}f}"
+    return f"{mean} [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]" if ends else mean
 
 
 def _p(value: float) -> str:
@@ -249,6 +254,11 @@ class Claim:
         if open_ := len(verdicts) - verdicts.count(SUPPORTED) - failed:
             said.append(f"{open_} undecided")
         return ", ".join(said)
+
+    @property
+    def where(self) -> str:
+        """Where a paper's claim was looked for: " (arXiv ...; here: ...)"; "" of our own."""
+        return f" ({self.source}; here: {self.scale})" if self.source and self.scale else ""
 
     @property
     def has_runs(self) -> bool:
@@ -489,17 +499,12 @@ def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | Non
         lines.append("No claim of the papers has runs in this sweep.")
     for claim in claims:
         lines += [
-            f"- **{claim.name}: {claim.answer}.** {claim.statement}{_at(claim)}",
+            f"- **{claim.name}: {claim.answer}.** {claim.statement}{claim.where}",
             *(f"  - {effect.text()}: {effect.judged()}" for effect in claim.effects),
         ]
         if commands and claim.name in commands:
             lines.append(f"  - to decide it: `{commands[claim.name]}`")
     return "\n".join(lines) + "\n"
-
-
-def _at(claim: Claim) -> str:
-    """Where a paper's claim was looked for."""
-    return f" ({claim.source}; here: {claim.scale})" if claim.source and claim.scale else ""
 
 
 def deciding(

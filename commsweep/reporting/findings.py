@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.errors import UserError
+from commsweep.reporting.claim import shown
+from commsweep.reporting.statistics import Region
 from commsweep.store import read_json
 
 Told = dict[str, Any]  # a claim, as claims.json has it
@@ -87,28 +89,16 @@ def _section(folder: str, claim: Told, link: str) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for effect in claim["effects"]:
+        number = shown(effect["values"], effect["interval"], effect["digits"])
         lines.append(
-            f"| {effect['what']} | {_region(effect)} | {_mean(effect)} | {len(effect['values'])} "
-            f"| {effect['verdict']} |"
+            f"| {effect['what']} | {_region(effect)} | {number} "
+            f"| {len(effect['values'])} | {effect['verdict']} |"
         )
     return [*lines, ""]
 
 
 def _region(effect: Told) -> str:
-    if effect["within"] is not None:
-        return f"within ±{effect['within']:g}"
-    return f"> {effect['above']:g}" if effect["above"] is not None else f"< {effect['below']:g}"
-
-
-def _mean(effect: Told) -> str:
-    if not effect["values"]:
-        return "no runs"
-    digits = effect["digits"]
-    mean = math.fsum(effect["values"]) / len(effect["values"])
-    if effect["interval"] is None:
-        return f"{mean:+.{digits}f}"
-    low, high = effect["interval"]
-    return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return Region(effect["above"], effect["below"], effect["within"]).text()
 
 
 def _capital(text: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from commsweep.reporting import figure
-from commsweep.reporting.claim import Claim, Effect, adjustment
+from commsweep.reporting.claim import Claim, Effect, adjustment, shown
 from commsweep.reporting.results import scale, settings, uneven
 from commsweep.reporting.statistics import mean_sd
 from commsweep.reporting.table import PERCENT, PLAIN, Cell, Table
@@ -221,25 +221,21 @@ def _claim(claim: Claim) -> str:
     low, high = min(numbers), max(numbers)
     room = 0.06 * (high - low) or 1.0
     lines = "".join(_effect(effect, low - room, high + room) for effect in claim.effects)
-    where = f" ({claim.source}; here: {claim.scale})" if claim.source and claim.scale else ""
     return (
         f'<p class="claim"><span class="badge {claim.verdict.split()[0]}">{claim.answer}</span> '
         f'<b>{escape(claim.name)}.</b> {escape(claim.statement)}<span class="faint">'
-        f"{escape(where)}</span></p>{lines}"
+        f"{escape(claim.where)}</span></p>{lines}"
     )
 
 
 def _effect(effect: Effect, low: float, high: float) -> str:
     """One line: what, the interval drawn and in digits, and on demand the test and its runs."""
-    digits, shown = effect.digits, "no runs"
+    number = shown(effect.values, effect.interval, effect.digits)
     if effect.values:
-        mean, _ = mean_sd(effect.values)
-        interval = effect.interval
-        ends = f" [{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]" if interval else ""
-        shown = f"{mean:+.{digits}f}{ends}, n={len(effect.values)}"
+        number += f", n={len(effect.values)}"
     return (
         f'<div class="effect"><span>{escape(effect.what)}</span>{_interval(effect, low, high)}'
-        f"<span>{escape(shown)}</span><details><summary>{escape(effect.verdict)}</summary>"
+        f"<span>{escape(number)}</span><details><summary>{escape(effect.verdict)}</summary>"
         f"<p>{escape(effect.text())}: {escape(effect.judged())}</p>{_behind(effect)}"
         "</details></div>"
     )

@@ -18,7 +18,7 @@ The tests of a report are adjusted for their number (Holm 1979). Every look at a
 recorded: at look j its p-value counts j (j + 1) times, and these shares of the level add up to no
 more than the level.
 
-`stdtr`, `stdtrit` and `btdtri` are distributions of scipy; scipy.stats, which wraps them, takes
+`stdtr`, `stdtrit` and `betaincinv` are of scipy.special; scipy.stats, which wraps them, takes
 seconds to import.
 """
 
