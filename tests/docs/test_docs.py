@@ -20,6 +20,7 @@ from commsweep.config import (
     GradientFeedback,
     by_kind,
     flatten,
+    override,
     record,
 )
 from commsweep.reporting.results import SECTIONS
@@ -168,11 +169,40 @@ def test_the_results_count_their_runs():
         assert len(done) == int(count), name
 
 
-def test_no_sentence_of_the_readme_has_more_than_thirty_words():
-    prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+GUIDES = sorted((ROOT / "docs" / "guide").glob("*.md"))
+RESULTS = sorted((ROOT / "docs" / "results").glob("*/README.md"))
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *GUIDES, *RESULTS], ids=str)
+def test_sentences_have_at_most_thirty_words(path):
+    prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     prose = "\n".join(line for line in prose.splitlines() if not line.startswith(("|", "<", "#")))
-    for sentence in re.split(r"(?<=[.?:;])\s", plain(re.sub(r"\]\([^)]*\)", "]", prose))):
+    prose = re.sub(r"^(\* |- |\d\. )", ". ", prose, flags=re.MULTILINE)
+    for sentence in re.split(r"[.?:;]\**\s", plain(re.sub(r"\]\([^)]*\)", "]", prose))):
         assert len(sentence.split()) <= 30, sentence
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_a_guide_begins_with_a_task_and_its_commands(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 150
+    first = next(number for number, line in enumerate(lines) if line.startswith("```"))
+    assert first <= 10, "the command comes first"
+
+
+def commands(verb):
+    """Every `commsweep VERB` that README and the guides print, split as a shell does."""
+    for path in (ROOT / "README.md", *GUIDES):
+        text = "\n".join(blocks(path.read_text(), "")).replace("\\\n", " ")
+        for line in text.splitlines():
+            if line.startswith(f"commsweep {verb} ") and "mine" not in line:
+                yield shlex.split(line, comments=True)[2:]
+
+
+@pytest.mark.parametrize("words", commands("run"), ids=" ".join)
+def test_settings_of_printed_commands_exist(words):
+    changes = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+    override(registry.preset(words[0]), changes)
 
 
 def test_every_column_of_the_published_rows_is_described():
