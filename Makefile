@@ -65,7 +65,7 @@ $(VENV)/ready: requirements.lock pyproject.toml
 docs: $(VENV)/ready
 	$(BIN)/python -m commsweep.cli.reference
 
-# The notebooks with what they show of the store, which must hold the runs of all demos.
+# The notebooks with what they show of the rows in docs/results.
 notebooks: $(VENV)/ready
 	$(BIN)/jupyter-execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
 
