@@ -17,7 +17,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from commsweep.reporting.claim import SLIGHT, Claim, Effect, paired
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic
+from commsweep.reporting.figure import (
+    COLUMN,
+    INK,
+    MARKS,
+    STYLE,
+    legend,
+    logarithmic,
+    pareto,
+    scatter,
+)
 from commsweep.reporting.labels import boundaries, exchange
 from commsweep.reporting.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, masked
 from commsweep.reporting.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
@@ -366,32 +375,29 @@ def _difference(
 def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Mean test error of every method against its compression rate, of the first model.
 
-    Bars: ± one sample standard deviation over seeds.
+    The line joins what no method with as few bytes beats; these have names. Bars: ± one sample
+    standard deviation over seeds.
     """
     rows = _plain(frame)
     if ON not in rows or RATE_UP not in rows or not rows[ON].notna().any():
         return None
     rows = rows[rows["model.name"] == rows["model.name"].iloc[0]] if len(rows) else rows
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 4.2))
-        for place, ((name,), part) in enumerate(_settings(rows, "gradient")):
+        points = []
+        for (name,), part in _settings(rows, "gradient"):
             done = part[part.status == "finished"]
             if done.empty or not done[RATE_UP].notna().any():
                 continue
             error = 100 * (1 - done[ON])
-            axis.errorbar(
-                done[RATE_UP].mean(),
-                error.mean(),
-                yerr=error.std() if len(error) > 1 else None,
-                ls="none",
-                marker=MARKS[place % 9],
-                color=INK[place % 7],
-                elinewidth=0.7,
-                label=_short(name),
-            )
-        if not axis.containers:  # nothing was sent up
-            plt.close(figure)
+            spread = error.std() if len(error) > 1 else 0.0
+            point = {"name": _short(name), "x": done[RATE_UP].mean(), "y": error.mean()}
+            points.append(point | {"low": min(spread, error.mean() / 2), "high": spread})
+        if not points:  # nothing was sent up
             return None
+        figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 3.2))
+        found = pd.DataFrame(points)
+        front = pareto(found.assign(**{"bytes.ratio": 1 / found.x, "mean": -found.y}), -math.inf)
+        scatter(axis, found, front, ("AdaComp", "EF + TopK 1 %"))
         axis.set(
             xscale="log",
             yscale="log",

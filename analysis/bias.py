@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 
 from commsweep.reporting import labels
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic
-from commsweep.reporting.results import base, distinct, is_text, plain
+from commsweep.reporting.figure import COLUMN, STYLE, Draw, logarithmic, look
+from commsweep.reporting.results import base, distinct, is_text, nothing_learned, plain
 from commsweep.reporting.table import ON, PLAIN, SHARE, Cell, Table, cell
+from commsweep.reporting.words import in_words
 
 NAME = "bias"
 LOSS, PERPLEXITY = "test_on_loss", "test_on_ppl"
@@ -404,6 +405,14 @@ def _picked(part: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
     return part
 
 
+def _ticks(limits: tuple[float, float], linear: float) -> tuple[list[float], list[str]]:
+    """Plain numbers for an axis that is linear up to `linear` and logarithmic beyond."""
+    sizes = [size for size in (0.1, 0.5, 1, 2, 5, 10, 20, 50, 100) if size > linear]
+    every = [sign * size for size in sizes for sign in (-1, 1)]
+    places = [place for place in sorted([*every, 0]) if limits[0] <= place <= limits[1]]
+    return places, [f"{place:g}" for place in places]
+
+
 CLAIMS = [f1a, f1b, f1c, f1d, f1e, f1f, f1g, f1h, f1i]
 
 
@@ -416,7 +425,7 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 
     Gradients compressed only; points of accuracy or nats, mean over seeds; full marks: bias below a
     quarter of the error, hollow ones: more. A panel a training; bars: ± one sample standard
-    deviation.
+    deviation. Dotted: a network that learned nothing (guessing, or the frequencies of letters).
     """
     if "diagnosis.bwd.error" not in frame:
         return None
@@ -445,7 +454,7 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         for axis, (name, dense, own) in zip(axes[0], panels, strict=True):
             metric, sign, unit = (LOSS, 1.0, "nats") if is_text(own) else (ON, -100.0, "points")
             for kind, part in own.groupby("bwd.compressor.kind", sort=False):
-                place = list(dict.fromkeys(frame["bwd.compressor.kind"])).index(kind)
+                looks = look(str(kind), list(own["bwd.compressor.kind"].unique()).index(kind))
                 for _, runs in part.groupby("method", sort=False):
                     error, bias = (
                         runs[f"diagnosis.bwd.{what}"].mean() for what in ("error", "bias")
@@ -458,23 +467,26 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                         yerr=lost.std() if len(runs) > 1 else None,
                         ls="none",
                         ms=4,
-                        marker=MARKS[place % 9],
-                        color=INK[place % 7],
                         mfc=None if free else "white",
                         elinewidth=0.6,
+                        **looks,
                     )
                 axis.errorbar(
                     [],
                     [],
                     ls="none",
                     ms=4,
-                    marker=MARKS[place % 9],
-                    color=INK[place % 7],
                     label=labels.label(labels.CROSSING, kind),
+                    **looks,
                 )
             axis.axhline(0, color="0.5", lw=0.8)
+            # what a network loses that learned nothing
+            ceiling = sign * (nothing_learned(own) - dense[metric].mean())
+            axis.axhline(ceiling, color="0.5", lw=0.8, ls=":", label="nothing learned")
             axis.set(
-                title=name, xlabel="relative error of the gradient's message", ylabel=f"{unit} lost"
+                title=in_words(name),
+                xlabel="relative error of the gradient's message",
+                ylabel=f"{unit} lost",
             )
             logarithmic(axis.xaxis)
             worst = sign * (
@@ -483,6 +495,7 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             )
             axis.set_yscale("symlog", linthresh=1.0 if unit == "points" else 0.05)
             axis.set_ylim(top=2 * max(worst.max(), 0.1))
+            axis.set_yticks(*_ticks(axis.get_ylim(), 1.0 if unit == "points" else 0.05))
         handles = {
             label: handle
             for axis in axes[0]

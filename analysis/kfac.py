@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -312,8 +313,8 @@ CLAIMS = [k5]
 
 
 def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
-    """Test error of tuned SGD and tuned K-FAC by epoch, a panel a model; mean over seeds, the lines
-    are the targets.
+    """Test error of tuned SGD and tuned K-FAC by epoch, a panel a model. Means over seeds; bars: ±
+    one sample standard deviation. Dotted: the targets.
     """
     found = tuned(frame)
     if not found or curves.empty:
@@ -325,16 +326,29 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
         )
         for axis, model in zip(axes[0], models, strict=True):
             for turn, one in enumerate(own for own in found if own.model == model):
-                errors = 100 * (1 - curves[curves.id.isin(one.runs.id)].groupby("epoch")[ON].mean())
-                axis.plot(
+                own = 100 * (1 - curves[curves.id.isin(one.runs.id)].set_index("epoch")[ON])
+                errors = own.groupby(level=0).agg(["mean", "std"]).fillna(0)
+                axis.errorbar(
                     errors.index,
-                    errors,
-                    f"-{MARKS[turn]}",
+                    errors["mean"],
+                    # a bar that reached zero would have no end on this axis
+                    yerr=[np.minimum(errors["std"], errors["mean"] / 2), errors["std"]],
+                    marker=MARKS[turn],
                     color=INK[turn],
+                    elinewidth=0.6,
                     label=f"{one.method}, learning rate {one.rate:g}",
                 )
-            for target in targets(found)[model]:
-                axis.axhline(100 * (1 - target), color="black", lw=0.7, ls=":")
+            for share, target in zip(SHARES, targets(found)[model], strict=True):
+                height = 100 * (1 - target)
+                axis.axhline(height, color="black", lw=0.7, ls=":")
+                axis.annotate(
+                    f"{100 * share:g} % of SGD's accuracy",
+                    (0.99, height),
+                    xycoords=("axes fraction", "data"),
+                    fontsize=5.5,
+                    ha="right",
+                    va="bottom",
+                )
             axis.set(
                 title=f"{model}, {len(one.runs)} seeds",  # pyright: ignore[reportPossiblyUnboundVariable]
                 xlabel="epoch",

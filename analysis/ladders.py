@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from commsweep.reporting.claim import Claim, Effect, combined
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend, logarithmic, named
 from commsweep.reporting.labels import describe
-from commsweep.reporting.results import is_text, masked
+from commsweep.reporting.results import is_text, masked, nothing_learned
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import ON, PERCENT, PLAIN, Table, cell
 
@@ -32,9 +32,6 @@ NAME = "ladders"
 RUNGS = {"data.train_blocks": "steps", "epochs": "epochs", "model.width": "features"}
 RATE = "optim.lr"
 RECALIBRATED = "test_recalibrated_acc"
-# Nats of the frequencies of letters on the test text of the embedded corpus: who knows nothing else
-# has learned nothing of order. tests/analysis/test_ladders.py counts them again.
-LETTERS = {"sotu": 3.03}
 HIGH, LOW = 0.5, 0.2  # nats
 STEEP = 0.05  # nats a doubling: 0.2 over the sixteenfold length of the text ladder
 BIASED = (
@@ -179,8 +176,8 @@ def _learned(frame: pd.DataFrame, found: Ladder, rung: float) -> float:
     is not known.
     """
     if not found.text:
-        return 100 * (found.dense[rung] - 0.1)
-    return LETTERS.get(frame["data.name"].iloc[0], math.nan) - found.dense[rung]
+        return 100 * (found.dense[rung] - nothing_learned(frame))
+    return nothing_learned(frame) - found.dense[rung]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:

@@ -15,7 +15,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import Claim, Effect, combined
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic, pareto
+from commsweep.reporting.figure import (
+    COLUMN,
+    STYLE,
+    Draw,
+    legend,
+    logarithmic,
+    pareto,
+    scatter,
+)
 from commsweep.reporting.table import BYTES, PLAIN, RATE, Table, cell
 
 from .bias import LOSS, NOTICEABLE, PERPLEXITY
@@ -317,12 +325,17 @@ CLAIMS = [l1, l2, l3, l4, l5, l6, l7, l8]
 # Figures.
 
 
+# Settings that have a name in the figure, beside those on the front.
+KEPT = ("DiLoCo, every 10", "DiLoCo, every 100", "EF + statistical 2 bit, every 10 (optim muon)")
+
+
 def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test perplexity against the bytes a learner sends up a step, at equal tokens, with the Pareto
     front.
 
-    Means over seeds; bars: ± one sample standard deviation. Dashed: plain training, whose gradients
-    would travel every step.
+    Means over seeds; bars: ± one sample standard deviation. At most eight settings have names.
+    Dashed and dotted: plain training, whose gradients would travel every step, with AdamW and with
+    Muon (beside which MuLoCo stands).
     """
     done = frame[
         (frame.status == "finished")
@@ -340,27 +353,26 @@ def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         points.assign(**{"mean": -points.score, "bytes.ratio": points.up}), worst=float("-inf")
     )
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(2 * COLUMN, 3.6))
-        for place, one in points.iterrows():
-            axes.errorbar(
-                one["up"],
-                one["score"],
-                yerr=one["sd"] if one["sd"] == one["sd"] else None,
-                ls="none",
-                marker=MARKS[place % 9],
-                ms=5,
-                color=INK[place % 7],
-                elinewidth=0.7,
-                label=_short(one["method"]),
-            )
-        axes.plot(front.up, front.score, color="0.5", lw=1, zorder=1)
+        figure, axes = plt.subplots(figsize=(1.7 * COLUMN, 3.4))
+        columns = {"method": "name", "up": "x", "score": "y"}
+        points, front = (
+            part.rename(columns=columns).assign(name=part.method.map(_short))
+            for part in (points, front)
+        )
+        spread = points["sd"].fillna(0)
+        scatter(axes, points.assign(low=spread, high=spread), front, KEPT)
         plain = _arm(frame, PLAIN_RUN)
         if len(plain):
-            axes.axhline(plain[PERPLEXITY].mean(), color="0.4", ls="--", lw=0.8)
+            score = plain[PERPLEXITY].mean()
+            axes.axhline(score, color="0.4", ls="--", lw=0.8, label="plain training, AdamW")
+        muon = frame[(frame["optim.kind"] == "muon") & (frame["grad.learners"] == 1)]
+        if len(muon):
+            score = muon[PERPLEXITY].mean()
+            axes.axhline(score, color="0.4", ls=":", lw=0.8, label="plain training, Muon")
         axes.set(xlabel="bytes a learner sends up a step", ylabel="test perplexity")
         logarithmic(axes.xaxis)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g} k")
-        figure.legend(fontsize=5.5, loc="outside right center", frameon=False)
+        legend(figure)
     return figure
 
 

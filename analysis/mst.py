@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import Claim, Effect, paired
-from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, pareto, styled
+from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.reporting.labels import MST as WITHOUT
 from commsweep.reporting.labels import boundaries, exchange, levelless, phases, sparse
 from commsweep.reporting.results import base, distinct, is_text, masked
@@ -431,32 +431,30 @@ def _finished(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 @styled
 def _front(found: list[tuple[str, pd.DataFrame]]) -> Figure:
     whole = _whole(found)
-    figure, (plane, rank) = plt.subplots(1, 2, figsize=(2 * COLUMN, 0.8 + 0.18 * len(found)))
-    points = []
-    for turn, (_, runs) in enumerate(found):
-        x, loss = 100 * _mean(runs, TOTAL) / whole, runs[LOSS]
-        how = {"marker": MARKS[turn % 9], "color": INK[turn % 7], "ls": "none", "elinewidth": 0.7}
-        spread = loss.std() if len(loss) > 1 else None
-        plane.errorbar(x, loss.mean(), yerr=spread, **how)
-        rank.errorbar(loss.mean(), turn, xerr=spread, **how)
-        points.append({"bytes.ratio": x, "mean": -loss.mean()})
-    front = pareto(pd.DataFrame(points), worst=-math.inf)
-    plane.plot(
-        front["bytes.ratio"], -front["mean"], color="0.5", lw=1, zorder=1, label="Pareto front"
-    )
-    plane.set(xlabel="training FLOPs (% of the dense run)", ylabel="test loss (nats)")
-    plane.legend()
-    rank.set_yticks(range(len(found)), [name for name, _ in found])
-    rank.invert_yaxis()
-    rank.set(xlabel="test loss (nats)")
-    logarithmic(plane.xaxis)
+    found = sorted(found, key=lambda arm: arm[1][LOSS].mean())
+    figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 0.8 + 0.18 * len(found)))
+    names = []
+    for turn, (name, runs) in enumerate(found):
+        dense = name.startswith("dense") or "dense model" in name
+        axis.errorbar(
+            runs[LOSS].mean(),
+            turn,
+            xerr=runs[LOSS].std() if len(runs) > 1 else None,
+            marker="*" if dense else "o",
+            ms=6 if dense else 4,
+            color="black" if dense else INK[0],
+            elinewidth=0.7,
+        )
+        names.append(f"{name} ({100 * _mean(runs, TOTAL) / whole:.0f} % of FLOPs, n = {len(runs)})")
+    axis.set_yticks(range(len(found)), names)
+    axis.invert_yaxis()
+    axis.set(xlabel="test loss (nats a byte)")
     return figure
 
 
 def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Test loss against the FLOPs of the training, counted by pairs that attend, head included; the
-    line joins what nothing dominates; right, the same losses by arm. Bars: ± one sample standard
-    deviation over seeds.
+    """Test loss by arm, best first, with the FLOPs of its training, counted by pairs that attend,
+    head included. Stars: dense models. Bars: ± one sample standard deviation over seeds.
     """
     found = _finished(frame)
     return _front(found) if len(found) > 1 and _whole(found) == _whole(found) else None
@@ -512,8 +510,11 @@ def _masks(told: dict[str, list[dict]]) -> Figure:
         kinds = told[name][0]["layers"]
         for row, what in enumerate(("density", "turnover")):
             every = np.concatenate([np.array(one[what]) for one in told[name] if one["steps"]])
-            for turn, kind in enumerate(dict.fromkeys(map(_kind, kinds))):
-                own = every[:, [place for place, layer in enumerate(kinds) if _kind(layer) == kind]]
+            lines = {
+                kind: every[:, [at for at, layer in enumerate(kinds) if _kind(layer) == kind]]
+                for kind in dict.fromkeys(map(_kind, kinds))
+            }
+            for turn, (kind, own) in enumerate(_apart(lines).items()):
                 axes[row, column].plot(
                     steps,
                     100 * own.mean(1),
@@ -525,8 +526,16 @@ def _masks(told: dict[str, list[dict]]) -> Figure:
             axes[row, column].set(ylabel=f"{what} (%)" if not column else "")
         axes[0, column].set_title(name)
         axes[1, column].set_xlabel("step")
-    legend(figure, *axes[0, 0].get_legend_handles_labels())
+    legend(figure)
     return figure
+
+
+def _apart(lines: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The lines, or one of all layers where they lie within a point of each other."""
+    means = np.array([line.mean(1) for line in lines.values()])
+    if np.ptp(means, axis=0).max() > 0.01:
+        return lines
+    return {"all layers": np.concatenate(list(lines.values()), axis=1)}
 
 
 def _kind(layer: str) -> str:

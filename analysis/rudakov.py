@@ -22,12 +22,14 @@ from commsweep.reporting.figure import (
     STYLE,
     Draw,
     legend,
-    level,
     logarithmic,
+    look,
     pareto,
+    scatter,
 )
 from commsweep.reporting.results import base, distinct, plain
 from commsweep.reporting.table import BYTES, OFF, ON, SHARE, Cell, Table, cell
+from commsweep.reporting.words import in_words
 
 NAME = "images"
 SOURCE = "arXiv 2401.07788"
@@ -479,9 +481,12 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                         strict=True,
                     )
                 )
-                axis.plot(k, mean, marker=MARKS[place % 9], color=INK[place % 7], label=text)
+                looks = look(text, place)
+                if "True" in text:  # the same method with another augmentation
+                    looks |= {"ls": "--", "mfc": "white"}
+                axis.plot(k, mean, label=text, **looks)
                 axis.fill_between(
-                    k, mean - spread, mean + spread, color=INK[place % 7], alpha=0.15, lw=0
+                    k, mean - spread, mean + spread, color=looks["color"], alpha=0.15, lw=0
                 )
             for place, (text, rows) in enumerate(
                 distinct(dense, "uncompressed") if len(dense) else ()
@@ -530,10 +535,13 @@ def bits(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     for row in table.rows
                 ]
             )
+            axis.set_facecolor("0.92")
             axis.imshow(means, cmap="viridis", vmin=min(every), vmax=max(every), aspect="auto")
             for y, row in enumerate(table.rows):
                 for x, one in enumerate(row[1:]):
-                    if isinstance(one, Cell):
+                    if not isinstance(one, Cell) or not one.values:
+                        axis.text(x, y, "not run", ha="center", va="center", fontsize=5.5)
+                    else:
                         dark = bool(one.values) and one.mean < (min(every) + max(every)) / 2
                         axis.text(
                             x,
@@ -576,51 +584,23 @@ def convergence(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
 
 def bytes_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Mean test error (compressed inference) against bytes sent; the line joins what nothing
-    dominates.
-
-    Numbers are K in percent, or bits forward / backward. Bars: ± one sample standard deviation over
-    seeds.
+    dominates. At most eight settings have names. Bars: ± one sample standard deviation over seeds.
     """
     points = summary(frame)
     if points.empty:
         return None
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 3.9))
-        for place, (family, part) in enumerate(points.groupby("family", sort=False)):
-            error, spread = 100 * (1 - part["mean"]), 100 * part["sd"].fillna(0)
-            # On a logarithmic axis a lower whisker below zero would have no end: stop it at half
-            # the error.
-            whiskers = [np.minimum(spread, error / 2), spread]
-            axis.errorbar(
-                100 * part["bytes.ratio"],
-                error,
-                yerr=whiskers,
-                label=family,
-                ls="none",
-                marker=MARKS[place % 9],
-                color=INK[place % 7],
-                elinewidth=0.5,
-                zorder=3,
-            )
-            for x, y, method in zip(100 * part["bytes.ratio"], error, part["method"], strict=True):
-                axis.annotate(
-                    level(method),
-                    (x, y),
-                    xytext=(3, 2),
-                    textcoords="offset points",
-                    fontsize=4.5,
-                    color=INK[place % 7],
-                    zorder=4,
-                )
-        front = pareto(points)
-        axis.plot(
-            100 * front["bytes.ratio"],
-            100 * (1 - front["mean"]),
-            color="0.5",
-            lw=1,
-            zorder=1,
-            label="Pareto front",
+        figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 3.4))
+        points = points.assign(
+            name=points.method.map(in_words),
+            x=100 * points["bytes.ratio"],
+            y=100 * (1 - points["mean"]),
+            high=100 * points["sd"].fillna(0),
         )
+        # On a logarithmic axis a lower whisker below zero would have no end: stop it at half
+        # the error.
+        points["low"] = np.minimum(points["high"], points["y"] / 2)
+        scatter(axis, points, pareto(points), list(points.groupby("family").name.first()))
         axis.set(
             xlabel="bytes sent, activations and gradients (% of dense)", ylabel="test error (%)"
         )
@@ -659,7 +639,7 @@ def on_off(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 label=label,
                 zorder=3 - place,
             )
-        axis.set_yticks(list(height), both.method)
+        axis.set_yticks(list(height), [in_words(method) for method in both.method])
         axis.set(xlabel="test accuracy (%)")
         legend(figure)
     return figure

@@ -274,6 +274,9 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         axis.set_yticks(
             list(height), [method.replace(", ", "\n") for method, *_ in shown], fontsize=6
         )
+        dense = frame[(frame[["fwd.compressor.kind", "bwd.compressor.kind"]] == "none").all(axis=1)]
+        if len(dense) and dense[ON].notna().any():
+            axis.axvline(dense[ON].mean(), color="black", lw=0.8, ls="--", label="dense training")
         axis.set(xlabel="test perplexity", title="at about 1/8 of the dense bytes")
         axis.xaxis.set_major_locator(MaxNLocator(5))
         legend(figure)

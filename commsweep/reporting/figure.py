@@ -26,6 +26,8 @@ from matplotlib.figure import Figure
 from matplotlib.style.core import STYLE_BLACKLIST
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from commsweep.reporting.words import in_words
+
 COLUMN = 3.4  # inches, one column of a two-column page
 INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
@@ -49,7 +51,25 @@ STYLE: Any = {
     "svg.hashsalt": "commsweep",
     "figure.constrained_layout.use": True,
 }
-MOST = 7  # settings in one figure of curves
+MOST = 5  # settings in one figure of curves
+NAMED = 8  # settings with a name in one figure of points
+# A method keeps its mark and colour over all figures: the first word of a family, or a kind.
+LOOKS = {
+    "dense": ("*", "#000000"),
+    "plain": ("o", INK[0]),
+    "topk": ("o", INK[0]),
+    "ef": ("s", INK[1]),
+    "ef21": ("^", INK[2]),
+    "aqsgd": ("D", INK[3]),
+    "efmixed": ("P", INK[5]),
+    "minmax": ("v", INK[4]),
+    "uniform": ("v", INK[4]),
+    "randomk": ("D", INK[3]),
+    "tern": ("P", INK[5]),
+    "terngrad": ("P", INK[5]),
+    "sign": ("<", INK[1]),
+    "qsgd": ("X", "#7F7F7F"),
+}
 
 
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -61,6 +81,53 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
             return draw(*args)
 
     return drawn
+
+
+# For a second method of a family in one figure.
+SPARE = [(mark, ink) for mark in ("p", "d", "h", "8") for ink in INK[:6]]
+
+
+def look(name: str, place: int) -> dict[str, Any]:
+    """Mark and colour of a method: those it has in every figure, else those of its place."""
+    word = name.lower().split(" ")[0].replace("-", "").replace("_", "")
+    mark, ink = LOOKS.get(word, (MARKS[place % 9], INK[place % 7]))
+    return {"marker": mark, "color": ink}
+
+
+def scatter(
+    axis: Axes, points: pd.DataFrame, front: pd.DataFrame, keep: Iterable[str] = ()
+) -> None:
+    """Points with bars, and names for a few of them: dense, those of `keep`, and those on the
+    front, at most `NAMED`. The others are grey and share one name.
+
+    points: name, x, y, low, high (lengths of the two whiskers); front: those of them on the front.
+    """
+    kept = [name for name in points["name"] if name == "dense" or name in set(keep)]
+    dense = [name for name in kept if name == "dense"]
+    named = list(dict.fromkeys([*dense, *front["name"], *kept]))[:NAMED]
+    used: list[dict[str, Any]] = []
+    others = points[~points["name"].isin(named)]
+    for place, name in enumerate([None, *named]):
+        part = others if name is None else points[points["name"] == name]
+        if part.empty:
+            continue
+        how: dict[str, Any] = {"marker": "o", "color": "0.75"}
+        if name is not None:
+            looks = [look(name, place - 1), *({"marker": m, "color": c} for m, c in SPARE)]
+            how = next(one for one in looks if one not in used)
+            used.append(how)
+        axis.errorbar(
+            part["x"],
+            part["y"],
+            yerr=[part["low"], part["high"]],
+            label="others" if name is None else name,
+            ls="none",
+            ms=3 if name is None else 6 if name == "dense" else 4.5,
+            elinewidth=0.6,
+            zorder=2 if name is None else 3,
+            **how,
+        )
+    axis.plot(front["x"], front["y"], color="0.5", lw=1, zorder=1)
 
 
 def legend(
@@ -78,7 +145,7 @@ def legend(
         handles, labels = list(found.values()), list(found)
     letter = 0.55 * STYLE["legend.fontsize"] / 72  # inches, on average
     line, room = 0.45, figure.get_figwidth() - 0.2  # of the handle and the space beside it
-    texts = [fill(label, int((room - line) / letter)) for label in labels]
+    texts = [fill(in_words(label), int((room - line) / letter)) for label in labels]
     longest = max((len(part) for text in texts for part in text.split("\n")), default=1)
     columns = max(1, min(len(texts), int(room / (line + letter * longest))))
     figure.legend(list(handles), texts, loc="outside lower center", ncols=columns)
@@ -142,8 +209,8 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """Training loss (dotted) and test loss with compressed inference against steps, seconds of
     training and bytes sent.
 
-    Mean over seeds; of many settings, the dense one and those that end best. Bands: ± one sample
-    standard deviation.
+    Mean over seeds; of many settings, the dense one and those that end best. Bars at the end: ± one
+    sample standard deviation.
     """
     done = frame[frame.status == "finished"]
     if curves.empty or "test_on_loss" not in curves:
@@ -182,13 +249,14 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
                     label=method,
                 )
                 axis.plot(x, mean["train_loss"], color=ink, ls=":", lw=0.8)
-                axis.fill_between(
-                    x,
-                    (mean["test_on_loss"] - spread).clip(lower=mean["test_on_loss"] / 2),
-                    mean["test_on_loss"] + spread,
+                last_loss, last_spread = mean["test_on_loss"].iloc[-1], spread.iloc[-1]
+                axis.errorbar(
+                    x.iloc[-1],
+                    last_loss,
+                    yerr=[[min(last_spread, last_loss / 2)], [last_spread]],
                     color=ink,
-                    alpha=0.12,
-                    lw=0,
+                    elinewidth=0.8,
+                    capsize=2,
                 )
             axis.set(xlabel=title, yscale="log")
             if column == "bytes" and curves[column].max() > 0:

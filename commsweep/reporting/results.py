@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -38,6 +39,9 @@ PLAIN_SETTINGS = (
     "channels_last",
 )
 CHANCE = 0.1  # accuracy of guessing among ten classes
+# Nats of the frequencies of letters on the test text of the embedded corpus: who knows nothing else
+# has learned nothing of order. tests/analysis/test_ladders.py counts them again.
+LETTERS = {"sotu": 3.03}
 
 
 def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
@@ -198,6 +202,11 @@ def _short(name: str) -> str:
 def is_text(frame: pd.DataFrame) -> bool:
     """Whether the runs are of language models."""
     return "data.tokenizer" in frame and bool(frame["data.tokenizer"].notna().any())
+
+
+def nothing_learned(frame: pd.DataFrame) -> float:
+    """The score of guessing among ten classes, or the nats of the frequencies of letters."""
+    return LETTERS.get(frame["data.name"].iloc[0], math.nan) if is_text(frame) else 0.1
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:

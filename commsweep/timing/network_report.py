@@ -354,24 +354,26 @@ def _endings(ends: list[End]) -> Table:
 @styled
 def endings(ends: list[End]) -> Figure:
     """Test perplexity at the end against the measured seconds of the whole training, a panel for
-    each link.
+    each link. Bars: ± one sample standard deviation over seeds.
     """
     networks = list(dict.fromkeys(end.network for end in ends))
     methods = list(dict.fromkeys(end.method for end in ends))
     made, axes = plt.subplots(
-        1, len(networks), figsize=(2 * COLUMN, 3.4), sharey=True, squeeze=False
+        1, len(networks), figsize=(2 * COLUMN, 3.4), sharex=True, sharey=True, squeeze=False
     )
     for ax, network in zip(axes[0], networks, strict=True):
         for end in ends:
             if end.network == network:
                 place = methods.index(end.method)
-                ax.plot(
+                ax.errorbar(
                     end.seconds,
                     mean(end.scores),
-                    MARKS[place % 9],
-                    ms=5,
+                    yerr=stdev(end.scores) if len(end.scores) > 1 else None,
+                    marker=MARKS[place % 9],
+                    ms=4.5,
                     color=INK[place % 7],
                     ls="none",
+                    elinewidth=0.6,
                     label=end.method,
                 )
         ax.set(
@@ -386,14 +388,7 @@ def endings(ends: list[End]) -> Figure:
         for ax in axes[0]
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    made.legend(
-        handles.values(),
-        handles.keys(),
-        fontsize=5.5,
-        loc="outside lower center",
-        ncols=2,
-        frameon=False,
-    )
+    legend(made, handles.values(), handles.keys())
     return made
 
 
@@ -725,10 +720,12 @@ def time_to_target(
             label=f"{method}, {n} steps",
         )
     shown = f"{100 * value:.1f} %" if metric.endswith("acc") else f"perplexity {value:.2f}"
+    logarithmic(axes.xaxis, axes.yaxis)
+    places = sorted({one.network.bandwidth or FAST for one in found})
+    names = ["unlimited" if place == FAST else f"{place / 1e6:g}" for place in places]
+    axes.set_xticks(places, names)
     axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="bandwidth of a link, bit/s (rightmost: unlimited)",
+        xlabel="bandwidth of a link (Mbit/s)",
         ylabel="seconds (measured steps)",
         title=f"time to {shown}" + (f"\nnot reached: {', '.join(missed)}" if missed else ""),
     )
@@ -760,7 +757,12 @@ def prediction(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipelin
     )
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.fill_between(
-        ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="grey", alpha=0.2
+        ends,
+        [0.85 * x for x in ends],
+        [1.15 * x for x in ends],
+        color="grey",
+        alpha=0.2,
+        label="within 15 %",
     )
     axes.set(xlabel="measured ms a step", ylabel="predicted ms a step")
     logarithmic(axes.xaxis, axes.yaxis)

@@ -127,7 +127,7 @@ def test_the_entropy_of_letters_is_that_of_the_corpus():
     counts = torch.bincount(data.train.x.flatten(), minlength=256).double() + 1
     share = counts / counts.sum()
     nats = -share.log()[data.test.x[:, 1:].flatten()].mean().item()
-    assert ladders.LETTERS["sotu"] == pytest.approx(nats, abs=0.005)
+    assert results.LETTERS["sotu"] == pytest.approx(nats, abs=0.005)
 
 
 def test_the_sweeps_are_ladders():

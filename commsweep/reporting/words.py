@@ -1,0 +1,29 @@
+"""Settings in words, for figures and pages: "new augmentation" for `data fixed_augment False`."""
+
+from __future__ import annotations
+
+import re
+
+# What the name of a setting reads as, where it tells two rows apart.
+WORDS = (
+    (r"data fixed_augment False", "new augmentation"),
+    (r"data fixed_augment True", "fixed augmentation"),
+    (r"data batch_size (\d+)", r"batch \1"),
+    (r"data train_blocks (\d+)", r"\1 blocks"),
+    (r"(?:fwd|bwd) group (\d+)", r"groups of \1"),
+    (r"(?:fwd|bwd) scaled True", "scaled"),
+    (r"(?:fwd|bwd) scaled False", "unscaled"),
+    (r"optim lr ([\d.e-]+)", r"rate \1"),
+    (r"optim adamw", "AdamW"),
+    (r"optim sgd", "SGD"),
+    (r"optim muon", "Muon"),
+    (r"model (\w+)", r"\1"),
+    (r"epochs (\d+)", r"\1 epochs"),
+)
+
+
+def in_words(label: str) -> str:
+    """A label as `commsweep` records it, with its settings in words."""
+    for pattern, text in WORDS:
+        label = re.sub(rf"\b{pattern}\b", text, label)
+    return label
