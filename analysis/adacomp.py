@@ -356,7 +356,7 @@ def _difference(
             }
         )
         # the same way of travelling in several trainings is one arm
-        ways = own.assign(setting=base(own, *ELSE))
+        ways = own.assign(setting_id=base(own, *ELSE))
         return [(text, every.loc[part.index]) for text, part in distinct(ways, "")]
 
     return [
@@ -512,7 +512,7 @@ def _like(rows: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     if rows.empty or own.empty:
         return rows.iloc[:0]
     fits = rows[base(rows, *TRAVEL).isin(base(own, *TRAVEL))]
-    return fits[fits.setting == fits.setting.iloc[0]] if len(fits) else fits
+    return fits[fits.setting_id == fits.setting_id.iloc[0]] if len(fits) else fits
 
 
 def _with_names(frame: pd.DataFrame) -> pd.DataFrame:

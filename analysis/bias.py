@@ -88,10 +88,10 @@ def tables(frame: pd.DataFrame) -> list[Table]:
 def _trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(name, rows) of each training: a model, its data, its optimizer."""
     keys = base(frame, "fwd.", "bwd.")
-    firsts = frame.assign(setting=keys)
+    firsts = frame.assign(setting_id=keys)
     named = {
-        part.setting.iloc[0]: text.strip(" ()") or _called(part)
-        for text, part in distinct(firsts.drop_duplicates("setting"), "")
+        part.setting_id.iloc[0]: text.strip(" ()") or _called(part)
+        for text, part in distinct(firsts.drop_duplicates("setting_id"), "")
     }
     return [
         (named[key] if keys.nunique() > 1 else _called(part), part)

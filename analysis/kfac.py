@@ -183,7 +183,7 @@ def ways(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     done = frame[frame["kfac.damping"].notna()]
     trainings = done.assign(training=base(done, *FACTORS))
     for (model, _), own in trainings.groupby(["model.name", "training"], sort=False):
-        if own.setting.nunique() > 1:
+        if own.setting_id.nunique() > 1:
             for way, part in own.groupby(own.apply(_way, axis=1), sort=False):
                 for text, single in distinct(part, str(way)):
                     yield str(model), text, single

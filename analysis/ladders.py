@@ -141,10 +141,10 @@ def _rungs(frame: pd.DataFrame, columns: tuple[str, ...] = tuple(RUNGS)) -> str:
 def _arms(frame: pd.DataFrame) -> pd.Series:
     """The compression of every run in words, whatever else varies."""
     texts = {}
-    for record in frame.drop_duplicates("setting").to_dict("records"):
+    for record in frame.drop_duplicates("setting_id").to_dict("records"):
         present = {key: value for key, value in record.items() if value == value}
-        texts[record["setting"]] = describe(present)
-    return frame.setting.map(texts)
+        texts[record["setting_id"]] = describe(present)
+    return frame.setting_id.map(texts)
 
 
 def ladder(frame: pd.DataFrame) -> Ladder | None:

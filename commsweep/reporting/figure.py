@@ -84,7 +84,7 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 # For a second method of a family in one figure.
-SPARE = [(mark, ink) for mark in ("p", "d", "h", "8") for ink in INK[:6]]
+SPARE = [(mark, ink) for mark in ("p", "d", "h", "8") for ink in (*INK[2:6], *INK[:2])]
 
 
 def look(name: str, place: int) -> dict[str, Any]:

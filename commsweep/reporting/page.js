@@ -20,7 +20,7 @@
 
   const box = document.getElementById("explorer");
   box.textContent = "";
-  const filter = make("input", "", {type: "search", placeholder: "filter, such as: EF21 seed=1 bytes<0.2"});
+  const filter = make("input", "", {type: "search", placeholder: "filter, such as: EF21 seed=1 bytes<20%"});
   filter.setAttribute("aria-label", "filter runs");
   const count = make("span", "", {className: "faint"});
   const bar = make("div");
@@ -45,6 +45,16 @@
   box.append(filter, make("span", " "), count, bar, plot, detail, list);
 
   const text = v => v == null ? "-" : typeof v === "number" && !Number.isInteger(v) ? v.toPrecision(4) : String(v);
+  // Accuracies and shares in percent, bytes with units; everything else as it is.
+  const spoken = (name, v) => {
+    if (typeof v !== "number") return text(v);
+    if (/_acc$/.test(name)) return `${(100 * v).toFixed(1)} %`;
+    if (name === "bytes.ratio" || /\.(fwd|bwd)_ratio$/.test(name)) return `${(100 * v).toPrecision(3)} %`;
+    const counted = /^bytes\.|_per_step$|^boundary\.|^gradients\.(?!rate|kept|places|.*\.rate$)|_up$|_down$/.test(name);
+    if (!counted || v < 0) return text(v);
+    const unit = v < 1e3 ? 0 : Math.min(4, Math.floor(Math.log10(v) / 3));
+    return `${unit ? (v / 1000 ** unit).toPrecision(3) : v} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
+  };
   const line = row => {
     const tr = make("tr", "", {className: (chosen.has(row[0]) ? "chosen" : "") + (row[0] === target ? " target" : "")});
     const tick = make("input", "", {type: "checkbox", checked: chosen.has(row[0])});
@@ -58,7 +68,7 @@
     if (/^[a-z]+$/.test(row[1])) badge.classList.add(row[1]);
     state.append(badge);
     tr.append(cell, named, state, make("td", data.methods[row[2]]), make("td", text(row[3])),
-              ...shown.map(([name]) => make("td", text(row[at[name]]))));
+              ...shown.map(([name]) => make("td", spoken(name, row[at[name]]))));
     return tr;
   };
   const more = () => {  // rows on demand: a slice is written when the end of the last one comes into view
@@ -68,11 +78,11 @@
   list.onscroll = () => { if (written < rows.length && list.scrollTop + list.clientHeight > list.scrollHeight - 400) more(); };
   const numbers = [["seed", row => row[3]], ...data.columns.map(name => [name, row => row[at[name]]])];
   const titled = Object.fromEntries(shown.map(([name, title]) => [name, title]));
-  // "bytes<0.2" compares the first column of numbers with that in its name or heading
+  // "bytes<20%" or "bytes<0.2" compares the first column of numbers with that in its name or heading
   const compare = word => {
-    const found = word.match(/^([^<>]+?)(<=|>=|<|>)(-?[\d.]+(?:e-?\d+)?)$/);
+    const found = word.match(/^([^<>]+?)(<=|>=|<|>)(-?[\d.]+(?:e-?\d+)?)(%?)$/);
     if (!found) return null;
-    const [, key, sign, digits] = found, edge = Number(digits);
+    const [, key, sign, digits, percent] = found, edge = Number(digits) / (percent ? 100 : 1);
     const named = numbers.filter(([name]) => `${name} ${titled[name] ?? ""}`.toLowerCase().includes(key));
     const column = named.find(([name]) => titled[name]) ?? named[0];
     if (!column) return () => false;
@@ -166,14 +176,15 @@
     if (row[4]) block.append(make("p", row[4]));
     block.append(make("p", `folder ${data.store}/${row[0]}   (commsweep show ${row[0]} --store ${data.store})`, {className: "faint"}));
     const lines = [`seed = ${row[3]}`, ...Object.entries(data.settings[row[2]]).map(([k, v]) => `${k} = ${v}`),
-                   ...data.columns.map(name => [name, row[at[name]]]).filter(([, v]) => v != null).map(([k, v]) => `${k} = ${v}`)];
+                   ...data.columns.map(name => [name, row[at[name]]]).filter(([, v]) => v != null)
+                     .map(([k, v]) => `${k} = ${spoken(k, v)}`)];
     block.append(make("pre", lines.join("\n")));
     const own = data.curves[row[0]];
     if (own) {
       const scroll = make("div", "", {className: "wide"}), t = make("table"), h = make("tr");
       h.append(...data.curveColumns.map(name => make("th", name)));
       t.append(h);
-      own[0].forEach((_, i) => { const r = make("tr"); r.append(...own.map(column => make("td", text(column[i])))); t.append(r); });
+      own[0].forEach((_, i) => { const r = make("tr"); r.append(...own.map((column, k) => make("td", spoken(data.curveColumns[k], column[i])))); t.append(r); });
       scroll.append(t);
       block.append(scroll);
     }

@@ -26,6 +26,7 @@ from commsweep.reporting.claim import Claim, Effect, adjustment, shown
 from commsweep.reporting.results import scale, settings, uneven
 from commsweep.reporting.statistics import mean_sd
 from commsweep.reporting.table import PERCENT, PLAIN, Cell, Table
+from commsweep.reporting.words import in_words
 
 HERE = Path(__file__).parent
 MANY = 400  # runs behind a number that are listed one by one
@@ -92,7 +93,7 @@ def html(
             f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw '
             "their curves: one colour a setting, the mean over its seeds and a band of one "
             "standard deviation. Filter by words and numbers that all must fit, such as "
-            '<code>"TopK 10 %" seed=1 bytes&lt;0.2</code>. A heading sorts; a run opens its '
+            '<code>"TopK 10 %" seed=1 bytes&lt;20%</code>. A heading sorts; a run opens its '
             "settings. The address keeps what you see.</p>",
             '<div id="explorer"><noscript>The table of runs needs JavaScript; rows.csv beside '
             "this page has all of it.</noscript></div>",
@@ -109,9 +110,9 @@ def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, An
     """
     plain = ["id", "status", "method", "seed", "error"]
     own = [*settings(frame), "seed"]
-    rest = [name for name in frame if name not in (*plain, *own, "setting")]
-    kinds = frame.drop_duplicates("setting")
-    place = {setting: turn for turn, setting in enumerate(kinds.setting)}
+    rest = [name for name in frame if name not in (*plain, *own, "setting_id")]
+    kinds = frame.drop_duplicates("setting_id")
+    place = {setting: turn for turn, setting in enumerate(kinds.setting_id)}
     records = [
         {name: _plain(row[name]) for name in own if name != "seed" and not _absent(row[name])}
         for row in kinds.to_dict("records")
@@ -120,7 +121,7 @@ def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, An
         [
             _plain(row["id"]),
             _plain(row["status"]),
-            place[row["setting"]],
+            place[row["setting_id"]],
             _plain(row["seed"]),
             None if _absent(row["error"]) else str(row["error"]),
             *(_number(row[name]) for name in rest),
@@ -137,7 +138,7 @@ def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, An
             series.append(_number(value))
     return {
         "store": str(store),
-        "methods": [str(one) for one in kinds.method],
+        "methods": [in_words(str(method)) for method in kinds.method],
         "settings": records,
         "columns": rest,
         "scores": {name: title for name, title in SCORES.items() if name in rest},

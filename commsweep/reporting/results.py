@@ -84,7 +84,7 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     if frame.empty:
         return frame
     _alike(frame)
-    shared = frame.groupby("method").setting.nunique()
+    shared = frame.groupby("method").setting_id.nunique()
     for label in shared[shared > 1].index:
         for text, part in distinct(frame[frame.method == label], label):
             frame.loc[part.index, "method"] = text
@@ -97,7 +97,7 @@ def _alike(frame: pd.DataFrame) -> None:
     """
     for name in [column for column in frame if column.startswith("inputs.")]:
         known = frame[frame[name].notna()]
-        for _, rows in known.groupby("setting"):
+        for _, rows in known.groupby("setting_id"):
             if rows[name].nunique() > 1:
                 one, other = rows.drop_duplicates(name).iloc[:2].to_dict("records")
                 what = name.removeprefix("inputs.")
@@ -110,7 +110,7 @@ def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
     """The rows by setting (everything but the seed), so that no number pools two experiments: under
     `label` if there is one, else each with what tells it from the others.
     """
-    kinds = rows.drop_duplicates("setting")
+    kinds = rows.drop_duplicates("setting_id")
     if len(kinds) < 2:
         return [(label, rows)]
     texts = (
@@ -127,31 +127,33 @@ def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
             name: (groups + "|" + texts[name]).nunique() for name in texts if name not in chosen
         }
         if not score:  # only the text of a value differs: 0.1 and 0.10
-            texts = texts.assign(setting=kinds.setting)
-            score = {"setting": len(kinds)}
+            texts = texts.assign(setting_id=kinds.setting_id)
+            score = {"setting_id": len(kinds)}
         best = max(
             score, key=lambda name: (score[name], name.endswith((".name", ".kind")), -len(name))
         )
         chosen.append(best)
         groups += "|" + texts[best]
     out = []
-    for place, setting in kinds.setting.items():
+    for place, setting in kinds.setting_id.items():
         said = [
             f"{_short(name)} {texts.at[place, name]}" for name in chosen if texts.at[place, name]
         ]
-        out.append((f"{label} ({', '.join(said) or 'otherwise'})", rows[rows.setting == setting]))
+        out.append(
+            (f"{label} ({', '.join(said) or 'otherwise'})", rows[rows.setting_id == setting])
+        )
     return out
 
 
 def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
     """All settings but the seed and those that begin so, as one text to pair or group by."""
     names = [name for name in settings(frame) if not name.startswith(apart)]
-    kinds = frame.drop_duplicates("setting")
+    kinds = frame.drop_duplicates("setting_id")
     told = zip(kinds[names].to_numpy(dtype=object), kinds[names].notna().to_numpy(), strict=True)
     texts = [
         "|".join(_value(one) if has else "" for one, has in zip(*row, strict=True)) for row in told
     ]
-    return frame.setting.map(dict(zip(kinds.setting, texts, strict=True)))
+    return frame.setting_id.map(dict(zip(kinds.setting_id, texts, strict=True)))
 
 
 def uneven(frame: pd.DataFrame) -> str:
@@ -260,7 +262,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     settings = flatten(row["run"])
     first = flatten(first_names(row["run"]))
     text = json.dumps({key: value for key, value in first.items() if key != "seed"}, sort_keys=True)
-    out |= {"setting": sha256(text.encode()).hexdigest()[:12]} | settings
+    out |= {"setting_id": sha256(text.encode()).hexdigest()[:12]} | settings
     if "model.cuts" in out:
         out["model.cuts"] = ",".join(out["model.cuts"])
     out |= row.get("metrics", {}) | {

@@ -141,10 +141,9 @@ def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
     """The cell of these runs (one a seed). Raises ValueError when they are not of one setting:
     `results.distinct` tells them apart.
     """
-    if "setting" in rows and rows.setting.nunique() > 1:
-        raise ValueError(
-            f"{rows.setting.nunique()} settings in one cell: {', '.join(rows.method.unique()[:4])}"
-        )
+    if "setting_id" in rows and rows.setting_id.nunique() > 1:
+        first = ", ".join(rows.method.unique()[:4])
+        raise ValueError(f"{rows.setting_id.nunique()} settings in one cell: {first}")
     values = (
         rows[metric][rows.status == "finished"].dropna()
         if metric in rows

@@ -231,7 +231,7 @@ def test_trainings_are_compared_apart(store):
     frame, _ = fill(store, as_claimed)
     worse = frame.assign(
         id="x" + frame.id,
-        setting="x" + frame.setting,
+        setting_id="x" + frame.setting_id,
         test_on_loss=frame.test_on_loss + 1,
         **{"optim.lr": 0.5},
     )

@@ -67,8 +67,8 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
     }
     for row in frame[frame.status == "finished"].itertuples():
         line = have.pop(row.id)
-        assert (line["setting"], float(line["bytes.total"])) == (
-            row.setting,
+        assert (line["setting_id"], float(line["bytes.total"])) == (
+            row.setting_id,
             frame.at[row.Index, "bytes.total"],
         )
     assert not have
