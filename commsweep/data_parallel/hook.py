@@ -1,13 +1,13 @@
 """Compressed gradients in a training loop of one's own: a communication hook for
 DistributedDataParallel.
 
-    from commsweep.data_parallel.hook import CompressionHook
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    hook = CompressionHook(model, {"kind": "topk", "ratio": 0.01}, {"kind": "ef"})
+    hook.attach(ddp)  # then the loop as it was; hook.totals()["up"] is what a learner sent a step
+    torch.save(hook.state_dict(), path)  # what was remembered, beside model and optimizer
 
-    ddp = torch.nn.parallel.DistributedDataParallel(model) hook = CompressionHook(model,
-    compressor={"kind": "topk", "ratio": 0.01}, feedback={"kind": "ef"}) hook.attach(ddp) ...
-    # the loop as it was; then hook.totals()["up"] is the bytes a learner sent a step
-    torch.save(hook.state_dict(), path)      # what was remembered, with the model's and the
-    optimizer's states
+The exchange goes on beside the backward: the hook returns a future at once, and a thread encodes,
+sends and decodes the buckets in order.
 
 Types: what is compressed is computed, remembered and sent in float32, whatever the gradients are;
 what travels dense keeps its type. With a GradScaler give `scaler=scaler`: gradients reach a hook
@@ -21,6 +21,7 @@ learners get infinite gradients, so that all of their scalers skip it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -75,7 +76,15 @@ class CompressionHook(nn.Module):
             )
         spec = parse_gradients({"learners": dist.get_world_size(group)} | settings)
         self.group, self.scaler = group, scaler
-        self.exchange = Exchange(spec, model, seed, Processes(group=group))
+        # A group of the hook's own: its messages are sent from a thread beside the backward, and
+        # must not change places with those that DistributedDataParallel sends itself.
+        self._lane = dist.new_group(
+            dist.get_process_group_ranks(group or dist.group.WORLD),  # pyright: ignore[reportArgumentType]
+            backend=dist.get_backend(group),
+            use_local_synchronization=True,
+        )
+        self._thread = ThreadPoolExecutor(1, "commsweep-hook")
+        self.exchange = Exchange(spec, model, seed, Processes(group=self._lane))
         self.places = {id(p): index for index, p in enumerate(self.exchange.trained)}
         self.step = self.epoch = 0  # the epoch is the loop's to say, where a schedule asks for it
         # A compressor may drop an infinite value, and then no scaler would skip the step.
@@ -98,17 +107,83 @@ class CompressionHook(nn.Module):
                 "the hook and the DistributedDataParallel have different process groups; give "
                 "both the same: CompressionHook(..., group=...)"
             )
-        ddp.register_comm_hook(self, _exchanged)
+        try:
+            ddp.register_comm_hook(self, _exchanged)
+        except RuntimeError as error:
+            raise UserError(
+                f"this DistributedDataParallel has a hook already ({error}); wrap the model anew"
+            ) from None
 
     def totals(self) -> dict[str, Any]:
         """Bytes a step, by name, as in a run's row."""
         return self.exchange.ledger.totals()
 
     def get_extra_state(self) -> dict[str, int]:
-        return {"step": self.step, "epoch": self.epoch}
+        learners = self.exchange.spec.learners
+        return {"step": self.step, "epoch": self.epoch, "learners": learners}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
+        learners = self.exchange.spec.learners
+        if state.get("learners", learners) != learners:
+            raise UserError(
+                f"the hook's state is a state of {state['learners']} processes, and the process "
+                f"group has {learners}: resume with as many, or begin with a new hook"
+            )
         self.step, self.epoch = state["step"], state["epoch"]
+
+    def begin(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Start the exchange of a bucket; its buffer, once the means are in it.
+
+        The backward goes on meanwhile. Buckets are exchanged one after the other, in the order in
+        which all processes fill them.
+        """
+        views = {
+            self.places[id(p)]: grad
+            for p, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        }
+        buffer, last = bucket.buffer(), bucket.is_last()
+        if self._sums:
+            return self._summed(views, buffer, last)
+        cuda = buffer.device.type == "cuda"
+        done: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[buffer.device] if cuda else None
+        )
+        filled = torch.cuda.current_stream(buffer.device).record_event() if cuda else None
+
+        def work() -> None:
+            try:
+                if filled is not None:
+                    torch.cuda.current_stream(buffer.device).wait_event(filled)
+                with torch.no_grad():
+                    self.exchanged(views)
+                if last:
+                    self.ended()
+                done.set_result(buffer)
+            except BaseException as error:
+                done.set_exception(error)  # pyright: ignore[reportArgumentType]
+
+        self._thread.submit(work)
+        return done
+
+    @property
+    def _sums(self) -> bool:
+        """Whether nothing is compressed or remembered in this step: gradients can be summed up."""
+        dense = self.exchange.spec.compressor.kind == "none"
+        return (dense or self.epoch < self.exchange.spec.start_epoch) and all(
+            self._plain(index) for index in range(len(self.exchange.layers))
+        )
+
+    def _summed(
+        self, views: dict[int, Tensor], buffer: Tensor, last: bool
+    ) -> torch.futures.Future[Tensor]:
+        """As DistributedDataParallel itself would, and counted."""
+        for index, grad in views.items():
+            self.exchange.ledger.dense(index, 1, grad.element_size())
+        if last:
+            self.ended()
+        buffer.div_(dist.get_world_size(self._lane))
+        work: Any = dist.all_reduce(buffer, group=self._lane, async_op=True)
+        return work.get_future().then(lambda arrived: arrived.value()[0])
 
     def exchanged(self, views: dict[int, Tensor]) -> None:
         """Put the mean of what arrives of these layers' gradients into their place."""
@@ -150,7 +225,7 @@ class CompressionHook(nn.Module):
     def _finite(self, grads: Iterable[Tensor]) -> bool:
         """Whether these gradients of all learners are; the same answer at each."""
         flags = torch.stack([grad.isfinite().all() for grad in grads]).all().float()
-        dist.all_reduce(flags, dist.ReduceOp.MIN, self.group)
+        dist.all_reduce(flags, dist.ReduceOp.MIN, self._lane)
         return bool(flags)
 
     def _skip(self, views: Iterable[Tensor]) -> None:
@@ -167,17 +242,5 @@ class CompressionHook(nn.Module):
 
 @torch.no_grad()
 def _exchanged(hook: CompressionHook, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations as types
-    """A future of a dist.GradBucket's buffer, with the mean of what arrives in the gradients'
-    place.
-    """
-    hook.exchanged(
-        {
-            hook.places[id(p)]: grad
-            for p, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
-        }
-    )
-    if bucket.is_last():
-        hook.ended()
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
+    """What DistributedDataParallel calls with each full dist.GradBucket."""
+    return hook.begin(bucket)

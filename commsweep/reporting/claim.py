@@ -424,7 +424,10 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
     if len(first) < 2:
         return {(itertuple.base, itertuple.kind): "" for itertuple in first.itertuples()}
     rows = (
-        frame.set_index("id").loc[list(first.id_a)].reset_index().assign(setting_id=list(first.base))
+        frame.set_index("id")
+        .loc[list(first.id_a)]
+        .reset_index()
+        .assign(setting_id=list(first.base))
     )
     labels = {part.setting_id.iloc[0]: text for text, part in distinct(rows, "")}
     several = first.kind.nunique() > 1

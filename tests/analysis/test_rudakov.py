@@ -562,9 +562,7 @@ def test_every_figure_says_what_it_shows(store):
     shown = next(drawing for name, drawing, _ in drawn if name == "bytes")
     names = shown.axes[0].get_legend_handles_labels()[1]
     assert "dense" in names and "others" in names and len(names) <= figure.NAMED + 1
-    looks = [
-        (series[0].get_marker(), series[0].get_color()) for series in shown.axes[0].containers
-    ]
+    looks = [(series[0].get_marker(), series[0].get_color()) for series in shown.axes[0].containers]
     assert len(set(looks)) == len(looks), "two methods look the same"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -317,16 +319,70 @@ def test_a_hook_works_on_the_group_it_was_given_and_on_no_other():
     assert (True, "") in told and sum("different process groups" in line for _, line in told) == 2
 
 
-def test_what_has_no_hook_is_one_line(monkeypatch):
+def test_without_processes_there_is_no_hook():
     with pytest.raises(
         UserError, match="there is none: call torch.distributed.init_process_group first"
     ):
         CompressionHook(model(), **EF)
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
-    monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_a_hook_does_not_go_with_is_one_line(alone):
+    net = model()
     with pytest.raises(
         UserError,
         match=r"attach takes a torch.nn.parallel.DistributedDataParallel, not Linear.*FSDP2",
     ):
-        CompressionHook(model(), **EF).attach(nn.Linear(2, 2))
+        CompressionHook(net, **EF).attach(nn.Linear(2, 2))
+    ddp, hook = nn.parallel.DistributedDataParallel(net), CompressionHook(net, **EF)
+    hook.attach(ddp)
+    with pytest.raises(UserError, match="has a hook already"):
+        CompressionHook(net, **EF).attach(ddp)
+    state = hook.state_dict()
+    state["_extra_state"]["learners"] = 4
+    with pytest.raises(UserError, match="state of 4 processes.*process group has 1"):
+        hook.load_state_dict(state)
+
+
+def test_the_backward_goes_on_while_a_bucket_travels(alone):
+    net = model()
+    ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-4)
+    hook = CompressionHook(net, **EF)
+    hook.attach(ddp)
+    x, y = data(0, 0)
+    nn.functional.mse_loss(ddp(x), y).backward()  # from here on buckets are as gradients come
+    passed, order = threading.Event(), []
+    exchanged = hook.exchanged
+
+    def slow(views):
+        order.append(max(views))
+        # The first bucket is not done before the backward has reached the first layer.
+        assert passed.wait(60)
+        exchanged(views)
+
+    hook.exchanged = slow
+    net[0].weight.register_hook(lambda grad: passed.set())
+    nn.functional.mse_loss(ddp(x), y).backward()
+    assert len(order) > 1 and order == sorted(order, reverse=True)
+    assert hook.step == 2
+
+
+def test_an_error_in_the_exchange_is_an_error_of_the_backward(alone):
+    net = model()
+    ddp, hook = nn.parallel.DistributedDataParallel(net), CompressionHook(net, **EF)
+    hook.attach(ddp)
+
+    def fails(views):
+        raise UserError("the exchange failed")
+
+    hook.exchanged = fails
+    x, y = data(0, 0)
+    with pytest.raises(Exception, match="the exchange failed"):
+        nn.functional.mse_loss(ddp(x), y).backward()
