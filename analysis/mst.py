@@ -531,11 +531,16 @@ def _masks(told: dict[str, list[dict]]) -> Figure:
 
 
 def _apart(lines: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The lines, or one of all layers where they lie within a point of each other."""
-    means = np.array([line.mean(1) for line in lines.values()])
-    if np.ptp(means, axis=0).max() > 0.01:
-        return lines
-    return {"all layers": np.concatenate(list(lines.values()), axis=1)}
+    """The lines; those within a point of each other are drawn as one, with both names."""
+    merged: list[tuple[list[str], np.ndarray]] = []
+    for kind, line in lines.items():
+        for kinds, first in merged:
+            if np.abs(first.mean(1) - line.mean(1)).max() <= 0.01:
+                kinds.append(kind)
+                break
+        else:
+            merged.append(([kind], line))
+    return {", ".join(kinds): line for kinds, line in merged}
 
 
 def _kind(layer: str) -> str:

@@ -78,7 +78,7 @@ class CompressionHook(nn.Module):
         self.group, self.scaler = group, scaler
         # A group of the hook's own: its messages are sent from a thread beside the backward, and
         # must not change places with those that DistributedDataParallel sends itself.
-        self._lane = dist.new_group(
+        self._lane: Any = dist.new_group(
             dist.get_process_group_ranks(group or dist.group.WORLD),  # pyright: ignore[reportArgumentType]
             backend=dist.get_backend(group),
             use_local_synchronization=True,
@@ -131,8 +131,8 @@ class CompressionHook(nn.Module):
             )
         self.step, self.epoch = state["step"], state["epoch"]
 
-    def begin(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Start the exchange of a bucket; its buffer, once the means are in it.
+    def begin(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Start the exchange of a dist.GradBucket; its buffer, once the means are in it.
 
         The backward goes on meanwhile. Buckets are exchanged one after the other, in the order in
         which all processes fill them.

@@ -108,7 +108,7 @@ class LocalTraining(Learners):
             self._moved = [[torch.zeros_like(p) for p in self.trained] for _ in here]
         self._inner = []
         for turn in here:
-            self._take(turn)
+            self.take(turn)
             self._inner.append(self.inner(self.trained))
         step = SignStep if self.outer.sign else OuterSGD
         self.outer_steps = [step(self.outer, reference) for reference in self.references]
@@ -118,7 +118,7 @@ class LocalTraining(Learners):
         self._loaded = None
         self._show()
 
-    def _take(self, turn: int) -> None:
+    def take(self, turn: int) -> None:
         """Give the model the weights and running statistics of a learner here."""
         if self._loaded == turn:
             return
@@ -154,7 +154,7 @@ class LocalTraining(Learners):
         self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
     ) -> None:
         super().before_pass(moment, part, samples, device)
-        self._take(part.learner - self.here[0])
+        self.take(part.learner - self.here[0])
 
     @torch.no_grad()
     def after_pass(self, moment: Moment, part: Pass) -> None:
@@ -324,7 +324,7 @@ class LocalTraining(Learners):
             for number, (due, arrived) in told["pending"].items()
         }
         for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
-            self._take(turn)
+            self.take(turn)
             optimizer.load_state_dict(state)
         for step, state in zip(self.outer_steps, told["outers"], strict=True):
             step.sgd.load_state_dict(state)

@@ -1,0 +1,177 @@
+"""Rare exchange in a training of one's own: DiLoCo and after, as a wrapper of the optimizer.
+
+    optimizer = OuterOptimizer(model, torch.optim.AdamW(model.parameters()), interval=16)
+    for x, y in batches:
+        loss(model(x), y).backward()
+        optimizer.step()  # every 16th exchanges what the weights have moved by
+        optimizer.zero_grad()
+    optimizer.finish()
+
+The model is not wrapped in DistributedDataParallel: between exchanges every process trains alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commsweep.collectives import Processes
+from commsweep.component import Moment, Pass
+from commsweep.config import parse_gradients
+from commsweep.data_parallel.outer.training import LocalTraining
+from commsweep.errors import UserError
+
+NEVER = 2**62  # the last step of a training whose length is not known
+
+
+class OuterOptimizer(torch.optim.Optimizer):
+    """An optimizer whose process trains alone for `interval` steps, then exchanges its
+    pseudo-gradient; the mean is applied by an outer SGD (arXiv 2311.08105).
+
+    Learning rate schedulers take it as they take the optimizer inside.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        interval: int = 16,
+        compressor: dict[str, Any] | None = None,
+        feedback: dict[str, Any] | None = None,
+        group: dist.ProcessGroup | None = None,
+        seed: int = 0,
+        **outer: Any,
+    ) -> None:
+        """interval, outer: as the settings of `grad.outer` (rate, momentum, nesterov, fragments,
+        overlap, ...). compressor, feedback: of the pseudo-gradient. All processes take the weights
+        of the first one.
+
+        Raises UserError on settings that do not go together, on a wrapped model, and without a
+        process group.
+        """
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            raise UserError(
+                f"OuterOptimizer takes the model itself, not {type(model).__name__}: give it "
+                "model.module, and train that one (processes exchange every interval only)"
+            )
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UserError(
+                "an OuterOptimizer belongs to a process group, and there is none: call "
+                "torch.distributed.init_process_group first"
+            )
+        settings: dict[str, Any] = {
+            "learners": dist.get_world_size(group),
+            "compressor": compressor or {"kind": "none"},
+            "outer": {"interval": interval, **outer},
+        }
+        if settings["learners"] > 1:
+            settings["exchange"] = "allgather"
+        spec = parse_gradients(settings | ({"feedback": feedback} if feedback else {}))
+        owned = {id(p) for part in optimizer.param_groups for p in part["params"]}
+        left = [
+            name for name, p in model.named_parameters() if p.requires_grad and id(p) not in owned
+        ]
+        if left:
+            raise UserError(
+                f"the optimizer does not hold the model's {left[0]}: make it of "
+                "model.parameters(), of the same model"
+            )
+        first = dist.get_global_rank(group, 0) if group is not None else 0
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), first, group)
+        self.inner, self.steps, self._exchanged_at = optimizer, 0, 0
+        self.training = LocalTraining(
+            spec,
+            model,
+            seed,
+            batch=spec.learners,
+            inner=lambda params: optimizer,
+            clip=None,
+            steps=NEVER,
+            collectives=Processes(group=group),
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        self.training.configured(self.inner)
+        self.training.take(0)
+
+    # The optimizer inside, as others see it.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """The inner step; after every `interval` of them the exchange and the outer step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        here = Pass(slice(0), 1, 1.0, learner=self.training.here[0])
+        self.training.after_pass(self._moment(), here)
+        self.training.after_backward(self._moment())
+        self.training.take(0)
+        self.steps += 1
+        if self.training.met:
+            self._exchanged_at = self.steps
+        return loss
+
+    def _moment(self) -> Moment:
+        return Moment(self.steps, 0, self.param_groups[0]["lr"], 0, 0)
+
+    def finish(self) -> None:
+        """Exchange what has moved since the last exchange; the model has the common weights."""
+        if self._exchanged_at < self.steps:
+            self.training.steps = self.steps
+            self.training.after_backward(Moment(self.steps - 1, 0, self._moment().rate, 0, 0))
+            self.training.steps, self._exchanged_at = NEVER, self.steps
+        self.training.settle()
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Inside, the model has the common weights, for an evaluation or a checkpoint."""
+        self.training.settle()
+        try:
+            yield
+        finally:
+            self.training.take(0)
+
+    def totals(self) -> dict[str, Any]:
+        """Bytes a step, by name, as in a run's row."""
+        return self.training.exchange.ledger.totals()
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner optimizer, this process's weights, the common ones and what is remembered;
+        every process saves its own.
+        """
+        learners = self.training.spec.learners
+        return {"steps": self.steps, "learners": learners, "training": self.training.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises UserError on the state of another number of processes."""
+        learners = self.training.spec.learners
+        if state_dict["learners"] != learners:
+            raise UserError(
+                f"the state is one of {state_dict['learners']} processes, and the process group "
+                f"has {learners}: resume with as many"
+            )
+        self.training.load_state_dict(state_dict["training"])
+        self.steps = self._exchanged_at = state_dict["steps"]
+        self._begin()
