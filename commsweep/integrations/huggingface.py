@@ -1,14 +1,22 @@
-"""A callback for transformers.Trainer: codecs measured in shadow while it trains.
+"""Callbacks for transformers.Trainer: codecs measured in shadow, or gradients compressed.
 
 trainer = transformers.Trainer(..., callbacks=[ShadowCallback(["topk:0.1", "uniform:4"])])
+trainer.add_callback(CompressionCallback(trainer, {"kind": "powersgd", "rank": 2}, {"kind": "ef"}))
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
+from commsweep.data_parallel.hook import CompressionHook
+from commsweep.errors import UserError
 from commsweep.integrations.shadow import ShadowOfATraining
 
 
@@ -20,3 +28,51 @@ class ShadowCallback(ShadowOfATraining, TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.end(state.is_world_process_zero)
+
+
+class CompressionCallback(TrainerCallback):
+    """Gradients between the processes of a Trainer in codes; what a process remembers lies beside
+    each checkpoint and is read when the training resumes from it.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        compressor: dict[str, Any],
+        feedback: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """trainer: the one that the callback is added to. The others: as of CompressionHook."""
+        self.trainer = trainer
+        self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **more}
+        self.hook: CompressionHook | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        wrapped = self.trainer.model_wrapped
+        if not isinstance(wrapped, DistributedDataParallel):
+            raise UserError(
+                f"the Trainer's model is a {type(wrapped).__name__}, which has no hook for "
+                "gradients: start the script with torchrun --nproc-per-node 2 (or more), without "
+                "FSDP or DeepSpeed"
+            )
+        self.hook = CompressionHook(wrapped.module, **self.settings)
+        if state.global_step:
+            last = get_last_checkpoint(args.output_dir)
+            kept = Path(last or "") / self._name()
+            if last is None or not kept.exists():
+                raise UserError(
+                    f"'{kept}': the checkpoint has no state of the compression hook; resume one "
+                    "that was trained with this callback, by as many processes"
+                )
+            self.hook.load_state_dict(torch.load(kept, weights_only=True))
+        self.hook.attach(wrapped)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.hook is not None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(self.hook.state_dict(), folder / self._name())
+
+    @staticmethod
+    def _name() -> str:
+        return f"commsweep-{dist.get_rank()}.pt"
