@@ -39,7 +39,7 @@ def trainer(folder, steps):
         use_cpu=True,
         save_steps=2,
         disable_tqdm=True,
-        ddp_backend="gloo",
+        ddp_backend="gloo" if "WORLD_SIZE" in os.environ else None,
     )
     return Trainer(
         model=GPT2LMHeadModel(config),
@@ -85,11 +85,8 @@ def test_a_trainer_sends_codes_and_resumes_with_what_it_remembered(tmp_path):
 
 
 def test_one_process_has_no_gradients_to_send(tmp_path):
-    from accelerate.state import AcceleratorState
-
     from commsweep.integrations.huggingface import CompressionCallback
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # of other tests' process groups
     made = trainer(str(tmp_path), 1)
     made.add_callback(CompressionCallback(made, COMPRESSOR))
     with pytest.raises(UserError, match="GPT2LMHeadModel, which has no hook.*torchrun"):
