@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commsweep.cli.options import count
 from commsweep.cli.pipeline import bandwidth, cables, seconds
+from commsweep.cli.predict import trace
 from commsweep.cli.runs import changes
 from commsweep.config import Run, override, run_id
 from commsweep.errors import UserError
@@ -35,7 +38,17 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
             "what both rest on."
         ),
     )
-    parser.add_argument("preset", help="a preset (commsweep presets lists them)")
+    parser.add_argument("preset", nargs="?", help="a preset (commsweep presets lists them)")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="JSON",
+        help=(
+            "instead of a preset: a torch.profiler trace of your training, with --links FILE of "
+            "iperf3 -J or nccl-tests; a table of codecs and what each would buy"
+        ),
+    )
+    parser.add_argument("--workers", type=count, help="of --trace (default: as in the trace)")
     parser.add_argument(
         "settings",
         nargs="*",
@@ -43,13 +56,12 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         metavar="KEY=VALUE",
         help="of the training, for instance epochs=5",
     )
-    links = parser.add_mutually_exclusive_group(required=True)
+    links = parser.add_mutually_exclusive_group()
     links.add_argument(
         "--bandwidth", type=bandwidth, metavar="RATE", help="100Mbit, 1Gbit, unlimited"
     )
     links.add_argument(
         "--links",
-        type=cables,
         default=(),
         metavar="FILE",
         help="a link for each pair of neighbouring stages, as for commsweep pipeline",
@@ -82,6 +94,17 @@ def _advise(args: argparse.Namespace) -> int:
     from commsweep.timing.measured_pipelines import network_of
     from commsweep.timing.network_report import CALIBRATION, latencies, rates
 
+    if args.trace is not None:
+        return trace(args)
+    if args.preset is None:
+        raise UserError("name a preset (commsweep presets), or --trace FILE of your training")
+    if args.links:
+        try:
+            args.links = cables(args.links)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--links {error}") from None
+    elif args.bandwidth is None:
+        raise UserError("say what the links are: --bandwidth 100Mbit, or --links FILE")
     if args.links and args.latency:
         raise UserError("--links says what each link is; leave out --latency")
     network = network_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -52,7 +53,7 @@ def codec(text: str | dict[str, Any]) -> Compressor:
     """
     if isinstance(text, dict):
         return build(text)
-    kind, _, rest = text.partition(":")
+    kind, rest = [*re.split("[:,]", text, maxsplit=1), ""][:2]  # "mxfp4,rounding=stochastic"
     kinds = by_kind(CompressorSpec)
     formats = get_args(get_type_hints(MXSpec)["format"])
     if kind in formats:  # "mxfp4" is a codec by itself

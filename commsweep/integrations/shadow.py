@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.errors import UserError, nearest, notice
+from commsweep.integrations.evidence import evidence, said
 from commsweep.integrations.measure import Measured, codec, measured, named
 
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
@@ -185,7 +186,9 @@ class Shadow:
         return self.spent / max(total - self.spent, 1e-9) if self.spent else 0.0
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row a kind of message and codec: means over looks and places, least bias first."""
+        """A row a kind of message and codec: means over looks and places, least bias first. harm:
+        nats that our evidence predicts, NaN where there is none.
+        """
         groups: dict[tuple[str, str], list[Measured]] = {}
         for look in self.looks:
             groups.setdefault((look.message, look.result.codec), []).append(look.result)
@@ -203,20 +206,30 @@ class Shadow:
                     "cosine": _mean(r.cosine for r in results),
                     "energy": _mean(r.energy for r in results),
                     "entropy": _mean(r.entropy for r in results),
+                    "harm": math.nan,
                     "looks": len(results),
                 }
             )
+            known = evidence(message)
+            if known is not None:
+                rows[-1]["harm"] = known.harm(rows[-1][known.by])
         return sorted(rows, key=lambda row: (row["message"], row["bias"], row["error"]))
 
     def table(self) -> str:
         """The summary in Markdown."""
-        head = ("message", "codec", "bytes %", "error", "bias", "cosine", "energy", "bits/byte")
+        head = (
+            *("message", "codec", "bytes %", "error", "bias", "cosine", "energy", "bits/byte"),
+            "predicted nats",
+        )
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for row in self.summary():
             numbers = [f"{row[name]:.3f}" for name in ("error", "bias", "cosine", "energy")]
             cells = [row["message"], row["codec"], f"{100 * row['bytes_share']:.1f}", *numbers]
-            lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}"]) + " |")
-        return "\n".join(lines) + "\n"
+            harm = f"{row['harm']:.3f}" if math.isfinite(row["harm"]) else "-"
+            lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}", harm]) + " |")
+        messages = dict.fromkeys(row["message"] for row in self.summary())
+        notes = "\n".join(said(message) for message in messages)
+        return "\n".join(lines) + f"\n\n{notes}\n"
 
     def report(self, folder: str | Path) -> Path:
         """Write rows.csv (a line a look), summary.csv, table.md and codecs.png; print the table.

@@ -1,0 +1,327 @@
+"""`commsweep predict`: step times of other clusters, from shapes, rows, traces and links."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commsweep.cli.options import count, writable
+from commsweep.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from commsweep.timing.profile import MeasuredLink, Profile
+
+CODECS = ("none", "cast:to=bfloat16", "uniform:8", "uniform:4", "topk:0.01", "tern")
+# Columns of --rows, by the names that a row may have for them.
+COLUMNS = {
+    "hidden": ("hidden", "hidden size"),
+    "layers": ("layers", "# layers"),
+    "sequence": ("sequence", "sequence length"),
+    "batch": ("batch", "global batch"),
+    "micro_batch": ("micro_batch", "micro batch"),
+    "heads": ("heads", "attention heads"),
+    "tensor": ("tensor", "tensor parallelism"),
+    "pipeline": ("pipeline", "pipeline parallelism"),
+    "data": ("data", "data parallelism"),
+    "vocabulary": ("vocabulary",),
+}
+DEFAULTS = {"sequence": 1024, "micro_batch": 1, "tensor": 1, "pipeline": 1, "vocabulary": 51200}
+EXCHANGES = ("algorithm", "workers", "parameters", "compute_ms")
+
+
+def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
+    """Register this file's subcommand."""
+    parser = commands.add_parser(
+        "predict",
+        help="step times on your cluster, from shapes, a trace or a table",
+        description=(
+            "Predict the time of a training step. From shapes (--model) on a cluster (--cluster), "
+            "from a torch.profiler trace over another link (--trace, --links), for each row of a "
+            "table (--rows), or under a contest's meter (--meter). What was measured to make "
+            "these predictions, and how far they are off: docs/results/clusters."
+        ),
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--model", metavar="gpt:KEY=N,...", help="gpt:layers=24,hidden=1024,heads=16,seq=1024"
+    )
+    what.add_argument("--rows", type=Path, metavar="CSV", help="one prediction a row")
+    what.add_argument("--trace", type=Path, metavar="JSON", help="of torch.profiler, one process")
+    what.add_argument("--meter", choices=("protocol",), help="ProtocolNanoGPT: 200 Mbit/s, 50 ms")
+    parser.add_argument("--out", type=Path, metavar="CSV", help="of --rows (default: printed)")
+    parser.add_argument("--cluster", default="a100-nvlink", help="a preset or a JSON file")
+    parser.add_argument("--links", metavar="FILE", help="iperf3 -J or nccl-tests, for --trace")
+    parser.add_argument("--workers", type=count, help="of --trace (default: as in the trace)")
+    parser.add_argument("--outer", type=count, metavar="STEPS", help="exchange every STEPS only")
+    parser.add_argument("--gpus", type=count, help="of --model (default: tensor x pipeline x data)")
+    for name in ("tensor", "pipeline", "data"):
+        parser.add_argument(f"--{name}", type=count, metavar="N", help=f"{name}-parallel GPUs")
+    parser.add_argument("--micro-batch", type=count, default=1, metavar="N", help="samples")
+    parser.add_argument("--batch", type=count, metavar="N", help="samples of an iteration")
+    parser.add_argument("--stages", type=count, default=8, help="of --meter (default: 8)")
+    parser.add_argument("--microbatches", type=count, default=64, help="of --meter (default: 64)")
+    parser.add_argument("--bytes", type=count, default=16777216, help="of a message of --meter")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(command=_predict)
+
+
+def _predict(args: argparse.Namespace) -> int:
+    if args.rows is not None:
+        return _rows(args)
+    if args.trace is not None:
+        return trace(args)
+    if args.meter is not None:
+        from commsweep.timing import meter
+
+        found = meter.seconds(args.stages, args.microbatches, args.bytes)
+        said = (
+            f"{found:.3f} s a step: {args.stages} stages, {args.microbatches} microbatches, "
+            f"{args.bytes:,} bytes a message, 1F1B, computing not counted"
+        )
+        print(json.dumps({"seconds": found}) if args.json else said)
+        return 0
+    return _model(args)
+
+
+# From shapes.
+
+
+def _model(args: argparse.Namespace) -> int:
+    from commsweep.timing import gpt
+
+    shape, gpus = _shape(args)
+    cluster = gpt.read_cluster(args.cluster)
+    found = {name: float(seconds) for name, seconds in gpt.predict(shape, cluster).items()}
+    if args.json:
+        print(json.dumps({"gpus": gpus, **found}))
+        return 0
+    print(f"{1e3 * found['total']:.1f} ms an iteration on {gpus} GPUs of {cluster.name}")
+    for name in ("compute", "bubble", "data", "optimizer"):
+        share = 100 * found[name] / found["total"]
+        print(f"  {name:10} {1e3 * found[name]:10.1f} ms {share:5.1f} %")
+    print(f"predicted; constants from {cluster.source}")
+    return 0
+
+
+def _shape(args: argparse.Namespace) -> tuple[Any, int]:
+    from commsweep.timing.gpt import Shape
+
+    kind, _, text = args.model.partition(":")
+    if kind != "gpt":
+        raise UserError(f"--model '{args.model}': begin with gpt:, as gpt:layers=24,hidden=1024")
+    told: dict[str, int] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        known = {"layers", "hidden", "heads", "seq", "vocabulary"}
+        if key not in known or not value.isdigit() or not int(value):
+            raise UserError(f"--model '{args.model}': '{part}'{nearest(key, known)}; write KEY=N")
+        told[key] = int(value)
+    for key in ("layers", "hidden"):
+        if key not in told:
+            raise UserError(f"--model '{args.model}' says no {key}")
+    tensor, pipeline = args.tensor or 1, args.pipeline or 1
+    data = args.data or max(1, (args.gpus or 1) // (tensor * pipeline))
+    gpus = tensor * pipeline * data
+    if args.gpus not in (None, gpus):
+        raise UserError(
+            f"--gpus {args.gpus} is not tensor {tensor} x pipeline {pipeline} x data {data}"
+        )
+    batch = args.batch or args.micro_batch * data * pipeline
+    if batch % (args.micro_batch * data):
+        raise UserError(
+            f"--batch {batch} is no multiple of micro-batch {args.micro_batch} x data {data}"
+        )
+    if pipeline > told["layers"]:
+        raise UserError(f"--pipeline {pipeline}: the model has {told['layers']} layers")
+    heads = told.get("heads", max(1, told["hidden"] // 64))
+    shape = Shape(
+        told["hidden"],
+        told["layers"],
+        told.get("seq", 1024),
+        batch,
+        args.micro_batch,
+        heads,
+        tensor,
+        pipeline,
+        data,
+        told.get("vocabulary", 51200),
+    )
+    return shape, gpus
+
+
+# From a table.
+
+
+def _rows(args: argparse.Namespace) -> int:
+    import pandas as pd
+
+    if args.out is not None:
+        writable(args.out, file=True)
+    try:
+        rows = pd.read_csv(args.rows)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--rows '{args.rows}' cannot be read as a table ({error})") from None
+    if rows.empty:
+        raise UserError(f"--rows '{args.rows}' has no rows")
+    made = _exchanges(args, rows) if "algorithm" in rows else _shapes(args, rows)
+    text = pd.concat([rows, made], axis=1).to_csv(index=False)
+    if args.out is None:
+        print(text, end="")
+    else:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text, encoding="utf-8")
+        print(f"{len(rows):,} predictions in {args.out}")
+    return 0
+
+
+def _numbers(args: argparse.Namespace, rows: pd.DataFrame, column: str) -> Any:
+    import pandas as pd
+
+    found = pd.to_numeric(rows[column], errors="coerce")
+    bad = found.isna() | ~(found > 0)
+    if bad.any():
+        line = int(bad.to_numpy().argmax())
+        raise UserError(
+            f"--rows '{args.rows}', line {line + 2}: {column}={rows[column].iloc[line]!r} is no "
+            "number above 0"
+        )
+    return found.to_numpy(float)
+
+
+def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
+    """Of vTrain's columns, or ours."""
+    import numpy as np
+    import pandas as pd
+
+    from commsweep.timing import gpt
+
+    told: dict[str, Any] = {}
+    for name, aliases in COLUMNS.items():
+        column = next((one for one in rows if str(one).strip().lower() in aliases), None)
+        if column is not None:
+            told[name] = _numbers(args, rows, column)
+    for name in ("hidden", "layers", "batch"):
+        if name not in told:
+            raise UserError(
+                f"--rows '{args.rows}' has no column for {name} (one of: "
+                f"{', '.join(COLUMNS[name])}); for exchanges name {', '.join(EXCHANGES)}"
+            )
+    for name, value in DEFAULTS.items():
+        told.setdefault(name, np.full(len(rows), float(value)))
+    told.setdefault("heads", np.maximum(1, told["hidden"] // 64))
+    gpus = next((one for one in rows if str(one).strip().lower() in ("gpus", "# gpus")), None)
+    if "data" not in told:
+        every = _numbers(args, rows, gpus) if gpus is not None else np.ones(len(rows))
+        told["data"] = np.maximum(1, every / (told["tensor"] * told["pipeline"]))
+    found = gpt.predict(gpt.Shape(**told), gpt.read_cluster(args.cluster))
+    return pd.DataFrame({"predicted_ms": np.round(1e3 * found["total"], 3)}, index=rows.index)
+
+
+def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
+    """Of DDP, LocalSGD and DiLoCo over links."""
+    import pandas as pd
+
+    from commsweep.timing import exchange
+
+    for name in EXCHANGES:
+        if name not in rows:
+            raise UserError(f"--rows '{args.rows}' has no column {name}{nearest(name, rows)}")
+    workers, parameters, compute = (_numbers(args, rows, name) for name in EXCHANGES[1:])
+    every = rows["interval"] if "interval" in rows else pd.Series(1, index=rows.index)
+    rates = pd.to_numeric(
+        rows["bandwidth_mbit"] if "bandwidth_mbit" in rows else pd.Series(0.0, index=rows.index),
+        errors="coerce",
+    ).fillna(0.0)
+    made = [
+        exchange.steps(str(name).strip().lower(), int(interval), int(n), size, 1e6 * rate, ms / 1e3)
+        for name, interval, n, size, rate, ms in zip(
+            rows["algorithm"], every, workers, parameters, rates, compute, strict=True
+        )
+    ]
+    columns = ("predicted_ms", "predicted_without_ms")
+    return pd.DataFrame(
+        {name: [round(1e3 * pair[turn], 3) for pair in made] for turn, name in enumerate(columns)},
+        index=rows.index,
+    )
+
+
+# From a trace.
+
+
+def trace(args: argparse.Namespace) -> int:
+    """A table of codecs: bytes, step time, what limits it."""
+    from commsweep.timing.profile import read_link, read_trace
+
+    profile = read_trace(args.trace)
+    link = read_link(args.links) if args.links else None
+    workers = args.workers or profile.workers or 2
+    interval = getattr(args, "outer", None) or 1
+    lines = [_coded(profile, link, workers, interval, codec) for codec in CODECS]
+    if args.json:
+        print(json.dumps(lines))
+        return 0
+    where = f"{link.rate / 1e6:,.0f} Mbit/s" if link else "the link of the trace"
+    print(
+        f"profile: {1e3 * profile.step:.1f} ms a step ({profile.steps} steps), "
+        f"{profile.nbytes / 1e6:.2f} MB in {profile.collectives:g} collectives, "
+        f"{1e3 * profile.waited:.1f} ms waited for\n"
+        f"predicted for {workers} workers over {where}"
+        + (f", an exchange every {interval} steps" if interval > 1 else "")
+        + ":"
+    )
+    print(f"  {'codec':18} {'MB':>8} {'ms a step':>10} {'times':>6}  then the limit is")
+    for line in sorted(lines, key=lambda line: line["seconds"]):
+        print(
+            f"  {line['codec']:18} {line['bytes'] / 1e6:8.2f} {1e3 * line['seconds']:10.1f} "
+            f"{lines[0]['seconds'] / line['seconds']:6.2f}  {line['limit']}"
+        )
+    print(
+        "coding is timed on this machine; what a codec costs in quality: docs/findings.md, and "
+        "commsweep.Shadow in your training"
+    )
+    return 0
+
+
+def _coded(
+    profile: Profile, link: MeasuredLink | None, workers: int, interval: int, codec: str
+) -> dict[str, Any]:
+    from commsweep.timing import profile as profiles
+
+    share, coding = (1.0, 0.0) if codec == "none" else _cost(codec, profile.nbytes, workers)
+    exchanging = profiles.predicted(profile, link, workers, share, coding)
+    alone = profile.step - profile.waited
+    seconds = (exchanging + (interval - 1) * alone) / interval
+    waits = exchanging - alone - coding
+    longest = max((alone, "computing"), (coding, "coding"), (waits, "the link"))
+    return {
+        "codec": codec,
+        "bytes": share * profile.nbytes,
+        "seconds": seconds,
+        "limit": longest[1],
+    }
+
+
+def _cost(codec: str, nbytes: float, workers: int) -> tuple[float, float]:
+    """(share of the dense bytes, seconds to encode once and decode every other's message), timed
+    here on a part of it.
+    """
+    import torch
+
+    from commsweep.integrations import measure
+
+    n = int(min(2**20, max(1024, nbytes / 4)))
+    x, code = torch.randn(1, n), measure.codec(codec)
+    payload = code.encode(x, 0)
+    turns = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        payload = code.encode(x, 0)
+        middle = time.perf_counter()
+        code.decode(payload)
+        turns.append((middle - begin) + (workers - 1) * (time.perf_counter() - middle))
+    return payload.nbytes / (4 * n), min(turns) * nbytes / (4 * n)

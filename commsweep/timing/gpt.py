@@ -1,0 +1,188 @@
+"""Step time of a GPT on a GPU cluster, from shapes: tensor, pipeline and data parallelism.
+
+One iteration of Megatron's 1F1B schedule with m microbatches on p stages:
+
+    T = m * stage + (p - 1) * other + data + optimizer + constant
+
+stage is the time of a microbatch, forward and backward, on the stage that has the logits, other on
+one that has none. A layer takes what the GPU needs, or the time to launch its kernels where that is
+longer. GPU time is products at `flops`, and bytes of weights and activations at `memory`. Tensor
+parallelism adds all-reduces within a layer, pipelines messages between stages, data parallelism one
+all-reduce of the gradients at the end.
+
+Every number of a Cluster is in seconds, bytes and floating-point operations.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commsweep.errors import UserError, nearest
+
+LAUNCHES = (1, 2, 4, 8, 16)  # tensor-parallel sizes with a launch time of their own
+SHARPNESS = 4.0  # how sharply the longer of GPU and launches wins: 1 adds them, infinity takes it
+HALF = 2  # bytes of a value in float16 or bfloat16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Configurations, one an entry: each field a number or an array [n]."""
+
+    hidden: Any
+    layers: Any
+    sequence: Any
+    batch: Any  # samples of an iteration, of all GPUs
+    micro_batch: Any
+    heads: Any
+    tensor: Any = 1
+    pipeline: Any = 1
+    data: Any = 1
+    vocabulary: Any = 51200
+
+    @property
+    def microbatches(self) -> Any:
+        """Of one pipeline in an iteration."""
+        return np.asarray(self.batch) / (np.asarray(self.micro_batch) * np.asarray(self.data))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Constants of GPUs and links; `commsweep predict --cluster FILE.json` reads them."""
+
+    name: str = "mine"
+    source: str = "given"
+    node: int = 8  # GPUs of a node
+    flops: float = 2.6e13  # products of a forward pass a second; a backward is in it
+    memory: float = 5e11  # bytes a second
+    inner: float = 1.0  # bytes of activations that a layer moves, in messages of its size
+    scores: float = 3.0  # bytes of attention scores that it moves, in matrices of their size
+    launch: dict[str, float] = field(default_factory=lambda: {"1": 3e-3})  # of a layer, by tensor
+    tensor_link: float = 1e11  # bytes a second of an all-reduce within a node
+    tensor_wait: float = 1e-5  # seconds of one
+    tensor_far: float = 2e10  # the same between nodes
+    node_link: float = 3e10  # bytes a second between nodes, of all GPUs of a node
+    data_link: float = 2e11  # bytes a second of the gradients' all-reduce within a node
+    stage_wait: float = 1e-5  # seconds of a message between stages
+    head: float = 1.0  # products of the logits, as a share of what their size says
+    microbatch: float = 3e-4  # seconds that any microbatch costs
+    optimizer: float = 6e-12  # seconds a weight
+    constant: float = 4e-3  # seconds an iteration
+
+
+def predict(shape: Shape, cluster: Cluster) -> dict[str, Any]:
+    """Seconds of an iteration and of its parts [n]: total, compute (a pipeline without waiting),
+    bubble, data, optimizer.
+    """
+    t, p, d = (np.asarray(one, float) for one in (shape.tensor, shape.pipeline, shape.data))
+    h, S = np.asarray(shape.hidden, float), np.asarray(shape.sequence, float)
+    b, L = np.asarray(shape.micro_batch, float), np.asarray(shape.layers, float)
+    m, V = shape.microbatches, np.asarray(shape.vocabulary, float)
+    tokens, mine = b * S, L / p
+    message = tokens * h * HALF
+
+    products = tokens * h * (24 * h + 4 * S) / t / cluster.flops
+    moved = 24 * h * h / t + cluster.inner * message
+    moved = moved + cluster.scores * HALF * b * np.asarray(shape.heads) * S * S / t
+    within = cluster.tensor_wait + message * 2 * (t - 1) / t / cluster.tensor_link
+    across = cluster.tensor_wait + message * 2 * (t - 1) / t / cluster.tensor_far
+    reduces = np.where(t > 1, 4 * np.where(t > cluster.node, across, within), 0.0)
+    gpu = products + moved / cluster.memory + reduces
+    launch = np.select([t == size for size in LAUNCHES], [_launch(cluster, s) for s in LAUNCHES])
+    launch = np.where(launch == 0, _launch(cluster, 1), launch)
+    layer = (gpu**SHARPNESS + launch**SHARPNESS) ** (1 / SHARPNESS)
+
+    other = mine * layer + cluster.microbatch + np.where(p > 1, 2 * cluster.stage_wait, 0.0)
+    stage = other + cluster.head * 6 * tokens * h * V / t / cluster.flops
+    compute, bubble = m * stage, (p - 1) * other
+
+    weights = (12 * h * h * mine + V * h) / t
+    # Ranks of one all-reduce that share a node also share its links to other nodes.
+    together = np.maximum(1, np.minimum(d, cluster.node // np.minimum(t, cluster.node)))
+    far = d * t > cluster.node
+    link = np.where(far, cluster.node_link * together / cluster.node, cluster.data_link)
+    data = np.where(d > 1, 2 * (d - 1) / np.maximum(d, 1) * weights * HALF / link, 0.0)
+    optimizer = cluster.optimizer * weights
+    total = compute + bubble + data + optimizer + cluster.constant
+    parts = {"compute": compute, "bubble": bubble, "data": data, "optimizer": optimizer}
+    return {"total": total, **parts}
+
+
+def _launch(cluster: Cluster, tensor: int) -> float:
+    """Seconds to launch a layer's kernels; of the nearest smaller tensor-parallel size known."""
+    known = [int(size) for size in cluster.launch if int(size) <= tensor]
+    return cluster.launch[str(max(known))] if known else 0.0
+
+
+FITTED = tuple(
+    one.name for one in fields(Cluster) if one.name not in ("name", "source", "node", "launch")
+)
+
+
+def fit(shape: Shape, seconds: np.ndarray, start: Cluster, most: int = 300) -> Cluster:
+    """Constants that make the predictions' logarithms closest to the measured seconds [n] (soft
+    absolute loss; all constants stay positive).
+    """
+    from scipy.optimize import least_squares
+
+    sizes = [str(size) for size in LAUNCHES if np.any(np.asarray(shape.tensor) == size)]
+
+    def cluster(values: np.ndarray) -> Cluster:
+        numbers = np.exp(values)
+        own = dict(zip(FITTED, (float(x) for x in numbers), strict=False))
+        launch = dict(zip(sizes, (float(x) for x in numbers[len(FITTED) :]), strict=True))
+        return replace(start, launch=start.launch | launch, **own)
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        return np.log(predict(shape, cluster(values))["total"] / seconds)
+
+    first = [getattr(start, name) for name in FITTED]
+    first += [start.launch.get(size, max(start.launch.values())) for size in sizes]
+    found = least_squares(
+        residuals, np.log(first), loss="soft_l1", f_scale=0.05, max_nfev=most, x_scale=1.0
+    )
+    return cluster(found.x)
+
+
+def read_cluster(text: str) -> Cluster:
+    """A preset by name, or a JSON file with (some of) the fields of Cluster. Raises UserError on a
+    name, a field or a number that does not fit.
+    """
+    presets = {path.stem: path for path in PRESETS.glob("*.json")}
+    path = presets.get(text, Path(text))
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(
+            f"--cluster '{text}': neither a file nor one of {', '.join(sorted(presets))}"
+            f"{nearest(text, presets)}"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"--cluster '{text}': not JSON ({error})") from None
+    known = {one.name for one in fields(Cluster)}
+    if not isinstance(told, dict):
+        raise UserError(f"--cluster '{text}': a JSON object is needed, with {', '.join(known)}")
+    for name in set(told) - known:
+        raise UserError(f"--cluster '{text}': unknown field '{name}'{nearest(name, known)}")
+    for name, value in told.items():
+        if name in ("name", "source", "launch"):
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise UserError(f"--cluster '{text}': {name}={value!r} is no number above 0")
+    return Cluster(**told)
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """As `read_cluster` reads it, rounded to five digits."""
+    told = asdict(cluster)
+    for name in FITTED:
+        told[name] = float(f"{told[name]:.5g}")
+    told["launch"] = {size: float(f"{x:.5g}") for size, x in told["launch"].items()}
+    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+PRESETS = Path(__file__).parent / "clusters"
