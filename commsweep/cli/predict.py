@@ -169,7 +169,8 @@ def _rows(args: argparse.Namespace) -> int:
     if rows.empty:
         raise UserError(f"--rows '{args.rows}' has no rows")
     made = _exchanges(args, rows) if "algorithm" in rows else _shapes(args, rows)
-    text = pd.concat([rows, made], axis=1).to_csv(index=False)
+    rest = rows.drop(columns=made.columns, errors="ignore")  # of an earlier prediction
+    text = pd.concat([rest, made], axis=1).to_csv(index=False)
     if args.out is None:
         print(text, end="")
     else:

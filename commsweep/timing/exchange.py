@@ -29,9 +29,9 @@ class Wire:
     least: float = 0.95  # waste of a fast link
     slow: float = 0.315  # its growth at `known` bits a second; with the root of the rate below
     known: float = 50e6
-    buckets: float = 1.36  # DDP beside one all-reduce
+    buckets: float = 1.36  # DDP beside one all-reduce, on a shaped link
     idle: float = 2.0  # seconds without an exchange after which connections begin anew
-    anew: float = 0.45  # seconds that this takes
+    anew: float = 0.5  # seconds that this takes
 
     def seconds(self, nbytes: Any, workers: Any, bandwidth: Any) -> Any:
         """Of an all-reduce of so many bytes; bandwidth: bits a second, 0 or NaN where unshaped."""
@@ -64,7 +64,8 @@ def steps(
     wire = wire or Wire()
     exchange = float(wire.seconds(FLOAT * parameters * share, workers, bandwidth))
     if algorithm == "ddp":
-        return compute + wire.buckets * exchange, compute
+        shaped = bandwidth == bandwidth and bandwidth > 0
+        return compute + (wire.buckets if shaped else 1.0) * exchange, compute
     if interval * compute > wire.idle:
         exchange += wire.anew
     return compute + exchange, compute

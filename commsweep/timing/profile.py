@@ -109,8 +109,17 @@ def read_trace(path: str | Path) -> Profile:
         raise UserError(
             f"'{path}': its collectives do not say their sizes; profile with record_shapes=True"
         )
-    seconds = [1e-6 * micros for micros in (step, span, waited)]
-    return Profile(*seconds, nbytes, count, int(world), len(parts), gpu=bool(kernels))
+    micro = 1e-6
+    return Profile(
+        step * micro,
+        span * micro,
+        waited * micro,
+        nbytes,
+        count,
+        int(world),
+        len(parts),
+        gpu=bool(kernels),
+    )
 
 
 def read_link(path: str | Path) -> MeasuredLink:
@@ -171,7 +180,7 @@ def predicted(
     else:
         ways = (n / 2) if coded else 1.0  # codes go to everyone, sums round a ring
         messages = profile.messages * share * ways
-    # On a CPU coding takes the time that computing would have covered (measured: nothing is hidden).
+    # On a CPU coding takes the time that computing would have covered.
     hidden = profile.hidden if profile.gpu or not coded else 0.0
     waits = max(0.0, messages - hidden)
     return profile.step - profile.waited + waits + coding

@@ -1,0 +1,258 @@
+"""Predictions for other clusters: against published measurements, laws, and bad input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from commsweep.cli.main import main
+from commsweep.errors import UserError
+from commsweep.timing import exchange, gpt, meter
+from commsweep.timing.profile import MeasuredLink, predicted, read_link, read_trace
+from tests.test_layout import ROOT
+
+PAGES = ROOT / "docs" / "results" / "clusters"
+MEASURED = "iteration time (ms)"
+A100 = gpt.read_cluster("a100-nvlink")
+
+
+def error(path, column):
+    rows = pd.read_csv(path)
+    return 100 * (rows["predicted_ms"] / rows[column] - 1).abs()
+
+
+@pytest.mark.parametrize(("name", "most"), [("single", 8), ("multi", 12)])
+def test_iterations_of_others_are_met_and_the_page_says_how_well(name, most, tmp_path):
+    path = PAGES / f"vtrain_{name}.csv"
+    shown = pd.read_csv(path)
+    assert main(["predict", "--rows", str(path), "--out", str(tmp_path / "out.csv")]) == 0
+    again = pd.read_csv(tmp_path / "out.csv")
+    assert np.allclose(again["predicted_ms"], shown["predicted_ms"], rtol=1e-4)
+    fitted = pd.read_csv(PAGES / f"fitted_{name}.csv")
+    rows = shown.merge(fitted, how="left", on=list(fitted.columns), indicator=True)
+    rest = rows[rows["_merge"] == "left_only"]
+    off = 100 * (rest["predicted_ms"] / rest[MEASURED] - 1).abs()
+    assert off.mean() < most
+    line = f"| {len(rest)} | {off.mean():.1f} % | {off.median():.1f} % | {off.quantile(0.9):.1f} %"
+    assert line in (PAGES / "README.md").read_text()
+
+
+def test_no_more_than_sixty_rows_are_fitted():
+    assert sum(len(pd.read_csv(path)) for path in PAGES.glob("fitted_*.csv")) <= 60
+
+
+def test_exchanges_of_others_are_met(tmp_path):
+    path = PAGES / "exchanges.csv"
+    assert main(["predict", "--rows", str(path), "--out", str(tmp_path / "out.csv")]) == 0
+    again, shown = pd.read_csv(tmp_path / "out.csv"), pd.read_csv(path)
+    assert np.allclose(again["predicted_ms"], shown["predicted_ms"])
+    shaped = shown["bandwidth_mbit"].notna()
+    rare = shown["algorithm"] != "ddp"
+    off = error(path, "exchange_ms")
+    assert off[shaped & rare].median() < 5 and off[shaped & rare].max() < 15
+    assert off[shaped & ~rare].median() < 15
+    alone = shown.dropna(subset="without_ms")
+    assert (alone["predicted_without_ms"] / alone["without_ms"] - 1).abs().max() < 0.02
+
+
+def test_the_meter_is_the_contests():
+    vanilla, reparam = meter.seconds(8, 64, 16777216), meter.seconds(8, 64, 2.27e6)
+    assert vanilla == pytest.approx((2 * 64 + 11) * (8 * 16777216 / 200e6 + 0.05))
+    assert abs(vanilla / 100.475 - 1) < 0.005 and abs(reparam / 19.889 - 1) < 0.02
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("microbatches", [1, 3, 9])
+def test_every_microbatch_passes_every_stage_once(stages, microbatches):
+    for stage in range(stages):
+        order = meter.schedule(stage, stages, microbatches)
+        every = [(kind, i) for kind in "FB" for i in range(microbatches)]
+        assert sorted(order) == sorted(every)
+    # without messages the pipeline takes (m + p - 1) forwards and backwards
+    free = meter.Meter(rate=1e30, latency=0.0)
+    found = meter.seconds(stages, microbatches, 0.0, forward=1.0, backward=2.0, meter=free)
+    assert found == pytest.approx(3 * (microbatches + stages - 1))
+
+
+def shape(**changes):
+    told = {
+        "hidden": 2048,
+        "layers": 16,
+        "sequence": 1024,
+        "batch": 32,
+        "micro_batch": 2,
+        "heads": 16,
+    }
+    return gpt.Shape(**(told | changes))
+
+
+def seconds(**changes):
+    return float(gpt.predict(shape(**changes), A100)["total"])
+
+
+def test_predictions_grow_with_what_costs_time():
+    assert seconds(layers=32) > seconds() and seconds(batch=64) > seconds()
+    assert seconds(hidden=4096) > seconds(hidden=2048)
+    assert seconds(data=4) < seconds(data=2) < seconds()
+    slow = gpt.replace(A100, node_link=A100.node_link / 10)
+    far = shape(data=32, batch=512)
+    assert gpt.predict(far, slow)["total"] > gpt.predict(far, A100)["total"]
+    parts = gpt.predict(shape(pipeline=4), A100)
+    assert parts["bubble"] > 0 and gpt.predict(shape(), A100)["bubble"] == 0
+
+
+def test_constants_are_found_again_from_their_own_predictions():
+    random = np.random.default_rng(0)
+    n = 200
+    many = gpt.Shape(
+        hidden=random.choice([1024, 2048, 4096], n),
+        layers=random.choice([12, 24], n),
+        sequence=np.full(n, 1024),
+        batch=np.full(n, 64),
+        micro_batch=random.choice([1, 2, 4], n),
+        heads=np.full(n, 16),
+        tensor=random.choice([1, 2, 4], n),
+        pipeline=random.choice([1, 2], n),
+        data=random.choice([1, 2], n),
+    )
+    told = gpt.predict(many, A100)["total"]
+    start = gpt.replace(A100, flops=A100.flops / 2, memory=A100.memory * 2)
+    off = gpt.predict(many, gpt.fit(many, told, start))["total"] / told - 1
+    assert np.abs(off).max() < 0.02
+
+
+def test_ten_thousand_rows_are_one_call():
+    ones = np.ones(10_000)
+    many = gpt.Shape(1024 * ones, 24, 1024, 64 * ones, 1, 16)
+    assert gpt.predict(many, A100)["total"].shape == (10_000,)
+
+
+def test_ddp_waits_for_its_buckets_and_rare_exchange_for_less():
+    each, alone = exchange.steps("ddp", 1, 4, 3e7, 1e9, 0.025)
+    rare, _ = exchange.steps("diloco", 32, 4, 3e7, 1e9, 0.025)
+    eighth, _ = exchange.steps("diloco", 32, 4, 3e7, 1e9, 0.025, share=1 / 8)
+    assert alone == 0.025 and each > rare > eighth > alone
+    with pytest.raises(UserError, match="algorithm 'sgd': choose ddp"):
+        exchange.steps("sgd", 1, 4, 3e7, 1e9, 0.025)
+
+
+# Traces and links.
+
+
+def event(name, begin, length, cat="cpu_op", **args):
+    return {"ph": "X", "cat": cat, "name": name, "ts": begin, "dur": length, "args": args}
+
+
+def profile_of(path, steps=2):
+    """Steps of 10 ms: 6 ms of computing, a collective of 5 ms of which 2 are beside it."""
+    events = []
+    for turn in range(steps):
+        at = 10_000 * turn
+        sizes = {"Input Dims": [[1000, 250]], "Input type": ["float"]}
+        events += [
+            event(f"ProfilerStep#{turn}", at, 10_000, "user_annotation"),
+            event("aten::mm", at, 6_000),
+            event("gloo:all_reduce", at + 4_000, 5_000, "user_annotation", **sizes),
+        ]
+    told = {"traceEvents": events, "distributedInfo": {"world_size": 2}}
+    path.write_text(json.dumps(told))
+    return path
+
+
+def test_a_trace_is_read_to_the_microsecond(tmp_path):
+    found = read_trace(profile_of(tmp_path / "trace.json"))
+    assert found.step == pytest.approx(0.010) and found.messages == pytest.approx(0.005)
+    assert found.waited == pytest.approx(0.003) and found.hidden == pytest.approx(0.002)
+    assert (found.nbytes, found.collectives, found.workers, found.steps) == (1e6, 1, 2, 2)
+    assert predicted(found, None) == pytest.approx(found.step)
+    # 1 MB over 8 Mbit/s takes a second; 2 ms of it are hidden
+    assert predicted(found, MeasuredLink(8e6)) == pytest.approx(0.007 + 1.0 - 0.002)
+    # a tenth of the bytes in codes, on a CPU beside nothing
+    assert predicted(found, MeasuredLink(8e6), share=0.1) == pytest.approx(0.007 + 0.1)
+
+
+def test_links_of_iperf3_and_nccl_tests(tmp_path):
+    end = {
+        "sum_received": {"bits_per_second": 2e8},
+        "streams": [{"sender": {"mean_rtt": 20000}}],
+    }
+    (tmp_path / "iperf.json").write_text(json.dumps({"start": {}, "end": end}))
+    assert read_link(tmp_path / "iperf.json") == MeasuredLink(2e8, 0.01)
+    (tmp_path / "nccl.txt").write_text(
+        "# out-of-place\n#  size count type redop root time algbw busbw #wrong\n"
+        "     1024    256  float  sum  -1   20.0   0.05   0.09   0\n"
+        " 67108864 16777216 float sum  -1  600.0  111.8  195.7   0\n"
+    )
+    found = read_link(tmp_path / "nccl.txt")
+    assert found.rate == pytest.approx(8e9 * 195.7) and found.latency == pytest.approx(1e-5)
+
+
+def test_the_better_of_two_codecs_is_named(tmp_path, capsys):
+    trace = profile_of(tmp_path / "trace.json")
+    end = {"sum_received": {"bits_per_second": 8e6}}
+    (tmp_path / "slow.json").write_text(json.dumps({"end": end}))
+    arguments = ["--trace", str(trace), "--links", str(tmp_path / "slow.json"), "--json"]
+    assert main(["predict", *arguments]) == 0
+    lines = {line["codec"]: line for line in json.loads(capsys.readouterr().out)}
+    assert lines["topk:0.01"]["seconds"] < lines["uniform:8"]["seconds"] < lines["none"]["seconds"]
+    assert lines["none"]["limit"] == "the link"
+    assert main(["advise", *arguments[:-1]]) == 0
+    assert "then the limit is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"traceEvents": [', "is not whole JSON"),
+        ('{"foo": 1}', "has no traceEvents"),
+        ('{"traceEvents": []}', "marks no steps"),
+        (
+            json.dumps({"traceEvents": [event("ProfilerStep#1", 0, 9)]}),
+            "has no collective",
+        ),
+    ],
+)
+def test_a_trace_that_is_none_is_one_line(content, says, tmp_path):
+    (tmp_path / "trace.json").write_text(content)
+    with pytest.raises(UserError, match=says):
+        read_trace(tmp_path / "trace.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"error": "unable to connect"}', "iperf3 ended with: unable to connect"),
+        ('{"end": {}}', "not from iperf3 -J"),
+        ("# busbw\n", "not the output of nccl-tests"),
+    ],
+)
+def test_a_link_that_is_none_is_one_line(content, says, tmp_path):
+    (tmp_path / "link").write_text(content)
+    with pytest.raises(UserError, match=says):
+        read_link(tmp_path / "link")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "bert:layers=2"], "begin with gpt:"),
+        (["--model", "gpt:layer=2"], "did you mean 'layers'"),
+        (["--model", "gpt:layers=2"], "says no hidden"),
+        (["--model", "gpt:layers=2,hidden=64", "--pipeline", "4"], "the model has 2 layers"),
+        (["--model", "gpt:layers=2,hidden=64", "--gpus", "3", "--tensor", "2"], "is not tensor 2"),
+        (["--model", "gpt:layers=2,hidden=64", "--cluster", "h100"], "neither a file nor one of"),
+        (["--rows", "nowhere.csv"], "cannot be read as a table"),
+        (["--rows", "ROWS"], "no column for layers"),
+        (["--rows", "BAD"], r"line 2: hidden='wide' is no number above 0"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, says, tmp_path, capsys):
+    (tmp_path / "ROWS").write_text("hidden,batch\n1024,8\n")
+    (tmp_path / "BAD").write_text("hidden,layers,batch\nwide,2,8\n")
+    arguments = [str(tmp_path / one) if one in ("ROWS", "BAD") else one for one in arguments]
+    assert main(["predict", *arguments]) != 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and __import__("re").search(says, said), said
