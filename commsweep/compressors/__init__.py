@@ -17,6 +17,7 @@ from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Stat
 from commsweep.compressors.lowrank import LowRank
 from commsweep.compressors.mx import MX
 from commsweep.compressors.quantize import FixedBatch, FixedPoint, Uniform
+from commsweep.compressors.rotation import Eden, Rotated
 from commsweep.compressors.sparse import (
     FixedK,
     ForwardMask,
@@ -33,6 +34,7 @@ from commsweep.config import (
     Compression,
     CompressorSpec,
     ForwardMaskSpec,
+    RotatedSpec,
     Selection,
     TopKSpec,
     explain,
@@ -52,6 +54,8 @@ KINDS: dict[str, type[Compressor[Any]]] = {
     "fixed": FixedPoint,
     "fixed_batch": FixedBatch,
     "mx": MX,
+    "eden": Eden,
+    "rotated": Rotated,
     "tah": TAH,
     "lowrank": LowRank,
     "sign": Sign,
@@ -86,6 +90,8 @@ def build(spec: Compression | dict[str, Any]) -> Compressor:
             spec = _SPECS.validate_python(spec)
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
+    if isinstance(spec, RotatedSpec):
+        return Rotated(spec, build(spec.code))
     rice = isinstance(spec, TopKSpec) and spec.index_coding == "rice"
     kind: type[Compressor[Any]] = RiceTopK if rice else KINDS[spec.kind]
     if not isinstance(spec, Selection) or spec.values is None:

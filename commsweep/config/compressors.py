@@ -143,6 +143,24 @@ class MXSpec(Compression):
         return 16 if self.format == "nvfp4" else 32
 
 
+RotationBlock = Annotated[
+    Literal[32, 64, 128, 256, 512, 1024],
+    Field(description="elements that are rotated together"),
+]
+
+
+class EdenSpec(Compression):
+    """Levels of a normal distribution behind a random rotation, scaled to be without bias (EDEN;
+    one bit is DRIVE).
+    """
+
+    label: ClassVar[str] = "EDEN"
+    cost: ClassVar[str] = "packed codes + 4 a block + 8"
+    kind: Literal["eden"] = "eden"
+    bits: Bits = 2
+    block: RotationBlock = 128
+
+
 class FixedBatchSpec(Compression):
     """The authors' fixed point (from AC-SGD): one float16 absmax per feature, over the batch,
     rounded before use.
@@ -310,6 +328,18 @@ ValueSpec = (
     | E3M0Spec
     | MXSpec
 )
+
+
+class RotatedSpec(Compression):
+    """A code of the message behind a random rotation, which spreads outliers over a block."""
+
+    label: ClassVar[str] = "rotated"
+    cost: ClassVar[str] = "those of the code + 8"
+    kind: Literal["rotated"] = "rotated"
+    block: RotationBlock = 128
+    code: Annotated[
+        ValueSpec, Field(discriminator="kind", description="how the rotated message travels")
+    ] = UniformSpec()
 
 
 class Selection(Compression):
@@ -564,6 +594,8 @@ CompressorSpec = Annotated[
     | StatisticalSpec
     | E3M0Spec
     | MXSpec
+    | EdenSpec
+    | RotatedSpec
     | ThresholdSpec
     | DrydenSpec
     | SIDCoSpec
@@ -589,6 +621,8 @@ GradientCompressor = Annotated[
     | StatisticalSpec
     | E3M0Spec
     | MXSpec
+    | EdenSpec
+    | RotatedSpec
     | ThresholdSpec
     | DrydenSpec
     | PeriodicSpec
@@ -602,12 +636,15 @@ GradientCompressor = Annotated[
 
 
 def values_fit(name: str, compressor: Spec) -> None:
-    """Refuse a code of kept values that means nothing for them."""
-    if (values := getattr(compressor, "values", None)) is not None:
-        group_fits(f"{name}.compressor.values", values)
-        if getattr(values, "scale", "") in ("channel", "last"):
+    """Refuse a code of kept values, or of a rotated message, that means nothing for them."""
+    for part, what in (("values", "kept values have"), ("code", "a rotated message has")):
+        code = getattr(compressor, part, None)
+        if code is None:
+            continue
+        group_fits(f"{name}.compressor.{part}", code)
+        if getattr(code, "scale", "") in ("channel", "last"):
             raise ValueError(
-                f"{name}.compressor.values.scale={values.scale}: kept values have no channels; "
+                f"{name}.compressor.{part}.scale={code.scale}: {what} no channels; "
                 "use tensor, sample or group"
             )
 

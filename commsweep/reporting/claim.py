@@ -58,6 +58,7 @@ DEFAULTS = {
     "feedback.buffer": "float32",
     "start_epoch": 0,
     "compressor.values.kind": None,
+    "compressor.code.kind": None,
 }
 Wanted = dict[str, Any]
 # The seeds that each look at an effect had, by claim and effect.

@@ -280,11 +280,22 @@ def _link(row: Any, side: str) -> str:
         text += ", stochastic" if row.get(f"{side}.compressor.rounding") == "stochastic" else ""
     if row.get(f"{side}.compressor.scope") == "last":
         text += " per token"
-    text += _values(row, side)
+    text += _values(row, side) + _code(row, side)
     for size in ("rank", "width"):
         if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):
             text += f" {value:g}"
     return _remembered(CORRECTED, row[f"{side}.feedback.kind"]) + text
+
+
+def _code(row: Any, side: str) -> str:
+    """The code behind a rotation: " min-max 2 bit"; "" where there is none."""
+    start = f"{side}.compressor.code."
+    inner = {name[len(start) :]: value for name, value in row.items() if name.startswith(start)}
+    kind = inner.get("kind")
+    if kind is None or pd.isna(kind):
+        return ""
+    told = {f"{side}.compressor.{name}": value for name, value in inner.items()}
+    return " " + _link(told | {f"{side}.feedback.kind": "none"}, side)
 
 
 def _values(row: Any, side: str) -> str:
