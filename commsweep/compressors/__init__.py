@@ -17,7 +17,7 @@ from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Stat
 from commsweep.compressors.lowrank import LowRank
 from commsweep.compressors.mx import MX
 from commsweep.compressors.quantize import FixedBatch, FixedPoint, Uniform
-from commsweep.compressors.rotation import Eden, Rotated
+from commsweep.compressors.rotation import Eden, MSEden, Rotated
 from commsweep.compressors.sparse import (
     FixedK,
     ForwardMask,
@@ -55,6 +55,7 @@ KINDS: dict[str, type[Compressor[Any]]] = {
     "fixed_batch": FixedBatch,
     "mx": MX,
     "eden": Eden,
+    "ms_eden": MSEden,
     "rotated": Rotated,
     "tah": TAH,
     "lowrank": LowRank,

@@ -125,7 +125,7 @@ class MX(Compressor[MXSpec]):
         return [form]
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        blocks = self._blocks(x)
+        blocks = self.blocks(x)
         _, scales = self._scales(blocks)
         sizes, negative = self._sizes(blocks, scales, seed)
         values = sizes * scales[:, None]
@@ -135,7 +135,7 @@ class MX(Compressor[MXSpec]):
         return unrows(values.view(-1)[: x.numel()].to(x.dtype), x)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        blocks = self._blocks(x)
+        blocks = self.blocks(x)
         parts, scales = self._scales(blocks)
         sizes, negative = self._sizes(blocks, scales, seed)
         codes = self._element.encode(sizes)
@@ -156,7 +156,7 @@ class MX(Compressor[MXSpec]):
         values = torch.where(codes >= sign, -values, values)
         return unrows(values.to(payload.dtype), payload)
 
-    def _blocks(self, x: Tensor) -> Tensor:
+    def blocks(self, x: Tensor) -> Tensor:
         """float32 [blocks, elements of a block], zeros behind the last element."""
         flat = rows(x).float().reshape(-1)
         return torch.nn.functional.pad(flat, (0, -flat.numel() % self.spec.block)).view(

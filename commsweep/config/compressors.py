@@ -161,6 +161,15 @@ class EdenSpec(Compression):
     block: RotationBlock = 128
 
 
+class MSEdenSpec(Compression):
+    """NVFP4 behind a random rotation, its scales corrected to be without bias (MS-EDEN)."""
+
+    label: ClassVar[str] = "MS-EDEN"
+    cost: ClassVar[str] = "4 bits a value + 1 a block of 16 + 12"
+    kind: Literal["ms_eden"] = "ms_eden"
+    block: RotationBlock = 128
+
+
 class FixedBatchSpec(Compression):
     """The authors' fixed point (from AC-SGD): one float16 absmax per feature, over the batch,
     rounded before use.
@@ -595,6 +604,7 @@ CompressorSpec = Annotated[
     | E3M0Spec
     | MXSpec
     | EdenSpec
+    | MSEdenSpec
     | RotatedSpec
     | ThresholdSpec
     | DrydenSpec
@@ -622,6 +632,7 @@ GradientCompressor = Annotated[
     | E3M0Spec
     | MXSpec
     | EdenSpec
+    | MSEdenSpec
     | RotatedSpec
     | ThresholdSpec
     | DrydenSpec

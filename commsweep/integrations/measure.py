@@ -138,7 +138,17 @@ def _draws(compressor: Compressor) -> bool:
     """Whether another seed may give another message."""
     rounding = getattr(compressor.spec, "rounding", "nearest")
     values = getattr(compressor.spec, "values", None)
-    drawn = ("randomk", "randtopk", "tern", "qsgd", "natural", "lowrank", "eden", "rotated")
+    drawn = (
+        "randomk",
+        "randtopk",
+        "tern",
+        "qsgd",
+        "natural",
+        "lowrank",
+        "eden",
+        "ms_eden",
+        "rotated",
+    )
     if rounding == "stochastic" or getattr(values, "rounding", "") == "stochastic":
         return True
     return compressor.spec.kind in drawn
