@@ -26,7 +26,7 @@ from commsweep.training.run import execute
 
 HERE = Path(__file__).parent / "golden"
 KEPT = ("run", "status", "metrics", "steps", "boundaries", "bytes", "gradients")
-QUICK, SLOW = ("smoke", "smoke-text"), ("smoke-gradients", "digits_methods")
+QUICK, SLOW = ("smoke",), ("smoke-text", "smoke-gradients", "digits_methods")
 
 
 def ids() -> dict[str, dict]:

@@ -115,3 +115,30 @@ def test_foreign_codes_are_refused():
 
 def test_it_is_a_kind_for_boundaries():
     assert "mx" in by_kind(CompressorSpec)
+
+
+@pytest.mark.slow
+def test_torchao_agrees_bit_for_bit():
+    """Where torchao is installed (pip install --no-deps torchao==0.18.0): its MX tensors, with
+    floor scales, and its NVFP4 tensors under a scale of the message.
+    """
+    pytest.importorskip("torchao")
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+
+    types = {
+        "mxfp8_e4m3": torch.float8_e4m3fn,
+        "mxfp8_e5m2": torch.float8_e5m2,
+        "mxfp4": torch.float4_e2m1fn_x2,
+    }
+    generator = torch.Generator().manual_seed(0)
+    for exponent in range(-12, 12):
+        x = torch.randn(8, 128, generator=generator) * 2.0**exponent
+        for name, dtype in types.items():
+            wanted = MXTensor.to_mx(x, dtype, 32, ScaleCalculationMode.FLOOR)
+            found = build({"kind": "mx", "format": name}).roundtrip(x)
+            assert torch.equal(found, wanted.dequantize(torch.float32)), name
+        scale = per_tensor_amax_to_scale(x.abs().max())
+        wanted = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale).dequantize(torch.float32)
+        assert torch.equal(build({"kind": "mx", "format": "nvfp4"}).roundtrip(x), wanted)

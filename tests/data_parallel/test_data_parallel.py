@@ -212,6 +212,7 @@ def test_each_learners_slots_of_a_boundary_are_its_own():
         for turn, name in enumerate(METHODS)
     ],
 )
+@pytest.mark.sampled(3)
 def test_every_method_trains_and_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
     from commsweep.store import Store
 

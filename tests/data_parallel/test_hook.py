@@ -280,7 +280,8 @@ def _scales(rank):
         yield "a scale that changes changes what is learned"
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [False, True])
 def test_every_kind_in_every_type_survives_an_infinite_gradient(every):
     (faults,) = spawned(_every_kind, 2, TYPES if every else TYPES[:1])
     assert not faults, "\n".join(faults[:20])

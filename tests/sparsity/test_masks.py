@@ -95,6 +95,7 @@ class MessageStatistics(Component):
     ],
     ids=str,
 )
+@pytest.mark.sampled(2)
 def test_zeros_stay_zero_and_targets_are_met_after_every_step(changes):
     """Weights, gradients and moments; whatever takes part beside it, tied head and embedding
     included.
@@ -118,6 +119,7 @@ def test_images_are_sparse_too():
 @pytest.mark.parametrize(
     "run", [tiny_text(), tiny(), tiny_text(grad__learners=2), tiny_text(microbatches=2)]
 )
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("regrow", [False, True])
 def test_sparsity_zero_is_bit_identical_to_no_section(run, regrow):
     plain, counted = (

@@ -157,6 +157,7 @@ def test_learners_of_a_short_batch_still_agree(store):
     assert row["status"] == "finished" and row["masks"]["updates"] == row["steps"] - 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("exchange", ["allreduce", "allgather", "server"])
 def test_places_reach_every_other_learner_once(exchange, store):
     """B bytes of one learner to n - 1 others: each learner receives (n - 1) / n of them, whoever

@@ -78,6 +78,7 @@ def test_a_model_without_batch_norm_is_refused():
     ],
     ids=lambda more: ",".join(more) or "plain",
 )
+@pytest.mark.sampled(3)
 def test_the_training_is_the_same_with_and_without_it(tmp_path, more):
     """Every section that a Run may have: only the third scoring is added."""
     run = override(preset("synthetic"), TOPK | more)

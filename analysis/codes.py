@@ -1,0 +1,172 @@
+"""Ours: codes of 2025 and 2026 (microscaling formats, rotations, EDEN) against min-max codes.
+Claims R1 and R2.
+
+Nats of test loss saved against another arm of the same seed, compression on at inference.
+"""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from commsweep.reporting.claim import Claim, Wanted
+from commsweep.reporting.figure import COLUMN, STYLE, Draw, legend, logarithmic, pareto, scatter
+from commsweep.reporting.results import is_text, plain
+from commsweep.reporting.statistics import interval
+from commsweep.reporting.table import PLAIN, SHARE, Table, cell
+
+from .bias import LOSS, NOTICEABLE, PERPLEXITY, gained
+
+NAME = "codes"
+ROTATIONS = ("rotated", "eden", "ms_eden")
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that it speaks of: of a sweep of language models with a rotated code."""
+    own = plain(frame)
+    kinds = own[["fwd.compressor.kind", "bwd.compressor.kind"]]
+    return own if is_text(own) and kinds.isin(ROTATIONS).any(axis=None) else own.iloc[:0]
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """What every code lost, and its bytes."""
+    table = Table(
+        "codes",
+        "Codes of activations and of gradients: test perplexity a byte, nats lost, bytes",
+        ["Setting", "perplexity", "nats lost", "95 % interval", "seeds", "bytes (%)"],
+    )
+    for name, part, lost in _losses(frame):
+        ends = interval(lost)
+        table.rows.append(
+            [
+                name,
+                cell(part, PERPLEXITY, PLAIN),
+                f"{sum(lost) / len(lost):.3f}" if lost else "-",
+                f"[{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "-",
+                str(len(lost)),
+                cell(part, "bytes.ratio", SHARE),
+            ]
+        )
+    return [table]
+
+
+def _losses(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame, list[float]]]:
+    """(method, its rows, nats lost against the dense run of the same seed), least first."""
+    done = frame[frame.status == "finished"]
+    if LOSS not in done:
+        return []
+    dense = done[done.method.str.startswith("dense")].set_index("seed")[LOSS]
+    found = []
+    for method, part in done.groupby("method", sort=False):
+        own = part[part.seed.isin(dense.index)]
+        lost = list(own[LOSS] - own.seed.map(dense))
+        found.append((str(method), part, lost))
+    return sorted(found, key=lambda one: sum(one[2]) / max(1, len(one[2])))
+
+
+def _code(side: str, bits: int, rounding: str = "nearest", rotated: bool = False) -> Wanted:
+    """Min-max codes of groups of 128, behind a rotation or not."""
+    other = "bwd" if side == "fwd" else "fwd"
+    inner = f"{side}.compressor.code" if rotated else f"{side}.compressor"
+    wanted: Wanted = {
+        f"{other}.compressor.kind": "none",
+        f"{inner}.kind": "uniform",
+        f"{inner}.bits": bits,
+        f"{inner}.scale": "group",
+        f"{inner}.rounding": rounding,
+    }
+    if rotated:
+        wanted[f"{side}.compressor.kind"] = "rotated"
+    return wanted
+
+
+def r1(frame: pd.DataFrame) -> Claim:
+    """A rotation before 2-bit activations."""
+    turned, four, two = _code("fwd", 2, rotated=True), _code("fwd", 4), _code("fwd", 2)
+    return Claim(
+        "R1",
+        "A random rotation makes 2-bit activations as good as 4-bit activations without one "
+        f"(within {NOTICEABLE:g} nats), and better than 2 bits without one, by as much.",
+        [
+            *gained(
+                frame,
+                "2 bit behind a rotation over 4 bit",
+                turned,
+                four,
+                sign="within",
+                text=NOTICEABLE,
+            ),
+            *gained(frame, "2 bit behind a rotation over 2 bit", turned, two, text=NOTICEABLE),
+        ],
+    )
+
+
+def r2(frame: pd.DataFrame) -> Claim:
+    """Unbiased 4-bit codes of gradients."""
+    dense: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
+    forward: Wanted = {"fwd.compressor.kind": "none"}
+    arms: dict[str, Wanted] = {
+        "EDEN 4 bit": forward | {"bwd.compressor.kind": "eden", "bwd.compressor.bits": 4},
+        "MS-EDEN": forward | {"bwd.compressor.kind": "ms_eden"},
+        "MXFP4 stochastic": forward
+        | {"bwd.compressor.kind": "mx", "bwd.compressor.rounding": "stochastic"},
+        "min-max 4 bit stochastic": _code("bwd", 4, "stochastic"),
+    }
+    return Claim(
+        "R2",
+        f"An unbiased code of 4 bits for gradients costs less than {NOTICEABLE:g} nats.",
+        [
+            effect
+            for name, arm in arms.items()
+            for effect in gained(
+                frame, f"dense over {name}", dense, arm, sign="below", text=NOTICEABLE
+            )
+        ],
+    )
+
+
+CLAIMS = [r1, r2]
+
+
+# Figures.
+
+
+def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """What codes lose against their bytes, of activations and of gradients. The line joins what
+    nothing with as few bytes beats. Bars: 95 % intervals of the mean.
+    """
+    found = _losses(frame)
+    if len(found) < 3:
+        return None
+    panels = [
+        (title, [one for one in found if one[0].startswith(f"{title}:")])
+        for title in ("activations", "gradients")
+    ]
+    panels = [(title, own) for title, own in panels if own]
+    if not panels:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(panels), figsize=(1.1 * COLUMN * len(panels), 3.2), squeeze=False
+        )
+        for axis, (title, own) in zip(axes[0], panels, strict=True):
+            points = []
+            for method, part, lost in own:
+                mean = sum(lost) / len(lost)
+                low, high = interval(lost) or (mean, mean)
+                share = part[f"bytes.{'fwd' if title == 'activations' else 'bwd'}_ratio"].mean()
+                name = method.removeprefix(f"{title}: ")
+                bars = {"low": mean - low, "high": high - mean}
+                points.append({"name": name, "x": 100 * share, "y": mean} | bars)
+            made = pd.DataFrame(points)
+            front = pareto(made.assign(**{"bytes.ratio": made.x, "mean": -made.y}), float("-inf"))
+            scatter(axis, made, front, list(made["name"]))
+            axis.axhline(0, color="0.6", lw=0.7, ls=":")
+            axis.set(title=title, xlabel="bytes that way (% of dense)", ylabel="nats lost")
+            logarithmic(axis.xaxis)
+        legend(figure)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {"codes": codes}
