@@ -26,7 +26,7 @@ def mx(format_: str, rounding: str = "nearest") -> Changes:
 
 
 def text_codes() -> list[Run]:
-    """Dense, seven codes of gradients and seven of activations, three seeds, 1,600 steps of a nano
+    """Dense, seven codes of gradients and five of activations, three seeds, 1,600 steps of a nano
     GPT-2; an hour of a core.
     """
     base = override(preset("sotu_nano"), {"data.train_blocks": 25600})
@@ -37,7 +37,6 @@ def text_codes() -> list[Run]:
         eden(4),
         code(2, STOCHASTIC),
         eden(2),
-        eden(1),
         TERN,
     )
     activations = (
@@ -46,8 +45,6 @@ def text_codes() -> list[Run]:
         code(2),
         eden(2),
         mx("mxfp4"),
-        mx("nvfp4"),
-        rotated(code(4)),
     )
     arms = [base]
     arms += [pair(base, None, gradient) for gradient in gradients]
