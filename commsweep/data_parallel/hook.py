@@ -99,8 +99,8 @@ class CompressionHook(nn.Module):
         if not isinstance(ddp, nn.parallel.DistributedDataParallel):
             raise UserError(
                 "attach takes a torch.nn.parallel.DistributedDataParallel, not "
-                f"{type(ddp).__name__}: other wrappers (FSDP2's fully_shard, DataParallel) have "
-                "no hook for compressed gradients"
+                f"{type(ddp).__name__}: for FSDP2's fully_shard use "
+                "commsweep.integrations.fsdp.compress_fsdp; DataParallel and FSDP1 have no hook"
             )
         if ddp.process_group is not (self.group or dist.group.WORLD):
             raise UserError(
