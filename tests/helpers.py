@@ -39,6 +39,7 @@ COMPRESSORS: list[dict[str, Any]] = [
     {"kind": "eden", "bits": 1, "block": 32},
     {"kind": "eden", "bits": 4},
     {"kind": "ms_eden"},
+    {"kind": "tah_code", "tile": 8},
     {"kind": "rotated", "block": 64, "code": {"kind": "uniform", "bits": 2, "scale": "sample"}},
     {"kind": "rotated", "code": {"kind": "mx", "format": "nvfp4", "rounding": "stochastic"}},
     {"kind": "randomk", "ratio": 0.25},

@@ -29,6 +29,7 @@ from commsweep.compressors.sparse import (
     TopKStrict,
 )
 from commsweep.compressors.tah import TAH
+from commsweep.compressors.tah_code import TAHCode
 from commsweep.compressors.thresholds import Dryden, Periodic, SIDCo, Threshold
 from commsweep.config import (
     Compression,
@@ -58,6 +59,7 @@ KINDS: dict[str, type[Compressor[Any]]] = {
     "ms_eden": MSEden,
     "rotated": Rotated,
     "tah": TAH,
+    "tah_code": TAHCode,
     "lowrank": LowRank,
     "sign": Sign,
     "onebit": OneBit,

@@ -200,6 +200,24 @@ class TAHSpec(Compression):
     ] = 2.0
 
 
+class TAHCodeSpec(Compression):
+    """TAH-Quant as its authors coded it: tiles between their minimum and maximum, outliers swapped
+    to the front and rotated, fewer bits for tokens of low entropy.
+    """
+
+    label: ClassVar[str] = "TAH (code)"
+    cost: ClassVar[str] = "packed codes + 4 a tile + places + flags"
+    kind: Literal["tah_code"] = "tah_code"
+    tile: Annotated[
+        Literal[8, 16, 32, 64, 128], Field(description="the authors: 64 forward, 32 backward")
+    ] = 64
+    high_bits: Annotated[Bits, Field(description="the authors: 4 forward, 6 backward")] = 4
+    low_bits: Bits = 3
+    high_share: Annotated[
+        float, Field(ge=0, le=1, description="share of the tokens that get the high bits")
+    ] = 0.8
+
+
 class LowRankSpec(Compression):
     """A rank-`rank` product found by one power iteration, begun from the last message's factor when
     `warm`.
@@ -594,6 +612,7 @@ CompressorSpec = Annotated[
     | FixedPointSpec
     | FixedBatchSpec
     | TAHSpec
+    | TAHCodeSpec
     | LowRankSpec
     | SignSpec
     | OneBitSpec

@@ -1,0 +1,163 @@
+"""TAH-Quant as its authors coded it (heguangxin/TAH-Quant, read at b119bbb), which differs from the
+paper and so from `tah`.
+
+The place of a tile's pivot travels for every tile, not only for rotated ones, so that the length of
+a message follows from its shape: the 4.41 bits an element that the paper quotes are this length.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
+from commsweep.compressors.tah import _tokens
+from commsweep.compressors.transform import matrix
+from commsweep.config import TAHCodeSpec
+from commsweep.errors import UserError
+
+LEAST = 1e-30  # of a sum and of a scale
+
+
+class TAHCode(Compressor[TAHCodeSpec]):
+    """Per tile of a token: if first >= 2 second (largest magnitudes), the largest changes places
+    with entry 0 and t <- t H / sqrt(n); z = min t, s = (max t - z) / (2^b - 1); q = round((t - z) /
+    s). z and s travel in float16.
+
+    The first int(S (1 - share)) tokens of a sample in rising order of entropy get `low` bits, all
+    others `high`. nbytes = ceil(high tokens * D * high / 8) + ceil(low tokens * D * low / 8) + 4 *
+    tiles + ceil(tiles log2(n) / 8) + ceil(tiles / 8) + ceil(tokens / 8), D as of TAH.
+    """
+
+    def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        return sum(field.most_bytes for field in self.layouts(shape, dtype)[0].values())
+
+    def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
+        samples, tokens, d = _tokens(shape)
+        tiles, low = -(-d // self.spec.tile), samples * self._low(tokens)
+        every, width = samples * tokens, tiles * self.spec.tile
+        lengths = {
+            "low": packed_bytes(low * width, self.spec.low_bits),
+            "high": packed_bytes((every - low) * width, self.spec.high_bits),
+            "places": packed_bytes(every * tiles, self._place_bits),
+            "rotated": packed_bytes(every * tiles, 1),
+            "tokens": packed_bytes(every, 1),
+        }
+        form = {name: Field(torch.uint8, (length,)) for name, length in lengths.items()}
+        form["ranges"] = Field(torch.float16, (every, tiles, 2))
+        return [form]
+
+    @property
+    def _place_bits(self) -> int:
+        return int(math.log2(self.spec.tile))
+
+    def _low(self, tokens: int) -> int:
+        """Tokens of a sample with few bits; 204 of 1,024 at a share of 0.8, as floats have it."""
+        return int(tokens * (1 - self.spec.high_share))
+
+    def apply(self, x: Tensor, seed: int = 0) -> Tensor:
+        codes, zeros, scales, rotated, places, _ = self._coded(x)
+        y = self._values(codes, zeros, scales, rotated, places, x.shape)
+        return y.to(x.dtype)
+
+    def _encode(self, x: Tensor, seed: int) -> Payload:
+        codes, zeros, scales, rotated, places, low = self._coded(x)
+        # as many as known beforehand: no device is waited for
+        samples, tokens, _ = _tokens(x.shape)
+        few, order = samples * self._low(tokens), (~low).to(torch.uint8).argsort(stable=True)
+        codes = codes.long()
+        return payload(
+            x,
+            low=pack(codes[order[:few]].flatten(), self.spec.low_bits),
+            high=pack(codes[order[few:]].flatten(), self.spec.high_bits),
+            places=pack(places.view(-1), self._place_bits),
+            rotated=pack(rotated.flatten(), 1),
+            tokens=pack(low, 1),
+            ranges=torch.stack([zeros, scales], -1),
+        )
+
+    def _decode(self, payload: Payload) -> Tensor:
+        samples, tokens, d = _tokens(payload.shape)
+        tiles, n = -(-d // self.spec.tile), self.spec.tile
+        every = samples * tokens
+        parts = payload.parts
+        low = unpack_flags(parts["tokens"], every)
+        count = samples * self._low(tokens)
+        if int(low.sum()) != count:
+            raise UserError(f"TAH: {int(low.sum())} tokens are marked, and {count} have few bits")
+        width = tiles * n
+        codes = torch.empty(every, width, dtype=torch.int64, device=low.device)
+        codes[low] = unpack(parts["low"], self.spec.low_bits, count * width).view(count, width)
+        rest = every - count
+        codes[~low] = unpack(parts["high"], self.spec.high_bits, rest * width).view(rest, width)
+        places = unpack(parts["places"], self._place_bits, every * tiles).view(every, tiles)
+        rotated = unpack_flags(parts["rotated"], every * tiles).view(every, tiles)
+        zeros, scales = parts["ranges"].view(every, tiles, 2).unbind(-1)
+        y = self._values(
+            codes.view(every, tiles, n).float(), zeros, scales, rotated, places, payload.shape
+        )
+        return y.to(payload.dtype)
+
+    def _coded(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """codes [tokens, tiles, n]; zero points, scales, rotated, places [tokens, tiles]; low
+        [tokens].
+        """
+        samples, tokens, d = _tokens(x.shape)
+        flat, n = x.reshape(samples * tokens, d).float(), self.spec.tile
+        tiles = pad(flat, (0, -d % n)).unflatten(1, (-1, n))
+        size = tiles.abs()
+        places = size.argmax(-1)
+        first, second = size.topk(2, -1).values.unbind(-1)
+        rotated = first >= 2 * second
+        swapped = _swapped(tiles, places) @ matrix("hadamard", n).to(x.device)
+        tiles = torch.where(rotated[..., None], swapped, tiles)
+        low = self._poor(flat.view(samples, tokens, d))
+        most = self._most(low)
+        zeros = tiles.amin(-1)
+        scales = ((tiles.amax(-1) - zeros) / most[..., 0]).clamp(min=LEAST)
+        codes = ((tiles - zeros[..., None]) / scales[..., None]).round()
+        codes = torch.minimum(codes.clamp(min=0), most)
+        return codes, _half(zeros), _half(scales), rotated, places, low
+
+    def _most(self, low: Tensor) -> Tensor:
+        """The largest code of every token, [tokens, 1, 1]."""
+        few, many = 2.0**self.spec.low_bits - 1, 2.0**self.spec.high_bits - 1
+        return torch.where(low, few, many).float()[:, None, None]
+
+    def _poor(self, x: Tensor) -> Tensor:
+        """Which tokens of x [samples, tokens, d] get few bits; of equal ones the first."""
+        p = x.abs() / (x.abs().sum(-1, keepdim=True) + LEAST)
+        entropy = -(p * (p + LEAST).log()).sum(-1)
+        order = entropy.argsort(dim=1, stable=True)[:, : self._low(x.shape[1])]
+        return torch.zeros_like(entropy, dtype=torch.bool).scatter_(1, order, True).flatten()
+
+    def _values(
+        self,
+        codes: Tensor,
+        zeros: Tensor,
+        scales: Tensor,
+        rotated: Tensor,
+        places: Tensor,
+        shape: torch.Size,
+    ) -> Tensor:
+        tiles = codes * scales.float()[..., None] + zeros.float()[..., None]
+        turned = _swapped(tiles @ matrix("hadamard", self.spec.tile).to(tiles.device), places)
+        tiles = torch.where(rotated[..., None], turned, tiles)
+        return tiles.flatten(1)[:, : _tokens(shape)[2]].reshape(shape)
+
+
+def _half(x: Tensor) -> Tensor:
+    """In float16; what is finite stays finite (the authors' code overflows)."""
+    most = torch.finfo(torch.float16).max
+    return torch.where(torch.isfinite(x), x.clamp(-most, most), x).half()
+
+
+def _swapped(tiles: Tensor, places: Tensor) -> Tensor:
+    """Entry 0 of every tile and the one at its place, changed."""
+    at, out = places[..., None], tiles.clone()
+    out[..., :1] = tiles.gather(-1, at)
+    return out.scatter(-1, at, tiles[..., :1])
