@@ -16,7 +16,7 @@ from commsweep.boundary.channel import Channel, Step
 from commsweep.boundary.plan import check_room
 from commsweep.collectives import Simulated
 from commsweep.component import Moment, Pass
-from commsweep.compressors import build, tah
+from commsweep.compressors import build, rotation, tah, transform
 from commsweep.config import KFAC, Execution, Link, override
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
@@ -38,14 +38,25 @@ MESSAGES = [one for one in COMPRESSORS if one["kind"] not in MODULES]
 SHAPES = {"image": torch.Size([2, 8, 16, 16]), "sequence": torch.Size([2, 8, 16])}
 each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
+# What stays on a device, and would stay on one that has no values.
+CACHES = (
+    tah._hadamard,
+    transform.matrix,
+    transform.matrix_on,
+    rotation.centroids,
+    rotation.levels_on,
+)
+
 
 @pytest.fixture
 def faked():
     """Fake tensors; constants that were kept for their device are forgotten before and after."""
-    tah._hadamard.cache_clear()
+    for cached in CACHES:
+        cached.cache_clear()
     with FakeTensorMode() as mode:
         yield mode
-    tah._hadamard.cache_clear()
+    for cached in CACHES:
+        cached.cache_clear()
 
 
 def on_device(module, mode):

@@ -29,7 +29,7 @@ from commsweep.compressors.base import (
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
 from commsweep.compressors.mx import E2M1, E4M3, MX
-from commsweep.compressors.transform import matrix
+from commsweep.compressors.transform import matrix_on
 from commsweep.config import EdenSpec, MSEdenSpec, MXSpec, RotatedSpec
 from commsweep.errors import UserError
 
@@ -80,7 +80,7 @@ def hadamard(flat: Tensor, block: int) -> Tensor:
     parts = []
     for (start, size), end in zip(cuts, ends[1:], strict=True):
         part = flat[:, start:end].reshape(n, -1, size)
-        parts.append((part @ matrix("hadamard", size).to(flat.device)).view(n, -1))
+        parts.append((part @ matrix_on("hadamard", size, flat.device)).view(n, -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
@@ -163,6 +163,12 @@ def centroids(bits: int) -> Tensor:
     return torch.tensor(np.round(levels, 5), dtype=torch.float32)
 
 
+@lru_cache
+def levels_on(bits: int, device: torch.device) -> Tensor:
+    """`centroids` on a device, where they stay."""
+    return centroids(bits).to(device)
+
+
 class Eden(Compressor[EdenSpec]):
     """Lloyd-Max levels behind a random rotation, scaled so that the mean of what arrives is x.
 
@@ -208,7 +214,7 @@ class Eden(Compressor[EdenSpec]):
     def _codes(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """(codes [samples, row], scales [samples, blocks])."""
         spun = rotated(x, self.spec.block, seed, ROUNDS)
-        levels = centroids(self.spec.bits).to(x.device)
+        levels = levels_on(self.spec.bits, x.device)
         edges = (levels[1:] + levels[:-1]) / 2
         codes = torch.empty(spun.shape, dtype=torch.int64, device=x.device)
         scales = []
@@ -229,7 +235,7 @@ class Eden(Compressor[EdenSpec]):
 
     def _values(self, codes: Tensor, scales: Tensor, seed: int) -> Tensor:
         """What arrives, [samples, row]."""
-        positive = centroids(self.spec.bits).to(codes.device)
+        positive = levels_on(self.spec.bits, codes.device)
         levels = torch.cat([-positive.flip(0), positive])
         spun, at = torch.empty(codes.shape, device=codes.device), 0
         for start, end, size in self._runs(codes.shape[1]):

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from commsweep.compressors.base import Compressor, Field, Payload, payload
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 from commsweep.compressors.tah import _tokens
-from commsweep.compressors.transform import matrix
+from commsweep.compressors.transform import matrix_on
 from commsweep.config import TAHCodeSpec
 from commsweep.errors import UserError
 
@@ -113,7 +113,7 @@ class TAHCode(Compressor[TAHCodeSpec]):
         places = size.argmax(-1)
         first, second = size.topk(2, -1).values.unbind(-1)
         rotated = first >= 2 * second
-        swapped = _swapped(tiles, places) @ matrix("hadamard", n).to(x.device)
+        swapped = _swapped(tiles, places) @ matrix_on("hadamard", n, x.device)
         tiles = torch.where(rotated[..., None], swapped, tiles)
         low = self._poor(flat.view(samples, tokens, d))
         most = self._most(low)
@@ -145,7 +145,7 @@ class TAHCode(Compressor[TAHCodeSpec]):
         shape: torch.Size,
     ) -> Tensor:
         tiles = codes * scales.float()[..., None] + zeros.float()[..., None]
-        turned = _swapped(tiles @ matrix("hadamard", self.spec.tile).to(tiles.device), places)
+        turned = _swapped(tiles @ matrix_on("hadamard", self.spec.tile, tiles.device), places)
         tiles = torch.where(rotated[..., None], turned, tiles)
         return tiles.flatten(1)[:, : _tokens(shape)[2]].reshape(shape)
 

@@ -35,6 +35,12 @@ def matrix(kind: str, n: int) -> Tensor:
     return torch.block_diag(*[block / math.sqrt(size)] * (n // size)).float()
 
 
+@lru_cache(maxsize=64)
+def matrix_on(kind: str, n: int, device: torch.device) -> Tensor:
+    """`matrix` on a device, where it stays: no message waits for a copy."""
+    return matrix(kind, n).to(device)
+
+
 def transformed(x: Tensor, kind: str, side: int = TILE, back: bool = False) -> Tensor:
     """x [*layer] with every tile transformed, or transformed back; a new tensor of x's shape."""
     _, down, a, across, b = tiles(torch.Size([1, *x.shape]), side, side)
