@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import Claim, Wanted
-from commsweep.reporting.figure import COLUMN, STYLE, Draw, legend, logarithmic, pareto, scatter
+from commsweep.reporting.figure import COLUMN, STYLE, Draw, pareto, scatter
 from commsweep.reporting.results import is_text, plain
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import PLAIN, SHARE, Table, cell
@@ -164,8 +164,8 @@ def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             scatter(axis, made, front, list(made["name"]))
             axis.axhline(0, color="0.6", lw=0.7, ls=":")
             axis.set(title=title, xlabel="bytes that way (% of dense)", ylabel="nats lost")
-            logarithmic(axis.xaxis)
-        legend(figure)
+            # marks are a panel's own, because a code has another name in each
+            axis.legend(loc="upper right", fontsize=5.5)
     return figure
 
 
