@@ -21,6 +21,7 @@ from torch import Tensor
 
 from commsweep.compressors import Compressor, message
 from commsweep.compressors.base import Payload
+from commsweep.errors import UserError
 
 T = TypeVar("T")
 Parts = list[list[Tensor]]
@@ -240,6 +241,15 @@ class Simulated(Collectives):
 
     def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
         return Handle(lambda: [parts[partner] for partner in partners])
+
+
+def needs_group(what: str) -> None:
+    """Raise UserError unless this process belongs to a process group, which `what` needs."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UserError(
+            f"{what} belongs to a process group, and there is none: call "
+            "torch.distributed.init_process_group first"
+        )
 
 
 class Processes(Collectives):

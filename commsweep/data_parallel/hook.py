@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from commsweep.collectives import Processes
+from commsweep.collectives import Processes, needs_group
 from commsweep.config import parse_gradients
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
@@ -69,11 +69,7 @@ class CompressionHook(nn.Module):
                 f"{'outer' if spec.outer else 'sharded'}: a hook sees gradients only; leave it "
                 "out, or train with commsweep ddp"
             )
-        if not (dist.is_available() and dist.is_initialized()):
-            raise UserError(
-                "a CompressionHook belongs to a process group, and there is none: call "
-                "torch.distributed.init_process_group first"
-            )
+        needs_group("a CompressionHook")
         spec = parse_gradients({"learners": dist.get_world_size(group)} | settings)
         self.group, self.scaler = group, scaler
         # A group of the hook's own: its messages are sent from a thread beside the backward, and

@@ -65,6 +65,7 @@ def evidence(message: str) -> Evidence | None:
     return Evidence(by, values, lost, fit)
 
 
+@lru_cache
 def said(message: str) -> str:
     """One sentence on what a prediction for this kind of message rests on."""
     found = evidence(message)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from commsweep.collectives import Processes
+from commsweep.collectives import Processes, needs_group
 from commsweep.component import Moment, Pass
 from commsweep.config import parse_gradients
 from commsweep.data_parallel.outer.training import LocalTraining
@@ -59,11 +59,7 @@ class OuterOptimizer(torch.optim.Optimizer):
                 f"OuterOptimizer takes the model itself, not {type(model).__name__}: give it "
                 "model.module, and train that one (processes exchange every interval only)"
             )
-        if not (dist.is_available() and dist.is_initialized()):
-            raise UserError(
-                "an OuterOptimizer belongs to a process group, and there is none: call "
-                "torch.distributed.init_process_group first"
-            )
+        needs_group("an OuterOptimizer")
         settings: dict[str, Any] = {
             "learners": dist.get_world_size(group),
             "compressor": compressor or {"kind": "none"},

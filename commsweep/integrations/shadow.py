@@ -222,12 +222,13 @@ class Shadow:
             "predicted nats",
         )
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-        for row in self.summary():
+        rows = self.summary()
+        for row in rows:
             numbers = [f"{row[name]:.3f}" for name in ("error", "bias", "cosine", "energy")]
             cells = [row["message"], row["codec"], f"{100 * row['bytes_share']:.1f}", *numbers]
             harm = f"{row['harm']:.3f}" if math.isfinite(row["harm"]) else "-"
             lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}", harm]) + " |")
-        messages = dict.fromkeys(row["message"] for row in self.summary())
+        messages = dict.fromkeys(row["message"] for row in rows)
         notes = "\n".join(said(message) for message in messages)
         return "\n".join(lines) + f"\n\n{notes}\n"
 
