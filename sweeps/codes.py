@@ -1,4 +1,6 @@
-"""Ours: codes of 2025 and 2026 after 1,600 steps, of activations and of gradients (R1, R2)."""
+"""Ours: codes of 2025 and 2026, of activations and of gradients: 1,600 steps of text, 24 epochs of
+images (R1, R2).
+"""
 
 from __future__ import annotations
 
@@ -52,4 +54,18 @@ def text_codes() -> list[Run]:
     return [arm.model_copy(update={"seed": seed}) for seed in range(3) for arm in arms]
 
 
-SWEEPS = {"text_codes": text_codes}
+def image_codes() -> list[Run]:
+    """Dense, four codes of gradients and four of activations, three seeds, 24 epochs of 10,000
+    CIFAR-10 images; two hours of a core.
+    """
+    length = {"epochs": 24, "schedule.t_max": 24, "eval_every": 12}
+    base = override(preset("cifar_small_jpeg"), length)
+    gradients = (code(2, STOCHASTIC), eden(2), {"kind": "ms_eden"}, TERN)
+    activations = (code(4), mx("mxfp4"), code(2), rotated(code(2)))
+    arms = [base]
+    arms += [pair(base, None, gradient) for gradient in gradients]
+    arms += [pair(base, activation) for activation in activations]
+    return [arm.model_copy(update={"seed": seed}) for seed in range(3) for arm in arms]
+
+
+SWEEPS = {"text_codes": text_codes, "image_codes": image_codes}
