@@ -150,6 +150,15 @@ class Sharded(Spec):
     weights: ShardCode = NoCompressorSpec()
 
 
+class LayerGroup(Spec):
+    """Layers whose gradients have a compressor of their own."""
+
+    match: Annotated[
+        tuple[str, ...], Field(min_length=1, description="patterns of parameter names (fnmatch)")
+    ]
+    compressor: GradientCompressor
+
+
 class Gradients(Spec):
     """Data parallelism: how many learners share a batch, and how their weight gradients travel.
 
@@ -159,7 +168,9 @@ class Gradients(Spec):
     `compress_vectors`; every one does before `start_epoch`. With `local_steps` H a learner takes H
     plain SGD steps at the current rate, each on 1/H of its share, and sends the sum of their
     gradients (Local SGD; the optimizer's momentum acts on the mean of the learners). With `outer`
-    learners train apart for many steps, and what they have moved by is what travels.
+    learners train apart for many steps, and what they have moved by is what travels. `layers` names
+    groups of layers that go through another compressor: grad.layers.head.match='["lm_head.*"]'
+    grad.layers.head.compressor.kind=uniform.
     """
 
     learners: Annotated[int, Field(ge=1, le=2**16)] = 1
@@ -176,6 +187,13 @@ class Gradients(Spec):
             description="patterns of parameter names that travel dense (fnmatch); absent: none",
         ),
     ] = None
+    layers: Annotated[
+        dict[str, LayerGroup],
+        Field(
+            exclude_if=lambda layers: not layers,
+            description="groups of layers with a compressor of their own, by a name",
+        ),
+    ] = {}
     local_steps: Annotated[
         int, Field(ge=1, description="SGD steps of a learner between exchanges")
     ] = 1
@@ -217,7 +235,8 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
     ):
         raise ValueError(
             f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, "
-            "compress_vectors, exclude and start_epoch have no effect; set grad.compressor.kind"
+            "compress_vectors, exclude, layers and start_epoch have no effect; set "
+            "grad.compressor.kind"
         )
     if grad.transform is not None and (
         kind == "none" or grad.compressor.joint or kind == "adacomp"
@@ -237,6 +256,32 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
         _outer_fits(grad, grad.outer)
     _exchange_fits(grad)
     _compressor_fits(grad)
+    for name, group in grad.layers.items():
+        _group_fits(grad, name, group)
+
+
+def _group_fits(grad: Gradients, name: str, group: LayerGroup) -> None:
+    """Refuse a compressor of some layers that could not be the compressor of all."""
+    where, kind = f"grad.layers.{name}", group.compressor.kind
+    if kind == "none":
+        raise ValueError(
+            f"{where}.compressor.kind=none: name layers that travel dense in grad.exclude"
+        )
+    alone = {
+        "grad.sharded": grad.sharded is not None,
+        "grad.compressor.kind=dion": grad.compressor.kind == "dion",
+        f"grad.schedule.kind={grad.schedule.kind}": grad.schedule.kind != "steady",
+    }
+    for what, is_set in alone.items():
+        if is_set:
+            raise ValueError(f"{where} does not go with {what}; leave one of the two out")
+    try:
+        check_gradients(
+            grad.model_copy(update={"compressor": group.compressor, "layers": {}}),
+            grad.learners * grad.local_steps,
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _dion_fits(grad: Gradients) -> None:

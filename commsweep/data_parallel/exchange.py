@@ -58,7 +58,9 @@ class Exchange(nn.Module):
         self.memories: Modules[Any] = Modules(
             self._memories(learner) for learner in range(self.collectives.learners)
         )
-        self.base: Any = build(spec.compressor)
+        self.bases: dict[str, Any] = {"": build(spec.compressor)}
+        for name, group in spec.layers.items():
+            self.bases[name] = build(group.compressor)
         for index, layer in enumerate(self.layers):
             if not layer.dense:
                 self.register_buffer(f"kept{index}", self._begun(index))
@@ -75,17 +77,22 @@ class Exchange(nn.Module):
         """What the compressor of a layer keeps between messages, before the first one: of all
         learners together where it is a joint one, else of each learner here.
         """
-        if isinstance(self.base, JointCompressor):
+        base = self.base(index)
+        if isinstance(base, JointCompressor):
             layer = self.layers[index]
             shape = layer.shape[::-1] if self._turned(index) else layer.shape
-            compressor: Any = greatest(self.spec, self.base)
+            compressor: Any = greatest(self.spec, base)
             return compressor.begin(
                 torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, self.seed, layer.place)
             )
-        state = self.base.sender_state()
+        state = base.sender_state()
         if state is None:
             return None
         return torch.stack([state] * len(self.collectives.here))
+
+    def base(self, index: int) -> Any:
+        """The compressor of a layer before any schedule: a Compressor or a JointCompressor."""
+        return self.bases[self.layers[index].group]
 
     def kept(self, index: int) -> Iterable[Tensor]:
         """All that is kept of a layer between steps, by memories and by the compressor."""
@@ -117,7 +124,11 @@ class Exchange(nn.Module):
         return self.spec.model_copy(
             update={
                 "learners": len(self.memories),
-                "compressor": self.base.spec,
+                "compressor": self.bases[""].spec,
+                "layers": {
+                    name: group.model_copy(update={"compressor": self.bases[name].spec})
+                    for name, group in self.spec.layers.items()
+                },
                 "feedback": remembered[0].spec if remembered else self.spec.feedback,
             }
         )
@@ -206,16 +217,17 @@ class Exchange(nn.Module):
             p.grad = merged if merged.stride() == p.stride() else torch.empty_like(p).copy_(merged)
 
     def buckets(self, epoch: int, among: Collection[int] | None = None) -> Iterator[list[int]]:
-        """Layers that travel together: of one way (dense or not), in order, up to the collectives'
-        size; of all layers, or `among` these.
+        """Layers that travel together: of one way (dense, each learner's own message, or one of the
+        joint compressors), in order, up to the collectives' size; of all layers, or `among` these.
         """
-        for dense in (True, False):
+        chosen = range(len(self.layers)) if among is None else sorted(among)
+        ways = {index: self._way(index, epoch) for index in chosen}
+        for way in sorted(set(ways.values())):
             bucket, size = [], 0
-            for index, layer in enumerate(self.layers):
-                if among is not None and index not in among:
+            for index in chosen:
+                if ways[index] != way:
                     continue
-                if (layer.dense or epoch < self.spec.start_epoch) is not dense:
-                    continue
+                layer = self.layers[index]
                 if bucket and size + layer.dense_bytes > self.collectives.bucket:
                     yield bucket
                     bucket, size = [], 0
@@ -223,6 +235,13 @@ class Exchange(nn.Module):
                 size += layer.dense_bytes
             if bucket:
                 yield bucket
+
+    def _way(self, index: int, epoch: int) -> tuple[int, str]:
+        """How a layer travels, in the order in which the ways take their turns."""
+        if self.layers[index].dense or epoch < self.spec.start_epoch:
+            return 0, ""
+        base = self.base(index)
+        return (2, base.spec.kind) if isinstance(base, JointCompressor) else (1, "")
 
     def send(self, index: int, grads: list[Tensor], step: int, epoch: int) -> Tensor:
         """The mean of what arrives of a layer's gradients, given those of the learners here."""
@@ -304,7 +323,7 @@ class Exchange(nn.Module):
         """Whether a joint compressor takes a layer transposed, because its rows are the layer's
         outputs.
         """
-        return self.layers[index].turned and self.base.outputs_as_rows
+        return self.layers[index].turned and self.base(index).outputs_as_rows
 
     def _by_outputs(self, index: int, x: Tensor) -> Tensor:
         """A layer's matrix as the compressor takes it, or from there back."""
@@ -335,7 +354,7 @@ class Exchange(nn.Module):
                     self.ledger.sent(
                         index,
                         own[turn].nbytes,
-                        self._entries(own[turn], arrived[learner]),
+                        self._entries(index, own[turn], arrived[learner]),
                         of=self._numel(index),
                     )
                 merged.append(self._settled(index, [own[turn] for own in offered], arrived))
@@ -352,7 +371,7 @@ class Exchange(nn.Module):
         if (decided := memory.step(compressor, grad)) is not None:
             return decided[0], Decided(compressor, *decided)
         m = memory.offer(grad)
-        x = self._transformed(m)
+        x = self._transformed(index, m)
         if (state := self._state(index)) is not None:
             compressor = compressor.for_message(x[None], state[turn], self.messages[index])
         return m, Message(compressor, x, self._draw(index, learner, step))
@@ -372,7 +391,7 @@ class Exchange(nn.Module):
         message.
         """
         own = dict(zip(self.collectives.here, offered, strict=True))
-        back = [self._transformed(y, back=True) for y in arrived]
+        back = [self._transformed(index, y, back=True) for y in arrived]
         used = [
             self.memories[learner][index].settle(own.get(learner), y)
             for learner, y in enumerate(back)
@@ -381,25 +400,25 @@ class Exchange(nn.Module):
         if self.spec.transform is None or used[0] is not back[0]:
             return self.merge(index, used)
         # where places are those that were sent
-        return self._transformed(self.merge(index, arrived), back=True)
+        return self._transformed(index, self.merge(index, arrived), back=True)
 
-    def _transformed(self, x: Tensor, back: bool = False) -> Tensor:
+    def _transformed(self, index: int, x: Tensor, back: bool = False) -> Tensor:
         """A layer's message as it is compressed, or from there back."""
         if self.spec.transform is None:
             return x
         return transformed(
-            x, self.spec.transform, getattr(self.spec.compressor, "tile", None) or TILE, back
+            x, self.spec.transform, getattr(self.base(index).spec, "tile", None) or TILE, back
         )
 
     def _numel(self, index: int) -> int:
         """Entries of a layer's messages: those that live."""
         return len(self.live[index]) if index in self.live else self.layers[index].shape.numel()
 
-    def _entries(self, sent: Message, y: Tensor) -> Tensor | int:
+    def _entries(self, index: int, sent: Message, y: Tensor) -> Tensor | int:
         """Entries of a message that arrives as y, where each learner chooses its places."""
         if sent.entries is not None:
             return sent.entries
-        return torch.count_nonzero(y) if self.spec.compressor.own_places else 0
+        return torch.count_nonzero(y) if self.base(index).spec.own_places else 0
 
     def merge(self, index: int, used: list[Tensor]) -> Tensor:
         """The gradient that the optimizer sees; and what a server would send back."""
@@ -413,8 +432,9 @@ class Exchange(nn.Module):
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
         if self.spec.exchange == "server":
-            joint = isinstance(self.base, JointCompressor)
-            nbytes = self.base.returned_bytes(merged.shape) if joint else None
+            base = self.base(index)
+            joint = isinstance(base, JointCompressor)
+            nbytes = base.returned_bytes(merged.shape) if joint else None
             self.ledger.back(index, merged, self._numel(index), nbytes)
         if self.accordion is not None:
             self.accordion.add(index, merged)
@@ -423,7 +443,10 @@ class Exchange(nn.Module):
     def compressor(self, index: int, epoch: int) -> Compressor | JointCompressor:
         """What a layer's messages go through in this epoch."""
         made = scheduled(
-            self.spec, self.base, epoch, self.accordion is not None and self.accordion.mild[index]
+            self.spec,
+            self.base(index),
+            epoch,
+            self.accordion is not None and self.accordion.mild[index],
         )
         return (
             LiveEntries(made, self.live[index], self.layers[index].shape)  # pyright: ignore[reportArgumentType]
@@ -437,7 +460,7 @@ class Exchange(nn.Module):
             seeds.EXCHANGE,
             self.seed,
             self.layers[index].place,
-            0 if self.spec.compressor.shared_draw else learner,
+            0 if self.base(index).spec.shared_draw else learner,
             step,
         )
 

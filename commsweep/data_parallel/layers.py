@@ -24,6 +24,7 @@ class Layer:
     place: int = 0  # among all of the network
     turned: bool = False  # a matrix that lies [inputs, outputs] in memory
     itemsize: int = 4  # bytes of an element
+    group: str = ""  # of `grad.layers`; "": grad.compressor
 
     @property
     def dense_bytes(self) -> int:
@@ -55,7 +56,16 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
         spec.compressor.kind == "dion",
     )
 
-    excluded = _excluded(model, spec.exclude or ())
+    excluded = _chosen(model, spec.exclude or (), "grad.exclude")
+    group: dict[int, str] = {}
+    for name, members in spec.layers.items():
+        for identity, parameter in _chosen(model, members.match, f"grad.layers.{name}").items():
+            if other := group.get(identity) or ("grad.exclude" if identity in excluded else None):
+                raise UserError(
+                    f"grad.layers.{name}.match chooses {parameter}, and so does {other}; a layer "
+                    "has one compressor"
+                )
+            group[identity] = f"grad.layers.{name}"
 
     def dense(p: nn.Parameter) -> bool:
         if id(p) in excluded:
@@ -66,7 +76,13 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
 
     made = [
         Layer(
-            name, found[id(p)], p.shape, dense(p), turned=id(p) in lying, itemsize=p.element_size()
+            name,
+            found[id(p)],
+            p.shape,
+            dense(p),
+            turned=id(p) in lying,
+            itemsize=p.element_size(),
+            group=group.get(id(p), "").removeprefix("grad.layers."),
         )
         for name, p in model.named_parameters()
         if p.requires_grad
@@ -74,8 +90,8 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
     return [replace(one, place=place) for place, one in enumerate(made)]
 
 
-def _excluded(model: nn.Module, patterns: tuple[str, ...]) -> set[int]:
-    """Identities of the parameters that a pattern chooses, by their names in the model. Raises
+def _chosen(model: nn.Module, patterns: tuple[str, ...], setting: str) -> dict[int, str]:
+    """The parameters that a pattern chooses by their names in the model: names by identity. Raises
     UserError on a pattern that chooses none.
     """
     # A run's model stands beside its boundaries; its own names are what a user knows.
@@ -84,13 +100,11 @@ def _excluded(model: nn.Module, patterns: tuple[str, ...]) -> set[int]:
         for name, p in model.named_parameters()
         if p.requires_grad
     }
-    chosen: set[int] = set()
+    chosen: dict[int, str] = {}
     for pattern in patterns:
-        found = {identity for name, identity in names.items() if fnmatchcase(name, pattern)}
+        found = {identity: name for name, identity in names.items() if fnmatchcase(name, pattern)}
         if not found:
-            raise UserError(
-                f"grad.exclude: '{pattern}' matches no parameter{nearest(pattern, names)}"
-            )
+            raise UserError(f"{setting}: '{pattern}' matches no parameter{nearest(pattern, names)}")
         chosen |= found
     return chosen
 

@@ -77,9 +77,32 @@ def exchange(row: dict[str, Any]) -> str:
         "accordion": f", Accordion x{row.get('grad.schedule.mild', 0):g}",
     }[row["grad.schedule.kind"]]
     return (
-        f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{local}, "
-        f"{learners} learners"
+        f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{_groups(row)}"
+        f"{local}, {learners} learners"
     )
+
+
+def _groups(row: dict[str, Any]) -> str:
+    """What layers with a compressor of their own send: ", head: min-max 8 bit"."""
+    text = ""
+    for key, kind in row.items():
+        if not (key.startswith("grad.layers.") and key.endswith(".compressor.kind")):
+            continue
+        if kind is None or pd.isna(kind):
+            continue
+        name, prefix = key.split(".")[2], key.removesuffix("kind")
+        amounts = []
+        for setting, unit in (
+            ("ratio", " %"),
+            ("bits", " bit"),
+            ("rank", ""),
+            ("levels", " levels"),
+        ):
+            value = row.get(prefix + setting)
+            if value is not None and not pd.isna(value):
+                amounts.append(f" {100 * value if setting == 'ratio' else value:g}{unit}")
+        text += f", {name}: {label(EXCHANGED, kind)}{''.join(amounts)}"
+    return text
 
 
 def _outer(row: dict[str, Any]) -> str:

@@ -77,7 +77,7 @@ def test_everything_excluded_is_dense_training(tmp_path):
 def test_it_is_refused_where_it_has_no_effect():
     run = preset("synthetic_text")
     for changes, said in (
-        ({"grad.exclude": ["x"]}, "exclude and start_epoch have no effect"),
+        ({"grad.exclude": ["x"]}, "exclude, layers and start_epoch have no effect"),
         (TOPK | {"grad.exclude": []}, "grad.exclude"),
         (
             {
