@@ -17,6 +17,7 @@ from commsweep.cli import (
     dashboard,
     ddp,
     explain,
+    export,
     flops,
     kfac,
     links,
@@ -100,7 +101,7 @@ GROUPS = {
     "sweep": ("sweep", "search", "new"),
     "look": ("report", "claims", "list", "show", "wandb", "dashboard"),
     "predict and measure": ("predict", "advise", "links", "kfac", "iteration", "bench"),
-    "use elsewhere": ("compress", "completion"),
+    "use elsewhere": ("compress", "export", "completion"),
     "maintain": ("findings",),
 }
 
@@ -171,6 +172,7 @@ def build_parser() -> Parser:
         predict,
         compress,
         explain,
+        export,
         new,
     ):
         module.add_commands(commands, shared)
