@@ -61,9 +61,11 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
-# The pages of docs/reference that follow from the code.
+# The pages of docs/reference that follow from the code, then all pages as a site (site/index.html).
 docs: $(VENV)/ready
 	$(BIN)/python -m commsweep.cli.reference
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements-docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # The notebooks with what they show of the rows in docs/results.
 notebooks: $(VENV)/ready
@@ -75,4 +77,4 @@ lock:
 		--no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) out site .pytest_cache .ruff_cache *.egg-info

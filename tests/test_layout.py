@@ -183,6 +183,8 @@ def test_one_autograd_function_and_never_the_package_lightning():
     functions = []
     for room in PLACES:
         for path in (ROOT / room).rglob("*.py"):
+            if path.parent.name == "codecs":  # files for others, which import nothing of ours
+                continue
             functions += re.findall(r"class \w+\(torch\.autograd\.Function\)", path.read_text())
             assert not any(name.split(".")[0] == "lightning" for name in imports(path))
     assert len(functions) == 1

@@ -14,7 +14,7 @@ import csv
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from commsweep.compressors import Compressor
 from commsweep.errors import UserError, nearest, notice
 from commsweep.integrations.evidence import evidence, said
 from commsweep.integrations.measure import Measured, codec, measured, named
@@ -30,6 +31,7 @@ ACTIVATIONS, GRADIENTS = "activations", "gradients"
 # Messages by what they are: forward and backward at a module, and a parameter's gradient.
 FORWARD, BACKWARD, PARAMETER = "activations", "activation gradients", "weight gradients"
 OPAQUE: Any = torch.compiler.disable  # a hook that torch.compile breaks its graph at
+FEEDBACK = "ef+"  # before a codec: with a simulated memory
 MOST = 2**20  # elements of a message that are measured: whole rows from the first
 
 
@@ -57,7 +59,8 @@ class Shadow:
         at: dict[str, str] | None = None,
         every: int = 50,
     ) -> None:
-        """codecs: such as "topk:0.1" or {"kind": "uniform", "bits": 4}. at: patterns of module
+        """codecs: such as "topk:0.1" or {"kind": "uniform", "bits": 4}; "ef+topk:0.1" with error
+        feedback, of gradients of parameters, at every=1. at: patterns of module
         names ("activations") and of parameter names ("gradients"), as fnmatch has them; by default
         all gradients of matrices. every: training forwards from one look to the next.
 
@@ -73,9 +76,20 @@ class Shadow:
                 "the model is compiled: places whose hooks torch.compile skips are named at the "
                 "end; give Shadow the model before torch.compile to be sure"
             )
-        self.codecs = {named(one): codec(one) for one in codecs}
+        self.codecs = {named(one): codec(_without_feedback(one)) for one in codecs}
+        self._memories: dict[tuple[str, str], Remembered] = {}
         self.every, self.forwards, self.looks = every, 0, []
         self.modules, self.parameters = _places(self.model, at)
+        remembering = [name for name in self.codecs if name.startswith(FEEDBACK)]
+        if remembering and every != 1:
+            raise UserError(
+                f"codec '{remembering[0]}' remembers from step to step: set every=1, not {every}"
+            )
+        if remembering and not self.parameters:
+            raise UserError(
+                f"codec '{remembering[0]}' remembers gradients of parameters, and none is looked "
+                f'at: add a pattern to at, such as {{"*": "{GRADIENTS}"}}'
+            )
         self.spent = self.elapsed = 0.0
         self._began = 0.0
         self._handles: list[Any] = []
@@ -166,10 +180,15 @@ class Shadow:
         x = _part(x.detach())
         if bool(x.isfinite().all()):  # a scaler skips such a step
             for name, compressor in self.codecs.items():
-                if (place, name) in self._refused:
+                feeds = name.startswith(FEEDBACK)
+                if (place, name) in self._refused or (feeds and message != PARAMETER):
                     continue
                 try:
-                    result = measured(x, compressor, name, self.forwards)
+                    if feeds:
+                        memory = self._memories.setdefault((place, name), Remembered())
+                        result = memory.measured(x, compressor, name, self.forwards)
+                    else:
+                        result = measured(x, compressor, name, self.forwards)
                 except UserError as error:
                     self._refused.add((place, name))
                     notice(f"{place}: {error}")
@@ -211,7 +230,8 @@ class Shadow:
                 }
             )
             known = evidence(message)
-            if known is not None:
+            # our evidence is of codecs without a memory
+            if known is not None and not name.startswith(FEEDBACK):
                 rows[-1]["harm"] = known.harm(rows[-1][known.by])
         return sorted(rows, key=lambda row: (row["message"], row["bias"], row["error"]))
 
@@ -258,6 +278,41 @@ class Shadow:
         _figure(self.summary(), folder / "codecs.png")
         print(text)
         return folder
+
+
+class Remembered:
+    """A simulated error feedback of one parameter: what was not sent is added to the next
+    gradient. With gradient accumulation each accumulated gradient counts as a message.
+    """
+
+    def __init__(self) -> None:
+        self.error: Tensor | None = None
+        self.total: Tensor | None = None  # of all gradients so far
+
+    def measured(self, x: Tensor, compressor: Compressor, name: str, seed: int) -> Measured:
+        """As without a memory, but error, cosine and energy compare what arrives with the gradient
+        of this step, and bias is what has not arrived of the sum of all gradients so far.
+        """
+        x = x.float()
+        m = x if self.error is None else x + self.error
+        result = measured(m, compressor, name, seed)
+        y = compressor.roundtrip(m, seed).float()
+        self.error = m - y
+        self.total = x if self.total is None else self.total + x
+        norm = float(x.norm()) or math.nan
+        bias = float(self.error.norm()) / (float(self.total.norm()) or math.nan)
+        return replace(
+            result,
+            error=float((y - x).norm()) / norm,
+            cosine=float((x * y).sum()) / (norm * (float(y.norm()) or math.nan)),
+            energy=float((x * x * (y != 0)).sum()) / norm**2,
+            bias=bias,
+            bias_squared=bias**2,
+        )
+
+
+def _without_feedback(text: str | dict[str, Any]) -> str | dict[str, Any]:
+    return text.removeprefix(FEEDBACK) if isinstance(text, str) else text
 
 
 class ShadowOfATraining:

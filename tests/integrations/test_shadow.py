@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import commsweep as cs
+from commsweep.errors import UserError
+from commsweep.integrations.measure import codec
 from commsweep.integrations.shadow import BACKWARD, FORWARD, PARAMETER, Shadow
 
 CODECS = ["topk:0.1", "uniform:4", "tern"]
@@ -251,3 +254,37 @@ def test_in_lightning(tmp_path, capsys):
     assert callback.shadow.forwards == 6 and (tmp_path / "shadow" / "rows.csv").exists()
     with pytest.raises(cs.UserError, match="has no hook for gradients"):
         trained(CompressionCallback({"kind": "topk", "ratio": 0.1}))
+
+
+def test_a_simulated_memory_sends_in_the_end_what_it_kept_back():
+    """Error feedback by hand, on the gradients that the training really had."""
+    torch.manual_seed(0)
+    model = nn.Linear(10, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grads = []
+    with Shadow(model, ["topk:0.1", "ef+topk:0.1"], {"weight": "gradients"}, every=1) as shadow:
+        for _ in range(20):
+            optimizer.zero_grad()
+            (model(torch.randn(8, 10)) - 1).square().mean().backward()
+            grads.append(model.weight.grad.clone())
+            optimizer.step()
+    error, total = torch.zeros(4, 10), torch.zeros(4, 10)
+    code = codec("topk:0.1")
+    looks = [look.result for look in shadow.looks if look.result.codec.startswith("ef+")]
+    assert len(looks) == len(grads)
+    for grad, result in zip(grads, looks, strict=True):
+        arrived = code.roundtrip(grad + error)
+        error, total = grad + error - arrived, total + grad
+        assert result.error == pytest.approx(float((arrived - grad).norm() / grad.norm()))
+        assert result.bias == pytest.approx(float(error.norm() / total.norm()))
+    rows = {row["codec"]: row for row in shadow.summary()}
+    assert rows["ef+topk:0.1"]["bias"] < rows["topk:0.1"]["bias"]
+    assert math.isnan(rows["ef+topk:0.1"]["harm"])
+
+
+def test_a_memory_needs_every_step_and_a_gradient():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(UserError, match="set every=1, not 50"):
+        Shadow(model, ["ef+topk:0.1"])
+    with pytest.raises(UserError, match="none is looked at"):
+        Shadow(model, ["ef+topk:0.1"], {"0": "activations"}, every=1)

@@ -66,10 +66,12 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
+        """What the next stage sees of x."""
         return decode(encode(x), x.shape, x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
+        """What the stage before sees of the gradient."""
         return decode(encode(grad), grad.shape, grad.dtype)
 
 
@@ -87,6 +89,7 @@ def nbytes(shape: torch.Size, dtype: torch.dtype) -> int:
 
 
 def packed_places(mask: Tensor, places: Tensor) -> Tensor:
+    """Where the mask is true, in the shorter of two codings: uint8."""
     samples, row = mask.shape
     if places.shape[1] == row:
         return torch.empty(0, dtype=torch.uint8, device=mask.device)
@@ -96,10 +99,12 @@ def packed_places(mask: Tensor, places: Tensor) -> Tensor:
 
 
 def indices_win(samples: int, row: int, k: int) -> bool:
+    """Whether packed indices are no longer than a bitmask."""
     return -(-samples * k * index_bits(row) // 8) <= -(-samples * row // 8)
 
 
 def index_bits(row: int) -> int:
+    """Bits of a place among so many."""
     return max(row - 1, 0).bit_length()
 
 

@@ -69,16 +69,19 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
+        """What the next stage sees of x."""
         Boundary.messages += 1
         return decode(encode(x, Boundary.messages), x.shape, x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
+        """What the stage before sees of the gradient."""
         Boundary.messages += 1
         return decode(encode(grad, Boundary.messages), grad.shape, grad.dtype)
 
 
 def groups_of(samples: int, row: int) -> int:
+    """How many groups share a range."""
     return {"tensor": 1, "sample": samples, "group": samples * -(-row // GROUP)}[SCALE]
 
 

@@ -1,0 +1,1 @@
+"""From a grid of Runs to outcomes: plans, executors, searches, views."""

@@ -1,0 +1,1 @@
+"""From rows to verdicts: results, statistics, claims, tables, figures, pages."""

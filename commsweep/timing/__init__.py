@@ -1,0 +1,1 @@
+"""Step times: predicted from measurements, and measured on shaped links."""
