@@ -67,12 +67,14 @@ PRESENT: dict[str, Callable[[Run], str]] = {
     "matrix optimizer": _not_elementwise,
     "optimizer with an exchange of its own": _no_gradient_steps,
     "gradient checkpointing": _checkpointing,
+    "delay": lambda run: "delay" if run.delay else "",
     "recalibration": lambda run: f"recalibrate={n}" if (n := run.recalibrate) else "",
     PIPELINE: lambda run: "a real pipeline",
 }
 
 _SHARD = "an owner knows only its shard of a layer"
 _MASK = "a learner's own steps would leave the mask"
+_APART = "learners that train apart have weights of their own"
 _STAGE = "a stage has a part of the layers only"
 _SIMULATE = "simulate it with commsweep run, or execute learners as processes with commsweep ddp"
 EXCLUSIONS = (
@@ -119,6 +121,22 @@ EXCLUSIONS = (
         PIPELINE,
         "its learners take steps of their own with grad.outer",
         "set grad.local_steps=1",
+    ),
+    Exclusion("delay", "sparsity", "old weights have the masks of their time", "leave one out"),
+    Exclusion("delay", "outer steps", _APART, "set delay=null or grad.outer=null"),
+    Exclusion("delay", "shards", _SHARD, "set delay=null or grad.sharded=null"),
+    Exclusion("delay", "local steps", _APART, "set delay=null or grad.local_steps=1"),
+    Exclusion(
+        "delay",
+        "coder",
+        "its weights are of both stages beside a boundary",
+        "choose another compressor",
+    ),
+    Exclusion(
+        "delay",
+        PIPELINE,
+        "its schedule runs empty after every step",
+        "simulate it with commsweep run",
     ),
     Exclusion("shards", PIPELINE, _STAGE, _SIMULATE),
     Exclusion("kfac", PIPELINE, _STAGE, _SIMULATE),

@@ -26,6 +26,7 @@ from commsweep.config.sparsity import Sparsity
 from commsweep.config.training import (
     CosineSpec,
     Data,
+    Delay,
     ImageModel,
     ImageSet,
     LinearSpec,
@@ -62,6 +63,10 @@ class Run(Spec):
     ] = None
     sparsity: Annotated[
         Sparsity | None, Field(description="sparse weights and attention; absent: dense")
+    ] = None
+    delay: Annotated[
+        Delay | None,
+        Field(description="gradients of old weights; absent: a pipeline runs empty every step"),
     ] = None
     microbatches: Annotated[
         int, Field(ge=1, description="parts of a batch that cross the boundaries one by one")

@@ -230,3 +230,33 @@ Model = Annotated[ImageModel | TextModel | OwnModel, Field(discriminator="name")
 Data = Annotated[ImageSet | TextSet | OwnSet, Field(discriminator="name")]
 Optim = Annotated[SGDSpec | AdamWSpec | MuonSpec | DionSpec, Field(discriminator="kind")]
 Schedule = Annotated[ConstantSpec | CosineSpec | LinearSpec, Field(discriminator="kind")]
+
+
+class Delay(Spec):
+    """Gradients of old weights, as pipelines have them that never run empty; simulated exactly.
+
+    kind: "uniform" delays every stage by `steps` (PipeDream-2BW, arXiv 2006.09503: 1). "stages"
+    delays a stage by `steps` for each stage behind it (asynchronous 1F1B with stashed weights,
+    arXiv 1806.03377). lookahead: gradients are taken where the weights would be after so many more
+    of their last steps: Nesterov's look-ahead with the momentum (arXiv 2505.01099 motivates it),
+    weight prediction with the delay. One stage has no delay.
+    """
+
+    kind: Literal["uniform", "stages"] = "uniform"
+    steps: Annotated[int, Field(ge=0, le=64, description="optimizer steps of delay")] = 1
+    lookahead: Annotated[float, Field(ge=0, le=64, description="steps to look ahead; 0: none")] = 0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Delay:
+        if self.lookahead and not self.steps:
+            raise ValueError(
+                f"delay.lookahead={self.lookahead:g} looks ahead of old weights, and delay.steps=0 "
+                "has none: set delay.steps or delay.lookahead=0"
+            )
+        return self
+
+    def of_stage(self, stage: int, stages: int) -> int:
+        """Steps by which the weights of a stage's passes are old."""
+        if self.kind == "stages":
+            return self.steps * (stages - 1 - stage)
+        return self.steps if stages > 1 else 0

@@ -29,7 +29,9 @@ def describe(row: dict[str, Any]) -> str:
     learners", "MST 95 %; 4 learners".
     """
     parts = [
-        part for part in (boundaries(row), sparse(row), exchange(row), second_order(row)) if part
+        part
+        for part in (boundaries(row), sparse(row), exchange(row), second_order(row), delay(row))
+        if part
     ]
     return "; ".join(parts[1:] if len(parts) > 1 and parts[0] == "dense" else parts)
 
@@ -173,6 +175,18 @@ def second_order(row: dict[str, Any]) -> str:
     said = row.get("kfac.compressor.to", "bfloat16") if kind == "cast" else label(CROSSING, kind)
     said += "" if pd.isna(bits) else f" {bits:g} bit"
     return f"{text}, {_remembered(CORRECTED, row['kfac.feedback.kind'])}{said} factors"
+
+
+def delay(row: dict[str, Any]) -> str:
+    """How old the weights of a run's passes are: "1 step late, look-ahead 0.9"."""
+    steps = row.get("delay.steps", math.nan)
+    if pd.isna(steps):
+        return ""
+    many = f"{steps:g} step{'s' * (steps != 1)} late"
+    if row["delay.kind"] == "stages":
+        many += " a stage"
+    ahead = row.get("delay.lookahead", 0)
+    return f"{many}, look-ahead {ahead:g}" if ahead else many
 
 
 def sparse(row: dict[str, Any]) -> str:

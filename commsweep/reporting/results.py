@@ -29,6 +29,7 @@ SECTIONS = (
     "grad.",
     "kfac.",
     "sparsity.",
+    "delay.",
 )
 PLAIN_SETTINGS = (
     "microbatches",

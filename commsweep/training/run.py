@@ -52,7 +52,8 @@ from commsweep.store import (
     RunFolder,
     Store,
 )
-from commsweep.training import arithmetic, compiled, optim
+from commsweep.training import arithmetic, compiled, delay, optim
+from commsweep.training.delay import Delayed
 from commsweep.training.readback import Installed, model_of, nothing_lost
 from commsweep.training.recalibration import Recalibration
 from commsweep.training.record import environment, row
@@ -155,6 +156,8 @@ def build(
     if run.kfac is not None:
         here = run.grad.learners if collectives is None else len(collectives.here)
         need["kfac"] = second_order.memory_bytes(run.kfac, model, here)
+    if run.delay is not None:
+        need["delay"] = delay.memory_bytes(run.delay, model, modules)
     if run.sparsity is not None:
         need["masks"] = sparsity.memory_bytes(model, run.grad.compressor.kind != "none")
     if folder is not None:
@@ -199,6 +202,8 @@ def build(
             seen,
         )
         second_order.name_left_out(components["kfac"].left)
+    if run.delay is not None:
+        components["delay"] = Delayed(run.delay, model, modules)
     if run.recalibrate is not None:
         components["recalibration"] = Recalibration(model, run.recalibrate)
     if run.sparsity is not None:

@@ -164,6 +164,7 @@ HAVING = {
     },
     "gradient checkpointing": {"model.gradient_checkpointing": True},
     "recalibration": {"recalibrate": 2},
+    "delay": {"delay.steps": 1},
 }
 
 

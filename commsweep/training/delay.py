@@ -1,0 +1,100 @@
+"""Training on gradients of old weights, as pipelines have them that never run empty.
+
+Step t computes forward and backward of all its microbatches with the weights of step t - d and
+applies the result to the weights of step t:  w[t+1] = w[t] - rate * u(g(w[t-d])).  d is the same
+for every stage in PipeDream-2BW (arXiv 2006.09503), and one more for each later stage that a
+gradient comes back from in asynchronous 1F1B (PipeDream, arXiv 1806.03377, with stashed weights).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commsweep.component import Component, Moment, Pass
+from commsweep.config import Delay
+
+
+class Delayed(Component):
+    """Past weights of a network's stages, which its passes use instead of the present ones."""
+
+    def __init__(self, spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> None:
+        """cuts: the modules that a boundary follows, by name, in the order of the stages."""
+        super().__init__()
+        self.spec = spec
+        self.weights: list[nn.Parameter] = []
+        self.delays: list[int] = []
+        self._present: list[Tensor] = []  # of each weight, while a pass uses a past one
+        stages = stages_of(model, list(cuts.values()))
+        for parameter, stage in stages.items():
+            delay = spec.of_stage(stage, len(cuts) + 1)
+            if not parameter.requires_grad or not delay:
+                continue
+            index = len(self.weights)
+            self.weights.append(parameter)
+            self.delays.append(delay)
+            # looking ahead takes the weights of one step more
+            versions = delay + (spec.lookahead > 0)
+            past = torch.empty_strided(
+                (versions, *parameter.shape),
+                (parameter.numel(), *parameter.stride()),
+                dtype=parameter.dtype,
+                device=parameter.device,
+            )
+            with torch.no_grad():
+                past.copy_(parameter.expand_as(past))
+            self.register_buffer(f"past{index}", past)
+
+    def _past(self, index: int) -> Tensor:
+        return getattr(self, f"past{index}")
+
+    @torch.no_grad()
+    def before_pass(
+        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+    ) -> None:
+        if self._present:  # an earlier pass of this step
+            return
+        for index, (parameter, delay) in enumerate(zip(self.weights, self.delays, strict=True)):
+            past = self._past(index)
+            used = past[(moment.step - delay) % len(past)]
+            if self.spec.lookahead:
+                # in the place of the oldest, which the present weights take afterwards
+                older = past[moment.step % len(past)]
+                ahead = self.spec.lookahead
+                used = older.mul_(-ahead).add_(used, alpha=1 + ahead)
+            self._present.append(parameter.data)
+            parameter.data = used
+
+    @torch.no_grad()
+    def before_exchange(self, moment: Moment) -> None:
+        for index, (parameter, present) in enumerate(zip(self.weights, self._present, strict=True)):
+            past = self._past(index)
+            parameter.data = present
+            past[moment.step % len(past)].copy_(present)
+        self._present = []
+
+    def installed(self) -> dict[str, Any]:
+        return {"delay": self.spec}
+
+
+def stages_of(model: nn.Module, cuts: list[nn.Module]) -> dict[nn.Parameter, int]:
+    """The stage of each parameter, by the order in which modules are registered; what two stages
+    share is the first one's.
+    """
+    order = list(model.parameters())
+    places = {parameter: place for place, parameter in enumerate(order)}
+    ends = [max((places[p] for p in cut.parameters()), default=-1) for cut in cuts]
+    return {parameter: sum(place > end for end in ends) for parameter, place in places.items()}
+
+
+def memory_bytes(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> int:
+    """Bytes of the past weights."""
+    total = 0
+    for parameter, stage in stages_of(model, list(cuts.values())).items():
+        delay = spec.of_stage(stage, len(cuts) + 1)
+        if parameter.requires_grad and delay:
+            versions = delay + (spec.lookahead > 0)
+            total += versions * parameter.numel() * parameter.element_size()
+    return total
