@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,23 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         parser.add_argument(f"--{name}", type=count, metavar="N", help=f"{name}-parallel GPUs")
     parser.add_argument("--micro-batch", type=count, default=1, metavar="N", help="samples")
     parser.add_argument("--batch", type=count, metavar="N", help="samples of an iteration")
+    parser.add_argument(
+        "--schedule",
+        choices=("1f1b", "interleaved", "zero-bubble", "2bw"),
+        default="1f1b",
+        help="of the pipeline of --model (default: 1f1b)",
+    )
+    parser.add_argument(
+        "--chunks", type=count, default=2, metavar="N", help="stages a GPU, interleaved"
+    )
+    parser.add_argument(
+        "--no-recompute", action="store_true", help="keep activations for the backward"
+    )
+    parser.add_argument(
+        "--codecs",
+        metavar="A;B",
+        help="of --model: a line for each code of the gradients, such as 'uniform:8;topk:0.01'",
+    )
     parser.add_argument("--stages", type=count, default=8, help="of --meter (default: 8)")
     parser.add_argument("--microbatches", type=count, default=64, help="of --meter (default: 64)")
     parser.add_argument("--bytes", type=count, default=16777216, help="of a message of --meter")
@@ -96,16 +114,51 @@ def _model(args: argparse.Namespace) -> int:
 
     shape, gpus = _shape(args)
     cluster = gpt.read_cluster(args.cluster)
-    found = {name: float(seconds) for name, seconds in gpt.predict(shape, cluster).items()}
+    if args.schedule == "interleaved" and shape.layers % (shape.pipeline * args.chunks):
+        raise UserError(
+            f"--chunks {args.chunks}: {shape.layers} layers are no multiple of "
+            f"{shape.pipeline * args.chunks} stages"
+        )
+    choices = gpt.Choices(args.schedule, args.chunks, not args.no_recompute)
+    found = {name: float(one) for name, one in gpt.predict(shape, cluster, choices).items()}
+    lines = _codes(args, shape, cluster, choices) if args.codecs else []
     if args.json:
-        print(json.dumps({"gpus": gpus, **found}))
+        print(json.dumps({"gpus": gpus, **found} | ({"codecs": lines} if lines else {})))
         return 0
     print(f"{1e3 * found['total']:.1f} ms an iteration on {gpus} GPUs of {cluster.name}")
     for name in ("compute", "bubble", "data", "optimizer"):
         share = 100 * found[name] / found["total"]
         print(f"  {name:10} {1e3 * found[name]:10.1f} ms {share:5.1f} %")
+    for line in lines:
+        print(
+            f"  gradients in {line['codec']:14} {1e3 * line['seconds']:8.1f} ms an iteration, "
+            f"{100 * line['share']:.1f} % of 16-bit bytes"
+        )
+    if lines:
+        print("coding at the memory rate of the cluster (a roofline, not measured)")
     print(f"predicted; constants from {cluster.source}")
+    if choices != gpt.Choices():
+        print("1F1B with recomputation was held against measurements; these choices were not")
     return 0
+
+
+def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> list[dict]:
+    """Iterations with the gradients in each code."""
+    import torch
+
+    from commsweep.integrations import measure
+    from commsweep.timing import gpt
+
+    if shape.data == 1:
+        raise UserError("--codecs: no gradients travel with --data 1; set --data or --gpus")
+    x, lines = torch.randn(1, 2**18), []
+    for codec in args.codecs.split(";"):
+        share = measure.codec(codec).encode(x, 0).nbytes / (2 * x.numel())
+        # encode: values in, codes out; decode: codes in, values out
+        coded = replace(choices, gradients=share, coding=2 * (1 + share))
+        seconds = float(gpt.predict(shape, cluster, coded)["total"])
+        lines.append({"codec": codec, "share": share, "seconds": seconds})
+    return lines
 
 
 def _shape(args: argparse.Namespace) -> tuple[Any, int]:

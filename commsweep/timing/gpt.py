@@ -1,14 +1,15 @@
 """Step time of a GPT on a GPU cluster, from shapes: tensor, pipeline and data parallelism.
 
-One iteration of Megatron's 1F1B schedule with m microbatches on p stages:
+One iteration with m microbatches on p stages:
 
-    T = m * stage + (p - 1) * other + data + optimizer + constant
+    T = m * stage + idle * (p - 1) * other + data + optimizer + constant
 
 stage is the time of a microbatch, forward and backward, on the stage that has the logits, other on
 one that has none. A layer takes what the GPU needs, or the time to launch its kernels where that is
 longer. GPU time is products at `flops`, and bytes of weights and activations at `memory`. Tensor
 parallelism adds all-reduces within a layer, pipelines messages between stages, data parallelism one
-all-reduce of the gradients at the end.
+all-reduce of the gradients at the end. idle is 1 for Megatron's 1F1B, for which the constants were
+fitted; `Choices` has other schedules.
 
 Every number of a Cluster is in seconds, bytes and floating-point operations.
 """
@@ -74,7 +75,43 @@ class Cluster:
     constant: float = 4e-3  # seconds an iteration
 
 
-def predict(shape: Shape, cluster: Cluster) -> dict[str, Any]:
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "2bw")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a pipeline is run, and in which code gradients are exchanged; the defaults are what the
+    constants of a100-nvlink were fitted to.
+
+    schedule: "interleaved" gives each device `chunks` stages (arXiv 2104.04473), "zero-bubble"
+    puts off the weights' half of backwards (ZB-H1, arXiv 2401.10241), "2bw" never runs empty
+    (arXiv 2006.09503). recompute: activations in the backward. gradients: bytes of a message, as a
+    share of 16-bit values. coding: bytes that encoding and decoding read and write for each byte
+    of gradients in 16 bits, at the cluster's memory rate.
+    """
+
+    schedule: str = "1f1b"
+    chunks: int = 2
+    recompute: bool = True
+    gradients: float = 1.0
+    coding: float = 0.0
+
+    @property
+    def idle(self) -> float:
+        """What a stage waits, as a share of what it waits in 1F1B."""
+        if self.schedule == "interleaved":
+            return 1 / self.chunks
+        if self.schedule == "2bw":
+            return 0.0
+        if self.schedule == "zero-bubble":
+            # units of a forward: forward, inputs' half (with what it computes again), weights'
+            # half; the idle time is the first two without the third
+            again = int(self.recompute)
+            return (1 + 1 + again - 1) / (3 + again)
+        return 1.0
+
+
+def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dict[str, Any]:
     """Seconds of an iteration and of its parts [n]: total, compute (a pipeline without waiting),
     bubble, data, optimizer.
     """
@@ -85,7 +122,9 @@ def predict(shape: Shape, cluster: Cluster) -> dict[str, Any]:
     tokens, mine = b * S, L / p
     message = tokens * h * HALF
 
-    products = tokens * h * (24 * h + 4 * S) / t / cluster.flops
+    # forward, backward of two, and the forward once more
+    work = 1.0 if choices.recompute else 0.75
+    products = work * tokens * h * (24 * h + 4 * S) / t / cluster.flops
     moved = 24 * h * h / t + cluster.inner * message
     moved = moved + cluster.scores * HALF * b * np.asarray(shape.heads) * S * S / t
     within = cluster.tensor_wait + message * 2 * (t - 1) / t / cluster.tensor_link
@@ -98,14 +137,16 @@ def predict(shape: Shape, cluster: Cluster) -> dict[str, Any]:
 
     other = mine * layer + cluster.microbatch + np.where(p > 1, 2 * cluster.stage_wait, 0.0)
     stage = other + cluster.head * 6 * tokens * h * V / t / cluster.flops
-    compute, bubble = m * stage, (p - 1) * other
+    compute, bubble = m * stage, choices.idle * (p - 1) * other
 
     weights = (12 * h * h * mine + V * h) / t
     # Ranks of one all-reduce that share a node also share its links to other nodes.
     together = np.maximum(1, np.minimum(d, cluster.node // np.minimum(t, cluster.node)))
     far = d * t > cluster.node
     link = np.where(far, cluster.node_link * together / cluster.node, cluster.data_link)
-    data = np.where(d > 1, 2 * (d - 1) / np.maximum(d, 1) * weights * HALF / link, 0.0)
+    sent = choices.gradients * weights * HALF
+    data = 2 * (d - 1) / np.maximum(d, 1) * sent / link
+    data = np.where(d > 1, data + choices.coding * weights * HALF / cluster.memory, 0.0)
     optimizer = cluster.optimizer * weights
     total = compute + bubble + data + optimizer + cluster.constant
     parts = {"compute": compute, "bubble": bubble, "data": data, "optimizer": optimizer}

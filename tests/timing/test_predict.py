@@ -12,6 +12,14 @@ from commsweep.cli.main import main
 from commsweep.errors import UserError
 from commsweep.timing import exchange, gpt, meter
 from commsweep.timing.profile import MeasuredLink, predicted, read_link, read_trace
+from commsweep.timing.timeline.pipelines import (
+    Network,
+    Times,
+    interleaved,
+    one_f_one_b,
+    plan,
+    zero_bubble,
+)
 from tests.test_layout import ROOT
 
 PAGES = ROOT / "docs" / "results" / "clusters"
@@ -256,3 +264,67 @@ def test_bad_input_is_one_line(arguments, says, tmp_path, capsys):
     assert main(["predict", *arguments]) != 0
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and __import__("re").search(says, said), said
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_idle_time_of_schedules_is_that_of_their_orders(recompute):
+    """Against the simulated timeline of the same orders, with forwards of one unit."""
+    p, m, v = 4, 16, 2
+    inputs, weights = 1 + recompute, 1
+    whole = 1 + inputs + weights
+    one = Times([1.0] * p, [inputs + weights] * p, weights=weights / (inputs + weights))
+    parts = Times(
+        [1.0 / v] * p * v, [(inputs + weights) / v] * p * v, weights=weights / (inputs + weights)
+    )
+    for schedule, order, times in (
+        ("1f1b", one_f_one_b(p, m), one),
+        ("interleaved", interleaved(p, m, v), parts),
+        ("zero-bubble", zero_bubble(p, m), one),
+    ):
+        made = plan(order, times, Network())
+        ends = max(span.stop for span in made.run())
+        idle = gpt.Choices(schedule, v, recompute).idle
+        assert ends == pytest.approx(m * whole + idle * (p - 1) * whole), schedule
+    # a schedule that goes on over steps fills once, however many they are
+    long = max(span.stop for span in plan(one_f_one_b(p, 20 * m), one, Network()).run()) / 20
+    assert long == pytest.approx(m * whole, rel=0.02)
+    assert gpt.Choices("2bw").idle == 0
+
+
+def test_choices_of_a_model(capsys):
+    model = ["predict", "--model", "gpt:layers=24,hidden=1024", "--gpus", "16", "--pipeline", "4"]
+    seconds = {}
+    for more in (
+        [],
+        ["--schedule", "interleaved"],
+        ["--schedule", "zero-bubble"],
+        ["--schedule", "2bw"],
+        ["--no-recompute"],
+        ["--cluster", "h100-nvlink"],
+        ["--cluster", "l40s-tcp"],
+    ):
+        assert main([*model, *more, "--batch", "32", "--json"]) == 0
+        seconds[" ".join(more)] = json.loads(capsys.readouterr().out)["total"]
+    assert all(seconds[name] < seconds[""] for name in seconds if name and "l40s" not in name)
+    assert seconds["--schedule 2bw"] < seconds["--schedule interleaved"]
+    assert seconds["--cluster l40s-tcp"] > seconds[""]
+    slow = [*model, "--batch", "32", "--cluster", "l40s-tcp", "--codecs", "uniform:8;topk:0.01"]
+    assert main([*slow, "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["codecs"]
+    assert lines[0]["share"] == pytest.approx(0.5, abs=0.01)
+    assert lines[1]["seconds"] < lines[0]["seconds"] < seconds["--cluster l40s-tcp"]
+    assert main(slow) == 0
+    assert "these choices were not" not in capsys.readouterr().out
+    assert main([*model, "--schedule", "2bw"]) == 0
+    assert "these choices were not" in capsys.readouterr().out
+
+
+def test_choices_that_cannot_be_are_refused(capsys):
+    model = ["predict", "--model", "gpt:layers=24,hidden=1024"]
+    for more, said in (
+        (["--codecs", "uniform:8"], "no gradients travel"),
+        (["--pipeline", "4", "--schedule", "interleaved", "--chunks", "5"], "no multiple of 20"),
+        (["--data", "2", "--codecs", "uniforn:8"], "did you mean 'uniform'"),
+    ):
+        assert main([*model, *more]) == 2
+        assert said in capsys.readouterr().err
