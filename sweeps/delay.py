@@ -1,5 +1,5 @@
 """Ours: what gradients of old weights cost, dense and compressed, with and without error feedback
-and look-ahead (R3).
+and look-ahead.
 """
 
 from __future__ import annotations
@@ -7,13 +7,10 @@ from __future__ import annotations
 from commsweep.config import Run, override
 from commsweep.registry import preset
 
-from .recipe import Changes, code, kept, pair
+from .ladders import gradient_arms
+from .recipe import Changes
 
-LATE: dict[str, Changes] = {
-    "on time": {},
-    "one step late": {"delay.steps": 1},
-    "late by stages": {"delay.kind": "stages"},
-}
+LATE: tuple[Changes, ...] = ({"delay.steps": 1}, {"delay.kind": "stages"})
 MUON: Changes = {"optim.kind": "muon", "optim.lr": 0.005}
 
 
@@ -23,19 +20,13 @@ def text_delay() -> list[Run]:
     three seeds; an hour of a core.
     """
     base = override(preset("sotu_nano"), {"data.train_blocks": 25600})
-    topk = pair(base, None, kept(0.1))
-    arms = [
-        base,
-        pair(base, None, code(2, "stochastic")),
-        topk,
-        override(topk, {"bwd.feedback.kind": "ef"}),
-    ]
+    arms = gradient_arms(base)
     runs = []
     for seed in range(3):
-        for late in LATE.values():
+        for late in ({}, *LATE):
             for arm in arms:
                 runs.append(override(arm, late | {"seed": seed}))
-        for late in ({"delay.steps": 1}, {"delay.kind": "stages"}):
+        for late in LATE:
             runs.append(override(base, late | {"delay.lookahead": 1, "seed": seed}))
         for late in ({}, {"delay.steps": 1}):
             runs.append(override(base, MUON | late | {"seed": seed}))

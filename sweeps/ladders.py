@@ -67,19 +67,24 @@ def image_length() -> list[Run]:
     return runs
 
 
+def gradient_arms(base: Run) -> list[Run]:
+    """Dense; gradients in 2 bits without bias; by TopK; by TopK with error feedback."""
+    topk = pair(base, None, kept(0.1))
+    return [
+        base,
+        pair(base, None, code(2, "stochastic")),
+        topk,
+        override(topk, {"bwd.feedback.kind": "ef"}),
+    ]
+
+
 def text_rates() -> list[Run]:
     """Dense gradients, 2 bits without bias, TopK, TopK with error feedback; four learning rates,
     400 steps; a held-out seed that chooses the rate and three that judge; half an hour of two
     cores.
     """
     base = override(preset("sotu_nano"), {"data.train_blocks": 6400})
-    topk = pair(base, None, kept(0.1))
-    arms = [
-        base,
-        pair(base, None, code(2, "stochastic")),
-        topk,
-        override(topk, {"bwd.feedback.kind": "ef"}),
-    ]
+    arms = gradient_arms(base)
     runs = []
     for seed in (HELD_OUT, *range(3)):
         for rate in RATES:

@@ -283,7 +283,7 @@ def spawned(target: Callable[..., None], count: int, *args: Any, answers: int = 
     ]
     for one in processes:
         one.start()
-    told = [queue.get(timeout=60) for _ in range(answers)]
+    told = [queue.get(timeout=240) for _ in range(answers)]
     for one in processes:
         one.join()
     return told

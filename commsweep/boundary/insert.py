@@ -19,7 +19,7 @@ from commsweep.boundary.channel import Boundary, Channel, Step
 from commsweep.boundary.diagnosis import MessageStatistics
 from commsweep.boundary.plan import crossed, message_shapes
 from commsweep.component import Component, Moment, Pass
-from commsweep.config import Link, Links
+from commsweep.config import Link, Links, parse_links
 from commsweep.errors import UserError, nearest, told
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys, MappedMemory
@@ -358,23 +358,11 @@ def insert(
     n_samples: how many samples there are, for memories with a row each. Raises UserError on a
     module that is not there and on a link that cannot be.
     """
-    from pydantic import ValidationError
-
-    from commsweep.config import explain
-    from commsweep.config.run import links_fit
-
     known = dict(model.named_modules())
     for cut in links:
         if cut not in known or not cut:
             raise UserError(f"the model has no module '{cut}'{nearest(cut, known)}")
-    try:
-        wanted = {cut: Links.model_validate(link) for cut, link in links.items()}
-        for cut, one in wanted.items():
-            links_fit(f"links.{cut}.", one)
-    except ValidationError as error:
-        raise UserError(explain(error, "links")) from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    wanted = {cut: parse_links(link, f"links.{cut}") for cut, link in links.items()}
     for cut, one in wanted.items():
         if one.fwd.compressor.kind == "subspace":
             raise UserError(

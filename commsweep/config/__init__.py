@@ -79,6 +79,7 @@ from commsweep.config.override import (
     override,
     parse,
     parse_gradients,
+    parse_links,
     tags,
 )
 from commsweep.config.renames import current_names, first_names
@@ -206,6 +207,7 @@ __all__ = [
     "override",
     "parse",
     "parse_gradients",
+    "parse_links",
     "record",
     "run_id",
     "tags",

@@ -209,6 +209,10 @@ class Gradients(Spec):
         Sharded | None, Field(description="owners of shards; absent: every learner has all")
     ] = None
 
+    def compressor_of(self, group: str) -> GradientCompressor:
+        """The compressor of a group of `layers`; of "", of all other layers."""
+        return self.layers[group].compressor if group else self.compressor
+
 
 def check_gradients(grad: Gradients, batch_size: int) -> None:
     """Refuse settings of the gradients' exchange that would have no effect or no meaning."""

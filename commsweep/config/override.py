@@ -15,9 +15,9 @@ from pydantic.fields import FieldInfo
 
 from commsweep.config.base import Spec
 from commsweep.config.gradients import Gradients, check_gradients
-from commsweep.config.links import Link
+from commsweep.config.links import Link, Links
 from commsweep.config.renames import current_name, current_names
-from commsweep.config.run import Run, record
+from commsweep.config.run import Run, links_fit, record
 from commsweep.errors import UserError, nearest, notice
 
 
@@ -36,6 +36,20 @@ def parse_gradients(settings: dict[str, Any]) -> Gradients:
         check_gradients(made, made.learners * made.local_steps)
     except ValidationError as error:
         raise UserError(explain(error, "grad")) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return made
+
+
+def parse_links(settings: Links | dict[str, Any], where: str = "") -> Links:
+    """The links of a boundary outside of a Run; where: what they are called. Raises UserError as
+    `parse` does.
+    """
+    try:
+        made = Links.model_validate(settings)
+        links_fit(f"{where}." if where else "", made)
+    except ValidationError as error:
+        raise UserError(explain(error, where.partition(".")[0])) from None
     except ValueError as error:
         raise UserError(str(error)) from None
     return made

@@ -58,9 +58,10 @@ class Exchange(nn.Module):
         self.memories: Modules[Any] = Modules(
             self._memories(learner) for learner in range(self.collectives.learners)
         )
-        self.bases: dict[str, Any] = {"": build(spec.compressor)}
-        for name, group in spec.layers.items():
-            self.bases[name] = build(group.compressor)
+        # by group of layers; "": of all others
+        self.bases: dict[str, Any] = {
+            group: build(spec.compressor_of(group)) for group in ("", *spec.layers)
+        }
         for index, layer in enumerate(self.layers):
             if not layer.dense:
                 self.register_buffer(f"kept{index}", self._begun(index))

@@ -60,12 +60,13 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
     group: dict[int, str] = {}
     for name, members in spec.layers.items():
         for identity, parameter in _chosen(model, members.match, f"grad.layers.{name}").items():
-            if other := group.get(identity) or ("grad.exclude" if identity in excluded else None):
+            if identity in excluded or identity in group:
+                other = "exclude" if identity in excluded else f"layers.{group[identity]}"
                 raise UserError(
-                    f"grad.layers.{name}.match chooses {parameter}, and so does {other}; a layer "
-                    "has one compressor"
+                    f"grad.layers.{name}.match chooses {parameter}, and so does grad.{other}; a "
+                    "layer has one compressor"
                 )
-            group[identity] = f"grad.layers.{name}"
+            group[identity] = name
 
     def dense(p: nn.Parameter) -> bool:
         if id(p) in excluded:
@@ -82,7 +83,7 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
             dense(p),
             turned=id(p) in lying,
             itemsize=p.element_size(),
-            group=group.get(id(p), "").removeprefix("grad.layers."),
+            group=group.get(id(p), ""),
         )
         for name, p in model.named_parameters()
         if p.requires_grad

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from commsweep.compressors.bits import packed_bytes
 from commsweep.compressors.sparse import Counted
-from commsweep.config import GradientCompressor, Gradients
+from commsweep.config import Gradients
 from commsweep.data_parallel.layers import Layer
 
 
@@ -29,11 +29,6 @@ class Ledger:
         self.plain = [0] * len(layers)  # those that travelled dense
         self.places = 0  # bytes that say which weights live, each from one learner to all
         self._seen, self._seen_steps = [0] * len(layers), 0
-
-    def _compressor(self, layer: Layer) -> GradientCompressor:
-        """The settings of the layer's compressor."""
-        group = self.spec.layers.get(layer.group)
-        return group.compressor if group is not None else self.spec.compressor
 
     def sent(
         self,
@@ -72,7 +67,7 @@ class Ledger:
         """
         if self.spec.vote:
             nbytes: int | Tensor = packed_bytes(n, 1)
-        elif self._compressor(self.layers[index]).own_places:
+        elif self.spec.compressor_of(self.layers[index].group).own_places:
             m = torch.count_nonzero(merged)
             nbytes = (4 * m + Counted.place_bytes(m, 1, n)).clamp(max=4 * n)
         elif joint is not None:
@@ -145,7 +140,7 @@ class Ledger:
         for sent, kept, coded, plain, every, layer in zip(
             up, self.kept, self.coded, self.plain, self.entries, self.layers, strict=True
         ):
-            bits = self._compressor(layer).value_bits
+            bits = self.spec.compressor_of(layer.group).value_bits
             n = every / max(1, coded)  # entries of a message
             dense = plain / messages * layer.dense_bytes
             k = int(kept) / max(1, coded)

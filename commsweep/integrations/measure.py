@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from commsweep.compressors import Compressor, build
+from commsweep.compressors import Compressor, Payload, build
 from commsweep.config import CompressorSpec, MXSpec, by_kind
 from commsweep.errors import UserError, nearest
 
@@ -110,14 +110,26 @@ def named(text: str | dict[str, Any]) -> str:
 def measured(x: Tensor, compressor: Compressor, name: str, seed: int = 0) -> Measured:
     """One codec on one tensor. Raises UserError when it cannot work on this shape."""
     x = x.detach().float()
+    payload, y = sent(x, compressor, name, seed)
+    again = compressor.roundtrip(x, seed + 2).float() if _draws(compressor) else y
+    return compared(x, name, payload, y, again)
+
+
+def sent(x: Tensor, compressor: Compressor, name: str, seed: int) -> tuple[Payload, Tensor]:
+    """(what travels for x, what arrives). Raises UserError when the codec cannot work on this
+    shape.
+    """
     try:
         payload = compressor.encode(x, seed)
-        y = compressor.decode(payload).float()
-        again = compressor.roundtrip(x, seed + 2).float() if _draws(compressor) else y
+        return payload, compressor.decode(payload).float()
     except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(
             f"codec '{name}' cannot work on a tensor of shape {tuple(x.shape)} ({error})"
         ) from None
+
+
+def compared(x: Tensor, name: str, payload: Payload, y: Tensor, again: Tensor) -> Measured:
+    """What arrived, y and of another draw again, beside what was meant, x."""
     norm = float(x.norm()) or math.nan
     first, second = y - x, again - x
     bias_squared = float((first * second).sum()) / norm**2

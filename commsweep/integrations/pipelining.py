@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from commsweep.boundary.insert import Boundaries
 from commsweep.collectives import needs_group
 from commsweep.compressors import message as wire
-from commsweep.config import Links, explain
-from commsweep.config.run import links_fit
+from commsweep.config import Links, parse_links
 from commsweep.errors import UserError
 from commsweep.feedback.boundaries import sample_keyed
 from commsweep.feedback.memory import Keys
@@ -56,13 +54,7 @@ class CompressedStage(Stage):
         Raises UserError on links that cannot be, and without a process group.
         """
         needs_group("a CompressedStage")
-        try:
-            links = Links.model_validate({"fwd": fwd or {}, "bwd": bwd or {}})
-            links_fit("", links)
-        except ValidationError as error:
-            raise UserError(explain(error)) from None
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        links = parse_links({"fwd": fwd or {}, "bwd": bwd or {}})
         self._allowed(links)
         shapes = message if isinstance(message, list) else [message] * (stages - 1)
         if len(shapes) != stages - 1:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from commsweep.compressors import Compressor
 from commsweep.errors import UserError, nearest, notice
 from commsweep.integrations.evidence import evidence, said
-from commsweep.integrations.measure import Measured, codec, measured, named
+from commsweep.integrations.measure import Measured, codec, compared, measured, named, sent
 
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
 # Messages by what they are: forward and backward at a module, and a parameter's gradient.
@@ -295,20 +295,12 @@ class Remembered:
         """
         x = x.float()
         m = x if self.error is None else x + self.error
-        result = measured(m, compressor, name, seed)
-        y = compressor.roundtrip(m, seed).float()
+        payload, y = sent(m, compressor, name, seed)
         self.error = m - y
         self.total = x if self.total is None else self.total + x
-        norm = float(x.norm()) or math.nan
         bias = float(self.error.norm()) / (float(self.total.norm()) or math.nan)
-        return replace(
-            result,
-            error=float((y - x).norm()) / norm,
-            cosine=float((x * y).sum()) / (norm * (float(y.norm()) or math.nan)),
-            energy=float((x * x * (y != 0)).sum()) / norm**2,
-            bias=bias,
-            bias_squared=bias**2,
-        )
+        result = compared(x, name, payload, y, y)
+        return replace(result, bias=bias, bias_squared=bias**2)
 
 
 def _without_feedback(text: str | dict[str, Any]) -> str | dict[str, Any]:

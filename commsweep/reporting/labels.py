@@ -57,12 +57,7 @@ def exchange(row: dict[str, Any]) -> str:
     local += _outer(row) + _shards(row)
     if kind == "none":
         return f"{learners} learner{'s' * (learners > 1)}{local}" if learners > 1 or local else ""
-    text = label(EXCHANGED, kind)
-    if (ratio := row.get("grad.compressor.ratio")) is not None:
-        text += f" {100 * ratio:g} %"
-    for part, unit in (("bits", " bit"), ("rank", ""), ("levels", " levels")):
-        if (value := row.get(f"grad.compressor.{part}")) is not None:
-            text += f" {value:g}{unit}"
+    text = label(EXCHANGED, kind) + _amounts(row, "grad.compressor.")
     text += (
         f" of {row['grad.transform'].upper()}"
         if not pd.isna(row.get("grad.transform", math.nan))
@@ -84,6 +79,16 @@ def exchange(row: dict[str, Any]) -> str:
     )
 
 
+def _amounts(row: dict[str, Any], prefix: str) -> str:
+    """How much a compressor sends, by its settings: " 10 %", " 4 bit"."""
+    text = ""
+    for setting, unit in (("ratio", " %"), ("bits", " bit"), ("rank", ""), ("levels", " levels")):
+        value = row.get(prefix + setting)
+        if value is not None and not pd.isna(value):
+            text += f" {100 * value if setting == 'ratio' else value:g}{unit}"
+    return text
+
+
 def _groups(row: dict[str, Any]) -> str:
     """What layers with a compressor of their own send: ", head: min-max 8 bit"."""
     text = ""
@@ -93,17 +98,7 @@ def _groups(row: dict[str, Any]) -> str:
         if kind is None or pd.isna(kind):
             continue
         name, prefix = key.split(".")[2], key.removesuffix("kind")
-        amounts = []
-        for setting, unit in (
-            ("ratio", " %"),
-            ("bits", " bit"),
-            ("rank", ""),
-            ("levels", " levels"),
-        ):
-            value = row.get(prefix + setting)
-            if value is not None and not pd.isna(value):
-                amounts.append(f" {100 * value if setting == 'ratio' else value:g}{unit}")
-        text += f", {name}: {label(EXCHANGED, kind)}{''.join(amounts)}"
+        text += f", {name}: {label(EXCHANGED, kind)}{_amounts(row, prefix)}"
     return text
 
 

@@ -75,9 +75,6 @@ class Cluster:
     constant: float = 4e-3  # seconds an iteration
 
 
-SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "2bw")
-
-
 @dataclass(frozen=True)
 class Choices:
     """How a pipeline is run, and in which code gradients are exchanged; the defaults are what the

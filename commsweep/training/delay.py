@@ -27,18 +27,11 @@ class Delayed(Component):
         self.weights: list[nn.Parameter] = []
         self.delays: list[int] = []
         self._present: list[Tensor] = []  # of each weight, while a pass uses a past one
-        stages = stages_of(model, list(cuts.values()))
-        for parameter, stage in stages.items():
-            delay = spec.of_stage(stage, len(cuts) + 1)
-            if not parameter.requires_grad or not delay:
-                continue
-            index = len(self.weights)
+        for index, (parameter, delay) in enumerate(_late(spec, model, cuts).items()):
             self.weights.append(parameter)
             self.delays.append(delay)
-            # looking ahead takes the weights of one step more
-            versions = delay + (spec.lookahead > 0)
             past = torch.empty_strided(
-                (versions, *parameter.shape),
+                (_versions(spec, delay), *parameter.shape),
                 (parameter.numel(), *parameter.stride()),
                 dtype=parameter.dtype,
                 device=parameter.device,
@@ -91,10 +84,22 @@ def stages_of(model: nn.Module, cuts: list[nn.Module]) -> dict[nn.Parameter, int
 
 def memory_bytes(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> int:
     """Bytes of the past weights."""
-    total = 0
+    return sum(
+        _versions(spec, delay) * parameter.numel() * parameter.element_size()
+        for parameter, delay in _late(spec, model, cuts).items()
+    )
+
+
+def _late(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> dict[nn.Parameter, int]:
+    """The trained weights that have a delay, with it."""
+    found = {}
     for parameter, stage in stages_of(model, list(cuts.values())).items():
         delay = spec.of_stage(stage, len(cuts) + 1)
         if parameter.requires_grad and delay:
-            versions = delay + (spec.lookahead > 0)
-            total += versions * parameter.numel() * parameter.element_size()
-    return total
+            found[parameter] = delay
+    return found
+
+
+def _versions(spec: Delay, delay: int) -> int:
+    """Past weights that are kept: looking ahead takes those of one step more."""
+    return delay + (spec.lookahead > 0)

@@ -12,6 +12,8 @@ packed indices and a bitmask. Written by commsweep, whose `topk` sends the same 
 import torch
 from torch import Tensor
 
+from commsweep.integrations.codecs.packing import packed, rows_of, unpacked
+
 RATIO = 0.1  # share of a sample's entries that travels
 
 
@@ -106,25 +108,3 @@ def indices_win(samples: int, row: int, k: int) -> bool:
 def index_bits(row: int) -> int:
     """Bits of a place among so many."""
     return max(row - 1, 0).bit_length()
-
-
-def rows_of(shape: torch.Size) -> tuple[int, int]:
-    """(samples, values of a sample); a vector is one sample."""
-    samples = shape[0] if len(shape) > 1 else 1
-    return samples, shape.numel() // samples
-
-
-def packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes of so many bits, one after the other, the first in the low bits: uint8."""
-    shifts = torch.arange(bits, device=codes.device)
-    stream = (codes.reshape(-1, 1).long() >> shifts & 1).to(torch.uint8).view(-1)
-    stream = torch.nn.functional.pad(stream, (0, -stream.numel() % 8)).view(-1, 8)
-    weights = torch.arange(8, device=codes.device, dtype=torch.uint8)
-    return (stream << weights).sum(1, dtype=torch.uint8)
-
-
-def unpacked(data: Tensor, bits: int, count: int) -> Tensor:
-    """Inverse of `packed`: int64 [count]."""
-    stream = data[:, None] >> torch.arange(8, device=data.device, dtype=torch.uint8) & 1
-    stream = stream.view(-1)[: count * bits].view(count, bits).long()
-    return (stream << torch.arange(bits, device=data.device)).sum(1)
