@@ -209,6 +209,10 @@ class Gradients(Spec):
         Sharded | None, Field(description="owners of shards; absent: every learner has all")
     ] = None
 
+    def __hash__(self) -> int:
+        # of the text: `layers` is a dict, which has no hash
+        return hash(self.model_dump_json())
+
     def compressor_of(self, group: str) -> GradientCompressor:
         """The compressor of a group of `layers`; of "", of all other layers."""
         return self.layers[group].compressor if group else self.compressor

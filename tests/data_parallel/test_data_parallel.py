@@ -515,7 +515,7 @@ def test_powersgds_volumes_come_out_of_the_ledger(rank, ratio, mib):
             made.send(place, [grad] * 16, 0, 0)
         else:
             layer = made.layers[place]
-            made.ledger.sent(place, round(16 * made.base.nbytes(layer.shape, 16)))
+            made.ledger.sent(place, round(16 * made.base(place).nbytes(layer.shape, 16)))
     made.ledger.steps = 1
     totals = made.ledger.totals()
     assert totals["dense"] == 4 * 11_173_962
