@@ -529,7 +529,8 @@ def test_senders_share_a_place_among_themselves():
 
 def demo(net, batches, rate, decay, kept, n=2):
     """DeMo as its released code has it (arXiv 2411.19870), for matrices of one tile and vectors; in
-    float64. kept: of so many coefficients.
+    float64. kept: of so many coefficients. Returns the network and, for each parameter, where the
+    sum was zero up to rounding in a step: of a unit that no row woke.
     """
 
     def coefficients(x, back=False):
@@ -537,6 +538,7 @@ def demo(net, batches, rate, decay, kept, n=2):
         return torch.from_numpy(turn(x.numpy(), type=2, norm="ortho"))
 
     residues = [[torch.zeros_like(p) for p in net.parameters()] for _ in range(n)]
+    zero = [torch.zeros_like(p, dtype=torch.bool) for p in net.parameters()]
     for x, y in batches:
         sent = []
         for own, rows in zip(residues, torch.arange(len(y)).chunk(n), strict=True):
@@ -556,22 +558,24 @@ def demo(net, batches, rate, decay, kept, n=2):
                 total = sum(own[place][0] for own in sent) / sum(
                     own[place][1] for own in sent
                 ).clamp(min=1)
-                p.sub_(rate * coefficients(total, back=True).sign())
-    return net
+                step = coefficients(total, back=True)
+                zero[place] |= step.abs() < 1e-6 * step.abs().max()
+                p.sub_(rate * step.sign())
+    return net, zero
 
 
 @pytest.mark.parametrize(
-    ("settings", "kept", "most"),
+    ("settings", "kept", "seed"),
     [
-        ({"ratio": 0.1, "tile": 256}, lambda n: max(1, round(0.1 * n)), 0.04),
-        ({"ratio": 32 / 4096, "tile": 64, "per_tile": "number"}, lambda n: min(n, 32), 0.01),
+        ({"ratio": 0.1, "tile": 256}, lambda n: max(1, round(0.1 * n)), 9),
+        ({"ratio": 32 / 4096, "tile": 64, "per_tile": "number"}, lambda n: min(n, 32), 4),
     ],
     ids=["share", "published"],
 )
-def test_demo_is_the_published_rule(settings, kept, most):
+def test_demo_is_the_published_rule(settings, kept, seed):
     """A perceptron of 8 and 10 units: every matrix is narrow enough to be one tile."""
     run = override(
-        tiny(model__name="mlp", model__width=8),
+        tiny(model__name="mlp", model__width=8, seed=seed),
         PLAIN
         | {"optim.lr": 0.01}
         | {
@@ -598,15 +602,16 @@ def test_demo_is_the_published_rule(settings, kept, most):
     parts = build(run, HOW)
     parts.data.train.set_epoch(0)
     net = copy.deepcopy(parts.task.model).double()
-    wanted = demo(net, [(x.double(), y) for x, y, _ in parts.data.train], 0.01, 0.9, kept)
+    wanted, zero = demo(net, [(x.double(), y) for x, y, _ in parts.data.train], 0.01, 0.9, kept)
     ours, theirs = (
         weights(trained(run)),
         {name: p.detach().float() for name, p in wanted.named_parameters()},
     )
-    # Signs of sums near zero differ between float32 and float64, by twice a rate; of a wrong rule
-    # half of them would.
-    apart_ = torch.cat([(ours[name] - theirs[name]).abs().flatten() for name in ours])
-    assert float((apart_ > 1e-5).float().mean()) < most, float(apart_.max())
+    # The sign of a sum that is zero up to rounding is any. With these seeds no such weight has a
+    # say in another one.
+    for known, name in zip(zero, theirs, strict=True):
+        assert float(known.float().mean()) < 0.2, name
+        assert float(((ours[name] - theirs[name]).abs() * ~known).max()) < 1e-5, name
     assert far(ours, weights(build(run, HOW).task)) > 0.01
 
 
