@@ -1,7 +1,8 @@
 """Ours: codes of 2025 and 2026 (microscaling formats, rotations, EDEN) against min-max codes.
 Claims R1 and R2.
 
-Nats of test loss saved against another arm of the same seed, compression on at inference.
+Losses are nats of test loss, or points of test accuracy, against another arm of the same seed,
+compression on at inference.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.reporting.claim import Claim, Wanted
+from commsweep.reporting.claim import SLIGHT, Claim, Wanted
 from commsweep.reporting.figure import COLUMN, STYLE, Draw, pareto, scatter
 from commsweep.reporting.results import is_text, plain
 from commsweep.reporting.statistics import interval
-from commsweep.reporting.table import PLAIN, SHARE, Table, cell
+from commsweep.reporting.table import ON, PERCENT, PLAIN, SHARE, Table, cell
 
 from .bias import LOSS, NOTICEABLE, PERPLEXITY, gained
 
@@ -23,27 +24,30 @@ ROTATIONS = ("rotated", "eden", "ms_eden")
 
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The runs that it speaks of: of a sweep of language models with a rotated code."""
-    own = plain(frame)
-    kinds = own[["fwd.compressor.kind", "bwd.compressor.kind"]]
-    return own if is_text(own) and kinds.isin(ROTATIONS).any(axis=None) else own.iloc[:0]
+    """The runs that it speaks of: of a sweep with a rotated code."""
+    found = plain(frame)
+    kinds = found[["fwd.compressor.kind", "bwd.compressor.kind"]]
+    return found if kinds.isin(ROTATIONS).any(axis=None) else found.iloc[:0]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """What every code lost, and its bytes."""
+    text = is_text(frame)
+    score, unit, digits = ("perplexity", "nats", 3) if text else ("accuracy", "points", 2)
+    called = "test perplexity a byte" if text else "test accuracy (%)"
     table = Table(
         "codes",
-        "Codes of activations and of gradients: test perplexity a byte, nats lost, bytes",
-        ["Setting", "perplexity", "nats lost", "95 % interval", "seeds", "bytes (%)"],
+        f"Codes of activations and of gradients: {called}, {unit} lost, bytes",
+        ["Setting", score, f"{unit} lost", "95 % interval", "seeds", "bytes (%)"],
     )
     for name, part, lost in _losses(frame):
         ends = interval(lost)
         table.rows.append(
             [
                 name,
-                cell(part, PERPLEXITY, PLAIN),
-                f"{sum(lost) / len(lost):.3f}" if lost else "-",
-                f"[{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "-",
+                cell(part, PERPLEXITY, PLAIN) if text else cell(part, ON, PERCENT),
+                f"{sum(lost) / len(lost):.{digits}f}" if lost else "-",
+                f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if ends else "-",
                 str(len(lost)),
                 cell(part, "bytes.ratio", SHARE),
             ]
@@ -52,15 +56,18 @@ def tables(frame: pd.DataFrame) -> list[Table]:
 
 
 def _losses(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame, list[float]]]:
-    """(method, its rows, nats lost against the dense run of the same seed), least first."""
+    """(method, its rows, nats or points lost against the dense run of the same seed), least
+    first.
+    """
     done = frame[frame.status == "finished"]
-    if LOSS not in done:
+    metric, sign = (LOSS, 1.0) if is_text(frame) else (ON, -100.0)
+    if metric not in done:
         return []
-    dense = done[done.method.str.startswith("dense")].set_index("seed")[LOSS]
+    dense = done[done.method.str.startswith("dense")].set_index("seed")[metric]
     found = []
     for method, part in done.groupby("method", sort=False):
         own = part[part.seed.isin(dense.index)]
-        lost = list(own[LOSS] - own.seed.map(dense))
+        lost = list(sign * (own[metric] - own.seed.map(dense)))
         found.append((str(method), part, lost))
     return sorted(found, key=lambda one: sum(one[2]) / max(1, len(one[2])))
 
@@ -87,7 +94,8 @@ def r1(frame: pd.DataFrame) -> Claim:
     return Claim(
         "R1",
         "A random rotation makes 2-bit activations as good as 4-bit activations without one "
-        f"(within {NOTICEABLE:g} nats), and better than 2 bits without one, by as much.",
+        f"(within {NOTICEABLE:g} nats, {SLIGHT:g} point), and better than 2 bits without one, by "
+        "as much.",
         [
             *gained(
                 frame,
@@ -115,7 +123,8 @@ def r2(frame: pd.DataFrame) -> Claim:
     }
     return Claim(
         "R2",
-        f"An unbiased code of 4 bits for gradients costs less than {NOTICEABLE:g} nats.",
+        f"An unbiased code of 4 bits for gradients costs less than {NOTICEABLE:g} nats, or "
+        f"{SLIGHT:g} point.",
         [
             effect
             for name, arm in arms.items()
@@ -137,6 +146,7 @@ def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     nothing with as few bytes beats. Bars: 95 % intervals of the mean.
     """
     found = _losses(frame)
+    unit = "nats" if is_text(frame) else "points"
     if len(found) < 3:
         return None
     panels = [
@@ -163,7 +173,7 @@ def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             front = pareto(made.assign(**{"bytes.ratio": made.x, "mean": -made.y}), float("-inf"))
             scatter(axis, made, front, list(made["name"]))
             axis.axhline(0, color="0.6", lw=0.7, ls=":")
-            axis.set(title=title, xlabel="bytes that way (% of dense)", ylabel="nats lost")
+            axis.set(title=title, xlabel="bytes that way (% of dense)", ylabel=f"{unit} lost")
             # marks are a panel's own, because a code has another name in each
             axis.legend(loc="upper right", fontsize=5.5)
     return figure
