@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import sys
 
+from commsweep.startup import leaving
+
 
 def start() -> int:
     """Let Python keep its bytecode, and run the command.
@@ -22,9 +24,13 @@ def start() -> int:
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    from commsweep.cli.main import main  # only now: its imports are to be kept, too
 
-    return main()
+    def command() -> int:
+        from commsweep.cli.main import main  # only now: its imports are to be kept, too
+
+        return main()
+
+    return leaving(command)
 
 
 if __name__ == "__main__":

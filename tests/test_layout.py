@@ -19,6 +19,7 @@ PLACES = (LIBRARY, *CONTENT)
 # The folders and files of the library from the lowest up. Each may import itself and those before.
 FLOORS = (
     "errors",
+    "startup",
     "seeds",
     "checkpoint",
     "component",

@@ -16,6 +16,7 @@ from commsweep.config.execution import MODES
 from commsweep.data import sources
 from commsweep.errors import UserError, notice
 from commsweep.registry import grouped, preset, presets
+from commsweep.startup import loading
 from commsweep.store import DIVERGED, FINISHED, Busy, Row, Store
 
 
@@ -229,7 +230,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _execute(run: Run, store: Store, how: Execution) -> Row:
-    from commsweep.training.run import execute  # torch, which a recorded run does not need
+    with loading():  # torch, which a recorded run does not need
+        from commsweep.training.run import execute
 
     return execute(run, store, how)
 

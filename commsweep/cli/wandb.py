@@ -11,6 +11,7 @@ from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.views.wandb import MODES, View, definition, report_cell
 from commsweep.registry import sweep
+from commsweep.startup import loading
 from commsweep.store import FINISHED, Store
 
 
@@ -103,7 +104,8 @@ def _cell(args: argparse.Namespace) -> int:
             f"'{args.cell}' names no cell of sweep '{args.name}'; write cell=ID with an id of: "
             f"commsweep sweep plan {args.name}"
         )
-    from commsweep.training.run import execute
+    with loading():
+        from commsweep.training.run import execute
 
     row = execute(cells[given["cell"]], store, execution(args, by="sweep"))
     report_cell(row, store.folder(row["id"]).metrics(), store.root / ".wandb")

@@ -29,6 +29,7 @@ from commsweep.config import GPT2_SIZES, Run, TextModel, canonical, override, ru
 from commsweep.errors import UserError, nearest
 from commsweep.launching.executors.local import FORKS
 from commsweep.registry import preset, presets
+from commsweep.startup import loading
 from commsweep.store import DIVERGED, FINISHED, Store
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, exec
     """
     import optuna
 
-    from commsweep.training.run import execute
+    with loading():
+        from commsweep.training.run import execute
 
     runs = runs_of(search, search.suggest(trial, goal.per_boundary))
     trial.set_user_attr("runs", [run_id(run) for run in runs])

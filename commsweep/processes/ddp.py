@@ -39,6 +39,7 @@ from commsweep.config import (
 from commsweep.errors import Diverged, UserError
 from commsweep.feedback.boundaries import sample_keyed
 from commsweep.processes import launch
+from commsweep.startup import leaving
 from commsweep.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
 
 if TYPE_CHECKING:
@@ -468,4 +469,4 @@ def main(root: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(leaving(lambda: main(sys.argv[1])))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep.errors import UserError
+from commsweep.startup import loading
 from commsweep.store import RunFolder, write_json
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def worker(folder: RunFolder, work: Callable[[], None], who: str = "stage") -> i
     error = folder.path / f"stage{stage}.error"
     error.unlink(missing_ok=True)
     try:
+        with loading():
+            import commsweep.training.run  # noqa: F401 (what all workers need)
         work()
         return 0
     except UserError as fault:

@@ -20,6 +20,7 @@ from typing import Any
 
 from commsweep.config import Cable, Execution, Run, Wiring, parse, record
 from commsweep.processes import launch, namespaces, pipeline, stages
+from commsweep.startup import leaving
 from commsweep.store import Row, RunFolder, Store, read_json, write_json
 
 MODULE = "commsweep.processes.measure"
@@ -123,4 +124,4 @@ def main(root: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(leaving(lambda: main(sys.argv[1])))

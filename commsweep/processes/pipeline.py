@@ -19,6 +19,7 @@ from commsweep import inputs
 from commsweep.config import SCHEMA, Cable, Execution, Run, Wiring, canonical, record, run_id
 from commsweep.errors import UserError
 from commsweep.processes import launch, stages
+from commsweep.startup import leaving
 from commsweep.store import Busy, Row, RunFolder, Store, read_json, write_json
 
 MODULE = "commsweep.processes.pipeline"
@@ -147,4 +148,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(leaving(lambda: main(sys.argv[1])))

@@ -107,7 +107,7 @@ def run(
 # one's successor, costs nothing. The server itself never computes, so no thread and no CUDA context
 # is forked.
 FORKS = mp.get_context("forkserver")
-FORKS.set_forkserver_preload(["commsweep.training.run"])
+FORKS.set_forkserver_preload(["commsweep.launching.executors.warm"])
 
 
 @dataclass
@@ -277,17 +277,21 @@ def _serve(
             with _log_to(store, run_id(run)):
                 row = execute(run, store, execution, lambda: bool(stop.value))
             busy = row["seconds"].get("train", 0.0) + row["seconds"].get("eval", 0.0)
-            pipe.send({"status": row["status"], "error": row["error"], "busy": busy})
+            answer = {"status": row["status"], "error": row["error"], "busy": busy}
         except Busy:
-            pipe.send({"status": "busy"})
+            answer = {"status": "busy"}
         except KeyboardInterrupt:
-            pipe.send({"status": "interrupted"})
+            answer = {"status": "interrupted"}
         except (UserError, OSError) as error:
-            pipe.send({"status": "refused", "error": str(error)})
+            answer = {"status": "refused", "error": str(error)}
         # outside of training: of the environment, and no outcome of the cell
         except Exception as fault:
             traceback.print_exc()
-            pipe.send({"status": "refused", "error": told(fault)})
+            answer = {"status": "refused", "error": told(fault)}
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:  # the launcher was killed; the store has the outcome
+            return
 
 
 class _log_to:

@@ -1,0 +1,93 @@
+"""How the commands that train load their libraries, and leave them, in half of the time.
+
+Two things cost more than what is needed. Python's collector looks through all objects again and
+again while modules are loaded. And torchmetrics, of which Lightning uses two classes, loads
+torchvision, scipy and transformers for metrics that nothing here asks for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+METRICS = "torchmetrics"
+
+
+def leaving(work: Callable[[], int]) -> int:
+    """Its exit code. When the process ends with it, loaded modules are not taken apart, which would
+    take a second; an exception ends it as always.
+    """
+    code = 0
+    returned = False
+
+    def leave() -> None:  # registered first, so after all else that is to happen at the end
+        if not returned:
+            return
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except OSError:  # nobody reads any more
+            os._exit(code or 1)
+        os._exit(code)
+
+    atexit.register(leave)
+    code = work()
+    returned = True
+    return code
+
+
+class Partly(ModuleType):
+    """A package whose own file runs at the first attribute that was not put here by hand."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") or self.__spec__ is None or self.__spec__.loader is None:
+            raise AttributeError(name)
+        # from now on it is the package as anybody imports it
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Around imports: no collection meanwhile, nothing collected of what they made, and of
+    torchmetrics the two classes that Lightning uses.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        if METRICS not in sys.modules and importlib.util.find_spec(METRICS):
+            _metrics()
+        yield
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # extensions complain of what is left at the end
+        if collects:
+            gc.enable()
+
+
+def _metrics() -> None:
+    """Load torchmetrics' classes without the package's own file; the whole package where a version
+    is laid out otherwise.
+    """
+    spec = importlib.util.find_spec(METRICS)
+    assert spec is not None
+    package = importlib.util.module_from_spec(spec)
+    package.__class__ = Partly
+    package.__dict__["_logger"] = logging.getLogger(METRICS)  # what its modules ask of the package
+    sys.modules[METRICS] = package
+    try:
+        importlib.import_module(f"{METRICS}.utilities")  # first: the others lean on it in a circle
+        for place, name in (("metric", "Metric"), ("collections", "MetricCollection")):
+            package.__dict__[name] = getattr(importlib.import_module(f"{METRICS}.{place}"), name)
+    except (ImportError, AttributeError):
+        for name in [name for name in sys.modules if name.split(".")[0] == METRICS]:
+            del sys.modules[name]
