@@ -22,8 +22,9 @@ from commsweep.compressors.base import (
     rows,
     unrows,
 )
-from commsweep.compressors.bits import pack, packed_bytes, unpack
+from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 from commsweep.compressors.kernels import cpu
+from commsweep.compressors.kernels import levels as kernels
 from commsweep.config import (
     E3M0Spec,
     NaturalSpec,
@@ -64,7 +65,12 @@ class Levels(Compressor[S]):
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = row_shape(payload.shape)
-        codes = unpack(payload.parts["codes"], self.code_bits, n_rows * row).reshape(n_rows, row)
+        packed = payload.parts["codes"]
+        if self.code_bits == 1:
+            codes = unpack_flags(packed, n_rows * row)
+        else:
+            codes = unpack(packed, self.code_bits, n_rows * row)
+        codes = codes.reshape(n_rows, row)
         return unrows(self._values(codes, payload.parts["scales"]).to(payload.dtype), payload)
 
     def _codes(self, flat: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -93,7 +99,7 @@ class Sign(Levels[SignSpec]):
         return flat >= 0, size
 
     def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
-        return torch.where(codes.bool(), scales, -scales)
+        return _chosen(codes, -scales, scales)
 
 
 class OneBit(Levels[OneBitSpec]):
@@ -112,7 +118,7 @@ class OneBit(Levels[OneBitSpec]):
         return up, torch.cat([low, high], dim=1)
 
     def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
-        return torch.where(codes.bool(), scales[:, 1:], scales[:, :1])
+        return _chosen(codes, scales[:, :1], scales[:, 1:])
 
 
 class Tern(Levels[TernSpec]):
@@ -129,11 +135,16 @@ class Tern(Levels[TernSpec]):
         if self.spec.clip:
             edge = self.spec.clip * flat.std(1, correction=0, keepdim=True)
             flat = flat.clamp(-edge, edge)
-        s = flat.abs().amax(1, keepdim=True)
-        sent = draws.uniform(flat.shape, seed, flat.device) * s < flat.abs()
-        return torch.where(sent, torch.where(flat > 0, 1, 2), 0), s
+        s = torch.linalg.vector_norm(flat, torch.inf, 1, keepdim=True)
+        drawn = draws.uniform(flat.shape, seed, flat.device)
+        if cpu.usable(flat):
+            return kernels.tern_codes(flat, drawn, s), s
+        sent = drawn * s < flat.abs()
+        return sent.byte() << (~(flat > 0)).byte(), s
 
     def _values(self, codes: Tensor, scales: Tensor) -> Tensor:
+        if cpu.usable(scales):
+            return kernels.tern_values(codes, scales)
         return torch.where(codes == 1, scales, torch.where(codes == 2, -scales, scales - scales))
 
 
@@ -293,25 +304,29 @@ class QSGD(Compressor[QSGDSpec]):
         order = torch.inf if self.spec.norm == "max" else 2
         norms = _norm(groups, order, 2)
         gain = self.spec.levels / norms
-        size = groups.abs() * torch.where(
-            norms > 0, gain.clamp(max=torch.finfo(torch.float32).max), 0.0
-        )
-        drawn = (
-            (size + draws.uniform(size.shape, seed, size.device))
-            .floor_()
-            .clamp_(max=self.spec.levels)
-        )
+        gain = torch.where(norms > 0, gain.clamp(max=torch.finfo(torch.float32).max), 0.0)
+        drawn = draws.uniform(groups.shape, seed, groups.device)
+        if cpu.usable(groups):
+            levels = kernels.drawn_levels(
+                groups.flatten(0, 1), gain.flatten(), drawn, self.spec.levels
+            )
+            return levels.reshape(n_rows, -1)[:, :n], norms[:, :, 0]
+        drawn = (groups.abs() * gain + drawn).floor_().clamp_(max=self.spec.levels)
         levels = torch.where(groups < 0, -drawn, drawn).nan_to_num(0.0).to(torch.int32)
         return levels.reshape(n_rows, -1)[:, :n], norms[:, :, 0]
 
     def _values(self, levels: Tensor, norms: Tensor) -> Tensor:
         n = levels.shape[1]
         step = norms / torch.full_like(norms, self.spec.levels)
+        if cpu.usable(step):
+            return kernels.level_values(levels, step, min(self.spec.bucket, n))
         return levels * step.repeat_interleave(min(self.spec.bucket, n), dim=1)[:, :n] + 0.0
 
     def _code_bytes(self, levels: Tensor) -> Tensor | int:
         if self.spec.coding == "fixed":
             return packed_bytes(levels.numel(), 1 + self.spec.levels.bit_length())
+        if cpu.numba is not None and levels.device.type == "cpu":
+            return kernels.elias_bytes(levels)
         flat = torch.nn.functional.pad(levels.flatten(), (0, -levels.numel() % 1024)).view(-1, 1024)
         here, place = (
             flat != 0,
@@ -350,7 +365,7 @@ class QSGD(Compressor[QSGDSpec]):
         levels, norms = self._levels(rows(x).float(), seed)
         flat = levels.flatten()
         if self.spec.coding == "fixed":
-            codes = torch.where(flat < 0, 1, 0) + 2 * flat.abs()
+            codes = (2 * flat.abs()).add_(flat < 0)
             return payload(
                 x, codes=pack(codes, 1 + self.spec.levels.bit_length()), norms=norms.contiguous()
             )
@@ -362,7 +377,8 @@ class QSGD(Compressor[QSGDSpec]):
         codes, norms = payload.parts["codes"], payload.parts["norms"]
         if self.spec.coding == "fixed":
             packed = unpack(codes, 1 + self.spec.levels.bit_length(), n_rows * row)
-            flat = torch.where(packed % 2 == 1, -(packed // 2), packed // 2).to(torch.int32)
+            size = (packed >> 1).to(torch.int32)
+            flat = torch.where((packed & 1).bool(), -size, size)
         else:
             flat = torch.from_numpy(cpu.elias_decode(codes.cpu().numpy(), n_rows * row)).to(
                 codes.device
@@ -372,6 +388,13 @@ class QSGD(Compressor[QSGDSpec]):
         ):
             raise UserError(f"a code names a level beyond {self.spec.levels}")
         return unrows(self._values(flat.reshape(n_rows, row), norms).to(payload.dtype), payload)
+
+
+def _chosen(codes: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """`high` [rows, 1] where codes [rows, n] are true, else `low` [rows, 1]."""
+    if cpu.usable(low) and codes.dtype is torch.bool:
+        return kernels.two_values(codes, low, high)
+    return torch.where(codes.bool(), high, low)
 
 
 def _norm(x: Tensor, order: float, axis: int) -> Tensor:
