@@ -54,7 +54,18 @@ def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
 
 
 # Modules of this folder, each with `bench() -> Iterable[Result]`; a new one adds its name.
-BENCHES = ("start", "boundary", "text", "store", "gradients", "wire", "kfac", "sparse", "gpu")
+BENCHES = (
+    "start",
+    "codecs",
+    "boundary",
+    "text",
+    "store",
+    "gradients",
+    "wire",
+    "kfac",
+    "sparse",
+    "gpu",
+)
 
 
 def run(name: str | None, as_json: bool) -> int:

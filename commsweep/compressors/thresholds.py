@@ -78,17 +78,18 @@ class SIDCo(Counted[SIDCoSpec]):
         stages = self.spec.stages if self.spec.ratio < self.FIRST else 1
         first = self.spec.ratio if stages == 1 else self.FIRST
         rest = (self.spec.ratio / first) ** (1 / max(1, stages - 1))
-        mean, var = size.mean(1, keepdim=True), size.var(1, correction=0, keepdim=True)
+        mean = size.mean(1, keepdim=True)
         edge = -mean * math.log(first)
         if self.spec.fit == "gpareto":
+            var = size.var(1, correction=0, keepdim=True)
             shape = mean.square() / var.clamp(min=1e-30)
             a, k = 0.5 * mean * (shape + 1), 0.5 * (shape - 1)
             pareto = a * (1 - torch.exp(k * math.log(first))) / k.where(k.abs() > 1e-6, 1e-6)
             edge = torch.where(pareto.isfinite() & (var > 0), pareto, edge)
         for _ in range(stages - 1):
-            over = size > edge
-            n = over.sum(1, keepdim=True).clamp(min=1)
-            excess = (size - edge).where(over, 0.0).sum(1, keepdim=True) / n
+            n = torch.count_nonzero(size > edge, 1).clamp(min=1).unsqueeze(1)
+            above = (size - edge).clamp_(min=0).sum(1, keepdim=True)
+            excess = above.nan_to_num(0.0) / n  # where the edge is infinite nothing exceeds it
             edge = edge - excess * math.log(rest)
         return _above(x, edge, want_mask)
 

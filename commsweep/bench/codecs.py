@@ -1,0 +1,95 @@
+"""`commsweep bench codecs`: codes with few levels a value beside the formulas of their peers, a few
+lines of torch each, one thread.
+
+The work is the same but for these: the peers draw from torch's generator, ours by counter; ours
+counts bytes, and QSGD's Elias bits, of every message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commsweep.bench import Result, alternate, paired
+from commsweep.integrations.measure import codec
+
+ELEMENTS = 1 << 20
+ROUNDS = 15
+
+
+def sign(x: Tensor) -> Tensor:
+    """EF-signSGD's message: the mean size with the signs."""
+    size = x.abs().mean()
+    return (x >= 0).to(torch.uint8).to(torch.float32).mul(2).sub(1) * size
+
+
+def tern(x: Tensor) -> Tensor:
+    """TernGrad with its clipping at 2.5 deviations."""
+    edge = 2.5 * ((x - x.mean()) ** 2).mean().sqrt()
+    x = torch.clamp(x, -edge, edge)
+    size = x.abs()
+    s = size.max()
+    drawn = x.sign() * s
+    drawn[torch.rand_like(x) * s >= size] = 0
+    return drawn.sign().to(torch.int8).to(torch.float32) * s
+
+
+def qsgd(levels: int) -> Callable[[Tensor], Tensor]:
+    """QSGD with one norm a bucket of 512; whole levels, not coded further."""
+
+    def made(x: Tensor) -> Tensor:
+        groups = x.view(-1, 512)
+        norm = groups.norm(dim=1, keepdim=True)
+        size = levels / norm * groups.abs()
+        low = size.floor()
+        up = (torch.rand_like(size) < (size - low)).to(torch.float32)
+        codes = ((low + up) * groups.sign()).to(torch.int16)
+        return (norm / levels * codes.to(torch.float32)).view_as(x)
+
+    return made
+
+
+def sampled(x: Tensor) -> Tensor:
+    """DGC: the threshold of a hundredth of the entries, mended until few enough stay."""
+    size = x.abs()
+    chosen = size.flatten()[torch.randint(0, x.numel(), (x.numel() // 100,))]
+    edge = chosen.topk(max(1, int(0.01 * chosen.numel()))).values[-1]
+    wanted = 0.01 * x.numel()
+    for _ in range(10):
+        kept = int((size >= edge).sum())
+        if 0.7 * wanted <= kept <= 1.3 * wanted:
+            break
+        edge = edge * (1.25 if kept > wanted else 0.9)
+    return x * (size >= edge)
+
+
+QSGD: dict[str, Any] = {"kind": "qsgd", "bucket": 512}
+PAIRS: tuple[tuple[str, dict[str, Any], Callable[[Tensor], Tensor]], ...] = (
+    ("sign", {"kind": "sign"}, sign),
+    ("TernGrad", {"kind": "tern", "clip": 2.5}, tern),
+    ("QSGD, Elias", QSGD | {"levels": 15, "coding": "elias"}, qsgd(15)),
+    ("QSGD, fixed", QSGD | {"levels": 127, "coding": "fixed"}, qsgd(127)),
+    ("SIDCo / DGC's sampled threshold", {"kind": "sidco", "ratio": 0.01}, sampled),
+)
+
+
+def bench() -> Iterator[Result]:
+    """Ratios of the simulated message, a tensor in and what the receiver sees out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        x = torch.randn(1, ELEMENTS, generator=torch.Generator().manual_seed(0))
+        for name, spec, peer in PAIRS:
+            ours = codec(spec)
+            sides: dict[str, Callable[[], object]] = {
+                "ours": lambda ours=ours: ours.apply(x, 1),
+                "peer": lambda peer=peer: peer(x),
+            }
+            seconds = alternate(sides, ROUNDS, warmup=2)
+            medians = {side: sorted(seconds[side])[ROUNDS // 2] for side in sides}
+            yield Result(name, paired(seconds, "ours", "peer"), 1.0, medians=medians)
+    finally:
+        torch.set_num_threads(threads)
