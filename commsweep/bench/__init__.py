@@ -68,24 +68,39 @@ BENCHES = (
 )
 
 
-def run(name: str | None, as_json: bool) -> int:
+def table(name: str, results: list[Result]) -> str:
+    """A bench's results in Markdown, with what its module says of how they are measured."""
+    said = (import_module(f"commsweep.bench.{name}").__doc__ or "").strip()
+    lines = [f"## {name}", "", said, "", "| measure | ratio | bound | |", "|---|---|---|---|"]
+    for result in results:
+        sign = "at most" if result.at_most else "at least"
+        bound = "-" if result.bound is None else f"{sign} {result.bound:g}"
+        kept = "" if result.bound is None else "holds" if result.holds else "missed"
+        lines.append(f"| {result.name} | {result.ratio:.2f} | {bound} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
+def run(name: str | None, as_json: bool, as_table: bool = False) -> int:
     """Run one bench or all, print every ratio, exit 1 if a bound is missed."""
     if name is not None and name not in BENCHES:
         raise UserError(
             f"unknown bench '{name}'{nearest(name, BENCHES)} (one of: {', '.join(BENCHES)})"
         )
-    results = []
+    results: list[Result] = []
+    told = not (as_json or as_table)
     for each in [name] if name else [one for one in BENCHES if one != "gpu"]:
-        began = time.perf_counter()
+        began, before = time.perf_counter(), len(results)
         for result in import_module(f"commsweep.bench.{each}").bench():
             results.append(result)
-            if not as_json:
+            if told:
                 sign = "<=" if result.at_most else ">="
                 bound = "" if result.bound is None else f" {sign} {result.bound:g}"
                 kept = "shown " if result.bound is None else "holds " if result.holds else "MISSED"
                 raw = ", ".join(f"{key} {value:.4g}" for key, value in result.medians.items())
                 print(f"{kept} {result.name}: {result.ratio:.3f}{bound}   ({raw})", flush=True)
-        if not as_json:
+        if as_table:
+            print(table(each, results[before:]), flush=True)
+        if told:
             print(f"       bench {each} took {time.perf_counter() - began:.0f} s", flush=True)
     if as_json:
         print(json.dumps([asdict(result) | {"holds": result.holds} for result in results]))

@@ -217,13 +217,16 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     )
     bench.add_argument("name", nargs="?", help="one bench (default: all)")
     bench.add_argument("--json", action="store_true", help="print JSON for programs")
+    bench.add_argument(
+        "--table", action="store_true", help="print a Markdown table, and how it was measured"
+    )
     bench.set_defaults(command=_bench)
 
 
 def _bench(args: argparse.Namespace) -> int:
     from commsweep import bench
 
-    return bench.run(args.name, args.json)
+    return bench.run(args.name, args.json, args.table)
 
 
 def _fail(message: str, code: int) -> int:

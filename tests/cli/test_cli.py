@@ -563,6 +563,8 @@ def test_bench_prints_ratio_bound_and_verdict(capsys, monkeypatch):
     monkeypatch.setattr(boundary, "bench", lambda: results[:1])
     code, out, _ = call(capsys, "bench")
     assert code == 0 and out.startswith("holds  a / b: 1.020 <= 1.08")
+    code, out, _ = call(capsys, "bench", "--table")
+    assert "| a / b | 1.02 | at most 1.08 | holds |" in out and out.startswith("## boundary")
 
 
 def test_bench_ratios_are_paired_medians():

@@ -119,6 +119,9 @@ def test_kernels_equal_the_torch_path(spec, monkeypatch):
         {"kind": "topk", "ratio": 0.1},
         {"kind": "uniform", "bits": 4},
         {"kind": "uniform", "bits": 4, "scale": "sample"},
+        {"kind": "sign"},
+        {"kind": "tern"},
+        {"kind": "qsgd"},
     ],
     ids=name,
 )
