@@ -8,13 +8,13 @@ counts bytes, and QSGD's Elias bits, of every message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.integrations.measure import codec
+from commsweep.compressors import build
+from commsweep.config import Compression, QSGDSpec, SIDCoSpec, SignSpec, TernSpec
 
 ELEMENTS = 1 << 20
 ROUNDS = 15
@@ -66,13 +66,12 @@ def sampled(x: Tensor) -> Tensor:
     return x * (size >= edge)
 
 
-QSGD: dict[str, Any] = {"kind": "qsgd", "bucket": 512}
-PAIRS: tuple[tuple[str, dict[str, Any], Callable[[Tensor], Tensor]], ...] = (
-    ("sign", {"kind": "sign"}, sign),
-    ("TernGrad", {"kind": "tern", "clip": 2.5}, tern),
-    ("QSGD, Elias", QSGD | {"levels": 15, "coding": "elias"}, qsgd(15)),
-    ("QSGD, fixed", QSGD | {"levels": 127, "coding": "fixed"}, qsgd(127)),
-    ("SIDCo / DGC's sampled threshold", {"kind": "sidco", "ratio": 0.01}, sampled),
+PAIRS: tuple[tuple[str, Compression, Callable[[Tensor], Tensor]], ...] = (
+    ("sign", SignSpec(), sign),
+    ("TernGrad", TernSpec(clip=2.5), tern),
+    ("QSGD, Elias", QSGDSpec(bucket=512, levels=15, coding="elias"), qsgd(15)),
+    ("QSGD, fixed", QSGDSpec(bucket=512, levels=127, coding="fixed"), qsgd(127)),
+    ("SIDCo / DGC's sampled threshold", SIDCoSpec(ratio=0.01), sampled),
 )
 
 
@@ -83,7 +82,7 @@ def bench() -> Iterator[Result]:
     try:
         x = torch.randn(1, ELEMENTS, generator=torch.Generator().manual_seed(0))
         for name, spec, peer in PAIRS:
-            ours = codec(spec)
+            ours = build(spec)
             sides: dict[str, Callable[[], object]] = {
                 "ours": lambda ours=ours: ours.apply(x, 1),
                 "peer": lambda peer=peer: peer(x),
