@@ -59,13 +59,15 @@ class Partly(ModuleType):
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
     """Around imports: no collection meanwhile, nothing collected of what they made, and of
-    torchmetrics the two classes that Lightning uses.
+    torchmetrics the two classes that Lightning uses. Does nothing where they are loaded already.
     """
+    if METRICS in sys.modules:
+        yield
+        return
     collects = gc.isenabled()
     gc.disable()
     try:
-        if METRICS not in sys.modules and importlib.util.find_spec(METRICS):
-            _metrics()
+        _metrics()
         yield
     finally:
         gc.freeze()
@@ -79,7 +81,8 @@ def _metrics() -> None:
     is laid out otherwise.
     """
     spec = importlib.util.find_spec(METRICS)
-    assert spec is not None
+    if spec is None:
+        return
     package = importlib.util.module_from_spec(spec)
     package.__class__ = Partly
     package.__dict__["_logger"] = logging.getLogger(METRICS)  # what its modules ask of the package

@@ -13,16 +13,12 @@ from commsweep.compressors.kernels.cpu import _compiled, _elias, _over_rows
 _PIECE = 1 << 14  # entries a task begins and ends at, at least
 
 
-def two_values(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """float32 [rows, n]: `high` [rows, 1] where x [rows, n] is true or at least zero, `low` [rows,
-    1] elsewhere.
-    """
-    source, out = x.contiguous().numpy(), np.empty(x.shape, np.float32)
-    lows, highs = low.flatten().numpy(), high.flatten().numpy()
-    made = out.reshape(-1)
-    work = _by_flag if source.dtype == np.bool_ else _by_sign
-    flat, n = source.reshape(-1), x.shape[1]
-    _over_pieces(lambda a, b: work(flat, lows, highs, n, made, a, b), flat.size)
+def two_values(flags: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """float32 [rows, n]: `high` [rows, 1] where flags [rows, n] are true, else `low` [rows, 1]."""
+    out = np.empty(flags.shape, np.float32)
+    values = low.flatten().numpy(), high.flatten().numpy()
+    args = _flat(flags), *values, flags.shape[1], out.reshape(-1)
+    _over_pieces(lambda a, b: _two_values(*args, a, b), out.size)
     return torch.from_numpy(out)
 
 
@@ -80,26 +76,13 @@ def _over_pieces(task, n: int) -> None:  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _by_sign(x, low, high, n, out, first, last):  # pragma: no cover (compiled)
+def _two_values(flags, low, high, n, out, first, last):  # pragma: no cover (compiled)
     here = first
     while here < last:  # the part of each row that lies in this piece
         r = here // n
         end = min(last, (r + 1) * n)
         below, above = low[r], high[r]
-        source, made = x[here:end], out[here:end]
-        for i in range(source.size):
-            made[i] = above if source[i] >= 0 else below
-        here = end
-
-
-@_compiled
-def _by_flag(x, low, high, n, out, first, last):  # pragma: no cover (compiled)
-    here = first
-    while here < last:
-        r = here // n
-        end = min(last, (r + 1) * n)
-        below, above = low[r], high[r]
-        source, made = x[here:end], out[here:end]
+        source, made = flags[here:end], out[here:end]
         for i in range(source.size):
             made[i] = above if source[i] else below
         here = end
