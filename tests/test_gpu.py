@@ -10,6 +10,7 @@ import ctypes
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from commsweep import checkpoint
 from commsweep.boundary.channel import Channel, Step
@@ -17,6 +18,7 @@ from commsweep.boundary.plan import check_room
 from commsweep.collectives import Simulated
 from commsweep.component import Moment, Pass
 from commsweep.compressors import build, rotation, tah, transform
+from commsweep.compressors.base import divided
 from commsweep.config import KFAC, Execution, Link, override
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
@@ -184,6 +186,46 @@ def test_an_exchange_waits_for_nothing(way):
             ]
             made.reduce(step, 5)
             assert all(p.grad.device.type == "cuda" for p in made.trained)
+
+
+class Reciprocals(TorchDispatchMode):
+    """Divides by a number as CUDA does: times its reciprocal, which is rounded twice."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        times = {aten.div.Tensor: torch.mul, aten.div_.Tensor: torch.Tensor.mul_}
+        if func in times and isinstance(args[1], int | float):
+            return times[func](args[0], torch.tensor(1.0) / args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", MESSAGES, ids=name)
+def test_no_message_depends_on_how_a_device_divides_by_a_number(spec, dtype):
+    compressor, draw = build(spec), torch.Generator().manual_seed(0)
+    x = torch.randn(SHAPES["image"], generator=draw).to(dtype)
+    wanted = compressor.apply(x.clone(), 7)
+    with Reciprocals():
+        assert same_bits(compressor.apply(x.clone(), 7), wanted)
+
+
+def test_dividing_by_the_reciprocal_would_be_seen():
+    x = torch.randn(999)
+    with Reciprocals():
+        assert not same_bits(x / 3, divided(x, 3))
+    assert same_bits(x / 3, divided(x, 3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exchange_of_a_model_on_a_gpu_remembers_there(way):
+    """A hook or an outer optimizer gets a model that has been moved already."""
+    run = override(tiny(), {"grad.learners": 2} | WAYS[way])
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(70, 60))
+        made = Exchange(run.grad, net, seed=0)
+        kept = [tensor for index in range(len(made.layers)) for tensor in made.kept(index)]
+        assert {tensor.device.type for tensor in kept} <= {"cuda"}
 
 
 def test_a_wait_would_be_seen(faked):

@@ -192,6 +192,11 @@ def channels_last(x: Tensor) -> bool:
     )
 
 
+def divided(x: Tensor, by: float) -> Tensor:
+    """x / by, rounded once on every device: CUDA multiplies by the reciprocal of a number."""
+    return x / torch.full_like(x, by)
+
+
 def rows(x: Tensor) -> Tensor:
     """x as [samples, elements of a sample], in memory order: a view wherever x is dense in memory.
 

@@ -16,6 +16,7 @@ from commsweep.compressors.base import (
     Field,
     Payload,
     S,
+    divided,
     laid_out,
     payload,
     row_shape,
@@ -93,7 +94,7 @@ class Sign(Levels[SignSpec]):
     def _codes(self, flat: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         size = flat.abs().mean(1, keepdim=True)
         if self.spec.scale == "l2":
-            size = _norm(flat, 2, 1) / flat.shape[1] ** 0.5
+            size = divided(_norm(flat, 2, 1), flat.shape[1] ** 0.5)
         elif self.spec.scale == "one":
             size = 1 + (size - size)  # NaN where a value is not finite
         return flat >= 0, size
@@ -317,7 +318,7 @@ class QSGD(Compressor[QSGDSpec]):
 
     def _values(self, levels: Tensor, norms: Tensor) -> Tensor:
         n = levels.shape[1]
-        step = norms / torch.full_like(norms, self.spec.levels)
+        step = divided(norms, self.spec.levels)
         if cpu.usable(step):
             return kernels.level_values(levels, step, min(self.spec.bucket, n))
         return levels * step.repeat_interleave(min(self.spec.bucket, n), dim=1)[:, :n] + 0.0

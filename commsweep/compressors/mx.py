@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors import draws
-from commsweep.compressors.base import Compressor, Field, Payload, payload, rows, unrows
+from commsweep.compressors.base import (
+    Compressor,
+    Field,
+    Payload,
+    divided,
+    payload,
+    rows,
+    unrows,
+)
 from commsweep.compressors.bits import pack, packed_bytes, unpack
 from commsweep.config import MXSpec
 from commsweep.errors import UserError
@@ -175,9 +183,9 @@ class MX(Compressor[MXSpec]):
             scales = torch.ldexp(torch.ones_like(largest), exponent)
             parts = {"scales": (exponent + BIAS).to(torch.uint8)}
             return parts, scales.where(torch.isfinite(largest), torch.nan)
-        whole = largest.amax().reshape(1) / (E4M3.most * element.most)
+        whole = divided(largest.amax().reshape(1), E4M3.most * element.most)
         safe = torch.where(whole > 0, whole, 1.0)
-        wanted = largest / element.most / safe
+        wanted = divided(largest, element.most) / safe
         own = E4M3.rounded(wanted)
         if stochastic:
             above = torch.ldexp(own, -E4M3._step(own)) + 1

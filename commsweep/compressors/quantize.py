@@ -13,6 +13,7 @@ from commsweep.compressors.base import (
     Compressor,
     Field,
     Payload,
+    divided,
     laid_out,
     payload,
     row_shape,
@@ -244,7 +245,7 @@ class Uniform(Quantizer[UniformSpec]):
         gain = self._levels / spread
         # Also where the spread is so small (subnormal) that its reciprocal overflows.
         # a GPU multiplies by a number's reciprocal instead
-        step = spread / torch.full_like(spread, self._levels)
+        step = divided(spread, self._levels)
         return lo, gain.masked_fill(gain.isinf() & (spread < 1), 0), step
 
     def _codes(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:

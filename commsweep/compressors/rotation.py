@@ -22,6 +22,7 @@ from commsweep.compressors.base import (
     Compressor,
     Field,
     Payload,
+    divided,
     payload,
     row_shape,
     rows,
@@ -290,9 +291,9 @@ class MSEden(Rotated):
         assert isinstance(code, MX)
         parts = code.blocks(rotated(x, self.spec.block, seed, ROUNDS))
         most = parts.abs().amax(1)
-        whole = most.amax().reshape(1) / (256 * E2M1.most)
+        whole = divided(most.amax().reshape(1), 256 * E2M1.most)
         safe = torch.where(whole > 0, whole, 1.0)
-        own = E4M3.rounded(most / E2M1.most / safe).clamp(min=2.0**-9)
+        own = E4M3.rounded(divided(most, E2M1.most) / safe).clamp(min=2.0**-9)
         sizes = E2M1.rounded((parts.abs() / (own * safe)[:, None]).clamp(max=2.0**20))
         # In units of T, in which no square overflows.
         wanted, told = parts.abs() / safe, sizes * own[:, None]

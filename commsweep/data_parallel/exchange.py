@@ -65,6 +65,7 @@ class Exchange(nn.Module):
         for index, layer in enumerate(self.layers):
             if not layer.dense:
                 self.register_buffer(f"kept{index}", self._begun(index))
+        self._join_devices()
         self.messages = [0] * len(self.layers)  # compressed ones of a learner, of each layer
         self.accordion = Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
         self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
@@ -73,6 +74,16 @@ class Exchange(nn.Module):
         self.live: dict[int, Tensor] = {}  # of layers with masks: flat places of their live weights
         self._summed: list[Tensor] = []  # of the local steps of the learner whose turn it is
         self._shared: list[Tensor] = []
+
+    def _join_devices(self) -> None:
+        """Move what is kept of a layer to where its parameter is, unless that is nowhere yet."""
+        for index, parameter in enumerate(self.trained):
+            if parameter.is_meta:
+                continue
+            for memories in self.memories:
+                memories[index].to(parameter.device)
+            if (state := self._state(index)) is not None:
+                self._buffers[f"kept{index}"] = state.to(parameter.device)
 
     def _begun(self, index: int) -> Tensor | None:
         """What the compressor of a layer keeps between messages, before the first one: of all

@@ -253,11 +253,11 @@ asked = [
     *((gpu._select, row, flags | {"STRICT": kind == 0, "KIND": kind, "SHIFT": 0, "BLOCK": 8192}) for kind in range(3)),
     (gpu._select, row | dict.fromkeys(("x", "y", "values"), "*i16"), flags | {"KIND": 0, "SHIFT": 16, "BLOCK": 512}),
     *((gpu._tally, dict.fromkeys(("x", "memory", "counts", "found"), whole) | {"n": "i32", "parts": "i32"},
-       {"LEVEL": level, "PART": 16384, "KIND": 0, "SHIFT": 0, "BLOCK": 8192}) for level in range(3)),
+       {"LOW": low, "BITS": bits, "PART": 16384, "KIND": 0, "SHIFT": 0, "BLOCK": 8192}) for low, bits in gpu.LEVELS[4]),
     *((gpu._settle, dict.fromkeys(("counts", "found", "own"), whole) | {"k": "i32", "parts": "i32"},
-       {"LEVEL": level, "BINS": 512 if level == 2 else 2048}) for level in range(3)),
+       {"FIRST": bits == 7, "BITS": bits, "SOME": 32}) for bits in (7, 6, 5)),
     (gpu._place, row | {"found": whole, "own": whole, "parts": "i32"},
-     flags | {"WIDE": 64, "PART": 16384, "STRICT": False, "KIND": 1, "SHIFT": 0, "BLOCK": 8192}),
+     flags | {"LOW": 0, "WIDE": 64, "PART": 16384, "STRICT": False, "KIND": 1, "SHIFT": 0, "BLOCK": 8192}),
     *((gpu._grouped, group, wide | {"SYMMETRIC": one, "DRAWN": two, "PACKED": one, "BITS": 4})
       for one in (True, False) for two in (True, False)),
     (gpu._affine, dict.fromkeys(("x", "lo", "gain", "step", "out"), number) | {"total": "i32", "n": "i32"},
@@ -288,4 +288,4 @@ def test_kernels_compile_for_an_h100_with_no_product_fused_with_a_sum():
         [sys.executable, "-c", COMPILED], env=alone, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 22
+    assert int(done.stdout) == 24

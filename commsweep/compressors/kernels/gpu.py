@@ -35,6 +35,9 @@ PART, MANY = (
     16384,
     64,
 )  # rows longer than this are shared out among programs, unless there are so many
+# Bits of a magnitude, by bytes of an entry: (the lowest of a level, how many). Few bins a level,
+# because Triton's histogram needs one population count per entry and 32 bins.
+LEVELS = {4: ((24, 7), (18, 6), (12, 6), (6, 6), (0, 6)), 2: ((24, 7), (18, 6), (13, 5))}
 _FEW = 4096  # elements of a group whose range one program finds in registers
 
 
@@ -123,7 +126,7 @@ def _selected(
         "KIND": kind,
         "SHIFT": 32 - 8 * x.element_size(),
         "BLOCK": block,
-        "num_warps": 16 if block >= 8192 else 4,
+        "num_warps": 32 if block >= 8192 else 4,
         **FUSED,
     }
     wanted = {
@@ -139,17 +142,17 @@ def _selected(
         _select[(rows,)](bits[0], *outputs, memory, n, k, **wanted, **alike)
         return
     parts = triton.cdiv(n, PART)
-    counts = torch.empty(rows, parts, 2048, dtype=torch.int32, device=x.device)
+    levels = LEVELS[x.element_size()]
+    counts = torch.empty(rows, parts, 128, dtype=torch.int32, device=x.device)
     found, own = (
         torch.zeros(rows, size, dtype=torch.int32, device=x.device) for size in (4, 2 * parts)
     )
-    for level in range(3):
+    for low, width in levels:
         _tally[(rows, parts)](
-            bits[0], memory, counts, found, n, parts, LEVEL=level, PART=PART, **alike
+            bits[0], memory, counts, found, n, parts, LOW=low, BITS=width, PART=PART, **alike
         )
-        _settle[(rows,)](
-            counts, found, own, k, parts, LEVEL=level, BINS=512 if level == 2 else 2048
-        )
+        first = low == levels[0][0]
+        _settle[(rows,)](counts, found, own, k, parts, FIRST=first, BITS=width, SOME=32)
     _place[(rows, parts)](
         bits[0],
         *outputs,
@@ -159,6 +162,7 @@ def _selected(
         n,
         k,
         parts,
+        LOW=levels[-1][0],
         WIDE=triton.next_power_of_2(parts),
         PART=PART,
         **wanted,
@@ -361,6 +365,51 @@ if triton is not None:
         )
 
     @triton.jit
+    def _counts(
+        x,
+        memory,
+        first,
+        last,
+        prefix,
+        LOW: tl.constexpr,
+        BITS: tl.constexpr,
+        KIND: tl.constexpr,
+        SHIFT: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """Of the entries [first, last) of a row that share the leading bits: how many have which
+        next bits.
+        """
+        BINS: tl.constexpr = 1 << BITS
+        counts = tl.zeros([BINS], tl.int32)
+        for begin in range(first, last, BLOCK):
+            i = begin + tl.arange(0, BLOCK)
+            size = _size(_read(x, memory, i, i < last, KIND), SHIFT)
+            alike = (i < last) & ((size >> LOW) >> BITS == prefix)
+            counts += tl.histogram((size >> LOW) & (BINS - 1), BINS, mask=alike)
+        return counts
+
+    @triton.jit
+    def _narrow(
+        x,
+        memory,
+        n,
+        prefix,
+        need,
+        LOW: tl.constexpr,
+        BITS: tl.constexpr,
+        KIND: tl.constexpr,
+        SHIFT: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """(leading bits of a row's k-th largest down to bit LOW, how many to keep of the entries
+        that share them, how many do).
+        """
+        counts = _counts(x, memory, 0, n, prefix, LOW, BITS, KIND, SHIFT, BLOCK)
+        here, need, ties = _bin(counts, need, 1 << BITS)
+        return (prefix << BITS) | here, need, ties
+
+    @triton.jit
     def _select(
         x,
         y,
@@ -380,31 +429,20 @@ if triton is not None:
         SHIFT: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """A row a program: radix selection, 11 + 11 + 9 bits, then a pass that writes. A row is
-        read from memory once and from the cache after that.
+        """A row a program: radix selection by the levels of LEVELS, then a pass that writes. A row
+        is read from memory once and from the cache after that.
         """
         row = tl.program_id(0).to(tl.int64)
         x, memory = x + row * n, memory + row * n
-        lanes = tl.arange(0, BLOCK)
-        counts = tl.zeros([2048], tl.int32)
-        for begin in range(0, n, BLOCK):
-            inside = begin + lanes < n
-            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
-            counts += tl.histogram(size >> 20, 2048, mask=inside)
-        top, need, _ = _bin(counts, k, 2048)
-        counts = tl.zeros([2048], tl.int32)
-        for begin in range(0, n, BLOCK):
-            inside = begin + lanes < n
-            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
-            counts += tl.histogram((size >> 9) & 2047, 2048, mask=inside & (size >> 20 == top))
-        middle, need, _ = _bin(counts, need, 2048)
-        prefix = (top << 11) | middle
-        lows = tl.zeros([512], tl.int32)
-        for begin in range(0, n, BLOCK):
-            inside = begin + lanes < n
-            size = _size(_read(x, memory, begin + lanes, inside, KIND), SHIFT)
-            lows += tl.histogram(size & 511, 512, mask=inside & (size >> 9 == prefix))
-        low, need, ties = _bin(lows, need, 512)
+        edge, need, ties = _narrow(x, memory, n, 0, k, 24, 7, KIND, SHIFT, BLOCK)
+        edge, need, ties = _narrow(x, memory, n, edge, need, 18, 6, KIND, SHIFT, BLOCK)
+        if SHIFT:
+            edge, need, ties = _narrow(x, memory, n, edge, need, 13, 5, KIND, SHIFT, BLOCK)
+            edge = edge << 13
+        else:
+            edge, need, ties = _narrow(x, memory, n, edge, need, 12, 6, KIND, SHIFT, BLOCK)
+            edge, need, ties = _narrow(x, memory, n, edge, need, 6, 6, KIND, SHIFT, BLOCK)
+            edge, need, ties = _narrow(x, memory, n, edge, need, 0, 6, KIND, SHIFT, BLOCK)
         none = need - need  # a number that the compiler lets a loop add to
         _write(
             x,
@@ -418,7 +456,7 @@ if triton is not None:
             k,
             0,
             n,
-            (prefix << 9) | low,
+            edge,
             need,
             ties,
             none,
@@ -442,7 +480,8 @@ if triton is not None:
         found,
         n,
         parts,
-        LEVEL: tl.constexpr,
+        LOW: tl.constexpr,
+        BITS: tl.constexpr,
         PART: tl.constexpr,
         KIND: tl.constexpr,
         SHIFT: tl.constexpr,
@@ -453,42 +492,47 @@ if triton is not None:
         """
         row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
         x, memory = x + row * n, memory + row * n
-        BINS: tl.constexpr = 512 if LEVEL == 2 else 2048
+        last = tl.minimum(n, (part + 1) * PART)
         prefix = tl.load(found + 4 * row)
-        bins = tl.zeros([BINS], tl.int32)
-        for begin in range(part * PART, min(n, (part + 1) * PART), BLOCK):
-            i = begin + tl.arange(0, BLOCK)
-            inside = (i < n) & (i < (part + 1) * PART)
-            size = _size(_read(x, memory, i, inside, KIND), SHIFT)
-            if LEVEL == 0:
-                bins += tl.histogram(size >> 20, BINS, mask=inside)
-            if LEVEL == 1:
-                bins += tl.histogram((size >> 9) & 2047, BINS, mask=inside & (size >> 20 == prefix))
-            if LEVEL == 2:
-                bins += tl.histogram(size & 511, BINS, mask=inside & (size >> 9 == prefix))
-        tl.store(counts + (row * parts + part) * 2048 + tl.arange(0, BINS), bins)
+        bins = _counts(x, memory, part * PART, last, prefix, LOW, BITS, KIND, SHIFT, BLOCK)
+        BINS: tl.constexpr = 1 << BITS
+        tl.store(counts + (row * parts + part) * BINS + tl.arange(0, BINS), bins)
 
     @triton.jit
-    def _settle(counts, found, own, k, parts, LEVEL: tl.constexpr, BINS: tl.constexpr):
+    def _settle(
+        counts,
+        found,
+        own,
+        k,
+        parts,
+        FIRST: tl.constexpr,
+        BITS: tl.constexpr,
+        SOME: tl.constexpr,
+    ):
         """found [rows, 4]: leading bits, how many to keep of those that share them, how many do.
         own [rows, 2, parts]: a part's entries above these, and with them.
         """
+        BINS: tl.constexpr = 1 << BITS
         row = tl.program_id(0).to(tl.int64)
-        at = tl.arange(0, BINS)
+        some, at = tl.arange(0, SOME)[:, None], tl.arange(0, BINS)[None, :]
         bins = tl.zeros([BINS], tl.int32)
-        for part in range(parts):
-            bins += tl.load(counts + (row * parts + part) * 2048 + at)
-        if LEVEL == 0:
-            here, need, ties = _bin(bins, k, BINS)
-            prefix = here
-        else:
-            here, need, ties = _bin(bins, tl.load(found + 4 * row + 1), BINS)
-            prefix = (tl.load(found + 4 * row) << (9 if LEVEL == 2 else 11)) | here
-        for part in range(parts):
-            mine = tl.load(counts + (row * parts + part) * 2048 + at)
+        for begin in range(0, parts, SOME):
+            part = begin + some
+            place = counts + (row * parts + part) * BINS + at
+            bins += tl.sum(tl.load(place, mask=part < parts, other=0), 0)
+        need = k if FIRST else tl.load(found + 4 * row + 1)
+        here, need, ties = _bin(bins, need, BINS)
+        prefix = (tl.load(found + 4 * row) << BITS) | here
+        for begin in range(0, parts, SOME):
+            part = begin + some
+            place = counts + (row * parts + part) * BINS + at
+            mine = tl.load(place, mask=part < parts, other=0)
+            part = begin + tl.arange(0, SOME)
             place = own + row * 2 * parts + part
-            tl.store(place, tl.load(place) + tl.sum(tl.where(at > here, mine, 0), 0))
-            tl.store(place + parts, tl.sum(tl.where(at == here, mine, 0), 0))
+            above = tl.load(place, mask=part < parts, other=0)
+            above += tl.sum(tl.where(at > here, mine, 0), 1)
+            tl.store(place, above, mask=part < parts)
+            tl.store(place + parts, tl.sum(tl.where(at == here, mine, 0), 1), mask=part < parts)
         tl.store(found + 4 * row, prefix)
         tl.store(found + 4 * row + 1, need)
         tl.store(found + 4 * row + 2, ties)
@@ -506,6 +550,7 @@ if triton is not None:
         n,
         k,
         parts,
+        LOW: tl.constexpr,
         WIDE: tl.constexpr,
         PART: tl.constexpr,
         STRICT: tl.constexpr,
@@ -520,7 +565,7 @@ if triton is not None:
     ):
         """A part of a row a program, which knows what the parts before it keep."""
         row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-        edge, need = tl.load(found + 4 * row), tl.load(found + 4 * row + 1)
+        edge, need = tl.load(found + 4 * row) << LOW, tl.load(found + 4 * row + 1)
         before = tl.arange(0, WIDE) < part
         base = own + row * 2 * parts + tl.arange(0, WIDE)
         tied = tl.sum(tl.load(base + parts, mask=before, other=0), 0)
