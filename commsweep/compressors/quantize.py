@@ -48,6 +48,7 @@ class Quantizer(Compressor[QuantizerT]):
             return self._join(
                 gpu.grouped(groups, self.spec.bits, self._lowest != 0, self._start(seed)), x
             )
+        groups = _wide(groups)
         return self._join(self._nearby(groups, self._scales(groups), seed), x)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
@@ -71,6 +72,7 @@ class Quantizer(Compressor[QuantizerT]):
                 groups, self.spec.bits, self._lowest != 0, self._start(seed)
             )
             return payload(x, codes=codes, scales=scales)
+        groups = _wide(groups)
         scales = self._scales(groups)
         if self.spec.rounding == "nearest" and cpu.usable(groups) and groups.numel() == x.numel():
             codes = packing.quantize(
@@ -157,7 +159,6 @@ class Quantizer(Compressor[QuantizerT]):
         )
 
     def _split(self, x: Tensor) -> Tensor:
-        x = x.float() if x.is_floating_point() else x
         scale = self.spec.scale
         if scale == "channel":
             return (
@@ -337,6 +338,10 @@ class FixedBatch(Compressor[FixedBatchSpec]):
         codes = unpack(payload.parts["codes"], self.spec.bits, payload.shape.numel())
         codes = (codes - 2 ** (self.spec.bits - 1)).float().reshape(row_shape(payload.shape))
         return unrows(self._values(codes, payload.parts["scales"]).to(payload.dtype), payload)
+
+
+def _wide(groups: Tensor) -> Tensor:
+    return groups.float() if groups.is_floating_point() else groups
 
 
 def _range(groups: Tensor) -> tuple[Tensor, Tensor]:

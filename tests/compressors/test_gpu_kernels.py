@@ -139,12 +139,13 @@ def test_min_max_codes_are_the_cpus(n_rows, n, bits, scale, data):
     st.sampled_from([1, 2, 3, 4, 8]),
     st.sampled_from(["uniform", "fixed"]),
     st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     st.data(),
 )
-def test_grouped_codes_are_the_cpus(n_groups, group, bits, kind, drawn, data):
+def test_grouped_codes_are_the_cpus(n_groups, group, bits, kind, drawn, dtype, data):
     if kind == "fixed" and drawn and bits == 1:
         bits = 2
-    x = made(data, n_groups, group)
+    x = made(data, n_groups, group).to(dtype)
     compressor = build(
         {
             "kind": kind,
@@ -258,6 +259,8 @@ asked = [
        {"FIRST": bits == 7, "BITS": bits, "SOME": 32}) for bits in (7, 6, 5)),
     (gpu._place, row | {"found": whole, "own": whole, "parts": "i32"},
      flags | {"LOW": 0, "WIDE": 64, "PART": 16384, "STRICT": False, "KIND": 1, "SHIFT": 0, "BLOCK": 8192}),
+    (gpu._grouped, group | {"x": "*bf16", "out": "*bf16"},
+     wide | {"SYMMETRIC": False, "DRAWN": False, "PACKED": False, "BITS": 4}),
     *((gpu._grouped, group, wide | {"SYMMETRIC": one, "DRAWN": two, "PACKED": one, "BITS": 4})
       for one in (True, False) for two in (True, False)),
     (gpu._affine, dict.fromkeys(("x", "lo", "gain", "step", "out"), number) | {"total": "i32", "n": "i32"},
@@ -288,4 +291,4 @@ def test_kernels_compile_for_an_h100_with_no_product_fused_with_a_sum():
         [sys.executable, "-c", COMPILED], env=alone, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 24
+    assert int(done.stdout) == 25

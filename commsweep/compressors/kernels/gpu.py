@@ -223,13 +223,14 @@ def few(n: int) -> bool:
 
 
 def grouped(x: Tensor, bits: int, symmetric: bool, start: int | None = None) -> Tensor:
-    """What arrives of float32 x [groups, n] in codes of so many bits, each group's range found on
-    the way.
+    """What arrives of x [groups, n] in codes of so many bits, each group's range found on the way;
+    of x's type, computed in float32.
 
     start: of the stream that rounding draws from; None: to the nearest code. As `quantize.Uniform`,
     or `FixedPoint`.
     """
-    x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
+    x = x.detach().contiguous()
+    out = torch.empty_like(x)
     _in_groups(x, out, bits, symmetric, start)
     return out
 
@@ -739,7 +740,7 @@ if triton is not None:
         column = tl.arange(0, WIDE)[None, :]
         inside = (group < groups) & (column < n)
         i = group * n + column
-        v = tl.load(x + i, mask=inside, other=0)
+        v = tl.load(x + i, mask=inside, other=0).to(tl.float32)
         bad = tl.max((inside & (v != v)).to(tl.int32), 1)[:, None] > 0
         lo = tl.min(tl.where(inside, v, float("inf")), 1)[:, None]
         hi = tl.max(tl.where(inside, v, float("-inf")), 1)[:, None]
