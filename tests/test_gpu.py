@@ -17,7 +17,7 @@ from commsweep.boundary.channel import Channel, Step
 from commsweep.boundary.plan import check_room
 from commsweep.collectives import Simulated
 from commsweep.component import Moment, Pass
-from commsweep.compressors import build, rotation, tah, transform
+from commsweep.compressors import build, rans, rotation, tah, transform
 from commsweep.compressors.base import divided
 from commsweep.config import KFAC, Execution, Link, override
 from commsweep.data_parallel.exchange import Exchange
@@ -47,6 +47,7 @@ CACHES = (
     transform.matrix_on,
     rotation.centroids,
     rotation.levels_on,
+    rans.costs_on,
 )
 
 

@@ -13,6 +13,8 @@ all norms over all messages that were looked at:
     cosine      x . y / (|x| |y|)
     energy      share of |x|^2 in the entries that arrive as something else than zero
     remembered  |u - x| / |x|: what feedback adds to the message, or subtracts from it
+    entropy     bits an entry of a message of codes would need if they travelled by their
+                frequencies in it (coding=rans comes near); absent where there are no codes
     silent      share of the features (channels of an image, the last axis of a sequence) that no
                 message looked at
                 ever brought anything for
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from commsweep.compressors import Compressor
 from commsweep.compressors.quantize import channel_axis
+from commsweep.compressors.rans import message_entropy
 
 EVERY = 10
 # compressor, what it was given, seed, what arrives
@@ -41,6 +44,7 @@ class MessageStatistics:
         self.seen = self.messages = 0
         self.sums: Tensor | None = None  # float32 [len(SUMS)]
         self.heard: Tensor | None = None  # bool [features]: something arrived
+        self.entropies: list[Tensor] = []  # of the codes of each message
 
     def wants(self) -> bool:
         """Whether the next message is one to look at."""
@@ -78,6 +82,9 @@ class MessageStatistics:
             ]
         )
         self._add(sums, y)
+        for compressor, u, seed, _ in compressed:
+            if (bits := message_entropy(compressor, u, seed)) is not None:
+                self.entropies.append(bits)
 
     def looked(self, x: Tensor, y: Tensor) -> None:
         """x went into a coder and y comes out of it: nothing is drawn, and nothing remembered."""
@@ -119,6 +126,8 @@ class MessageStatistics:
         both = math.sqrt(sums["xx"] * sums["yy"])
         out["cosine"] = sums["xy"] / both if both else 0.0
         out["energy"] = sums["energy"] / sums["xx"] if sums["xx"] else 0.0
-        self.sums = self.heard = None
+        if self.entropies:
+            out["entropy"] = float(torch.stack(self.entropies).mean())
+        self.sums, self.heard, self.entropies = None, None, []
         self.messages = 0
         return out

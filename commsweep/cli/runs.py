@@ -150,7 +150,8 @@ def simulation_options() -> argparse.ArgumentParser:
         action="store_true",
         help=(
             "measure what compression does to every tenth message of a boundary: error, bias, "
-            "cosine, energy kept, features never sent (commsweep show ID; diagnosis.jsonl)"
+            "cosine, energy kept, features never sent, entropy of codes (commsweep show ID; "
+            "diagnosis.jsonl)"
         ),
     )
     return option
@@ -367,7 +368,8 @@ def _show(args: argparse.Namespace) -> int:
             f"  {one['boundary']:10} {one['direction']}  "  # pyright: ignore[reportArgumentType]
             + "  ".join(
                 f"{key} {one[key]:.3g}"  # pyright: ignore[reportArgumentType]
-                for key in ("error", "bias", "cosine", "energy", "remembered", "silent")
+                for key in ("error", "bias", "cosine", "energy", "remembered", "silent", "entropy")
+                if key in one
             )
         )
     print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))  # pyright: ignore[reportArgumentType]

@@ -17,6 +17,7 @@ from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Stat
 from commsweep.compressors.lowrank import LowRank
 from commsweep.compressors.mx import MX
 from commsweep.compressors.quantize import FixedBatch, FixedPoint, Uniform
+from commsweep.compressors.rans import Ranged
 from commsweep.compressors.rotation import Eden, MSEden, Rotated
 from commsweep.compressors.sparse import (
     FixedK,
@@ -32,6 +33,7 @@ from commsweep.compressors.tah import TAH
 from commsweep.compressors.tah_code import TAHCode
 from commsweep.compressors.thresholds import Dryden, Periodic, SIDCo, Threshold
 from commsweep.config import (
+    CodeSpec,
     Compression,
     CompressorSpec,
     ForwardMaskSpec,
@@ -93,6 +95,8 @@ def build(spec: Compression | dict[str, Any]) -> Compressor:
             spec = _SPECS.validate_python(spec)
         except ValidationError as error:
             raise UserError(explain(error, "compressor")) from None
+    if isinstance(spec, CodeSpec) and spec.coding is not None:
+        return Ranged(spec, build(spec.model_copy(update={"coding": None})))
     if isinstance(spec, RotatedSpec):
         return Rotated(spec, build(spec.code))
     rice = isinstance(spec, TopKSpec) and spec.index_coding == "rice"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -63,6 +63,9 @@ class Compressor(Generic[S]):
 
     Stateless: what is random is a function of `seed`, so a message can be repeated bit for bit.
     """
+
+    # of the code that every entry has in the part `codes` of a payload; None: there is none
+    code_bits: int | None = None
 
     def __init__(self, spec: S) -> None:
         self.spec = spec
@@ -181,6 +184,11 @@ class Compressor(Generic[S]):
 def payload(x: Tensor, **parts: Tensor) -> Payload:
     """A Payload of `parts` for the message `x`."""
     return Payload(parts, x.shape, x.dtype, x.device, channels_last(x))
+
+
+def replaced(whole: Payload, parts: dict[str, Tensor]) -> Payload:
+    """The payload of the same message with these parts."""
+    return replace(whole, parts=parts)
 
 
 def channels_last(x: Tensor) -> bool:

@@ -41,7 +41,7 @@ from commsweep.errors import UserError
 class Levels(Compressor[S]):
     """Base: a message's codes and scales, and the values they stand for."""
 
-    code_bits = 1
+    code_bits: int = 1
     scales = 1  # float32 numbers a sample
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
@@ -181,6 +181,10 @@ class Statistical(Compressor[StatisticalSpec]):
     added to the levels before they travel. Source: SparseLoCo, arXiv 2508.15706, whose code sends
     it apart.
     """
+
+    def __init__(self, spec: StatisticalSpec) -> None:
+        super().__init__(spec)
+        self.code_bits = spec.bits
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         codes, book = self._codes(x)

@@ -109,6 +109,10 @@ class MX(Compressor[MXSpec]):
     ceil(elements / 16) + 4. Source: OCP MX v1.0, section 6.3; NVFP4 as in torchao's prototype.
     """
 
+    def __init__(self, spec: MXSpec) -> None:
+        super().__init__(spec)
+        self.code_bits = self._element.bits
+
     @property
     def _element(self) -> Float:
         return ELEMENTS[self.spec.format]

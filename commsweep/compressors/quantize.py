@@ -37,6 +37,10 @@ class Quantizer(Compressor[QuantizerT]):
 
     per_group = 1
 
+    def __init__(self, spec: QuantizerT) -> None:
+        super().__init__(spec)
+        self.code_bits = spec.bits
+
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return packed_bytes(shape.numel(), self.spec.bits) + 4 * self.per_group * self._groups(
             shape

@@ -120,6 +120,9 @@ class Rotated(Compressor[RotatedSpec]):
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return self.code.formula_bytes(torch.Size(row_shape(shape)), torch.float32) + 8
 
+    def bytes_sent(self, y: Tensor) -> int | Tensor:
+        return self.code.bytes_sent(torch.empty(row_shape(y.shape), device="meta")) + 8
+
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         every = self.code.layouts(torch.Size(row_shape(shape)), torch.float32)
         return [
@@ -177,6 +180,10 @@ class Eden(Compressor[EdenSpec]):
     y = R^T s c with s = |x| sqrt(d) / <c, z>. One bit is DRIVE. nbytes = ceil(elements * bits / 8)
     + 4 a block + 8. Sources: EDEN (Vargaftik et al., arXiv 2108.08842), DRIVE (arXiv 2105.08339).
     """
+
+    def __init__(self, spec: EdenSpec) -> None:
+        super().__init__(spec)
+        self.code_bits = spec.bits
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n_rows, row = row_shape(shape)

@@ -87,7 +87,21 @@ class CastSpec(Compression):
     to: Literal["float16", "bfloat16"] = "bfloat16"
 
 
-class QuantizerSpec(Compression):
+class CodeSpec(Compression):
+    """A compressor with a code of at most 8 bits for every entry."""
+
+    coding: Annotated[
+        Literal["rans"] | None,
+        Field(
+            description=(
+                "how codes travel: rANS by their frequencies in the message, where that is "
+                "shorter; absent: in packed bits"
+            )
+        ),
+    ] = None
+
+
+class QuantizerSpec(CodeSpec):
     """What the two b-bit quantizers have in common."""
 
     bits: Bits = 4
@@ -125,7 +139,7 @@ class FixedPointSpec(QuantizerSpec):
         return self
 
 
-class MXSpec(Compression):
+class MXSpec(CodeSpec):
     """Floats of 4 to 8 bits under a scale for every 32 elements (MX), or 16 (NVFP4)."""
 
     label: ClassVar[str] = "MX"
@@ -149,7 +163,7 @@ RotationBlock = Annotated[
 ]
 
 
-class EdenSpec(Compression):
+class EdenSpec(CodeSpec):
     """Levels of a normal distribution behind a random rotation, scaled to be without bias (EDEN;
     one bit is DRIVE).
     """
@@ -268,7 +282,7 @@ class SubspaceSpec(Compression):
         return self
 
 
-class SignSpec(Compression):
+class SignSpec(CodeSpec):
     """Signs, with one scale a sample: mean |x| (EF-signSGD), |x|_2 / sqrt(n) (1-bit Adam) or one
     (signSGD).
     """
@@ -278,7 +292,7 @@ class SignSpec(Compression):
     scale: Literal["mean", "l2", "one"] = "mean"
 
 
-class OneBitSpec(Compression):
+class OneBitSpec(CodeSpec):
     """Signs with two scales a sample: the mean of the negative and of the other entries (1-bit
     SGD).
     """
@@ -288,7 +302,7 @@ class OneBitSpec(Compression):
     kind: Literal["onebit"] = "onebit"
 
 
-class TernSpec(Compression):
+class TernSpec(CodeSpec):
     """Three values, drawn without bias; entries are clipped at `clip` standard deviations first
     (TernGrad).
     """
@@ -311,7 +325,7 @@ class QSGDSpec(Compression):
     coding: Literal["elias", "fixed"] = "elias"
 
 
-class StatisticalSpec(Compression):
+class StatisticalSpec(CodeSpec):
     """2^`bits` levels around the mean of all values, `range` deviations wide, each the mean of its
     values (SparseLoCo).
     """
@@ -324,7 +338,7 @@ class StatisticalSpec(Compression):
     ] = 6.0
 
 
-class E3M0Spec(Compression):
+class E3M0Spec(CodeSpec):
     """A sample's largest magnitude times 1, 1/2, ... 1/64, or zero: the nearest by its logarithm
     (Streaming DiLoCo).
 
@@ -672,6 +686,11 @@ def values_fit(name: str, compressor: Spec) -> None:
         if code is None:
             continue
         group_fits(f"{name}.compressor.{part}", code)
+        if part == "values" and getattr(code, "coding", None):
+            raise ValueError(
+                f"{name}.compressor.values.coding={code.coding}: the bytes of kept values must "
+                "follow from their number; leave it out"
+            )
         if getattr(code, "scale", "") in ("channel", "last"):
             raise ValueError(
                 f"{name}.compressor.{part}.scale={code.scale}: {what} no channels; "

@@ -64,9 +64,9 @@ def exchange(row: dict[str, Any]) -> str:
         else ""
     )
     text += " in tiles" if row.get("grad.compressor.scope") == "tile" else ""
-    text += _values(row, "grad") + (
-        ", Rice" if row.get("grad.compressor.index_coding") == "rice" else ""
-    )
+    text += _values(row, "grad")
+    text += ", Rice" if row.get("grad.compressor.index_coding") == "rice" else ""
+    text += ", rANS" if row.get("grad.compressor.coding") == "rans" else ""
     feedback = _remembered(REMEMBERED, row["grad.feedback.kind"])
     schedule = {
         "steady": "",
@@ -312,6 +312,7 @@ def _link(row: Any, side: str) -> str:
         text += ", stochastic" if row.get(f"{side}.compressor.rounding") == "stochastic" else ""
     if row.get(f"{side}.compressor.scope") == "last":
         text += " per token"
+    text += ", rANS" if row.get(f"{side}.compressor.coding") == "rans" else ""
     text += _values(row, side) + _code(row, side)
     for size in ("rank", "width"):
         if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):

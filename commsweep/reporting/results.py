@@ -279,11 +279,10 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     }
     for side in ("fwd", "bwd"):  # means over the boundaries
         seen = [one for one in row.get("diagnosis", ()) if one["direction"] == side]
-        out |= {
-            f"diagnosis.{side}.{key}": sum(one[key] for one in seen) / len(seen)
-            for key in (seen[0] if seen else ())
-            if key not in ("boundary", "direction", "messages")
-        }
+        measures = {key for one in seen for key in one} - {"boundary", "direction", "messages"}
+        for key in sorted(measures):
+            values = [one[key] for one in seen if key in one]
+            out[f"diagnosis.{side}.{key}"] = sum(values) / len(values)
     for cut, sent in row.get("boundaries", {}).items():
         out |= {
             f"boundary.{cut}.{side}": sent[side] / max(1, row.get("steps") or 0)

@@ -126,6 +126,7 @@ def test_changing_a_kind_drops_the_old_parameters():
             "bits": 8,
             "scale": "tensor",
             "group": 128,
+            "coding": None,
             "rounding": "nearest",
         },
         "feedback": {"kind": "none"},
