@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 
@@ -35,7 +35,7 @@ class Result:
 
 
 def alternate(
-    sides: dict[str, Callable[[], object]], rounds: int, warmup: int = 1
+    sides: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
 ) -> dict[str, list[float]]:
     """Seconds of each side, run in turn A B A B ... after `warmup` uncounted rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}

@@ -9,7 +9,7 @@ import torch
 
 from commsweep import compressors
 from commsweep.bench import Result, alternate, paired
-from commsweep.compressors import message
+from commsweep.compressors import message, rans, rotation
 
 SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
 CODECS = (
@@ -21,6 +21,9 @@ CODECS = (
     ("4-bit min-max per sample", {"kind": "uniform", "bits": 4, "scale": "sample"}, 1.0),
     ("3-bit fixed point", {"kind": "fixed", "bits": 3}, 1.0),
 )
+GROUPS = {"kind": "uniform", "bits": 4, "scale": "group", "group": 32}
+FLOATS = "mxfp4", "nvfp4"
+BLOCK = 128  # of Hadamard's transform
 
 
 def bench() -> Iterator[Result]:
@@ -33,8 +36,49 @@ def bench() -> Iterator[Result]:
         x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
         for title, spec, bound in CODECS:
             yield from _codec(x, title, compressors.build(spec), bound)
+        yield from _floats(x)
+        yield from _streams(x)
+        yield _rotation(x)
     finally:
         torch.set_num_threads(threads)
+
+
+def _floats(x: torch.Tensor) -> Iterator[Result]:
+    """Codes of 4 bits under a scale for every few entries, floats beside whole numbers."""
+    groups = compressors.build(GROUPS)
+    for format_ in FLOATS:
+        floats = compressors.build({"kind": "mx", "format": format_})
+        sides = {"floats": lambda f=floats: f.apply(x), "groups": lambda: groups.apply(x)}
+        seconds = alternate(sides, rounds=15, warmup=3)
+        yield Result(
+            f"{format_}: what arrives, over 4-bit groups of 32",
+            paired(seconds, "floats", "groups"),
+            1.3,
+        )
+
+
+def _streams(x: torch.Tensor) -> Iterator[Result]:
+    """rANS alone, of 4-bit codes as they come."""
+    bits, n = 4, x.numel()
+    packed = compressors.build(GROUPS).encode(x).parts["codes"]
+    table = rans.frequencies(rans.counted(packed, bits, n)).numpy()
+    codes = rans.symbols(packed, bits, n)
+    stream = rans.encode(codes, table)
+    sides = {
+        "encode": lambda: rans.encode(codes, table),
+        "decode": lambda: rans.decode(stream, table, n),
+    }
+    for way, seconds in alternate(sides, rounds=15, warmup=2).items():
+        speed = n / sorted(seconds)[len(seconds) // 2] / 1e9
+        yield Result(f"rANS: {way}, 10^9 codes a second on one core", speed, 0.2, False)
+
+
+def _rotation(x: torch.Tensor) -> Result:
+    flat = x.reshape(x.shape[0], -1)
+    sides = {"rotation": lambda: rotation.hadamard(flat, BLOCK), "copy": lambda: flat.clone()}
+    seconds = alternate(sides, rounds=15, warmup=3)
+    ratio = paired(seconds, "rotation", "copy")
+    return Result(f"Hadamard of {BLOCK}, over an allocating copy", ratio, 2.0)
 
 
 def _codec(

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from commsweep.config import Run, Spec, discriminator, members, tags
+from commsweep.config import Compression, Run, Spec, discriminator, members, tags
 from commsweep.errors import UserError, nearest
 
 
@@ -177,7 +177,10 @@ def _first(owner: type[Spec]) -> str:
 
 def _record(owner: type[Spec]) -> list[str]:
     doc = "\n".join(line.strip() for line in (owner.__doc__ or "").strip().split("\n"))
-    return [doc, "", *(_line(name, field, "") for name, field in owner.model_fields.items())]
+    lines = [doc, ""]
+    if issubclass(owner, Compression):
+        lines += [f"Use: {owner.use}", f"Bytes: {owner.cost}", ""]
+    return lines + [_line(name, field, "") for name, field in owner.model_fields.items()]
 
 
 def _line(name: str, field: FieldInfo, kind: str) -> str:

@@ -65,14 +65,14 @@ def compressors() -> str:
         [
             COMPRESSORS,
             "## Compressors of a boundary\n",
-            _table(crossing, "bytes"),
+            _table(crossing, costs=True),
             "\n## Feedbacks of a boundary\n",
             _table(by_kind(FeedbackSpec)),
             "",
             MEMORIES,
             "## Compressors of weight gradients\n",
             f"{both}, and:\n",
-            _table(also, "bytes"),
+            _table(also, costs=True),
             "\n## Feedbacks of weight gradients\n",
             _table(by_kind(GradientFeedback)),
             "\n## Schedules of gradient compression\n",
@@ -84,13 +84,13 @@ def compressors() -> str:
     )
 
 
-def _table(kinds: dict[str, Any], more: str = "") -> str:
-    head = ["kind", "what it does", *([more] if more else []), "parameters"]
-    rows = [
-        [f"`{kind}`", _said(one), *([one.cost] if more else []), _parameters(one)]
-        for kind, one in kinds.items()
-    ]
-    return _markdown(head, rows)
+def _table(kinds: dict[str, Any], costs: bool = False) -> str:
+    more = ["when to use it", "bytes"] if costs else []
+    rows = []
+    for kind, spec in kinds.items():
+        said = [spec.use, spec.cost] if costs else []
+        rows.append([f"`{kind}`", _said(spec), *said, _parameters(spec)])
+    return _markdown(["kind", "what it does", *more, "parameters"], rows)
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:

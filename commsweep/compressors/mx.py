@@ -24,6 +24,7 @@ from commsweep.compressors.base import (
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
+from commsweep.compressors.kernels import cpu, floats
 from commsweep.config import MXSpec
 from commsweep.errors import UserError
 
@@ -40,6 +41,11 @@ class Float:
     def bits(self) -> int:
         """Of an element, its sign included."""
         return 1 + self.exponent + self.mantissa
+
+    @property
+    def form(self) -> floats.Element:
+        """As the kernels take it."""
+        return floats.Element(self.bits, self.mantissa, self.least, self.most)
 
     @property
     def least(self) -> int:
@@ -60,6 +66,10 @@ class Float:
         """Magnitudes on this type's grid, saturated: the nearest, ties to even, or the one below or
         above by `drawn` in [0, 1).
         """
+        if cpu.usable(sizes):
+            one = torch.ones(1)
+            drawn = None if drawn is None else drawn.reshape(1, -1)
+            return floats.values(sizes.reshape(1, -1), one, drawn, self.form).view(sizes.shape)
         step = self._step(sizes)
         scaled = torch.ldexp(sizes, -step)
         whole = scaled.round() if drawn is None else (scaled + drawn).floor()
@@ -71,6 +81,9 @@ class Float:
 
     def encode(self, sizes: Tensor) -> Tensor:
         """Magnitudes of this type -> the bits of exponent and mantissa, as int64."""
+        if cpu.usable(sizes):
+            made = floats.codes(sizes.reshape(1, -1), torch.ones(1), None, self.form)
+            return made.view(sizes.shape).long()
         exponent = (torch.frexp(sizes)[1] - 1).clamp(min=self.least)
         whole = torch.ldexp(sizes, self.mantissa - exponent).long()
         # A subnormal number's exponent field is zero, and its mantissa has no leading one.
@@ -138,20 +151,30 @@ class MX(Compressor[MXSpec]):
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         blocks = self.blocks(x)
-        _, scales = self._scales(blocks)
-        sizes, negative = self._sizes(blocks, scales, seed)
-        values = sizes * scales[:, None]
-        values = torch.where(negative, -values, values)
-        # What is not finite spoils its block, and NVFP4's message, and is seen.
-        values = values.where(torch.isfinite(scales)[:, None], torch.nan)
+        scales = self._scales(blocks)[-1]
+        if cpu.usable(blocks):
+            values = floats.values(blocks, scales, self._drawn(blocks, seed), self._element.form)
+        else:
+            sizes, negative = self._sizes(blocks, scales, seed)
+            values = sizes * scales[:, None]
+            values = torch.where(negative, -values, values)
+            # What is not finite spoils its block, and NVFP4's message, and is seen.
+            values = values.where(torch.isfinite(scales)[:, None], torch.nan)
         return unrows(values.view(-1)[: x.numel()].to(x.dtype), x)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         blocks = self.blocks(x)
-        parts, scales = self._scales(blocks)
-        sizes, negative = self._sizes(blocks, scales, seed)
-        codes = self._element.encode(sizes)
-        codes = codes + torch.where(negative, 2 ** (self._element.bits - 1), 0)
+        told, whole, scales = self._scales(blocks)
+        if whole is None:
+            parts = {"scales": (told + BIAS).to(torch.uint8)}
+        else:
+            parts = {"scales": E4M3.encode(told).to(torch.uint8), "whole": whole}
+        if cpu.usable(blocks):
+            codes = floats.codes(blocks, scales, self._drawn(blocks, seed), self._element.form)
+        else:
+            sizes, negative = self._sizes(blocks, scales, seed)
+            codes = self._element.encode(sizes)
+            codes = codes + torch.where(negative, 2 ** (self._element.bits - 1), 0)
         codes = codes.view(-1)[: x.numel()]
         return payload(x, codes=pack(codes, self._element.bits), **parts)
 
@@ -171,13 +194,15 @@ class MX(Compressor[MXSpec]):
     def blocks(self, x: Tensor) -> Tensor:
         """float32 [blocks, elements of a block], zeros behind the last element."""
         flat = rows(x).float().reshape(-1)
-        return torch.nn.functional.pad(flat, (0, -flat.numel() % self.spec.block)).view(
-            -1, self.spec.block
-        )
+        if short := -flat.numel() % self.spec.block:
+            flat = torch.nn.functional.pad(flat, (0, short))
+        return flat.view(-1, self.spec.block).detach()
 
-    def _scales(self, blocks: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """(what travels of them, the factor of each block, float32 [blocks])."""
-        largest = blocks.abs().amax(1)
+    def _scales(self, blocks: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """(exponents, or NVFP4's scales of blocks; NVFP4's scale of the message; the factor of each
+        block, float32 [blocks]).
+        """
+        largest = floats.tops(blocks) if cpu.usable(blocks) else blocks.abs().amax(1)
         stochastic, element = self.spec.rounding == "stochastic", self._element
         if not self._two_scales:
             exponent = torch.frexp(largest)[1] - 1 - element.top
@@ -185,8 +210,7 @@ class MX(Compressor[MXSpec]):
                 exponent = exponent + (torch.ldexp(largest, -exponent) > element.most)
             exponent = exponent.clamp(LOWEST, HIGHEST)
             scales = torch.ldexp(torch.ones_like(largest), exponent)
-            parts = {"scales": (exponent + BIAS).to(torch.uint8)}
-            return parts, scales.where(torch.isfinite(largest), torch.nan)
+            return exponent, None, scales.where(torch.isfinite(largest), torch.nan)
         whole = divided(largest.amax().reshape(1), E4M3.most * element.most)
         safe = torch.where(whole > 0, whole, 1.0)
         wanted = divided(largest, element.most) / safe
@@ -195,8 +219,7 @@ class MX(Compressor[MXSpec]):
             above = torch.ldexp(own, -E4M3._step(own)) + 1
             own = torch.where(own < wanted, torch.ldexp(above, E4M3._step(own)), own)
             own = own.clamp(max=E4M3.most)
-        parts = {"scales": E4M3.encode(own).to(torch.uint8), "whole": whole}
-        return parts, own * whole
+        return own, whole, own * whole
 
     def _told(self, parts: dict[str, Tensor], blocks: int) -> Tensor:
         """The factors that a payload names. Raises UserError where one is no scale."""
@@ -212,11 +235,14 @@ class MX(Compressor[MXSpec]):
             raise UserError("a scale of NVFP4 is no positive number")
         return E4M3.decode(codes) * whole
 
+    def _drawn(self, blocks: Tensor, seed: int) -> Tensor | None:
+        if self.spec.rounding == "nearest":
+            return None
+        return draws.uniform(blocks.shape, seed, blocks.device)
+
     def _sizes(self, blocks: Tensor, scales: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """(magnitudes of the element type, where they are negative; zeros are not)."""
-        drawn = None
-        if self.spec.rounding == "stochastic":
-            drawn = draws.uniform(blocks.shape, seed, blocks.device)
+        drawn = self._drawn(blocks, seed)
         safe = torch.where(scales > 0, scales, 1.0)[:, None]
         sizes = self._element.rounded((blocks.abs() / safe).clamp(max=2.0**20), drawn)
         sizes = sizes.where(scales[:, None] > 0, 0.0)

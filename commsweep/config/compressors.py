@@ -39,6 +39,7 @@ class Compression(Spec):
 
     label: ClassVar[str] = ""  # in tables and figures; its kind where it has none
     cost: ClassVar[str] = ""  # bytes of a message
+    use: ClassVar[str] = ""  # when to use it
     # keeps some entries of a message, says which, and can do with half the ratio
     sparsifier: ClassVar[bool] = False
     # every learner keeps places of its own choice, and a ledger counts them
@@ -65,6 +66,7 @@ class NoCompressorSpec(Compression):
     label: ClassVar[str] = "dense"
     cost: ClassVar[str] = "elements x itemsize"
     summable: ClassVar[bool] = True
+    use: ClassVar[str] = "As the reference, and for vectors, which are small."
     kind: Literal["none"] = "none"
 
 
@@ -76,6 +78,7 @@ class LiveSpec(Compression):
     label: ClassVar[str] = "live"
     cost: ClassVar[str] = "itemsize x live elements"
     summable: ClassVar[bool] = True
+    use: ClassVar[str] = "With `sparsity`: a learner's other gradients are known to be zero."
     kind: Literal["live"] = "live"
 
 
@@ -83,6 +86,7 @@ class CastSpec(Compression):
     """Send the values in a 16-bit floating-point type."""
 
     cost: ClassVar[str] = "2 x elements"
+    use: ClassVar[str] = "When half the bytes are enough and nothing may be tuned."
     kind: Literal["cast"] = "cast"
     to: Literal["float16", "bfloat16"] = "bfloat16"
 
@@ -117,6 +121,7 @@ class UniformSpec(QuantizerSpec):
 
     label: ClassVar[str] = "min-max"
     cost: ClassVar[str] = "packed codes + 8 a scale"
+    use: ClassVar[str] = "First choice for activations: 4 bits under a scale a group."
     kind: Literal["uniform"] = "uniform"
 
 
@@ -127,6 +132,7 @@ class FixedPointSpec(QuantizerSpec):
 
     label: ClassVar[str] = "fixed-point"
     cost: ClassVar[str] = "packed codes + 4 a scale"
+    use: ClassVar[str] = "For values around zero, at half the scale bytes of `uniform`."
     kind: Literal["fixed"] = "fixed"
 
     @model_validator(mode="after")
@@ -144,6 +150,9 @@ class MXSpec(CodeSpec):
 
     label: ClassVar[str] = "MX"
     cost: ClassVar[str] = "packed codes + 1 a block (NVFP4: + 4)"
+    use: ClassVar[str] = (
+        "When the hardware reads these formats, or outliers spoil a range of whole numbers."
+    )
     kind: Literal["mx"] = "mx"
     format: Annotated[
         Literal["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6", "mxfp4", "nvfp4"],
@@ -170,6 +179,9 @@ class EdenSpec(CodeSpec):
 
     label: ClassVar[str] = "EDEN"
     cost: ClassVar[str] = "packed codes + 4 a block + 8"
+    use: ClassVar[str] = (
+        "For gradients in 1 to 4 bits: without bias, at a smaller error than drawn rounding."
+    )
     kind: Literal["eden"] = "eden"
     bits: Bits = 2
     block: RotationBlock = 128
@@ -180,6 +192,7 @@ class MSEdenSpec(Compression):
 
     label: ClassVar[str] = "MS-EDEN"
     cost: ClassVar[str] = "4 bits a value + 1 a block of 16 + 12"
+    use: ClassVar[str] = "As `eden`, when the receiver computes in NVFP4."
     kind: Literal["ms_eden"] = "ms_eden"
     block: RotationBlock = 128
 
@@ -191,6 +204,7 @@ class FixedBatchSpec(Compression):
 
     label: ClassVar[str] = "batch fixed-point"
     cost: ClassVar[str] = "packed codes + 2 a feature"
+    use: ClassVar[str] = "To repeat AC-SGD's numbers; elsewhere `fixed`."
     kind: Literal["fixed_batch"] = "fixed_batch"
     bits: Bits = 4
 
@@ -202,6 +216,7 @@ class TAHSpec(Compression):
 
     label: ClassVar[str] = "TAH"
     cost: ClassVar[str] = "packed codes + 2 a tile + flags"
+    use: ClassVar[str] = "To compare with TAH-Quant as published."
     kind: Literal["tah"] = "tah"
     tile: Literal[8, 16, 32, 64, 128] = 32
     high_bits: Bits = 4
@@ -221,6 +236,7 @@ class TAHCodeSpec(Compression):
 
     label: ClassVar[str] = "TAH (code)"
     cost: ClassVar[str] = "packed codes + 4 a tile + places + flags"
+    use: ClassVar[str] = "To compare with TAH-Quant as its authors run it."
     kind: Literal["tah_code"] = "tah_code"
     tile: Annotated[
         Literal[8, 16, 32, 64, 128], Field(description="the authors: 64 forward, 32 backward")
@@ -239,6 +255,9 @@ class LowRankSpec(Compression):
 
     label: ClassVar[str] = "low rank"
     cost: ClassVar[str] = "(positions + features) x rank values"
+    use: ClassVar[str] = (
+        "For messages whose features are dependent; look at the error first (`--diagnose`)."
+    )
     kind: Literal["lowrank"] = "lowrank"
     rank: Rank = 4
     warm: bool = True
@@ -251,6 +270,7 @@ class BottleneckSpec(Compression):
 
     cost: ClassVar[str] = "code"
     coder: ClassVar[bool] = True
+    use: ClassVar[str] = "When the model may be trained with a narrower crossing from the start."
     kind: Literal["bottleneck"] = "bottleneck"
     width: Width = 16
 
@@ -267,6 +287,7 @@ class SubspaceSpec(Compression):
 
     cost: ClassVar[str] = "code"
     coder: ClassVar[bool] = True
+    use: ClassVar[str] = "As `bottleneck`, with nothing to train and gradients of the same width."
     kind: Literal["subspace"] = "subspace"
     width: Width = 16
     constrain: bool = True
@@ -288,6 +309,7 @@ class SignSpec(CodeSpec):
     """
 
     cost: ClassVar[str] = "1 bit a value + 4 a sample"
+    use: ClassVar[str] = "For gradients at one bit, with error feedback."
     kind: Literal["sign"] = "sign"
     scale: Literal["mean", "l2", "one"] = "mean"
 
@@ -299,6 +321,7 @@ class OneBitSpec(CodeSpec):
 
     label: ClassVar[str] = "1-bit"
     cost: ClassVar[str] = "1 bit a value + 8 a sample"
+    use: ClassVar[str] = "As `sign`, when positive and negative entries differ in size."
     kind: Literal["onebit"] = "onebit"
 
 
@@ -309,6 +332,7 @@ class TernSpec(CodeSpec):
 
     label: ClassVar[str] = "TernGrad"
     cost: ClassVar[str] = "2 bits a value + 4 a sample"
+    use: ClassVar[str] = "For gradients at two bits, without bias and without memory."
     kind: Literal["tern"] = "tern"
     clip: Annotated[float, Field(ge=0, description="standard deviations; 0: no clipping")] = 2.5
 
@@ -318,6 +342,9 @@ class QSGDSpec(Compression):
 
     label: ClassVar[str] = "QSGD"
     cost: ClassVar[str] = "by the data: Elias codes + 4 a bucket"
+    use: ClassVar[str] = (
+        "For unbiased gradients whose levels are mostly zero: Elias codes then pay."
+    )
     kind: Literal["qsgd"] = "qsgd"
     levels: Annotated[int, Field(ge=1, le=2**15)] = 4
     bucket: Annotated[int, Field(ge=1, le=2**20, description="elements that share a norm")] = 512
@@ -331,6 +358,7 @@ class StatisticalSpec(CodeSpec):
     """
 
     cost: ClassVar[str] = "packed codes + 4 a level"
+    use: ClassVar[str] = "For the values that a sparsifier keeps (SparseLoCo)."
     kind: Literal["statistical"] = "statistical"
     bits: Bits = 2
     range: Annotated[
@@ -347,6 +375,7 @@ class E3M0Spec(CodeSpec):
 
     label: ClassVar[str] = "E3M0"
     cost: ClassVar[str] = "4 bits a value + 4 a sample"
+    use: ClassVar[str] = "For pseudo-gradients at four bits (Streaming DiLoCo)."
     kind: Literal["e3m0"] = "e3m0"
 
 
@@ -354,6 +383,7 @@ class NaturalSpec(Compression):
     """Powers of two, drawn without bias: 9 bits a value (natural compression)."""
 
     cost: ClassVar[str] = "9 bits a value"
+    use: ClassVar[str] = "For unbiased gradients at little more than a byte."
     kind: Literal["natural"] = "natural"
 
 
@@ -376,6 +406,7 @@ class RotatedSpec(Compression):
 
     label: ClassVar[str] = "rotated"
     cost: ClassVar[str] = "those of the code + 8"
+    use: ClassVar[str] = "When outliers spoil a scale: activations at 2 or 3 bits."
     kind: Literal["rotated"] = "rotated"
     block: RotationBlock = 128
     code: Annotated[
@@ -407,6 +438,9 @@ class TopKSpec(Selection):
     cost: ClassVar[str] = "values + the smaller of packed indices and a bitmask"
     sparsifier: ClassVar[bool] = True
     own_places: ClassVar[bool] = True
+    use: ClassVar[str] = (
+        "Forward, with the same compressor at inference; for gradients, with error feedback."
+    )
     kind: Literal["topk"] = "topk"
     ratio: Ratio = 0.1
     scope: Literal["sample", "tensor", "last", "tile"] = "sample"
@@ -447,6 +481,9 @@ class TopKStrictSpec(Chosen):
     cost: ClassVar[str] = "as `topk`, by what is left"
     sparsifier: ClassVar[bool] = True
     own_places: ClassVar[bool] = True
+    use: ClassVar[str] = (
+        "To repeat the authors' numbers; elsewhere `topk`, whose bytes are known beforehand."
+    )
     kind: Literal["topk_strict"] = "topk_strict"
     ratio: Ratio = 0.1
 
@@ -461,6 +498,9 @@ class RandomKSpec(Selection):
     sparsifier: ClassVar[bool] = True
     shared_draw: ClassVar[bool] = True
     summable: ClassVar[bool] = True
+    use: ClassVar[str] = (
+        "When learners' messages must add up on the way; `scaled` is unbiased, and noisy."
+    )
     kind: Literal["randomk"] = "randomk"
     ratio: Ratio = 0.1
     scaled: bool = False
@@ -474,6 +514,7 @@ class RandTopKSpec(Selection):
     label: ClassVar[str] = "RandTopK"
     cost: ClassVar[str] = "as `topk`"
     sparsifier: ClassVar[bool] = True
+    use: ClassVar[str] = "When TopK leaves features unheard: some places are drawn from the rest."
     kind: Literal["randtopk"] = "randtopk"
     ratio: Ratio = 0.1
     alpha: Annotated[
@@ -490,6 +531,7 @@ class ForwardMaskSpec(Selection):
     label: ClassVar[str] = "forward's mask"
     cost: ClassVar[str] = "values only"
     shares_mask: ClassVar[bool] = True
+    use: ClassVar[str] = "Backward beside a sparsifier forward: places cost nothing."
     kind: Literal["forward_mask"] = "forward_mask"
 
 
@@ -498,6 +540,7 @@ class ThresholdSpec(Chosen):
 
     cost: ClassVar[str] = "as `topk`, by what is left"
     own_places: ClassVar[bool] = True
+    use: ClassVar[str] = "When a size is known below which nothing matters."
     kind: Literal["threshold"] = "threshold"
     value: Annotated[float, Field(ge=0)] = 0.01
 
@@ -512,6 +555,7 @@ class PeriodicSpec(Chosen):
     label: ClassVar[str] = "periodic threshold"
     cost: ClassVar[str] = "as `topk`, by what is left"
     own_places: ClassVar[bool] = True
+    use: ClassVar[str] = "As `topk` for large layers, when choosing takes too long."
     kind: Literal["periodic"] = "periodic"
     ratio: Ratio = 0.01
     every: Annotated[
@@ -528,6 +572,9 @@ class DrydenSpec(Chosen):
     cost: ClassVar[str] = "1 bit a value, places, two means"
     own_places: ClassVar[bool] = True
     value_bits: ClassVar[int] = 1
+    use: ClassVar[str] = (
+        "For gradients with feedback, when values may be shared by all kept entries."
+    )
     kind: Literal["dryden"] = "dryden"
     ratio: Ratio = 0.01
 
@@ -540,6 +587,7 @@ class SIDCoSpec(Chosen):
     label: ClassVar[str] = "SIDCo"
     cost: ClassVar[str] = "as `topk`, by what is left"
     own_places: ClassVar[bool] = True
+    use: ClassVar[str] = "As `topk` for large layers, when about `ratio` is enough."
     kind: Literal["sidco"] = "sidco"
     ratio: Ratio = 0.01
     fit: Literal["exponential", "gpareto"] = "exponential"
@@ -557,6 +605,7 @@ class AdaCompSpec(Compression):
     own_places: ClassVar[bool] = True
     value_bits: ClassVar[int] = 1
     layerwise: ClassVar[bool] = True
+    use: ClassVar[str] = "For convolutional gradients without a ratio to tune."
     kind: Literal["adacomp"] = "adacomp"
     conv: Annotated[int, Field(ge=1, le=2**15, description="elements of a bin in convolutions")] = (
         50
@@ -573,6 +622,7 @@ class CLTKSpec(Compression):
     cost: ClassVar[str] = "values + the places, shared among the learners"
     summable: ClassVar[bool] = True
     joint: ClassVar[bool] = True
+    use: ClassVar[str] = "As `topk` with many learners: one choice of places for all."
     kind: Literal["cltk"] = "cltk"
     ratio: Ratio = 0.01
 
@@ -586,6 +636,7 @@ class PowerSGDSpec(Compression):
     cost: ClassVar[str] = "4 x rank x (rows + columns)"
     summable: ClassVar[bool] = True
     joint: ClassVar[bool] = True
+    use: ClassVar[str] = "For gradients of large matrices, when messages must add up on the way."
     kind: Literal["powersgd"] = "powersgd"
     rank: Rank = 2
 
@@ -599,6 +650,7 @@ class DionFactorsSpec(Compression):
     cost: ClassVar[str] = "4 x rank x (rows + columns)"
     summable: ClassVar[bool] = True
     joint: ClassVar[bool] = True
+    use: ClassVar[str] = "When the optimizer is to be orthonormal (Muon's step) at a rank's bytes."
     kind: Literal["dion"] = "dion"
     rows: Annotated[
         Literal["outputs", "memory"],

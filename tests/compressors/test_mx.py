@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commsweep.compressors import build
+from commsweep.compressors.kernels import cpu
 from commsweep.compressors.mx import E2M1, E2M3, E4M3, E5M2
 from commsweep.config import CompressorSpec, by_kind
 from commsweep.errors import UserError
+from tests.helpers import same_bits
 
 FORMATS = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6", "mxfp4", "nvfp4")
 BITS = {"mxfp8_e4m3": 8.25, "mxfp8_e5m2": 8.25, "mxfp6": 6.25, "mxfp4": 4.25, "nvfp4": 4.5}
@@ -142,3 +146,23 @@ def test_torchao_agrees_bit_for_bit():
         scale = per_tensor_amax_to_scale(x.abs().max())
         wanted = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale).dequantize(torch.float32)
         assert torch.equal(build({"kind": "mx", "format": "nvfp4"}).roundtrip(x), wanted)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("format_", FORMATS)
+@given(st.integers(1, 200), st.integers(-45, 37), st.booleans(), st.integers(0, 2**31))
+def test_kernels_do_what_torch_does(format_, rounding, n, power, ties, seed):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, n, generator=draw) * 10.0**power
+    x = x * (torch.rand(x.shape, generator=draw) < 0.9)
+    x = (x / x.abs().max().clamp(min=1e-45) * 16).round() / 2 if ties else x
+    made = build({"kind": "mx", "format": format_, "rounding": rounding})
+    y, told = made.apply(x, seed), made.encode(x, seed)
+    bad = made.apply(torch.where(x == x.max(), torch.inf, x), seed)
+    with mock.patch.object(cpu, "usable", lambda x: False):
+        assert same_bits(y, made.apply(x, seed))
+        wanted = made.encode(x, seed)
+        plain = made.apply(torch.where(x == x.max(), torch.inf, x), seed)
+    assert all(torch.equal(told.parts[part], wanted.parts[part]) for part in wanted.parts)
+    assert torch.equal(bad.isnan(), plain.isnan())
+    assert same_bits(bad.nan_to_num(0.0), plain.nan_to_num(0.0))

@@ -56,7 +56,7 @@ def test_every_kind_says_what_it_does_and_costs():
     page = reference.pages()["compressors.md"]
     for union in (CompressorSpec, GradientCompressor):
         for kind, one in by_kind(union).items():
-            assert f"`{kind}`" in page and one.__doc__ and one.cost, kind
+            assert f"`{kind}`" in page and one.__doc__ and one.cost and one.use, kind
     for union in (FeedbackSpec, GradientFeedback):
         assert all(f"| `{kind}` |" in page for kind in by_kind(union))
 
