@@ -68,7 +68,8 @@ class Outer(Spec):
     at each place over those that sent it (the paper and the code of SparseLoCo, arXiv 2508.15706,
     differ). clip: a message longer than the median norm over learners is scaled to it. sign: the
     outer step is a sign; with interval 1, plain SGD inside, a decaying residue and `grad.transform`
-    that is DeMo (arXiv 2411.19870).
+    that is DeMo (arXiv 2411.19870). first_moment, second_moment: the inner optimizers' moments are
+    averaged as they are, every so many steps (DES-LOC, arXiv 2505.22549).
     """
 
     interval: Annotated[int, Field(ge=1, description="steps between exchanges")] = 16
@@ -93,6 +94,20 @@ class Outer(Spec):
     peers: Annotated[Literal["pairs"] | None, Field(description="absent: all learners at once")] = (
         None
     )
+    first_moment: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description=(
+                "steps between averages of the inner optimizers' first moments (momentum); "
+                "absent: each learner keeps its own"
+            ),
+        ),
+    ] = None
+    second_moment: Annotated[
+        int | None,
+        Field(ge=1, description="the same of AdamW's second moments; absent: each keeps its own"),
+    ] = None
 
     @model_validator(mode="after")
     def _fits(self) -> Outer:
@@ -116,6 +131,11 @@ class Outer(Spec):
             raise ValueError(
                 "grad.outer.peers=pairs exchanges weights as they are: leave out "
                 "grad.outer.clip and grad.outer.sign"
+            )
+        if self.peers == "pairs" and (self.first_moment or self.second_moment):
+            raise ValueError(
+                "grad.outer.peers=pairs meets two learners at a time: leave out "
+                "grad.outer.first_moment and grad.outer.second_moment, which all average"
             )
         if self.sign and self.momentum:
             raise ValueError(

@@ -17,7 +17,7 @@ from commsweep.config.compressors import (
     kinds,
     values_fit,
 )
-from commsweep.config.gradients import Gradients, check_gradients
+from commsweep.config.gradients import Gradients, Outer, check_gradients
 from commsweep.config.links import Link, Links
 from commsweep.config.renames import first_names
 from commsweep.config.rules import broken
@@ -133,6 +133,8 @@ class Run(Spec):
                 "fwd.compressor.constrain=false"
             )
         check_gradients(self.grad, self.data.batch_size)
+        if self.grad.outer is not None:
+            _moments_fit(self.grad.outer, self.optim)
         if self.data.batch_size % self.microbatches:
             raise ValueError(
                 f"microbatches={self.microbatches} does not divide "
@@ -297,6 +299,18 @@ def links_fit(where: str, links: Links) -> None:
             f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.start_epoch equal to "
             f"{where}fwd.start_epoch"
         )
+
+
+def _moments_fit(outer: Outer, optim: Optim) -> None:
+    sgd = isinstance(optim, SGDSpec)
+    keeps = {"first": not sgd or optim.momentum > 0, "second": not sgd}
+    for moment, there in keeps.items():
+        every = getattr(outer, f"{moment}_moment")
+        if every is not None and not there:
+            raise ValueError(
+                f"grad.outer.{moment}_moment={every}: optim.kind=sgd keeps no {moment} moments"
+                + (" without optim.momentum" if moment == "first" else "; use adamw or muon")
+            )
 
 
 def _second_order_fits(run: Run) -> None:

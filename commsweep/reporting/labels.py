@@ -123,6 +123,9 @@ def _outer(row: dict[str, Any]) -> str:
     )
     text += ", averages what is sent" if own["local_update"] == "sent" else ""
     text += ", in pairs" if own.get("peers") == "pairs" else ""
+    for moment in ("first", "second"):
+        if every := own.get(f"{moment}_moment"):
+            text += f", {moment} moments every {every:g}"
     return (
         text
         + (", mean of senders" if own["aggregate"] == "senders" else "")

@@ -84,6 +84,16 @@ def by_hand(run, optimizer):
                 loss.backward()
                 opt.step()
             steps += 1
+            for every, name in (
+                (outer.first_moment, "exp_avg"),
+                (outer.second_moment, "exp_avg_sq"),
+            ):
+                if every and steps % every == 0:
+                    states = [[one.state[p][name] for p in one.state] for one in inner]
+                    for column in zip(*states, strict=True):
+                        together = sum(column) / n
+                        for moment in column:
+                            moment.copy_(together)
             for number, (offset, among) in enumerate(parts_of):
 
                 def use(number=number, among=among):
@@ -163,6 +173,43 @@ def test_it_is_the_published_rule(outer, changes, optimizer):
     run = apart(override(tiny(model__name="mlp"), changes), learners=4, **outer)
     common, _ = by_hand(run, optimizer)
     assert far({name: p.detach() for name, p in common.items()}, weights(trained(run))) < 1e-5
+
+
+DESLOC = {"interval": 2, "first_moment": 3, "second_moment": 4}
+
+
+def test_moments_are_averaged_at_their_own_intervals():
+    """DES-LOC beside a plain loop; each interval changes what is learnt."""
+    base = override(tiny(model__name="mlp"), ADAMW)
+    run = apart(base, learners=4, **DESLOC)
+    common, _ = by_hand(run, adamw)
+    assert far({name: p.detach() for name, p in common.items()}, weights(trained(run))) < 1e-5
+    for left in DESLOC:
+        fewer = {name: every for name, every in DESLOC.items() if name != left}
+        other = apart(base, learners=4, **fewer)
+        assert far(weights(trained(run)), weights(trained(other))) > 1e-4
+
+
+def test_moments_cost_as_many_bytes_as_weights_each_time():
+    base = override(tiny(model__name="mlp"), ADAMW)
+    rare, often = (
+        trained(apart(base, interval=4, **more)).components["learners"].exchange.ledger.totals()
+        for more in ({}, {"first_moment": 4, "second_moment": 8})
+    )
+    # Eight steps: two exchanges of weights, then two of first moments and one of second ones.
+    assert often["up"] == pytest.approx(2.5 * rare["up"])
+
+
+def test_muon_and_momentum_have_first_moments():
+    for changes in (
+        PLAIN | {"optim.momentum": 0.9},
+        {"optim.kind": "muon", "schedule.kind": "constant"},
+    ):
+        base = override(tiny(model__name="mlp"), changes)
+        with_, without = (
+            weights(trained(apart(base, interval=4, **more))) for more in ({"first_moment": 2}, {})
+        )
+        assert far(with_, without) > 1e-6
 
 
 def test_one_step_between_exchanges_is_data_parallel_sgd():
@@ -301,8 +348,9 @@ COMPRESSED = {
             local_update="add",
         ),
         apart(learners=4, interval=3, peers="pairs", overlap=2),
+        apart(override(tiny(model__name="mlp"), ADAMW), **DESLOC),
     ],
-    ids=["resnet", "overlap", "text", "pairs"],
+    ids=["resnet", "overlap", "text", "pairs", "moments"],
 )
 def test_a_resumed_run_is_the_same(base, tmp_path):
     """Law 7: stopped after an epoch, in the middle of a round and of an overlap, and continued."""
@@ -313,7 +361,7 @@ def test_a_resumed_run_is_the_same(base, tmp_path):
 
 
 @SLOW
-@pytest.mark.parametrize("name", ["streaming", "dense", "text", "pairs", "sent"])
+@pytest.mark.parametrize("name", ["streaming", "dense", "text", "pairs", "sent", "moments"])
 def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
     run = {
         "streaming": apart(
@@ -325,6 +373,7 @@ def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
         ),
         "dense": apart(tiny(epochs=1, eval_every=1), interval=3),
         "pairs": apart(tiny(epochs=1, eval_every=1), learners=4, interval=3, peers="pairs"),
+        "moments": apart(override(tiny(epochs=1, eval_every=1), ADAMW), **DESLOC),
         "sent": apart(
             override(tiny(epochs=1, eval_every=1), RANDOM),
             interval=1,
@@ -666,6 +715,12 @@ def test_sign_of_everything_is_sign_sgd():
             "one learner to another, uncompressed",
         ),
         ({"grad.transform": "dct"}, "grad.transform=dct has no effect"),
+        (
+            {"grad.outer.peers": "pairs", "grad.outer.first_moment": 2},
+            "meets two learners at a time",
+        ),
+        ({"grad.outer.second_moment": 2}, "optim.kind=sgd keeps no second moments"),
+        (PLAIN | {"grad.outer.first_moment": 2}, "keeps no first moments"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(changes, line):

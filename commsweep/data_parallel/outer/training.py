@@ -23,6 +23,7 @@ from commsweep.config import Gradients, Outer
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
+from commsweep.data_parallel.outer import desloc
 from commsweep.data_parallel.outer.delayed import AddMeanwhile
 from commsweep.data_parallel.outer.demo import SignStep
 from commsweep.data_parallel.outer.diloco import OuterSGD, TakeCommon
@@ -189,6 +190,8 @@ class LocalTraining(Learners):
         """All learners have stepped: use what has arrived, and send what is due."""
         done, last, self.met = moment.step + 1, moment.step + 1 == self.steps, False
         self.exchange.ledger.steps += 1
+        for names in desloc.due(self.outer, done):
+            self._average(names)
         for number, (due, _) in list(self._pending.items()):
             if due == done or last:
                 self._use(number, moment.rate)
@@ -197,6 +200,18 @@ class LocalTraining(Learners):
                 self._pending[number] = done + self.outer.overlap, self._send(among, moment)
                 if last or not self.outer.overlap:
                     self._use(number, moment.rate)
+
+    def _average(self, names: tuple[str, ...]) -> None:
+        """Give every learner the mean of their inner optimizers' moments."""
+        self.met = True
+        every = [desloc.moments(optimizer, self.trained, names) for optimizer in self._inner]
+        parts = [list(kept.values()) for kept in every]
+        means = self.exchange.collectives.all_reduce(parts, "moments").wait()
+        for index, merged in zip(every[0], means, strict=True):
+            self.exchange.ledger.dense(index, len(every), merged.element_size())
+        for kept in parts:
+            for moment, merged in zip(kept, means, strict=True):
+                moment.copy_(merged)
 
     def _send(self, among: Sequence[int], moment: Moment) -> Callable[[], list[dict[int, Tensor]]]:
         """Send what the learners have moved by in a fragment; what arrives, for each of
