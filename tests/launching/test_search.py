@@ -77,6 +77,7 @@ def test_a_trials_parameters_are_settings_and_its_runs_differ_in_the_seed():
         "bits": 4,
         "scale": "group",
         "group": 128,
+        "coding": None,
         "rounding": "nearest",
     }
 
