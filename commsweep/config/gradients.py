@@ -69,7 +69,9 @@ class Outer(Spec):
     differ). clip: a message longer than the median norm over learners is scaled to it. sign: the
     outer step is a sign; with interval 1, plain SGD inside, a decaying residue and `grad.transform`
     that is DeMo (arXiv 2411.19870). first_moment, second_moment: the inner optimizers' moments are
-    averaged as they are, every so many steps (DES-LOC, arXiv 2505.22549).
+    averaged as they are, every so many steps (DES-LOC, arXiv 2505.22549). eager: the others'
+    pseudo-gradients travel until the next exchange (arXiv 2502.12996); each learner has outer
+    weights of its own.
     """
 
     interval: Annotated[int, Field(ge=1, description="steps between exchanges")] = 16
@@ -94,6 +96,15 @@ class Outer(Spec):
     peers: Annotated[Literal["pairs"] | None, Field(description="absent: all learners at once")] = (
         None
     )
+    eager: Annotated[
+        bool | None,
+        Field(
+            description=(
+                "a learner uses its own pseudo-gradient at once, and the others' at the next "
+                "exchange; absent: all at once"
+            )
+        ),
+    ] = None
     first_moment: Annotated[
         int | None,
         Field(
@@ -131,6 +142,15 @@ class Outer(Spec):
             raise ValueError(
                 "grad.outer.peers=pairs exchanges weights as they are: leave out "
                 "grad.outer.clip and grad.outer.sign"
+            )
+        if self.eager is False:
+            settle(self, "eager", None)  # one way to say it, one id
+        late = self.overlap or self.local_share or self.local_update != "mix"
+        if self.eager and (late or self.peers or self.sign or self.aggregate == "senders"):
+            raise ValueError(
+                "grad.outer.eager=true has a learner add its own share of a mean to outer weights "
+                "of its own: leave out overlap, local_update, local_share, peers, sign and "
+                "aggregate of grad.outer"
             )
         if self.peers == "pairs" and (self.first_moment or self.second_moment):
             raise ValueError(

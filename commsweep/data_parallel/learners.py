@@ -185,7 +185,10 @@ def memory_bytes(
     if spec.outer is not None:
         # plain SGD: what it has moved by
         tensors += here * (1 + max(states, 1) + (spec.outer.local_update == "add"))
-        tensors += (here if spec.outer.peers == "pairs" else 1) * (1 + (spec.outer.momentum > 0))
+        alone = spec.outer.peers == "pairs" or spec.outer.eager is True
+        tensors += (here if alone else 1) * (1 + (spec.outer.momentum > 0))
+        if spec.outer.eager:  # of the last exchange: its mean, and what each learner used at once
+            tensors += here + 1
     return tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
 
 

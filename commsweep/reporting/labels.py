@@ -123,6 +123,7 @@ def _outer(row: dict[str, Any]) -> str:
     )
     text += ", averages what is sent" if own["local_update"] == "sent" else ""
     text += ", in pairs" if own.get("peers") == "pairs" else ""
+    text += ", eager" if own.get("eager") else ""
     for moment in ("first", "second"):
         if every := own.get(f"{moment}_moment"):
             text += f", {moment} moments every {every:g}"

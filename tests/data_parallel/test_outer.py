@@ -349,8 +349,9 @@ COMPRESSED = {
         ),
         apart(learners=4, interval=3, peers="pairs", overlap=2),
         apart(override(tiny(model__name="mlp"), ADAMW), **DESLOC),
+        apart(override(tiny(), COMPRESSED), learners=4, interval=3, eager=True),
     ],
-    ids=["resnet", "overlap", "text", "pairs", "moments"],
+    ids=["resnet", "overlap", "text", "pairs", "moments", "eager"],
 )
 def test_a_resumed_run_is_the_same(base, tmp_path):
     """Law 7: stopped after an epoch, in the middle of a round and of an overlap, and continued."""
@@ -361,7 +362,9 @@ def test_a_resumed_run_is_the_same(base, tmp_path):
 
 
 @SLOW
-@pytest.mark.parametrize("name", ["streaming", "dense", "text", "pairs", "sent", "moments"])
+@pytest.mark.parametrize(
+    "name", ["streaming", "dense", "text", "pairs", "sent", "moments", "eager"]
+)
 def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
     run = {
         "streaming": apart(
@@ -373,6 +376,9 @@ def test_processes_equal_the_simulation_bit_for_bit(name, tmp_path):
         ),
         "dense": apart(tiny(epochs=1, eval_every=1), interval=3),
         "pairs": apart(tiny(epochs=1, eval_every=1), learners=4, interval=3, peers="pairs"),
+        "eager": apart(
+            override(tiny(epochs=1, eval_every=1), COMPRESSED), interval=2, fragments=2, eager=True
+        ),
         "moments": apart(override(tiny(epochs=1, eval_every=1), ADAMW), **DESLOC),
         "sent": apart(
             override(tiny(epochs=1, eval_every=1), RANDOM),
@@ -465,6 +471,45 @@ def test_pairs_are_the_published_rule():
     assert (
         gradients["up"] == gradients["learner_sends"] == len(met) * 2 * gradients["dense"] / steps
     )
+
+
+def test_eager_updates_are_the_published_rule():
+    """Own share at once, the others' an exchange later; after the last one everything."""
+    run = apart(learners=4, interval=3, rate=0.7, momentum=0.5, nesterov=False, eager=True)
+    slow = [
+        {name: p.detach().clone() for name, p in build(run, HOW).task.model.named_parameters()}
+        for _ in range(4)
+    ]
+    momentum = [{name: torch.zeros_like(p) for name, p in own.items()} for own in slow]
+    late = [{name: torch.zeros_like(p) for name, p in own.items()} for own in slow]
+
+    def use(models, step):
+        moved = [
+            {name: own[name] - p.detach() for name, p in model.named_parameters()}
+            for own, model in zip(slow, models, strict=True)
+        ]
+        for m in range(4):
+            for name in slow[m]:
+                others = sum(moved[k][name] for k in range(4) if k != m) / 4
+                used = moved[m][name] / 4 + late[m][name] + (others if step == 7 else 0)
+                late[m][name] = others
+                momentum[m][name] = 0.5 * momentum[m][name] + used
+                slow[m][name] -= 0.7 * momentum[m][name]
+        for model, own in zip(models, slow, strict=True):
+            for name, p in model.named_parameters():
+                p.copy_(own[name])
+
+    wanted, task = rows_of(run, use, 3), trained(run)
+    assert far(wanted, weights(task)) < 1e-5
+    assert far(wanted, weights(trained(apart(interval=3, learners=4)))) > 1e-3
+    own = task.components["learners"]._own
+    assert not all(same_bits(a, b) for a, b in zip(own[0], own[1], strict=True))
+
+
+def test_one_eager_learner_is_diloco():
+    settings = {"interval": 3, "rate": 0.7}
+    wanted = weights(trained(apart(learners=1, **settings)))
+    assert far(weights(trained(apart(learners=1, eager=True, **settings))), wanted) < 1e-6
 
 
 def test_two_learners_in_pairs_are_diloco_without_nesterov():
@@ -719,6 +764,7 @@ def test_sign_of_everything_is_sign_sgd():
             {"grad.outer.peers": "pairs", "grad.outer.first_moment": 2},
             "meets two learners at a time",
         ),
+        ({"grad.outer.eager": True, "grad.outer.overlap": 1}, "leave out overlap, local_update"),
         ({"grad.outer.second_moment": 2}, "optim.kind=sgd keeps no second moments"),
         (PLAIN | {"grad.outer.first_moment": 2}, "keeps no first moments"),
     ],

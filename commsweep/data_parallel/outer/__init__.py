@@ -8,5 +8,6 @@ methods share; each method has a file of its own, beside its paper.
     noloco.py       NoLoCo: drawn pairs instead of all learners
     sparseloco.py   SparseLoCo: the mean over senders, and the clipping of long messages
     demo.py         DeMo: the sign of what arrives
+    eager.py        a learner's own pseudo-gradient at once, the others' an exchange later
     desloc.py       DES-LOC: moments of the inner optimizers averaged at intervals of their own
 """

@@ -11,7 +11,7 @@ mean of their weights is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from commsweep.config import Gradients, Outer
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
-from commsweep.data_parallel.outer import desloc
+from commsweep.data_parallel.outer import desloc, eager
 from commsweep.data_parallel.outer.delayed import AddMeanwhile
 from commsweep.data_parallel.outer.demo import SignStep
 from commsweep.data_parallel.outer.diloco import OuterSGD, TakeCommon
@@ -76,15 +76,17 @@ class LocalTraining(Learners):
         update = LOCAL_UPDATES[self.outer.local_update] if mixes else TakeCommon
         self.local_update = update(self.outer)
         self.paired = self.outer.peers == "pairs"
+        # whether every learner has outer weights of its own
+        self.alone = self.paired or self.outer.eager is True
         # Where every learner begins at the common weights and takes plain SGD steps, what it has
         # moved by is known better than by the difference of weights, which rounds a small step
         # away.
-        self._adds_up = (
-            plain and update is TakeCommon and not self.paired and not self.outer.overlap
-        )
+        self._adds_up = plain and update is TakeCommon and not self.alone and not self.outer.overlap
         self._moved: list[list[Tensor]] = []
         # by fragment: when it is used, and what has arrived
         self._pending: dict[int, tuple[int, Any]] = {}
+        # by fragment, of eager learners: what travels since the last exchange, what was sent
+        self._late: dict[int, tuple[Any, list[dict[int, Tensor]]]] = {}
         self.met = False  # whether a fragment was sent or used in the last step
         # the learner whose weights the model holds; None: the common ones
         self._loaded: int | None = None
@@ -101,7 +103,7 @@ class LocalTraining(Learners):
         # The common weights and their optimizer; in pairs, those of each learner here.
         self.references = [
             [nn.Parameter(p.detach().clone()) for p in self.trained]
-            for _ in (here if self.paired else (0,))
+            for _ in (here if self.alone else (0,))
         ]
         # what a learner that adds sent last
         self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]
@@ -134,7 +136,7 @@ class LocalTraining(Learners):
         meet.
         """
         common = [reference.data for reference in self.references[0]]
-        if self.paired or self.local_update.apart:
+        if self.alone or self.local_update.apart:
             common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
         for p, one in zip(self.trained, common, strict=True):
             p.data = one
@@ -195,9 +197,9 @@ class LocalTraining(Learners):
         for number, (due, _) in list(self._pending.items()):
             if due == done or last:
                 self._use(number, moment.rate)
-        for number, (offset, among) in enumerate(self.fragments):
+        for number, (offset, _) in enumerate(self.fragments):
             if last or (done > offset and (done - offset) % self.outer.interval == 0):
-                self._pending[number] = done + self.outer.overlap, self._send(among, moment)
+                self._pending[number] = done + self.outer.overlap, self._send(number, moment)
                 if last or not self.outer.overlap:
                     self._use(number, moment.rate)
 
@@ -213,10 +215,11 @@ class LocalTraining(Learners):
             for moment, merged in zip(kept, means, strict=True):
                 moment.copy_(merged)
 
-    def _send(self, among: Sequence[int], moment: Moment) -> Callable[[], list[dict[int, Tensor]]]:
+    def _send(self, number: int, moment: Moment) -> Callable[[], list[dict[int, Tensor]]]:
         """Send what the learners have moved by in a fragment; what arrives, for each of
         `references`.
         """
+        among = self.fragments[number][1]
         self.met = True
         moved: list[list[Tensor | None]] = []
         every_turn = range(len(self.here))
@@ -235,12 +238,34 @@ class LocalTraining(Learners):
             slow = [[self._reference(turn)[i].data.clone() for i in among] for turn in every_turn]
             fast = [[own[i] for i in among] for own in moved]
             return exchange_with_partner(self.exchange, among, slow, fast, moment.step)  # pyright: ignore[reportArgumentType]
+        before = self._arrived(number)
         arrival = self.exchange.begin(moved, moment.step, moment.epoch, among)
+        if self.outer.eager:
+            if moment.step + 1 < self.steps:
+                shares = [
+                    {index: every[index] / self.spec.learners for index in among}  # pyright: ignore[reportOptionalOperand]
+                    for every in moved
+                ]
+                self._late[number] = arrival, shares
+                return lambda: eager.merged(shares, before)
+            # nothing is left for later
+            return lambda: eager.merged([arrival()] * len(self.here), before)
         return lambda: [arrival()]
+
+    def _arrived(self, number: int) -> tuple[dict[int, Tensor], list[dict[int, Tensor]]] | None:
+        """Of an eager fragment's last exchange: the mean, and what each learner here used at once.
+
+        Waited for before the next one begins, which goes on from what was remembered of this one.
+        """
+        late = self._late.pop(number, None)
+        if late is None:
+            return None
+        mean, shares = late
+        return mean if isinstance(mean, dict) else mean(), shares
 
     def _reference(self, turn: int) -> list[nn.Parameter]:
         """What a learner here has moved from since it was last given weights."""
-        return self.references[turn if self.paired else 0]
+        return self.references[turn if self.alone else 0]
 
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the
@@ -272,7 +297,7 @@ class LocalTraining(Learners):
         for place, one in enumerate(first):
             self._common[place].copy_(one)
             for kept in self._kept:
-                if not self.outer.local_share and not self.paired:
+                if not self.outer.local_share and not self.alone:
                     kept[place].copy_(one)
         # the buffers are others than the learner's now
         self._loaded = None if self._loaded is None else -1
@@ -291,6 +316,10 @@ class LocalTraining(Learners):
             arrived,
         ) in self._pending.items():  # what is under way has been decided when it was sent
             self._pending[number] = due, arrived() if callable(arrived) else arrived
+        for number in tuple(self._late):
+            arrived = self._arrived(number)
+            assert arrived is not None
+            self._late[number] = arrived
         return {
             "own": self._own,
             "kept": self._kept,
@@ -301,6 +330,7 @@ class LocalTraining(Learners):
             "inner": [one.state_dict() for one in self._inner],
             "outers": [step.sgd.state_dict() for step in self.outer_steps],
             "pending": self._pending,
+            "late": self._late,
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -338,6 +368,11 @@ class LocalTraining(Learners):
             )
             for number, (due, arrived) in told["pending"].items()
         }
+        for number, (arrived, own) in told.get("late", {}).items():
+            mean, *sent = (
+                {index: one.to(device) for index, one in every.items()} for every in (arrived, *own)
+            )
+            self._late[number] = mean, sent
         for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
             self.take(turn)
             optimizer.load_state_dict(state)
