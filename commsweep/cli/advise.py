@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commsweep.cli.options import count
-from commsweep.cli.pipeline import bandwidth, cables, seconds
+from commsweep.cli.pipeline import bandwidth, cables, schedule_of, seconds
 from commsweep.cli.predict import trace
 from commsweep.cli.runs import changes
 from commsweep.config import Run, override, run_id
@@ -80,8 +80,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument(
         "--schedule",
         choices=("gpipe", "1f1b"),
-        default="gpipe",
-        help="of --ratios (default: gpipe)",
+        help="of --ratios (default: as commsweep pipeline would)",
     )
     parser.set_defaults(command=_advise)
 
@@ -158,12 +157,13 @@ def _ratios(
             "the choice"
         )
     machine = machine_of(store, calibration)
-    model = models(measurements(store), machine).get((run_id(run), args.schedule))
+    schedule = args.schedule or schedule_of(run)
+    model = models(measurements(store), machine).get((run_id(run), schedule))
     asked = " ".join([args.preset, *args.settings])
     if model is None:
         raise UserError(
             "the store has no step time of this run over unlimited links, from which "
-            f"predictions begin: commsweep pipeline {asked} --schedule {args.schedule} --steps "
+            f"predictions begin: commsweep pipeline {asked} --schedule {schedule} --steps "
             "60"
         )
     data = datasets.build(run, None, None, torch.device("cpu"))

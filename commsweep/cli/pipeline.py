@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from commsweep.cli.options import count, number, whole
 from commsweep.cli.runs import changes, execution, execution_options
@@ -89,7 +89,11 @@ def add_wiring(parser: argparse.ArgumentParser) -> None:
             "gradients or what they have moved by (default: the preset's grad.learners)"
         ),
     )
-    parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe")
+    parser.add_argument(
+        "--schedule",
+        choices=("gpipe", "1f1b"),
+        help="order of the passes (default: gpipe; with delay.steps 1f1b, which never runs empty)",
+    )
     parser.add_argument(
         "--steps",
         type=whole(0),
@@ -166,7 +170,7 @@ def _pipeline(args: argparse.Namespace) -> int:
     if args.links and (args.bandwidth or args.latency):
         raise UserError("--links says what each link is; leave out --bandwidth and --latency")
     wiring = Wiring(
-        schedule=args.schedule,
+        schedule=args.schedule or schedule_of(run),
         bandwidth=args.bandwidth,
         latency=args.latency,
         steps=args.steps,
@@ -196,6 +200,11 @@ def _pipeline(args: argparse.Namespace) -> int:
         json.dumps(row | {"simulation": compared}) if args.json else describe(row, folder, compared)
     )
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
+
+
+def schedule_of(run: Run) -> Literal["gpipe", "1f1b"]:
+    """The schedule of a run for which none was asked."""
+    return "1f1b" if run.delay is not None and run.delay.steps else "gpipe"
 
 
 def _stage(run: Run, wiring: Wiring, args: argparse.Namespace, folder: RunFolder) -> int:

@@ -132,12 +132,6 @@ EXCLUSIONS = (
         "its weights are of both stages beside a boundary",
         "choose another compressor",
     ),
-    Exclusion(
-        "delay",
-        PIPELINE,
-        "its schedule runs empty after every step",
-        "simulate it with commsweep run",
-    ),
     Exclusion("shards", PIPELINE, _STAGE, _SIMULATE),
     Exclusion("kfac", PIPELINE, _STAGE, _SIMULATE),
     Exclusion("sparsity", PIPELINE, "a stage does not move masks", _SIMULATE),

@@ -260,3 +260,13 @@ class Delay(Spec):
         if self.kind == "stages":
             return self.steps * (stages - 1 - stage)
         return self.steps if stages > 1 else 0
+
+    def under_way(self, stage: int, stages: int, microbatches: int) -> int:
+        """Microbatches that a stage has between their forward and their backward, once the
+        pipeline is full: one, and the same number for each link from it to the end. That number
+        is 1 as in 1F1B, or more while the first stage holds no more than a step has. A stage never
+        holds more than its delay allows.
+        """
+        each = max(1, (microbatches - 1) // max(1, stages - 1))
+        allowed = self.of_stage(stage, stages) * microbatches
+        return 1 + min(allowed, each * (stages - 1 - stage))

@@ -19,17 +19,16 @@ class TiedEmbeddings(Component):
     head's first.
     """
 
-    def __init__(
-        self,
-        weight: nn.Parameter,
-        first: bool,
-        other: int,
-        group: dist.ProcessGroup | None,
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, first: bool, other: int) -> None:
         """first: whether this is the first stage. other: the process of the other one."""
         super().__init__()
         self._weight = [weight]  # in a list: it is the model's
-        self.first, self.other, self.group = first, other, group
+        self.first, self.other = first, other
+        # of their own: where there are two stages, messages between them could be taken for these
+        pair = sorted([dist.get_rank(), other])
+        group = dist.new_group(pair, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup), "this process is in it"
+        self.group = group
         self.sent = 0  # bytes
 
     def after_pass(self, moment: Moment, part: Pass) -> None:

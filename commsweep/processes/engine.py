@@ -11,7 +11,7 @@ the message instead. All of that goes through public methods of PipelineStage.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +78,7 @@ class Stage(PipelineStage):
             group=group,
         )
         self.step, self.left, self.right = step, left, right
-        self.turns: list[Turn] = []
+        self.turns: dict[int, Turn] = {}  # by the microbatch's number
         self.inbox: dict[tuple[str, int], Tensor] = {}
         self.outbox: dict[tuple[str, int], Tensor] = {}
         self.sent = {"fwd": 0, "bwd": 0}  # bytes handed to send
@@ -89,9 +89,9 @@ class Stage(PipelineStage):
         self._exact = str(dist.get_backend()) == "gloo"  # takes a message shorter than the buffer
         self._chunk = 0
 
-    def begin(self, turns: list[Turn]) -> None:
-        """What the microbatches of the next step are."""
-        self.turns = turns
+    def begin(self, turns: Sequence[Turn], first: int = 0) -> None:
+        """What the microbatches of the next step are. first: the number of the first of them."""
+        self.turns.update(enumerate(turns, first))
 
     # What the engine asks for.
 

@@ -18,6 +18,7 @@ from commsweep.data_parallel.layers import identified
 from commsweep.processes import stages
 from commsweep.processes.engine import Side
 from commsweep.training import optim
+from commsweep.training.delay import late
 from commsweep.training.readback import model_of
 from commsweep.training.subspace import Confined
 
@@ -77,6 +78,7 @@ class StageNetwork:
         self.layers = identified(everything, run.grad)  # of the whole network
         names = {id(p): f"model.{name}" for name, p in model.named_parameters()}
         names |= {id(b): f"model.{name}" for name, b in model.named_buffers()}
+        delayed = late(run.delay, model, modules) if run.delay is not None else {}
         # From here on the model may be another: a language model is taken apart in place.
         self.body = stages.body(run, model, self.cuts, rank).train()
         self.named: dict[str, nn.Parameter] = {names[id(p)]: p for p in self.body.parameters()}
@@ -86,6 +88,8 @@ class StageNetwork:
         coders = {f"boundaries.{name}": p for name, p in self.boundaries.named_parameters()}
         self.coders = list(coders.values())
         self.named |= coders
+        # steps by which weights of this stage are old, where they are
+        self.delays = {p: delayed[p] for p in self.body.parameters() if p in delayed}
         self.part = nn.ModuleDict({"model": self.body, "boundaries": self.boundaries})
 
     @property

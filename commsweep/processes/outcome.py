@@ -45,7 +45,11 @@ def outcome(trainer: Trainer, status: str, error: str | None, wall: float) -> Ro
         trainer.optimizer,
         trainer.clip,
         trainer.scheduler,
-        {**sections(links, trainer.run.at), **trainer.learners.installed()},
+        {
+            **sections(links, trainer.run.at),
+            **trainer.learners.installed(),
+            **({"delay": trainer.continuous.versions.spec} if trainer.continuous else {}),
+        },
         trainer.schedule._n_microbatches,
         trainer.epoch,
         evaluations[0]["epoch"] if evaluations else trainer.epoch,

@@ -62,6 +62,7 @@ def execute(
     from the last checkpoint that all stages have.
     """
     stages.check(run, execution)
+    stages.check_schedule(run, wiring)
     folder.make()
     try:
         with folder.locked():

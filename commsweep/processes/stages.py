@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import Execution, ImageModel, OwnModel, Run, TextModel
+from commsweep.config import Execution, ImageModel, OwnModel, Run, TextModel, Wiring
 from commsweep.config.rules import PIPELINE, broken
 from commsweep.errors import UserError
 from commsweep.processes.ddp import check_memories
@@ -58,6 +58,15 @@ def check(run: Run, execution: Execution) -> None:
     if execution.buffers != "memory":
         raise UserError(
             "--buffers mmap: a real pipeline keeps its feedback memories in memory; leave it out"
+        )
+
+
+def check_schedule(run: Run, wiring: Wiring) -> None:
+    """Raise UserError where the passes of a run have another order than the wiring says."""
+    if run.delay is not None and run.delay.steps and wiring.schedule != "1f1b":
+        raise UserError(
+            f"--schedule {wiring.schedule} runs empty after every step, and delay.steps="
+            f"{run.delay.steps} is of passes that go on: use --schedule 1f1b, or set delay=null"
         )
 
 

@@ -11,7 +11,9 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,10 +35,12 @@ from commsweep.errors import UserError, notice
 from commsweep.feedback.memory import Keys
 from commsweep.processes import launch, stages
 from commsweep.processes.components import ClippingAcrossStages, ConfinedStage, TiedEmbeddings
+from commsweep.processes.continuous import Continuous1F1B
 from commsweep.processes.engine import SCHEDULES, Stage, Turn
 from commsweep.processes.network import StageNetwork
 from commsweep.processes.outcome import outcome
 from commsweep.processes.timing import KEPT
+from commsweep.processes.versions import Versions, memory_bytes
 from commsweep.store import DIVERGED, FINISHED, Row, RunFolder
 from commsweep.training import arithmetic, optim
 from commsweep.training.run import divided, quiet, sharing
@@ -172,8 +176,10 @@ class Trainer:
     def _make_components(self, steps: int) -> None:
         """What takes part in this stage's training, in the order of a step."""
         run, network = self.run, self.network
-        need = learners.memory_bytes(run.grad, network.part, 1, optim.states(run))
-        check_room({"learners": need}, self.device, None)
+        need = {"learners": learners.memory_bytes(run.grad, network.part, 1, optim.states(run))}
+        if run.delay is not None:
+            need["delay"] = memory_bytes(run.delay, network.delays)
+        check_room(need, self.device, None)
         elsewhere = network.tied if self.last else None  # the first stage counts it
         self.shorten = ClippingAcrossStages(
             network.order, network.named, elsewhere, self.device, self.group
@@ -181,7 +187,7 @@ class Trainer:
         self.components: dict[str, Component] = {}
         if network.tied is not None:
             other = self.learner * self.world + (self.world - 1 if self.first else 0)
-            self.components["tied"] = TiedEmbeddings(network.tied, self.first, other, self.group)
+            self.components["tied"] = TiedEmbeddings(network.tied, self.first, other)
         self.learners = sharing(
             run,
             network.part,
@@ -217,6 +223,20 @@ class Trainer:
         )
         self.stage, self.scorer = make(), make()
         self.stage.channels_last = self.scorer.channels_last = run.channels_last
+        self.scoring = SCHEDULES["gpipe"](self.scorer, 1)
+        self.continuous: Continuous1F1B | None = None
+        # of steps whose passes are under way: where they are, and their last pass
+        self._begun: dict[int, tuple[Moment, Pass]] = {}
+        if run.delay is not None and run.delay.steps:
+            self.schedule = self.continuous = Continuous1F1B(
+                self.stage,
+                run.microbatches,
+                Versions(run.delay, network.delays),
+                self._loss,
+                self.engine,
+                self._passes_done,
+            )
+            return
         try:
             self.schedule = SCHEDULES[self.wiring.schedule](
                 self.stage, run.microbatches, loss_fn=self._loss, scale_grads=self.engine
@@ -227,7 +247,6 @@ class Trainer:
                 f"stages: set microbatches={self.world} (now {run.microbatches}), or use "
                 "--schedule gpipe"
             ) from None
-        self.scoring = SCHEDULES["gpipe"](self.scorer, 1)
 
     @property
     def tied_bytes(self) -> int:
@@ -276,16 +295,33 @@ class Trainer:
         since = len(self.began)
         self.data.train.set_epoch(self.epoch)
         clock = time.perf_counter()
-        for batch in self.data.train:
-            self._step(batch)
+        for batch, following in self._batches():
+            self._step(batch, following)
             self._progress()
             if self.step == self.wiring.steps:
                 break
+        if self.continuous is not None:
+            self.continuous.drain()
         self.seconds["train"] += time.perf_counter() - clock
         self.epoch_began = self.began[since:]
         return self.step == self.wiring.steps
 
-    def _step(self, batch: Batch) -> None:
+    def _batches(self) -> Iterator[tuple[Batch, Batch | None]]:
+        """Each batch of the epoch. Where passes go on from step to step, with the next one; None
+        when training stops before it.
+        """
+        if self.continuous is None:
+            for batch in self.data.train:
+                yield batch, None
+            return
+        batches = iter(self.data.train)
+        batch = next(batches, None)
+        while batch is not None:
+            following = None if self.step + 1 == self.wiring.steps else next(batches, None)
+            yield batch, following
+            batch = following
+
+    def _step(self, batch: Batch, following: Batch | None) -> None:
         x, y, samples = batch
         passes, step = self.divide(len(y)), self.network.boundaries.step
         moment = Moment(
@@ -297,32 +333,48 @@ class Trainer:
         )
         step.training, step.compress, step.epoch = True, True, self.epoch
         self.began.append(time.monotonic())
-        self.stage.begin(turns(passes, samples, self.passes, self.device))
-        self.optimizer.zero_grad()
+        here = turns(passes, samples, self.passes, self.device)
         for component in self.components.values():
             component.before_pass(moment, passes[0], samples, self.device)
-        losses: list[Tensor] = []
         x = laid_out(self.run, x) if self.first else x
-        self.schedule.step(
-            arg_mbs=[(x[part.rows],) for part in passes] if self.first else [()] * len(passes),
-            target_mbs=[(y[part.rows], part) for part in passes] if self.last else None,
-            losses=losses,
-            return_outputs=False,
-        )
+        inputs = [(x[part.rows],) for part in passes] if self.first else [()] * len(passes)
+        targets = [(y[part.rows], part) for part in passes] if self.last else None
+        self._begun[self.step] = moment, passes[-1]
+        if self.continuous is not None:
+            coming = None
+            if following is not None:
+                first = self.passes + passes[0].of
+                parts = self.divide(len(following[1]))
+                coming = turns(parts, following[2], first, self.device)
+            self.continuous.feed(self.step, here, inputs, targets, coming)
+        else:
+            losses: list[Tensor] = []
+            self.stage.begin(here)
+            self.schedule.step(
+                arg_mbs=inputs, target_mbs=targets, losses=losses, return_outputs=False
+            )
+            self._passes_done(self.step, [loss.detach() for loss in losses])
+        self.step += 1
+        self.passes += passes[0].of
+        self.crossed += len(passes)
+
+    def _passes_done(self, number: int, losses: list[Tensor]) -> None:
+        """Update the weights after the passes of a step. losses: at the last stage."""
+        moment, part = self._begun.pop(number)
+        # the rate is that of this step only when all steps before it have ended
+        moment = replace(moment, rate=self.optimizer.param_groups[0]["lr"])
         with self.stage._timed("U", 0):
             self._divide_coders()
             for component in self.components.values():
-                component.after_pass(moment, passes[-1])
+                component.after_pass(moment, part)
             # with outer steps each learner has clipped its own gradient
             clip = self.clip if self.run.grad.outer is None else 0.0
             finish_step(self.components, moment, self.optimizer, self.shorten, clip)
             if self.interval == "step":
                 self.scheduler.step()
+            self.optimizer.zero_grad()
         if self.last:
-            self.losses.append(torch.stack([loss.detach() for loss in losses]).sum() / len(losses))
-        self.step += 1
-        self.passes += passes[0].of
-        self.crossed += len(passes)
+            self.losses.append(torch.stack(losses).sum() / len(losses))
 
     def _divide_coders(self) -> None:
         """The engine divides summed gradients of the stage's own modules only."""
@@ -453,6 +505,7 @@ class Trainer:
             "sent": self.stage.sent,
             "framing": self.stage.framing,
             "tied": self.tied_bytes,
+            "versions": self.continuous and self.continuous.versions.state_dict(),
         }
         checkpoint.save(state, self.folder.path, f"stage{self.place}", self.epoch)
         gathered(None)  # all have theirs
@@ -476,6 +529,8 @@ class Trainer:
         self.stage.sent, self.stage.framing = state["sent"], state["framing"]
         self.network.body.load_state_dict(state["body"])
         self.network.boundaries.load_state_dict(state["boundaries"])
+        if self.continuous is not None:
+            self.continuous.versions.load_state_dict(state["versions"])
         self.learners.load_state_dict(state["learners"])
         if self.collectives:
             self.collectives.sent.update(state["exchanged"])

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from commsweep.config import Wiring, flatten
+from commsweep.config import Delay, Wiring, flatten
 from commsweep.config.execution import bucket
 from commsweep.errors import UserError
 from commsweep.reporting.labels import describe
@@ -30,9 +30,12 @@ from commsweep.timing.timeline.pipelines import (
     SCHEDULES,
     TORCH,
     WARM,
+    Action,
     Cold,
+    Engine,
     Network,
     Times,
+    continuous,
     step_seconds,
 )
 
@@ -71,6 +74,20 @@ class PipelineStep:
     def schedule(self) -> str:
         """gpipe or 1f1b."""
         return self.row["wiring"]["schedule"]
+
+    @property
+    def orders(self) -> list[list[Action]]:
+        """The order of each stage's passes."""
+        run, stages = self.row["run"], len(self.row["timing"]["tasks"])
+        if not late(run):
+            return SCHEDULES[self.schedule](stages, run["microbatches"])
+        delay, m = Delay.model_validate(run["delay"]), run["microbatches"]
+        return continuous([delay.under_way(stage, stages, m) for stage in range(stages)], m)
+
+    @property
+    def engine(self) -> Engine:
+        """How its messages go."""
+        return TORCH["continuous" if late(self.row["run"]) else self.schedule]
 
     @property
     def seconds(self) -> float:
@@ -115,8 +132,14 @@ class PipelineStep:
             handling=pace * handling,
             cores=row["cores"],
             tied=sent[0]["tied"] / row["steps"],
+            meets=late(row["run"]) and row["run"]["optim"].get("clip", 0) > 0,
             **({} if machine is None else {"cold": machine.cold, "wake": machine.wake}),
         )
+
+
+def late(run: dict[str, Any]) -> bool:
+    """Whether the gradients of a recorded Run are of old weights."""
+    return bool(run.get("delay") and run["delay"]["steps"])
 
 
 def measurements(store: Store, names: list[str] | None = None) -> list[PipelineStep]:
@@ -321,10 +344,8 @@ class PipelineModel:
         return self._known[key]
 
     def _seconds(self, times: Times, network: Network) -> float:
-        orders = SCHEDULES[self.base.schedule](
-            len(times.forward), self.base.row["run"]["microbatches"]
-        )
-        return step_seconds(orders, times, self.machine.network(network), TORCH[self.base.schedule])
+        network = self.machine.network(network)
+        return step_seconds(self.base.orders, times, network, self.base.engine)
 
     def times(self) -> Times:
         """What the parts of a step take on this machine."""

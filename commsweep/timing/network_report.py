@@ -40,7 +40,6 @@ from commsweep.timing.timeline.activities import ARRIVE, ASK, HANDLE, SEND
 from commsweep.timing.timeline.pipelines import (
     IDEAL,
     SCHEDULES,
-    TORCH,
     Network,
     Times,
     interleaved,
@@ -804,11 +803,11 @@ def gantt(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel])
         )
     model, devices = fits[chosen.series], len(chosen.row["timing"]["tasks"])
     made = plan(
-        SCHEDULES[chosen.schedule](devices, chosen.row["run"]["microbatches"]),
+        chosen.orders,
         model.times(),
         model.machine.network(chosen.network),
         3,
-        TORCH[chosen.schedule],
+        chosen.engine,
     )
     spans = made.run()
     begin = spans[made.ends[1][0]].stop

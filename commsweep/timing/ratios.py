@@ -15,7 +15,7 @@ from typing import Any
 from commsweep.config import ForwardMaskSpec, Run, override
 from commsweep.errors import UserError
 from commsweep.timing.measured_pipelines import PipelineModel
-from commsweep.timing.timeline.pipelines import SCHEDULES, TORCH, Network, step_seconds
+from commsweep.timing.timeline.pipelines import Network, step_seconds
 
 Sizes = dict[str, tuple[int, int]]  # by cut: bytes (forward, backward) of a microbatch's message
 RATIOS = [round(1.05**-turn, 4) for turn in range(160)]  # to choose from, the largest first
@@ -83,7 +83,6 @@ def spread(
     }
     before = list(asked.values())
     took, links = model.base.times(), network.links
-    orders = SCHEDULES[model.base.schedule](len(took.forward), run.microbatches)
 
     def step(chosen: list[float]) -> float:
         fwd, bwd = (
@@ -94,10 +93,10 @@ def spread(
             for way, was in enumerate((took.fwd_bytes, took.bwd_bytes))
         )
         return step_seconds(
-            orders,
+            model.base.orders,
             replace(model.times(), fwd_bytes=fwd, bwd_bytes=bwd),
             model.machine.network(network),
-            TORCH[model.base.schedule],
+            model.base.engine,
         )
 
     def within(limit: float) -> list[float]:

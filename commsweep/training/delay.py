@@ -27,7 +27,7 @@ class Delayed(Component):
         self.weights: list[nn.Parameter] = []
         self.delays: list[int] = []
         self._present: list[Tensor] = []  # of each weight, while a pass uses a past one
-        for index, (parameter, delay) in enumerate(_late(spec, model, cuts).items()):
+        for index, (parameter, delay) in enumerate(late(spec, model, cuts).items()):
             self.weights.append(parameter)
             self.delays.append(delay)
             past = torch.empty_strided(
@@ -86,11 +86,11 @@ def memory_bytes(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> i
     """Bytes of the past weights."""
     return sum(
         _versions(spec, delay) * parameter.numel() * parameter.element_size()
-        for parameter, delay in _late(spec, model, cuts).items()
+        for parameter, delay in late(spec, model, cuts).items()
     )
 
 
-def _late(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> dict[nn.Parameter, int]:
+def late(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> dict[nn.Parameter, int]:
     """The trained weights that have a delay, with it."""
     found = {}
     for parameter, stage in stages_of(model, list(cuts.values())).items():

@@ -18,7 +18,7 @@ from commsweep.errors import UserError
 from commsweep.processes import stages
 from commsweep.processes.trainer import connect
 from tests.helpers import linked, tiny, tiny_text
-from tests.processes.test_pipelining import simulate, start
+from tests.processes.test_pipelining import simulate, start, wiring
 
 MESH = {"grad.learners": 2, "microbatches": 2, "eval_every": 1}
 IMAGES = MESH | {"model.cuts": ["layer2"], "epochs": 2}
@@ -51,6 +51,12 @@ def cases() -> dict[str, Run]:
         ),
         "random": override(
             text, TEXT | GATHER | {"grad.compressor.kind": "qsgd", "grad.compress_vectors": True}
+        ),
+        "late": override(
+            text,
+            TEXT
+            | GATHER
+            | {"grad.compressor.kind": "topk", "grad.feedback.kind": "ef", "delay.kind": "stages"},
         ),
         "streaming": override(
             text,
@@ -88,14 +94,16 @@ def cases() -> dict[str, Run]:
 PLAN = [
     *((name, None) for name in cases()),
     ("topk", list(cases()).index("topk")),
+    ("late", list(cases()).index("late")),
     ("streaming", list(cases()).index("streaming")),
-]  # the last two go on from what the first ones leave
+]  # the last ones go on from what the first ones leave
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("mesh")
-    start(root, [(cases()[name], {}, after) for name, after in PLAN])
+    runs = [(cases()[name], after) for name, after in PLAN]
+    start(root, [(run, wiring(run), after) for run, after in runs])
     return root
 
 

@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 
 from commsweep.compressors import message
-from commsweep.config import Execution, record
+from commsweep.config import Execution, Run, record
 from commsweep.training.run import build, trainer
 from tests.helpers import COMPRESSORS, FEEDBACKS, free_port, linked, name, tiny, tiny_text
 
@@ -70,11 +70,62 @@ def cases() -> dict[str, tuple]:
             **TEXT | {"epochs": 2},
         ),
     }
-    made = {key: (run, {}) for key, run in runs.items()}
+    runs |= late()
+    made = {key: (run, wiring(run)) for key, run in runs.items()}
     return made | {"1f1b": (runs["microbatches"], {"schedule": "1f1b"})}
 
 
-LATER = ("dense", "ef-ef_mixed", "bottleneck", "aqsgd-mask", "text")
+def late() -> dict[str, Run]:
+    """Gradients of old weights: pipelines that do not run empty between steps."""
+    return {
+        "late": linked(
+            TOPK,
+            UNIFORM,
+            {"kind": "ef"},
+            {"kind": "ef21"},
+            microbatches=2,
+            delay__kind="stages",
+            delay__lookahead=1,
+            **IMAGES,
+        ),
+        "late-aqsgd": linked(
+            UNIFORM,
+            TOPK,
+            {"kind": "aqsgd"},
+            {"kind": "ef21"},
+            data__drop_last=True,
+            delay__steps=1,
+            **IMAGES,
+        ),
+        "late-text": linked(
+            TOPK,
+            UNIFORM,
+            microbatches=3,
+            data__batch_size=12,
+            precision="bfloat16",
+            optim__clip=0.5,
+            delay__steps=2,
+            **TEXT | {"epochs": 2},
+        ),
+        "late-text-stages": linked(TOPK, MASK, delay__kind="stages", **TEXT),
+        "late-many": tiny(microbatches=8, delay__steps=1, data__batch_size=40, **IMAGES),
+    }
+
+
+def wiring(run) -> dict[str, str]:
+    """How it must be executed."""
+    return {"schedule": "1f1b"} if run.delay else {}
+
+
+LATER = (
+    "dense",
+    "ef-ef_mixed",
+    "bottleneck",
+    "aqsgd-mask",
+    "text",
+    "late-text-stages",
+    "late-many",
+)
 QUICK = [key for key in cases() if key not in LATER]
 
 
@@ -190,6 +241,20 @@ def test_processes_equal_the_simulation_bit_for_bit(trained, case):
     check(run, trained / str(QUICK.index(case)))
 
 
+@pytest.mark.xdist_group("pipelining")
+def test_late_passes_go_on_from_step_to_step(trained):
+    """In the time of one step the first stage passes microbatches of one step forward and those of
+    an earlier one backward.
+    """
+    run, _ = cases()["late"]
+    row = json.loads((trained / str(QUICK.index("late")) / "row.json").read_text())
+    first = row["timing"]["gantt"][0]
+    steps = {
+        way: {chunk // run.microbatches for what, chunk, *_ in first if what == way} for way in "FB"
+    }
+    assert steps["F"] and steps["B"] and steps["F"] != steps["B"]
+
+
 def every() -> list[tuple[str, object]]:
     """Each compressor both ways, and each feedback with two compressors, on images and on text."""
     made = [
@@ -232,7 +297,7 @@ def test_every_compressor_and_feedback_equals_the_simulation(tmp_path):
         part = runs[begin : begin + 40]
         root = tmp_path / str(begin)
         root.mkdir()
-        start(root, [(run, {}) for _, run in part])
+        start(root, [(run, wiring(run)) for _, run in part])
         for place, (title, run) in enumerate(part):
             print(title, flush=True)
             check(run, root / str(place))

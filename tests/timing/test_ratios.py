@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from commsweep.errors import UserError
 from commsweep.timing import ratios
 from commsweep.timing.measured_pipelines import Machine
-from commsweep.timing.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
+from commsweep.timing.timeline.pipelines import (
+    SCHEDULES,
+    TORCH,
+    Action,
+    Engine,
+    Network,
+    Times,
+    step_seconds,
+)
 from tests.helpers import linked
 
 DENSE = 400_000
@@ -41,6 +49,14 @@ class Base:
     nbytes: float
     schedule: str = "gpipe"
 
+    @property
+    def orders(self) -> list[list[Action]]:
+        return SCHEDULES[self.schedule](4, 4)
+
+    @property
+    def engine(self) -> Engine:
+        return TORCH[self.schedule]
+
     def times(self) -> Times:
         return Times([0.001] * 4, [0.002] * 4, [], [self.nbytes] * 3, [self.nbytes] * 3)
 
@@ -57,10 +73,10 @@ class Fitted:
 
     def step(self, network: Network) -> float:
         return step_seconds(
-            SCHEDULES[self.base.schedule](4, 4),
+            self.base.orders,
             self.times(),
             self.machine.network(network),
-            TORCH[self.base.schedule],
+            self.base.engine,
         )
 
 

@@ -1,9 +1,10 @@
-"""Pipeline schedules as activities of a timeline: GPipe, 1F1B, interleaved 1F1B, and zero-bubble
-(ZB-H1).
+"""Pipeline schedules as activities of a timeline: GPipe, 1F1B, interleaved 1F1B, zero-bubble
+(ZB-H1), and 1F1B that does not run empty between steps.
 
 An order is, for each device, its actions in sequence: ("F", stage, microbatch), "B" (whole
-backward), or "I" and "W" (its input's and its weights' half). Sources: GPipe arXiv 1811.06965, 1F1B
-and interleaved arXiv 2104.04473, ZB-H1 arXiv 2401.10241.
+backward), or "I" and "W" (its input's and its weights' half), and where an order is of several
+steps ("U", device, step), an update. Sources: GPipe arXiv 1811.06965, 1F1B and interleaved arXiv
+2104.04473, ZB-H1 arXiv 2401.10241, PipeDream-2BW arXiv 2006.09503.
 """
 
 from __future__ import annotations
@@ -96,6 +97,23 @@ def zero_bubble(devices: int, microbatches: int) -> list[list[Action]]:
     return orders
 
 
+def continuous(under_way: list[int], microbatches: int, steps: int = 10) -> list[list[Action]]:
+    """1F1B over several steps, whose microbatches are numbered on. under_way: how many each device
+    has between forward and backward. A device updates after its last backward of a step.
+    """
+    orders = []
+    for stage, most in enumerate(under_way):
+        order: list[Action] = [("F", stage, i) for i in range(most)]
+        for i in range(steps * microbatches):
+            order.append(("B", stage, i))
+            if (i + 1) % microbatches == 0:
+                order.append(("U", stage, i // microbatches))
+            if most + i < steps * microbatches:
+                order.append(("F", stage, most + i))
+        orders.append(order)
+    return orders
+
+
 SCHEDULES = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
@@ -174,6 +192,7 @@ class Times:
     wake: Cold = WARM  # of handling a message after a wait, in multiples of `handling`
     # bytes that the first and the last device hand to each other before their updates
     tied: float = 0.0
+    meets: bool = False  # whether no device updates before all have ended a step: a norm of all
 
 
 @dataclass(frozen=True)
@@ -199,10 +218,12 @@ class Engine:
     own. blocking: between a forward and a backward, and at the end of a step, a device waits until
     it is rid of all its messages: until their receivers have said so, for what travels then lies in
     the kernel. pending: how many forwards (or backwards) it may not yet be rid of when it begins
-    the next one; None: any number.
+    the next one; None: any number. early: a receiver says that it waits for a gradient when it has
+    sent the activation, and for an activation when it had the one of a step before.
     """
 
     rendezvous: bool = False
+    early: bool = False
     blocking: bool = False
     pending: int | None = None
 
@@ -211,6 +232,7 @@ IDEAL = Engine()
 TORCH = {
     "gpipe": Engine(rendezvous=True, blocking=True),
     "1f1b": Engine(rendezvous=True, blocking=True, pending=1),
+    "continuous": Engine(rendezvous=True, early=True),
 }
 
 
@@ -230,6 +252,11 @@ class _Planner:
         }
         self.activities: list[Activity] = []
         self.last: dict[int, int] = {}  # each device's last action
+        # of orders that are of several steps: updates by step and device, and microbatches of each
+        self.updates: dict[int, dict[int, int]] = {}
+        self.many = sum(what == "U" for what, *_ in orders[0])
+        self.microbatches = sum(what == "F" for what, *_ in orders[0]) // max(1, self.many)
+        self._exchanged: dict[int, dict[int, list[int]]] = {}
 
     def step(self, number: int) -> list[int]:
         """Plan one step; returns what ends it at each device."""
@@ -248,29 +275,51 @@ class _Planner:
                     moved = True
             if not moved:
                 raise ValueError("the order of the schedule waits for itself")
-        tied = self._tied()
+        if self.many:
+            return []
+        tied = self._tied(self.last)
         for device, order in enumerate(self.orders):
-            own = sum(self.times.update[device :: self.devices]) if self.times.update else 0.0
             handed = [
                 one
                 for action in order
                 if self.engine.blocking and self._left(action)
                 for one in self.handed[action]
             ]
-            self.last[device] = self._add(
-                UPDATE,
-                own,
-                (f"device {device}", *self.host),
-                [self.last[device], *handed, *tied.get(device, [])],
-                device=device,
-                idle=self.times.cold.get("U"),
-            )
+            self._update(device, [self.last[device], *handed, *tied.get(device, [])])
         return list(self.last.values())
 
-    def _tied(self) -> dict[int, list[int]]:
+    def _update(self, device: int, after: list[int]) -> None:
+        self.last[device] = self._add(
+            UPDATE,
+            sum(self.times.update[device :: self.devices]) if self.times.update else 0.0,
+            (f"device {device}", *self.host),
+            after,
+            device=device,
+            idle=self.times.cold.get("U"),
+        )
+
+    def _act_update(self, device: int, step: int) -> bool:
+        """Plan the update of one of several steps if all that it needs is planned."""
+        last = (step + 1) * self.microbatches - 1
+        backwards = [self.here.get(("B", stage, last)) for stage in range(self.devices)]
+        alike = self.times.meets or (self.times.tied and device in (0, self.devices - 1))
+        if alike and None in backwards:
+            return False
+        after = [self.last[device]]
+        if alike:
+            ends = {place: one for place, one in enumerate(backwards) if one is not None}
+            if step not in self._exchanged:
+                self._exchanged[step] = self._tied(ends)
+            after += self._exchanged[step].get(device, [])
+            after += ends.values() if self.times.meets else []
+        self._update(device, after)
+        self.updates.setdefault(step, {})[device] = self.last[device]
+        return True
+
+    def _tied(self, ended: dict[int, int]) -> dict[int, list[int]]:
         """The activities after which the first and the last device have each other's gradients of
-        what they share; by device. A message crosses all cables at once, as fast as the slowest
-        lets it.
+        what they share; by device. ended: the last backward of each device. A message crosses all
+        cables at once, as fast as the slowest lets it.
         """
         if not self.times.tied or self.devices < 2:
             return {}
@@ -280,9 +329,9 @@ class _Planner:
             step = 1 if receiver > sender else -1
             cables = tuple(f"cable {k}>{k + step}" for k in range(sender, receiver, step))
             way = {"device": sender, "target": receiver}
-            after = [self._handle(sender, [self.last[sender]], way)]
+            after = [self._handle(sender, [ended[sender]], way)]
             if self.engine.rendezvous:
-                after.append(self._add(ASK, 0.0, (), [self.last[receiver]], delay, **way))
+                after.append(self._add(ASK, 0.0, (), [ended[receiver]], delay, **way))
             sent = self._add(
                 SEND,
                 max(one.seconds(self.times.tied) for one in path),
@@ -351,6 +400,8 @@ class _Planner:
 
     def _act(self, device: int, what: str, stage: int, i: int) -> bool:
         """Plan an action if all that it needs is planned."""
+        if what == "U":
+            return self._act_update(device, i)
         sources, turn = self._sources(what, stage, i), self.place[what, stage, i][1]
         if not all(source in self.here for source in sources):
             return False
@@ -394,8 +445,13 @@ class _Planner:
             return 0
         turn = self.place[target][1]  # pyright: ignore[reportArgumentType]
         before = self.orders[receiver][turn - 1] if turn else None
+        if self.engine.early:
+            _, stage, i = target  # pyright: ignore[reportGeneralTypeIssues]
+            earlier = i if target[0] == "B" else i - self.microbatches  # pyright: ignore[reportOptionalSubscript]
+            before = ("F", stage, earlier) if earlier >= 0 else None
         waiting = self.began.get(receiver) if before is None else self.here.get(before)
-        if self.engine.rendezvous and waiting is None and (turn or self.number):
+        first = before is None and not self.number
+        if self.engine.rendezvous and waiting is None and not first:
             return None
         times, (_, stage, i) = self.times, source
         forward, device = target[1] > stage, stage % self.devices  # pyright: ignore[reportOptionalSubscript]
@@ -469,11 +525,16 @@ def plan(
     steps: int = 1,
     engine: Engine = IDEAL,
 ) -> Plan:
-    """Activities of `steps` steps in these orders. A device starts its next step after its own
-    update.
+    """Activities of `steps` steps in these orders, or of those that orders of several steps have.
+    A device starts its next step after its own update.
     """
     planner = _Planner(orders, times, network, engine)
-    ends = [planner.step(number) for number in range(steps)]
+    ends = [planner.step(number) for number in range(1 if planner.many else steps)]
+    if planner.many:
+        ends = [
+            [planner.updates[step][device] for device in range(planner.devices)]
+            for step in range(planner.many)
+        ]
     return Plan(planner.activities, ends, {CORES: times.cores} if times.cores else {})
 
 
@@ -488,10 +549,11 @@ def step_seconds(
     steadily.
     """
     made = plan(orders, times, network, steps, engine)
-    spans, settled = made.run(), steps // 2 - 1
-    return (spans[made.ends[-1][0]].stop - spans[made.ends[settled][0]].stop) / (
-        steps - 1 - settled
-    )
+    settled, last = len(made.ends) // 2 - 1, len(made.ends) - 1
+    if any(what == "U" for what, *_ in orders[0]):
+        last -= 2  # in which the pipeline runs empty
+    spans = made.run()
+    return (spans[made.ends[last][0]].stop - spans[made.ends[settled][0]].stop) / (last - settled)
 
 
 def shares(made: Plan, devices: int) -> dict[str, float]:
