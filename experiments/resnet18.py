@@ -13,6 +13,7 @@ claims`.
 `resnet18_corrected`  annealed schedule (100 of 100), 5,000 validation images, every sample used.
 `resnet18_fast`       corrected, with bfloat16 autocast.
 `resnet18_jpeg`       that with the JPEG copy of CIFAR-10, which rows and tables name as such.
+`resnet18_short_jpeg` that in 8 epochs, at a higher learning rate.
 
 Unlike theirs, the test set is always scored whole (they drop its last 16 images).
 """
@@ -66,4 +67,7 @@ PRESETS = {
     ),
     "resnet18_fast": FAST,
     "resnet18_jpeg": override(FAST, {"data.name": "cifar10-jpeg"}),
+    "resnet18_short_jpeg": override(
+        FAST, {"data.name": "cifar10-jpeg", "epochs": 8, "schedule.t_max": 8, "optim.lr": 0.05}
+    ),
 }

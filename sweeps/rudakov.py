@@ -246,6 +246,32 @@ def resnet18_core_jpeg() -> list[Run]:
     )
 
 
+def resnet18_short_jpeg() -> list[Run]:
+    """The paper's first questions about ResNet-18 in 8 epochs of the JPEG copy of CIFAR-10, by
+    value, seed after seed: ten minutes of a GPU; bfloat16, 3 seeds.
+    """
+    base = preset("resnet18_short_jpeg")
+    fixed = override(base, {"data.fixed_augment": True})
+    codes = [
+        run
+        for scale in ("tensor", "group")
+        for bits in ((4, 8), (8, 4))
+        for run in quantization(base, bits[:1], bits[1:], scale)
+    ]
+    return seeds(
+        union(
+            [base],
+            topk(base, (0.1, 0.3, 0.02)),
+            feedback(base, (0.1,), ("ef21", "ef")),
+            codes,
+            aqsgd(base, (0.1,)),
+            [fixed],
+            aqsgd(fixed, (0.1,)),
+        ),
+        3,
+    )
+
+
 def resnet18_paper_bf16() -> list[Run]:
     """`resnet18_paper` in bfloat16."""
     return in_bfloat16(resnet18_paper())
@@ -280,4 +306,5 @@ SWEEPS = {
     "resnet18_paper_bf16": resnet18_paper_bf16,
     "resnet18_corrected_bf16": resnet18_corrected_bf16,
     "resnet18_core_jpeg": resnet18_core_jpeg,
+    "resnet18_short_jpeg": resnet18_short_jpeg,
 }

@@ -2,8 +2,8 @@
 is launched on it.
 
 Every compressor against the CPU, kernels against a device copy of the same bytes, waits inside a
-step, whole steps of ResNet-18, cells at once, and the hours that `resnet18_paper` would take.
-Bounds are an H200's goals.
+step, whole steps of ResNet-18 and GPT-2, cells at once, and the hours that `resnet18_paper` would
+take. Bounds are an H200's goals.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from commsweep import compressors
-from commsweep.bench import Result
+from commsweep.bench import Result, text
 from commsweep.bench.boundary import step_of
 from commsweep.compressors import Compressor
 from commsweep.config import CompressorSpec, Run, by_kind
@@ -79,9 +79,11 @@ class Sizes:
     rows: tuple[tuple[int, int], ...] = ((128, 65536), (128, 32768), (128, 16384), (8, 786432))
     batch: int = 128
     steps: int = 30
-    seconds: float = 12.0  # of each number of cells at once
-    warm: float = 20.0  # seconds before that
-    cells: tuple[int, ...] = (1, 2, 4)
+    seconds: float = 8.0  # of each number of cells at once
+    cells: tuple[int, ...] = (1, 2, 4, 8)
+    text: dict[str, Any] = field(
+        default_factory=lambda: {"model.name": "gpt2", "data.block_size": 1024}
+    )
     modes: tuple[str, ...] = ("default", "reduce-overhead")
 
 
@@ -98,10 +100,15 @@ def bench(device: str = "cuda", sizes: Sizes | None = None) -> Iterator[Result]:
     yield from kernels(device, sizes)
     yield from waits(device, sizes)
     measured: dict[str, float] = {}
-    yield from steps(device, sizes, measured)
+    eager = [
+        (precision, None) for precision in PRECISIONS if device != "cpu" or precision != "tf32"
+    ]
+    yield from steps(device, sizes, eager, measured)
     rates: dict[int, float] = {}
     yield from cells(device, sizes, rates)
     yield hours(measured, rates)
+    yield from text_steps(device, sizes)
+    yield from steps(device, sizes, [("bfloat16", mode) for mode in sizes.modes], measured)
 
 
 # Equality.
@@ -225,12 +232,16 @@ def _debug(mode: str, device: str) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def steps(device: str, sizes: Sizes, measured: dict[str, float]) -> Iterator[Result]:
+def steps(
+    device: str,
+    sizes: Sizes,
+    ways: Sequence[tuple[str, str | None]],
+    measured: dict[str, float],
+) -> Iterator[Result]:
     """Wall time of each method's step over that of the dense one; beside it the device's own time
-    and its launches. `measured`: bfloat16 seconds by method, filled in.
+    and its launches. `ways`: precisions and modes of `--compile`. `measured`: eager bfloat16
+    seconds by method, filled in.
     """
-    ways = [(precision, None) for precision in PRECISIONS if device != "cpu" or precision != "tf32"]
-    ways += [("bfloat16", mode) for mode in sizes.modes]
     for precision, mode in ways:
         dense = 0.0
         for name, changes in STEPS.items():
@@ -250,6 +261,21 @@ def steps(device: str, sizes: Sizes, measured: dict[str, float]) -> Iterator[Res
                 1.05 if name == "TopK 10 %" else None,
                 medians={"wall ms": 1e3 * wall, "device ms": 1e3 * busy, "launches": launches},
             )
+
+
+def text_steps(device: str, sizes: Sizes) -> Iterator[Result]:
+    """The same of GPT-2 in bfloat16, four stages, 8 blocks of made-up tokens a batch."""
+    dense = 0.0
+    for name, changes in STEPS.items():
+        step = text.gpu_step(sizes.text | changes, device)
+        wall, busy, launches = clocked(step, device, sizes.steps)
+        dense = dense or wall
+        yield Result(
+            f"{sizes.text['model.name']} step, batch 8, bfloat16, {name} / dense",
+            wall / dense,
+            1.05 if name == "TopK 10 %" else None,
+            medians={"wall ms": 1e3 * wall, "device ms": 1e3 * busy, "launches": launches},
+        )
 
 
 def clocked(step: Callable[[], None], device: str, count: int) -> tuple[float, float, float]:
@@ -286,26 +312,23 @@ def cells(device: str, sizes: Sizes, rates: dict[int, float]) -> Iterator[Result
     """Cells an hour when so many train at once on the card, over one at a time. `rates`: steps a
     second, filled in.
     """
+    command = [sys.executable, "-m", "commsweep.bench.gpu", device]
+    command += [str(sizes.batch), str(sizes.seconds)]
     for several in sizes.cells:
-        start = time.time() + sizes.warm + 5 * several  # until all have warmed up
         workers = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "commsweep.bench.gpu",
-                    device,
-                    str(sizes.batch),
-                    str(start),
-                    str(sizes.seconds),
-                ],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(several)
         ]
-        made = [one.communicate()[0] for one in workers]
-        if any(one.returncode for one in workers):
+        for each in workers:  # all have warmed up before any begins
+            assert each.stdout is not None
+            each.stdout.readline()
+        for each in workers:
+            if each.poll() is None:
+                assert each.stdin is not None
+                each.stdin.write("begin\n")
+                each.stdin.flush()
+        made = [each.communicate()[0] for each in workers]
+        if any(each.returncode for each in workers):
             raise UserError(
                 f"bench gpu: a process of {several} at once on {device} ended with an error (above)"
             )
@@ -319,15 +342,16 @@ def cells(device: str, sizes: Sizes, rates: dict[int, float]) -> Iterator[Result
         )
 
 
-def worker(device: str, batch: int, start: float, seconds: float) -> int:
-    """Steps made in these seconds from a common start on."""
+def worker(device: str, batch: int, seconds: float) -> int:
+    """Steps made in these seconds, from a line on the standard input on; says when it is ready."""
     step = step_of(TOPK | {"precision": "bfloat16"}, device, batch, batch)
     for _ in range(3):
         step()
     synchronize(device)
-    time.sleep(max(0.0, start - time.time()))
-    done, end = 0, max(start, time.time()) + seconds
-    while time.time() < end:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    done, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
         step()
         done += 1
         if done % 10 == 0:
@@ -373,4 +397,4 @@ def method(run: Run) -> str:
 
 
 if __name__ == "__main__":
-    print(worker(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])))
+    print(worker(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

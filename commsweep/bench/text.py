@@ -16,10 +16,14 @@ from typing import Any
 import torch
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.config import Execution, override
+from commsweep.boundary.insert import Boundaries
+from commsweep.config import Execution, TextModel, TextSet, override
 from commsweep.data import text
+from commsweep.models import causal_lm
 from commsweep.registry import preset
+from commsweep.training import arithmetic
 from commsweep.training.run import build
+from commsweep.training.tasks import LanguageModelling
 
 TOPK = {
     f"{side}.compressor.{key}": value
@@ -32,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "aqsgd": TOPK | {"fwd.feedback.kind": "aqsgd", "fwd.feedback.buffer": "bfloat16"},
 }
 BATCHES = 8
+VOCABULARY = 50257  # GPT-2's
 
 
 def bench() -> Iterator[Result]:
@@ -72,6 +77,46 @@ def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], object]:
         boundaries.begin(now, samples)
         optimizer.zero_grad()
         task.loss(task.logits(x), y).backward()
+        optimizer.step()
+
+    return one
+
+
+def gpu_step(settings: dict[str, Any], device: str) -> Callable[[], None]:
+    """A function that makes one step of `gpt2_scratch` with these settings changed, on made-up
+    tokens of GPT-2's vocabulary; four batches in turn.
+    """
+    run = override(preset("gpt2_scratch"), settings)
+    assert isinstance(run.model, TextModel) and isinstance(run.data, TextSet)
+    batch, block, there = run.data.batch_size, run.data.block_size, torch.device(device)
+    arithmetic.install(run, there)
+    torch.manual_seed(0)
+    model = causal_lm.build(run.model, VOCABULARY, block, None)
+    modules = causal_lm.cut_points(run.model, model)
+    shape = torch.Size([block, model.config.hidden_size])
+    boundaries = Boundaries(
+        {cut: run.links(cut) for cut in modules},
+        modules,
+        dict.fromkeys(modules, shape),
+        batch,
+        4 * batch,
+        run.seed,
+    )
+    model, boundaries = model.to(there), boundaries.to(there)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    tokens = torch.randint(0, VOCABULARY, (4, batch, block)).to(there)
+    number = count()
+
+    def one() -> None:
+        step = next(number)
+        boundaries.begin(
+            step, torch.arange(step * batch, (step + 1) * batch) % (4 * batch), device=there
+        )
+        optimizer.zero_grad()
+        x = tokens[step % 4]
+        with torch.autocast(there.type, torch.bfloat16, enabled=run.precision == "bfloat16"):
+            loss = LanguageModelling.loss(model(input_ids=x).logits, x)
+        loss.backward()
         optimizer.step()
 
     return one

@@ -12,7 +12,15 @@ from commsweep.cli.main import main
 from commsweep.compressors.quantize import Uniform
 from commsweep.registry import sweep
 
-LITTLE = gpu.Sizes(rows=((4, 512),), batch=4, steps=1, seconds=1.0, warm=5.0, cells=(1,), modes=())
+LITTLE = gpu.Sizes(
+    rows=((4, 512),),
+    batch=4,
+    steps=1,
+    seconds=1.0,
+    cells=(1,),
+    text={"model.name": "gpt2-nano", "data.block_size": 16},
+    modes=(),
+)
 
 
 def test_without_a_gpu_it_says_so_in_one_line(capsys, monkeypatch):
@@ -45,6 +53,7 @@ def test_every_part_of_it_measures():
         "float32, AQ-SGD",
         "bfloat16, dense / dense",
         "1 cells at once",
+        "gpt2-nano step, batch 8, bfloat16, AQ-SGD",
         "estimated hours",
     ):
         assert wanted in names
