@@ -197,7 +197,7 @@ def timed(
             took.append(time.perf_counter() - began)
             continue
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(200_000)  # the calls wait in a queue, so that only the device is timed
+        torch.cuda._sleep(2_000_000)  # the calls wait in a queue, so that only the device is timed
         begin.record()
         function(x)
         end.record()

@@ -48,7 +48,7 @@ class Quantizer(Compressor[QuantizerT]):
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         groups = self._split(x)
-        if gpu.usable(groups) and gpu.few(groups.shape[1]):
+        if gpu.usable(groups):
             return self._join(
                 gpu.grouped(groups, self.spec.bits, self._lowest != 0, self._start(seed)), x
             )
@@ -68,8 +68,7 @@ class Quantizer(Compressor[QuantizerT]):
         groups = self._split(x)
         if (
             gpu.usable(groups)
-            and gpu.few(n := groups.shape[1])
-            and gpu.whole_bytes(n, self.spec.bits)
+            and gpu.whole_bytes(groups.shape[1], self.spec.bits)
             and (groups.numel() == x.numel())
         ):
             codes, scales = gpu.quantize(
@@ -222,8 +221,6 @@ class Uniform(Quantizer[UniformSpec]):
     def _nearby(self, groups: Tensor, scales: tuple[Tensor, ...], seed: int) -> Tensor:
         if self.spec.rounding == "nearest" and cpu.usable(groups):
             return cpu.uniform_rows(groups, *self._affine(scales))
-        if self.spec.rounding == "nearest" and gpu.usable(groups):
-            return gpu.uniform_rows(groups, *self._affine(scales))
         return super()._nearby(groups, scales, seed)
 
     def _shift_gain(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

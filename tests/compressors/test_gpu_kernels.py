@@ -116,20 +116,12 @@ def test_entries_above_a_threshold_are_the_cpus(n_rows, n, dtype, data):
     assert same_bits(y.cpu(), wanted) and torch.equal(mask.cpu(), places)
 
 
-@SLOWLY
-@given(
-    rows, st.integers(1, 300), st.integers(1, 8), st.sampled_from(["tensor", "sample"]), st.data()
-)
-def test_min_max_codes_are_the_cpus(n_rows, n, bits, scale, data):
-    x = made(data, n_rows, n)
-    compressor = build({"kind": "uniform", "bits": bits, "scale": scale})
-    groups = compressor._split(x)
-    scales = compressor._affine(compressor._scales(groups))
-    y = gpu.uniform_rows(there(groups), *map(there, scales)).cpu()
-    wanted = cpu.uniform_rows(groups, *scales)
-    assert torch.equal(y.isnan(), wanted.isnan()) and same_bits(
-        y.nan_to_num(0.0), wanted.nan_to_num(0.0)
-    )
+@pytest.fixture(params=[False, True], ids=["whole", "shared out"])
+def long(request, monkeypatch):
+    """Groups of more than 16 entries shared out among programs, as long ones are."""
+    if request.param:
+        monkeypatch.setattr(gpu, "_FEW", 16)
+        monkeypatch.setattr(gpu, "_PARTS", 8)
 
 
 @SLOWLY
@@ -143,7 +135,7 @@ def test_min_max_codes_are_the_cpus(n_rows, n, bits, scale, data):
     st.sampled_from([torch.float32, torch.float16]),
     st.data(),
 )
-def test_grouped_codes_are_the_cpus(n_groups, group, bits, kind, drawn, dtype, data):
+def test_grouped_codes_are_the_cpus(long, n_groups, group, bits, kind, drawn, dtype, data):
     if kind == "fixed" and drawn and bits == 1:
         bits = 2
     x = made(data, n_groups, group).to(dtype)
@@ -264,8 +256,10 @@ asked = [
      wide | {"SYMMETRIC": False, "DRAWN": False, "PACKED": False, "BITS": 4}),
     *((gpu._grouped, group, wide | {"SYMMETRIC": one, "DRAWN": two, "PACKED": one, "BITS": 4})
       for one in (True, False) for two in (True, False)),
-    (gpu._affine, dict.fromkeys(("x", "lo", "gain", "step", "out"), number) | {"total": "i32", "n": "i32"},
-     {"BLOCK": 1024}),
+    (gpu._ranges, {"x": number, "ranges": number, "groups": "i32", "n": "i32", "parts": "i32"},
+     {"PART": 8192, "BLOCK": 4096}),
+    *((gpu._coded, group | {"ranges": number, "parts": "i32"}, {"SYMMETRIC": one, "DRAWN": two, "PACKED": one, "BITS": 4,
+        "WIDE": 16, "PART": 8192, "BLOCK": 4096}) for one in (True, False) for two in (True, False)),
     (gpu._above, dict.fromkeys(("x", "edge", "y"), number) | {"mask": "*u8", "total": "i32", "n": "i32"},
      {"BLOCK": 1024}),
     (gpu._draws, {"out": number, "n": "i32", "start": "i64", "half": "i32"}, {"BLOCK": 1024}),
@@ -292,4 +286,4 @@ def test_kernels_compile_for_an_h100_with_no_product_fused_with_a_sum():
         [sys.executable, "-c", COMPILED], env=alone, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 25
+    assert int(done.stdout) == 29

@@ -38,7 +38,8 @@ PART, MANY = (
 # Bits of a magnitude, by bytes of an entry: (the lowest of a level, how many). Few bins a level,
 # because Triton's histogram needs one population count per entry and 32 bins.
 LEVELS = {4: ((24, 7), (18, 6), (12, 6), (6, 6), (0, 6)), 2: ((24, 7), (18, 6), (13, 5))}
-_FEW = 4096  # elements of a group whose range one program finds in registers
+_FEW = 4096  # elements of a group that one program holds in registers
+_PARTS = 1024  # programs that share a longer group, at most
 
 
 def usable(x: Tensor) -> bool:
@@ -182,23 +183,6 @@ def above(x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
     return y, mask
 
 
-def uniform_rows(x: Tensor, lo: Tensor, gain: Tensor, step: Tensor) -> Tensor:
-    """As `kernels.uniform_rows`."""
-    x, out = x.detach().contiguous(), torch.empty(x.shape, device=x.device)
-    _affine[(triton.cdiv(x.numel(), 1024),)](
-        x,
-        lo.contiguous(),
-        gain.contiguous(),
-        step.contiguous(),
-        out,
-        x.numel(),
-        x.shape[1],
-        BLOCK=1024,
-        **FUSED,
-    )
-    return out
-
-
 def quantize(
     x: Tensor, bits: int, symmetric: bool, start: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -215,11 +199,6 @@ def quantize(
 def whole_bytes(n: int, bits: int) -> bool:
     """Whether codes of so many bits of groups of n fill whole bytes, each by itself."""
     return 8 % bits == 0 and n * bits % 8 == 0
-
-
-def few(n: int) -> bool:
-    """Whether `grouped` serves groups of n."""
-    return n <= _FEW
 
 
 def grouped(x: Tensor, bits: int, symmetric: bool, start: int | None = None) -> Tensor:
@@ -244,25 +223,33 @@ def _in_groups(
     codes: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    wide = max(8, triton.next_power_of_2(x.shape[1]))
-    each = max(1, 2048 // wide)
-    _grouped[(triton.cdiv(x.shape[0], each),)](
-        x,
-        out,
-        x if codes is None else codes,
-        x if scales is None else scales,
-        *x.shape,
+    groups, n = x.shape
+    outputs = out, x if codes is None else codes, x if scales is None else scales
+    numbers = (
         float(2 ** (bits - 1) if symmetric else 2**bits - 1),
         seeds.signed(start or 0),
         -(-x.numel() // 2),
-        BITS=bits,
-        SYMMETRIC=symmetric,
-        DRAWN=start is not None,
-        PACKED=codes is not None,
-        ROWS=each,
-        WIDE=wide,
-        **FUSED,
     )
+    flags = {
+        "BITS": bits,
+        "SYMMETRIC": symmetric,
+        "DRAWN": start is not None,
+        "PACKED": codes is not None,
+        **FUSED,
+    }
+    if n <= _FEW:
+        wide = max(8, triton.next_power_of_2(n))
+        each = max(1, 2048 // wide)
+        grid = (triton.cdiv(groups, each),)
+        _grouped[grid](x, *outputs, groups, n, *numbers, ROWS=each, WIDE=wide, **flags)
+        return
+    part = _FEW * triton.cdiv(triton.cdiv(n, _FEW), _PARTS)
+    parts = triton.cdiv(n, part)
+    ranges = torch.empty(2, groups, parts, device=x.device)
+    grid, sizes = (groups, parts), {"PART": part, "BLOCK": min(part, 4096), "num_warps": 8}
+    _ranges[grid](x, ranges, groups, n, parts, **sizes, **FUSED)
+    wide = triton.next_power_of_2(parts)
+    _coded[grid](x, *outputs, ranges, groups, n, parts, *numbers, WIDE=wide, **sizes, **flags)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -663,7 +650,7 @@ if triton is not None:
                     tl.reshape(keep.to(tl.int32), [BLOCK // 8, 8]) << tl.arange(0, 8)[None, :], 1
                 )
                 j = begin // 8 + tl.arange(0, BLOCK // 8)
-                tl.store(mask + row * (n // 8) + j, byte.to(tl.uint8), mask=j < n // 8)
+                tl.store(mask + row * (n // 8) + j, byte.to(tl.uint8), mask=j < last // 8)
             if VALUES:
                 place = row * k + kept_before + tl.cumsum(keep.to(tl.int32), 0) - 1
                 tl.store(values + place, raw, mask=keep)
@@ -708,15 +695,59 @@ if triton is not None:
         return (v + 12582912.0) - 12582912.0
 
     @triton.jit
-    def _affine(x, lo, gain, step, out, total, n, BLOCK: tl.constexpr):
-        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = i < total
-        row = i // n
-        low = tl.load(lo + row, mask=inside, other=0)
-        code = _nearest(
-            (tl.load(x + i, mask=inside, other=0) - low) * tl.load(gain + row, mask=inside, other=0)
-        )
-        tl.store(out + i, code * tl.load(step + row, mask=inside, other=0) + low, mask=inside)
+    def _extremes(v, inside):
+        """(smallest, largest) of each row of v, [rows, 1]: not a number where one of it is none."""
+        bad = tl.max((inside & (v != v)).to(tl.int32), 1)[:, None] > 0
+        lo = tl.min(tl.where(inside, v, float("inf")), 1)[:, None]
+        hi = tl.max(tl.where(inside, v, float("-inf")), 1)[:, None]
+        return tl.where(bad, float("nan"), lo), tl.where(bad, float("nan"), hi)
+
+    @triton.jit
+    def _code(
+        v,
+        lo,
+        hi,
+        i,
+        levels,
+        start,
+        half,
+        SYMMETRIC: tl.constexpr,
+        DRAWN: tl.constexpr,
+        ROWS: tl.constexpr,
+    ):
+        """Of values [rows, n], entries i of the message, and their rows' range [rows, 1]: (what
+        arrives, the code that travels, the first scale that travels).
+        """
+        if SYMMETRIC:
+            if DRAWN:
+                hi = hi * tl.div_rn(levels, levels - 1)
+            s = tl.where(hi != hi, float("nan"), tl.maximum(hi, -lo)) + 0.0
+            code = tl.div_rn(v, tl.where(s != 0, s, 1.0)) * levels
+        else:
+            spread = hi - lo
+            # as torch divides by a tensor
+            gain = tl.div_rn(tl.full([ROWS, 1], 1.0, tl.float32), spread) * levels
+            gain = tl.where((gain == float("inf")) & (spread < 1), 0.0, gain)
+            code = (v - lo) * gain
+        code = tl.floor(code + _draw(i, start, half)) if DRAWN else _nearest(code)
+        if SYMMETRIC:
+            code = (
+                tl.where(code < -levels, -levels, tl.where(code > levels - 1, levels - 1, code))
+                + 0.0
+            )
+            made, whole, first = tl.div_rn(code, levels) * s, code + levels, s
+        else:
+            if DRAWN:
+                code = tl.where(code > levels, levels, code)
+            made, whole, first = code * tl.div_rn(spread, levels) + lo, code, lo
+        none = levels if SYMMETRIC else 0.0  # the code of zero stands for what is not a number
+        return made, tl.where(whole == whole, whole, none).to(tl.int32), first
+
+    @triton.jit
+    def _bytes(whole, ROWS: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):
+        """Codes [rows, wide] in bytes, the first code of a byte in its lowest bits."""
+        beside = tl.reshape(whole, [ROWS, WIDE * BITS // 8, 8 // BITS])
+        return tl.sum(beside << (tl.arange(0, 8 // BITS) * BITS)[None, None, :], 2).to(tl.uint8)
 
     @triton.jit
     def _grouped(
@@ -736,53 +767,91 @@ if triton is not None:
         ROWS: tl.constexpr,
         WIDE: tl.constexpr,
     ):
+        """Some short groups a program."""
         group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
         column = tl.arange(0, WIDE)[None, :]
         inside = (group < groups) & (column < n)
         i = group * n + column
         v = tl.load(x + i, mask=inside, other=0).to(tl.float32)
-        bad = tl.max((inside & (v != v)).to(tl.int32), 1)[:, None] > 0
-        lo = tl.min(tl.where(inside, v, float("inf")), 1)[:, None]
-        hi = tl.max(tl.where(inside, v, float("-inf")), 1)[:, None]
-        lo, hi = tl.where(bad, float("nan"), lo), tl.where(bad, float("nan"), hi)
-        if SYMMETRIC:
-            if DRAWN:
-                hi = hi * tl.div_rn(levels, levels - 1)
-            s = tl.where(bad, float("nan"), tl.maximum(hi, -lo)) + 0.0
-            code = tl.div_rn(v, tl.where(s != 0, s, 1.0)) * levels
-        else:
-            spread = hi - lo
-            # as torch divides by a tensor
-            gain = tl.div_rn(tl.full([ROWS, 1], 1.0, tl.float32), spread) * levels
-            gain = tl.where((gain == float("inf")) & (spread < 1), 0.0, gain)
-            code = (v - lo) * gain
-        code = tl.floor(code + _draw(i, start, half)) if DRAWN else _nearest(code)
-        if SYMMETRIC:
-            code = (
-                tl.where(code < -levels, -levels, tl.where(code > levels - 1, levels - 1, code))
-                + 0.0
-            )
-            made, whole, first = tl.div_rn(code, levels) * s, code + levels, s
-        else:
-            if DRAWN:
-                code = tl.where(code > levels, levels, code)
-            made, whole, first = code * tl.div_rn(spread, levels) + lo, code, lo
+        lo, hi = _extremes(v, inside)
+        made, whole, first = _code(v, lo, hi, i, levels, start, half, SYMMETRIC, DRAWN, ROWS)
         if PACKED:
             if not SYMMETRIC:
                 tl.store(scales + groups + group, hi, mask=group < groups)
             tl.store(scales + group, first, mask=group < groups)
-            none = levels if SYMMETRIC else 0.0  # the code of zero stands for what is not a number
-            whole = tl.where(inside, tl.where(whole == whole, whole, none), 0.0).to(tl.int32)
-            beside = tl.reshape(whole, [ROWS, WIDE * BITS // 8, 8 // BITS])
-            byte = tl.sum(beside << (tl.arange(0, 8 // BITS) * BITS)[None, None, :], 2)
             j = tl.arange(0, WIDE * BITS // 8)[None, :]
             tl.store(
                 codes + group * (n * BITS // 8) + j,
-                byte.to(tl.uint8),
+                _bytes(tl.where(inside, whole, 0), ROWS, WIDE, BITS),
                 mask=(group < groups) & (j < n * BITS // 8),
             )
         else:
             tl.store(out + i, made, mask=inside)
+
+    @triton.jit
+    def _ranges(x, ranges, groups, n, parts, PART: tl.constexpr, BLOCK: tl.constexpr):
+        """A part of a long group a program: ranges [2, groups, parts], its smallest and largest."""
+        group, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        low = tl.full([1, 1], float("inf"), tl.float32)
+        high = tl.full([1, 1], float("-inf"), tl.float32)
+        last = tl.minimum(n, (part + 1) * PART)
+        for begin in range(part * PART, last, BLOCK):
+            i = begin + tl.arange(0, BLOCK)[None, :]
+            v = tl.load(x + group * n + i, mask=i < last, other=0).to(tl.float32)
+            lo, hi = _extremes(v, i < last)
+            bad = (lo != lo) | (low != low)
+            low = tl.where(bad, float("nan"), tl.minimum(low, lo))
+            high = tl.where(bad, float("nan"), tl.maximum(high, hi))
+        at = ranges + group * parts + part + tl.zeros([1, 1], tl.int32)
+        tl.store(at, low)
+        tl.store(at + groups * parts, high)
+
+    @triton.jit
+    def _coded(
+        x,
+        out,
+        codes,
+        scales,
+        ranges,
+        groups,
+        n,
+        parts,
+        levels,
+        start,
+        half,
+        BITS: tl.constexpr,
+        SYMMETRIC: tl.constexpr,
+        DRAWN: tl.constexpr,
+        PACKED: tl.constexpr,
+        WIDE: tl.constexpr,
+        PART: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """A part of a long group a program, which knows the ranges of all parts."""
+        group, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        each = tl.arange(0, WIDE)[None, :]
+        at = ranges + group * parts + each
+        lo, _ = _extremes(tl.load(at, mask=each < parts, other=0), each < parts)
+        _, hi = _extremes(tl.load(at + groups * parts, mask=each < parts, other=0), each < parts)
+        last = tl.minimum(n, (part + 1) * PART)
+        for begin in range(part * PART, last, BLOCK):
+            column = begin + tl.arange(0, BLOCK)[None, :]
+            inside, i = column < last, group * n + column
+            v = tl.load(x + i, mask=inside, other=0).to(tl.float32)
+            made, whole, first = _code(v, lo, hi, i, levels, start, half, SYMMETRIC, DRAWN, 1)
+            if PACKED:
+                if part == 0:
+                    if not SYMMETRIC:
+                        tl.store(scales + groups + group + tl.zeros([1, 1], tl.int32), hi)
+                    tl.store(scales + group + tl.zeros([1, 1], tl.int32), first)
+                j = begin * BITS // 8 + tl.arange(0, BLOCK * BITS // 8)[None, :]
+                tl.store(
+                    codes + group * (n * BITS // 8) + j,
+                    _bytes(tl.where(inside, whole, 0), 1, BLOCK, BITS),
+                    mask=j < last * BITS // 8,
+                )
+            else:
+                tl.store(out + i, made, mask=inside)
 
     @triton.jit
     def _pack(codes, out, n, total, BITS: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
