@@ -264,6 +264,8 @@ class Processes(Collectives):
         """
         super().__init__(dist.get_world_size(group), (dist.get_rank(group),))
         self.ring, self.group, self._posts = ring, group, 0
+        # gloo's sends and receives know the host's memory only, whatever the tensors are on
+        self._by_host = str(dist.get_backend(group)) != "nccl"
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def among(self, groups: list[tuple[int, ...]]) -> None:
@@ -353,13 +355,17 @@ class Processes(Collectives):
         Receives are posted before anything is sent: the word that one waits for a message must not
         itself wait behind what one sends.
         """
+        moved = self._by_host and any(self._elsewhere(one) for one in out.values())
+        landing = {
+            k: into[k].new_empty(into[k].shape, device="cpu") if moved else into[k] for k in others
+        }
         posted = [
-            dist.P2POp(dist.irecv, into[k], self._rank(k), self.group)
+            dist.P2POp(dist.irecv, landing[k], self._rank(k), self.group)
             for k in reversed(others)
             if into[k].numel()
         ]
         posted += [
-            dist.P2POp(dist.isend, out[k], self._rank(k), self.group)
+            dist.P2POp(dist.isend, out[k].cpu() if moved else out[k], self._rank(k), self.group)
             for k in others
             if out[k].numel()
         ]
@@ -371,8 +377,16 @@ class Processes(Collectives):
             if works and turn == self._posts:
                 self.meanwhile += time.perf_counter() - began - (self.waited - waited)
             self._wait(*works)
+            if moved:
+                for k in others:
+                    into[k].copy_(landing[k])
 
         return Handle(finish)
+
+    @staticmethod
+    def _elsewhere(tensor: Tensor) -> bool:
+        """Whether a tensor is not in the host's memory."""
+        return tensor.device.type != "cpu"
 
     def _wait(self, *works: dist.Work) -> None:
         began = time.perf_counter()

@@ -102,7 +102,8 @@ def gpu_step(settings: dict[str, Any], device: str) -> Callable[[], None]:
         4 * batch,
         run.seed,
     )
-    model, boundaries = model.to(there), boundaries.to(there)
+    torch.nn.Module.to(model, there)
+    boundaries = boundaries.to(there)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     tokens = torch.randint(0, VOCABULARY, (4, batch, block)).to(there)
     number = count()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from commsweep.collectives import Processes
 from commsweep.data_parallel.hook import CompressionHook
 from commsweep.errors import UserError
 from tests.helpers import spawned
@@ -53,8 +54,10 @@ def by_hand(steps, ratio):
     return net.state_dict()
 
 
-def _train(rank, port, said, halves):
+def _train(rank, port, said, halves, by_host=False):
     torch.set_num_threads(1)
+    if by_host:  # as if the tensors were on a GPU
+        Processes._elsewhere = staticmethod(lambda tensor: True)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     net, kept = model(), None
     for steps in halves:  # each half begins from what a checkpoint of the last one would hold
@@ -83,9 +86,13 @@ def _train(rank, port, said, halves):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("halves", [(range(6),), (range(3), range(3, 6))], ids=["whole", "resumed"])
-def test_ddp_with_the_hook_trains_as_the_formula_says(halves):
-    ((weights, up, steps),) = spawned(_train, 2, halves)
+@pytest.mark.parametrize(
+    ("halves", "by_host"),
+    [((range(6),), False), ((range(3), range(3, 6)), False), ((range(6),), True)],
+    ids=["whole", "resumed", "through the host"],
+)
+def test_ddp_with_the_hook_trains_as_the_formula_says(halves, by_host):
+    ((weights, up, steps),) = spawned(_train, 2, halves, by_host)
     wanted = by_hand(6, 0.2)
     assert (
         max(float((torch.tensor(one) - wanted[name]).abs().max()) for name, one in weights.items())
