@@ -199,6 +199,21 @@ def unequal_links() -> list[Measurement]:
     ]
 
 
+def late_links() -> list[Measurement]:
+    """Links of which the latency counts: three methods in eight microbatches, with gradients in
+    time and a step late; each also over unlimited links.
+    """
+    base = override(preset("digits"), {"microbatches": 8})
+    late = override(base, {"delay.steps": 1})
+    links = [(0.0, 0.0), (100e6, 0.01), (20e6, 0.02), (100e6, 0.05)]
+    return [
+        one
+        for rate, latency in links
+        for run in (base, late)
+        for one in _grid(run, ["dense", "4 bits", "TopK 10 %"], (rate,), latency, "1f1b", STEPS)
+    ]
+
+
 def smoke_links() -> list[Measurement]:
     """Two measurements of toy size."""
     return _grid(
@@ -216,6 +231,7 @@ PLANS = {
     "local-links": local_links,
     "heldout-advice": heldout_advice,
     "unequal-links": unequal_links,
+    "late-links": late_links,
     "demo-links": demo_links,
     "links-text": links_text,
     "smoke-links": smoke_links,

@@ -37,7 +37,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         help=(
             "calibrate-links (what slow links do to this machine), heldout-links (predictions "
             "put to the test), heldout-learners, heldout-advice, local-links (learners that "
-            "meet rarely), unequal-links, demo-links, links-text or smoke-links"
+            "meet rarely), unequal-links, late-links (gradients a step late), demo-links, "
+            "links-text or smoke-links"
         ),
     )
     parser.add_argument("--out", type=folder, help="folder to write to (default: out/PLAN)")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from commsweep.cli.options import count, writable
 from commsweep.errors import UserError, nearest
+from commsweep.timing import COLLECTIVES, SCHEDULES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +67,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument("--batch", type=count, metavar="N", help="samples of an iteration")
     parser.add_argument(
         "--schedule",
-        choices=("1f1b", "interleaved", "zero-bubble", "2bw"),
+        choices=SCHEDULES,
         default="1f1b",
         help="of the pipeline of --model (default: 1f1b)",
     )
@@ -77,9 +78,21 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         "--no-recompute", action="store_true", help="keep activations for the backward"
     )
     parser.add_argument(
+        "--collective",
+        choices=COLLECTIVES,
+        default="ring",
+        help=(
+            "how the gradients of --model are summed up; nccl: the faster of ring and tree "
+            "(default: ring)"
+        ),
+    )
+    parser.add_argument(
         "--codecs",
         metavar="A;B",
-        help="of --model: a line for each code of the gradients, such as 'uniform:8;topk:0.01'",
+        help=(
+            "of --model: a line for each code of the gradients and of the messages between "
+            "stages, such as 'uniform:8;topk:0.01'"
+        ),
     )
     parser.add_argument("--stages", type=count, default=8, help="of --meter (default: 8)")
     parser.add_argument("--microbatches", type=count, default=64, help="of --meter (default: 64)")
@@ -119,7 +132,9 @@ def _model(args: argparse.Namespace) -> int:
             f"--chunks {args.chunks}: {shape.layers} layers are no multiple of "
             f"{shape.pipeline * args.chunks} stages"
         )
-    choices = gpt.Choices(args.schedule, args.chunks, not args.no_recompute)
+    choices = gpt.Choices(
+        args.schedule, args.chunks, not args.no_recompute, collective=args.collective
+    )
     found = {name: float(one) for name, one in gpt.predict(shape, cluster, choices).items()}
     lines = _codes(args, shape, cluster, choices) if args.codecs else []
     if args.json:
@@ -129,35 +144,50 @@ def _model(args: argparse.Namespace) -> int:
     for name in ("compute", "bubble", "data", "optimizer"):
         share = 100 * found[name] / found["total"]
         print(f"  {name:10} {1e3 * found[name]:10.1f} ms {share:5.1f} %")
+    if args.collective == "nccl" and shape.data > 1:
+        rings = float(gpt.predict(shape, cluster, replace(choices, collective="ring"))["data"])
+        taken = "tree" if found["data"] < rings else "ring"
+        print(f"  gradients are summed up by a {taken}, as NCCL's formulas choose")
     for line in lines:
         print(
-            f"  gradients in {line['codec']:14} {1e3 * line['seconds']:8.1f} ms an iteration, "
-            f"{100 * line['share']:.1f} % of 16-bit bytes"
+            f"  {line['message']:9} in {line['codec']:14} {1e3 * line['seconds']:8.1f} ms an "
+            f"iteration, {100 * line['share']:.1f} % of 16-bit bytes"
         )
     if lines:
         print("coding at the memory rate of the cluster (a roofline, not measured)")
     print(f"predicted; constants from {cluster.source}")
     if choices != gpt.Choices():
-        print("1F1B with recomputation was held against measurements; these choices were not")
+        print(
+            "1F1B with recomputation and rings was held against measurements; these choices were "
+            "not"
+        )
     return 0
 
 
 def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> list[dict]:
-    """Iterations with the gradients in each code."""
+    """Iterations with the gradients, or the messages between stages, in each code."""
     import torch
 
     from commsweep.integrations import measure
     from commsweep.timing import gpt
 
-    if shape.data == 1:
-        raise UserError("--codecs: no gradients travel with --data 1; set --data or --gpus")
+    if shape.data == 1 and shape.pipeline == 1:
+        raise UserError(
+            "--codecs: nothing travels with --data 1 and --pipeline 1; set one of them, or --gpus"
+        )
     x, lines = torch.randn(1, 2**18), []
     for codec in args.codecs.split(";"):
         share = measure.codec(codec).encode(x, 0).nbytes / (2 * x.numel())
-        # encode: values in, codes out; decode: codes in, values out
-        coded = replace(choices, gradients=share, coding=2 * (1 + share))
-        seconds = float(gpt.predict(shape, cluster, coded)["total"])
-        lines.append({"codec": codec, "share": share, "seconds": seconds})
+        coding = 2 * (1 + share)  # encode: values in, codes out; decode: codes in, values out
+        changed = {}
+        if shape.data > 1:
+            changed["gradients"] = replace(choices, gradients=share, coding=coding)
+        if shape.pipeline > 1:
+            changed["stages"] = replace(choices, stages=share, stage_coding=coding)
+        for message, coded in changed.items():
+            seconds = float(gpt.predict(shape, cluster, coded)["total"])
+            told = {"message": message, "codec": codec, "share": share, "seconds": seconds}
+            lines.append(told)
     return lines
 
 

@@ -13,7 +13,14 @@ from typing import Any
 import pandas as pd
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-SOURCES = "demo-links", "heldout-links", "heldout-advice", "unequal-links", "heldout-learners"
+SOURCES = (
+    "demo-links",
+    "heldout-links",
+    "heldout-advice",
+    "unequal-links",
+    "late-links",
+    "heldout-learners",
+)
 FOLDER, TABLE, PACKAGE = RESULTS / "steps", "steps.csv", "datapackage.json"
 # name, type, unit or values, what it is
 COLUMNS = (

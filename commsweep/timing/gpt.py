@@ -8,8 +8,9 @@ stage is the time of a microbatch, forward and backward, on the stage that has t
 one that has none. A layer takes what the GPU needs, or the time to launch its kernels where that is
 longer. GPU time is products at `flops`, and bytes of weights and activations at `memory`. Tensor
 parallelism adds all-reduces within a layer, pipelines messages between stages, data parallelism one
-all-reduce of the gradients at the end. idle is 1 for Megatron's 1F1B, for which the constants were
-fitted; `Choices` has other schedules.
+all-reduce of the gradients at the end (`allreduce`). idle is 1 for Megatron's 1F1B, for which the
+constants were fitted; `Choices` has other schedules. A message that takes s seconds between stages
+adds 2 s (p - 1) / p to stage and to other: in 1F1B a stage waits for its microbatches to come back.
 
 Every number of a Cluster is in seconds, bytes and floating-point operations.
 """
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from commsweep.errors import UserError, nearest
+from commsweep.timing import allreduce
 
 LAUNCHES = (1, 2, 4, 8, 16)  # tensor-parallel sizes with a launch time of their own
 SHARPNESS = 4.0  # how sharply the longer of GPU and launches wins: 1 adds them, infinity takes it
@@ -68,6 +70,9 @@ class Cluster:
     tensor_far: float = 2e10  # the same between nodes
     node_link: float = 3e10  # bytes a second between nodes, of all GPUs of a node
     data_link: float = 2e11  # bytes a second of the gradients' all-reduce within a node
+    hop: float = 3.4e-6  # seconds of a hop within a node, as in NCCL's table
+    far_hop: float = 1.4e-5  # seconds of one between nodes, as in NCCL's table
+    stage_link: float = 1e15  # bytes a second of a message between stages; so fast it is free
     stage_wait: float = 1e-5  # seconds of a message between stages
     head: float = 1.0  # products of the logits, as a share of what their size says
     microbatch: float = 3e-4  # seconds that any microbatch costs
@@ -84,7 +89,9 @@ class Choices:
     puts off the weights' half of backwards (ZB-H1, arXiv 2401.10241), "2bw" never runs empty
     (arXiv 2006.09503). recompute: activations in the backward. gradients: bytes of a message, as a
     share of 16-bit values. coding: bytes that encoding and decoding read and write for each byte
-    of gradients in 16 bits, at the cluster's memory rate.
+    of gradients in 16 bits, at the cluster's memory rate. stages, stage_coding: the same of the
+    messages between stages. collective: how gradients are summed up, by an
+    algorithm of `allreduce`.
     """
 
     schedule: str = "1f1b"
@@ -92,6 +99,9 @@ class Choices:
     recompute: bool = True
     gradients: float = 1.0
     coding: float = 0.0
+    stages: float = 1.0
+    stage_coding: float = 0.0
+    collective: str = "ring"
 
     @property
     def idle(self) -> float:
@@ -133,16 +143,26 @@ def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dic
     layer = (gpu**SHARPNESS + launch**SHARPNESS) ** (1 / SHARPNESS)
 
     other = mine * layer + cluster.microbatch + np.where(p > 1, 2 * cluster.stage_wait, 0.0)
+    coded = choices.stage_coding * message / cluster.memory
+    other = other + np.where(p > 1, 2 * coded, 0.0)  # activations and their gradients
     stage = other + cluster.head * 6 * tokens * h * V / t / cluster.flops
-    compute, bubble = m * stage, choices.idle * (p - 1) * other
+    waited = 2 * (p - 1) / p * choices.stages * message / t / cluster.stage_link
+    compute = m * (stage + waited)
+    bubble = choices.idle * (p - 1) * (other + waited)
 
     weights = (12 * h * h * mine + V * h) / t
     # Ranks of one all-reduce that share a node also share its links to other nodes.
     together = np.maximum(1, np.minimum(d, cluster.node // np.minimum(t, cluster.node)))
     far = d * t > cluster.node
-    link = np.where(far, cluster.node_link * together / cluster.node, cluster.data_link)
-    sent = choices.gradients * weights * HALF
-    data = 2 * (d - 1) / np.maximum(d, 1) * sent / link
+    where = allreduce.Ranks(
+        ranks=d,
+        nodes=np.where(far, d / together, 1.0),
+        near=cluster.data_link,
+        far=cluster.node_link * together / cluster.node,
+        hop=cluster.hop,
+        far_hop=cluster.far_hop,
+    )
+    data = allreduce.seconds(choices.collective, choices.gradients * weights * HALF, where)
     data = np.where(d > 1, data + choices.coding * weights * HALF / cluster.memory, 0.0)
     optimizer = cluster.optimizer * weights
     total = compute + bubble + data + optimizer + cluster.constant
@@ -156,9 +176,8 @@ def _launch(cluster: Cluster, tensor: int) -> float:
     return cluster.launch[str(max(known))] if known else 0.0
 
 
-FITTED = tuple(
-    one.name for one in fields(Cluster) if one.name not in ("name", "source", "node", "launch")
-)
+GIVEN = ("name", "source", "node", "launch", "hop", "far_hop", "stage_link")
+FITTED = tuple(one.name for one in fields(Cluster) if one.name not in GIVEN)
 
 
 def fit(shape: Shape, seconds: np.ndarray, start: Cluster, most: int = 300) -> Cluster:

@@ -25,7 +25,7 @@ from commsweep.reporting import figure
 from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.reporting.table import Table
 from commsweep.store import Row, Store
-from commsweep.timing import advice, measured_learners
+from commsweep.timing import advice, late_figure, measured_learners
 from commsweep.timing.measured_pipelines import (
     Machine,
     PipelineModel,
@@ -142,14 +142,18 @@ def write(
         (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
         (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
     drawn = {
-        "step_time": step_time(found, fits),
         "prediction": prediction(compared, fits),
         "gantt": gantt(found, fits),
         "bubble": bubble(found, fits),
         "far": far(found, fits),
     }
-    if steps is not None:
-        drawn["time_to_target"] = time_to_target(found, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
+    if any(one.schedule == "gpipe" and one.network.latency == 0 for one in found):
+        drawn["step_time"] = step_time(found, fits)
+        if steps is not None:
+            drawn["time_to_target"] = time_to_target(found, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
+    if steps is not None and late_figure.asked(found):
+        of_links = {one.network: f"{rates(one.network)}\n{latencies(one.network)}" for one in found}
+        drawn["late"] = late_figure.by_link(found, fits, steps, of_links)
     (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n", encoding="utf-8")
     pd.DataFrame(
         [

@@ -8,6 +8,7 @@ import json
 import math
 from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -19,6 +20,7 @@ from commsweep.processes import pipeline
 from commsweep.registry import content, plan
 from commsweep.store import Store
 from commsweep.timing import advice as advising
+from commsweep.timing import late_figure
 from commsweep.timing import measured_pipelines as measured
 from commsweep.timing import network_report as links
 from commsweep.timing.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
@@ -503,3 +505,35 @@ def test_published_ranks_follow_from_the_published_measurements(name):
         if line.startswith(("| gpipe", "| 1f1b"))
     ]
     assert sorted(lines) == sorted(want)
+
+
+def test_late_and_punctual_steps_of_a_method_share_a_colour():
+    networks = [Network(), Network(1e8, 0.01)]
+    steps = {"a": 10, "b": 12, "c": None, "d": None}
+    runs = {
+        ("dense", "a"): {"fwd": "none"},
+        ("1 step late", "b"): {"delay": {"steps": 1}, "fwd": "none"},
+        ("TopK", "c"): {"fwd": "topk"},
+        ("TopK; 1 step late", "d"): {"fwd": "topk", "delay": {"steps": 1}},
+    }
+    found = [
+        SimpleNamespace(
+            network=network,
+            method=method,
+            seconds=1 + turn,
+            series=(method, "1f1b"),
+            row={"run": run, "run_id": run_id},
+        )
+        for (method, run_id), run in runs.items()
+        for turn, network in enumerate(networks)
+    ]
+    assert late_figure.asked(found) and not late_figure.asked(found[:2])
+    drawn = late_figure.by_link(found, {}, steps, {one: str(one.latency) for one in networks})
+    lines = {line.get_label(): line for line in drawn.axes[0].get_lines()}
+    assert list(lines["dense"].get_ydata()) == [1000, 2000]
+    assert (
+        lines["dense"].get_color() == lines["1 step late"].get_color() != lines["TopK"].get_color()
+    )
+    assert lines["TopK"].get_color() == lines["TopK; 1 step late"].get_color()
+    until = {line.get_label(): list(line.get_ydata()) for line in drawn.axes[1].get_lines()}
+    assert until == {"dense": [10, 20], "1 step late": [12, 24]}

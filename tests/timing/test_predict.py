@@ -10,7 +10,7 @@ import pytest
 
 from commsweep.cli.main import main
 from commsweep.errors import UserError
-from commsweep.timing import exchange, gpt, meter
+from commsweep.timing import allreduce, exchange, gpt, meter
 from commsweep.timing.profile import MeasuredLink, predicted, read_link, read_trace
 from commsweep.timing.timeline.pipelines import (
     Network,
@@ -301,30 +301,82 @@ def test_choices_of_a_model(capsys):
         ["--schedule", "2bw"],
         ["--no-recompute"],
         ["--cluster", "h100-nvlink"],
+        ["--collective", "nccl"],
         ["--cluster", "l40s-tcp"],
     ):
         assert main([*model, *more, "--batch", "32", "--json"]) == 0
         seconds[" ".join(more)] = json.loads(capsys.readouterr().out)["total"]
-    assert all(seconds[name] < seconds[""] for name in seconds if name and "l40s" not in name)
+    slower = ("", "--cluster l40s-tcp", "--collective nccl")
+    assert all(seconds[name] < seconds[""] for name in seconds if name not in slower)
+    assert seconds["--collective nccl"] <= seconds[""]
     assert seconds["--schedule 2bw"] < seconds["--schedule interleaved"]
     assert seconds["--cluster l40s-tcp"] > seconds[""]
     slow = [*model, "--batch", "32", "--cluster", "l40s-tcp", "--codecs", "uniform:8;topk:0.01"]
     assert main([*slow, "--json"]) == 0
-    lines = json.loads(capsys.readouterr().out)["codecs"]
+    every = json.loads(capsys.readouterr().out)["codecs"]
+    lines, between = (
+        [one for one in every if one["message"] == what] for what in ("gradients", "stages")
+    )
+    assert between[1]["seconds"] < between[0]["seconds"] < seconds["--cluster l40s-tcp"]
     assert lines[0]["share"] == pytest.approx(0.5, abs=0.01)
     assert lines[1]["seconds"] < lines[0]["seconds"] < seconds["--cluster l40s-tcp"]
     assert main(slow) == 0
     assert "these choices were not" not in capsys.readouterr().out
     assert main([*model, "--schedule", "2bw"]) == 0
     assert "these choices were not" in capsys.readouterr().out
+    assert main([*model, "--collective", "nccl"]) == 0
+    assert "summed up by a ring, as NCCL" in capsys.readouterr().out
 
 
 def test_choices_that_cannot_be_are_refused(capsys):
     model = ["predict", "--model", "gpt:layers=24,hidden=1024"]
     for more, said in (
-        (["--codecs", "uniform:8"], "no gradients travel"),
+        (["--codecs", "uniform:8"], "nothing travels"),
         (["--pipeline", "4", "--schedule", "interleaved", "--chunks", "5"], "no multiple of 20"),
         (["--data", "2", "--codecs", "uniforn:8"], "did you mean 'uniform'"),
     ):
         assert main([*model, *more]) == 2
         assert said in capsys.readouterr().err
+
+
+def ranks(n, nodes, **changes):
+    told = {"near": 2e11, "far": 2e10, "hop": 3e-6, "far_hop": 1e-5} | changes
+    return allreduce.Ranks(n, nodes, **told)
+
+
+def test_an_all_reduce_by_hand():
+    """16 ranks on two nodes: a ring of 30 hops of which 2 are between nodes, and two trees."""
+    made = allreduce.by_algorithm(1e6, ranks(16, 2))
+    assert made["ring"] == pytest.approx(2 * 15 / 16 * 1e6 / 2e10 + 28 * 3e-6 + 2 * 1e-5)
+    assert made["tree"] == pytest.approx(2 * 1e6 / 0.92 / 2e10 + 14 * 3e-6 + 2 * 1e-5)
+    assert made["hierarchical"] == pytest.approx(
+        2 * 7 / 8 * 1e6 / 2e11 + 1e6 / 2e10 + 14 * 3e-6 + 2 * 1e-5
+    )
+    assert all(one == 0 for one in allreduce.by_algorithm(1e6, ranks(1, 1)).values())
+
+
+def test_nccl_takes_trees_for_small_messages_of_many_nodes_and_rings_for_large_ones():
+    where = ranks(256, 32)
+    small, large = (allreduce.by_algorithm(nbytes, where) for nbytes in (1e4, 1e9))
+    assert allreduce.seconds("nccl", 1e4, where) == small["tree"] < small["ring"]
+    assert allreduce.seconds("nccl", 1e9, where) == large["ring"] < large["tree"]
+    slow = ranks(256, 32, far=2e8)  # levels carry fewer bytes between nodes
+    assert allreduce.seconds("hierarchical", 1e9, slow) < allreduce.seconds("nccl", 1e9, slow)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_what_messages_between_stages_cost_is_what_the_timeline_says(stages):
+    """Forwards of 1, backwards of 2, messages of half a unit; the timeline waits a little less."""
+    message, m = 0.5, 32
+    order, times = one_f_one_b(stages, m), Times([1.0] * stages, [2.0] * stages)
+    simulated = max(s.stop for s in plan(order, times, Network(latency=message)).run())
+    period = 3 + 2 * message * (stages - 1) / stages
+    assert simulated == pytest.approx((m + stages - 1) * period, rel=0.01)
+    # the same of a predicted iteration: its messages' part alone
+    told = {"pipeline": stages, "layers": 24, "batch": 2 * m}
+    free, slow = (
+        gpt.predict(shape(**told), gpt.replace(A100, stage_link=link)) for link in (1e15, 1e9)
+    )
+    nbytes = 2.0 * shape(**told).hidden * shape(**told).sequence * shape(**told).micro_batch
+    waited = (m + stages - 1) * 2 * (stages - 1) / stages * nbytes / 1e9
+    assert float(slow["total"] - free["total"]) == pytest.approx(waited, rel=1e-3)
