@@ -11,7 +11,8 @@ from torch import Tensor
 
 from commsweep.compressors.base import Field, Payload, payload, row_shape, rows, unrows
 from commsweep.compressors.bits import pack, packed_bytes, unpack_flags
-from commsweep.compressors.kernels import gpu
+from commsweep.compressors.kernels import cpu, gpu
+from commsweep.compressors.kernels import thresholds as kernels
 from commsweep.compressors.sparse import Counted, budget, largest, scatter
 from commsweep.config import DrydenSpec, PeriodicSpec, SIDCoSpec, ThresholdSpec
 
@@ -87,7 +88,7 @@ class SIDCo(Counted[SIDCoSpec]):
             pareto = a * (1 - torch.exp(k * math.log(first))) / k.where(k.abs() > 1e-6, 1e-6)
             edge = torch.where(pareto.isfinite() & (var > 0), pareto, edge)
         for _ in range(stages - 1):
-            n = torch.count_nonzero(size > edge, 1).clamp(min=1).unsqueeze(1)
+            n = _count(size, edge).clamp(min=1)
             above = (size - edge).clamp_(min=0).sum(1, keepdim=True)
             excess = above.nan_to_num(0.0) / n  # where the edge is infinite nothing exceeds it
             edge = edge - excess * math.log(rest)
@@ -150,8 +151,18 @@ def _above(x: Tensor, edge: Tensor, want_mask: bool) -> tuple[Tensor, Tensor | N
     if gpu.usable(flat):
         y, mask = gpu.above(flat, edge)
         return unrows(y, x), unrows(mask, x) if want_mask else None
+    if cpu.usable(flat):
+        y, mask = kernels.above(flat, edge, want_mask)
+        return unrows(y, x), None if mask is None else unrows(mask, x)
     mask = ~(flat.float().abs() <= edge)  # NaN and infinities stay
     return unrows(flat.where(mask, flat.new_zeros(())), x), unrows(mask, x) if want_mask else None
+
+
+def _count(size: Tensor, edge: Tensor) -> Tensor:
+    """Entries of each row that exceed its edge, [rows, 1]."""
+    if cpu.usable(size):
+        return kernels.count_above(size, edge)
+    return torch.count_nonzero(size > edge, 1).unsqueeze(1)
 
 
 def _top_share(flat: Tensor, ratio: float) -> Tensor:
