@@ -61,6 +61,7 @@ BENCHES = (
     "text",
     "store",
     "gradients",
+    "hook",
     "wire",
     "kfac",
     "sparse",

@@ -85,7 +85,11 @@ class CompressionHook(nn.Module):
         self.step = self.epoch = 0  # the epoch is the loop's to say, where a schedule asks for it
         # A compressor may drop an infinite value, and then no scaler would skip the step.
         self._looks = spec.compressor.kind != "none"
-        self._before: dict[int, list[Tensor]] = {}  # what was remembered before this step, by layer
+        # whether anything of a layer is kept between steps
+        self._keeps = [any(True for _ in self.exchange.kept(i)) for i in self.places.values()]
+        # what was remembered before this step, by layer; room that is used again
+        self._before: dict[int, list[Tensor]] = {}
+        self._changed: list[int] = []  # layers of which this step has changed what is remembered
         self._skips = False  # whether something in this step was not finite
 
     def attach(self, ddp: nn.parallel.DistributedDataParallel) -> None:
@@ -151,7 +155,7 @@ class CompressionHook(nn.Module):
                 if filled is not None:
                     torch.cuda.current_stream(buffer.device).wait_event(filled)
                 with torch.no_grad():
-                    self.exchanged(views)
+                    self.exchanged(views, buffer)
                 if last:
                     self.ended()
                 done.set_result(buffer)
@@ -165,9 +169,7 @@ class CompressionHook(nn.Module):
     def _sums(self) -> bool:
         """Whether nothing is compressed or remembered in this step: gradients can be summed up."""
         dense = self.exchange.spec.compressor.kind == "none"
-        return (dense or self.epoch < self.exchange.spec.start_epoch) and all(
-            self._plain(index) for index in range(len(self.exchange.layers))
-        )
+        return (dense or self.epoch < self.exchange.spec.start_epoch) and not any(self._keeps)
 
     def _summed(
         self, views: dict[int, Tensor], buffer: Tensor, last: bool
@@ -181,14 +183,17 @@ class CompressionHook(nn.Module):
         work: Any = dist.all_reduce(buffer, group=self._lane, async_op=True)
         return work.get_future().then(lambda arrived: arrived.value()[0])
 
-    def exchanged(self, views: dict[int, Tensor]) -> None:
-        """Put the mean of what arrives of these layers' gradients into their place."""
-        taken = {index: self._taken(index, grad) for index, grad in views.items()}
-        if self._looks and (self._skips or not self._finite(taken.values())):
+    def exchanged(self, views: dict[int, Tensor], buffer: Tensor) -> None:
+        """Put the mean of what arrives of these layers' gradients, views of a buffer, into their
+        place.
+        """
+        if self._looks and (self._skips or not self._finite(buffer)):
             self._skip(views.values())
             return
+        taken = {index: self._taken(index, grad) for index, grad in views.items()}
         for index in views:
-            self._before[index] = [one.clone() for one in self.exchange.kept(index)]
+            if self._keeps[index]:
+                self._note(index)
         own: list[Tensor | None] = [None] * len(self.exchange.trained)
         for index, grad in taken.items():
             own[index] = grad
@@ -199,7 +204,7 @@ class CompressionHook(nn.Module):
 
     def ended(self) -> None:
         """All gradients of a step have been exchanged."""
-        self._before, self._skips = {}, False
+        self._changed, self._skips = [], False
         self.step += 1
         self.exchange.ledger.steps += 1
 
@@ -210,7 +215,7 @@ class CompressionHook(nn.Module):
     def _plain(self, index: int) -> bool:
         """Whether a layer travels as it is and nothing of it is remembered."""
         dense = self.exchange.layers[index].dense or self.epoch < self.exchange.spec.start_epoch
-        return dense and not any(True for _ in self.exchange.kept(index))
+        return dense and not self._keeps[index]
 
     def _taken(self, index: int, grad: Tensor) -> Tensor:
         """What the exchange is given of a gradient: a tensor of its own, in float32 and not scaled
@@ -218,20 +223,38 @@ class CompressionHook(nn.Module):
         """
         return grad.clone() if self._plain(index) else grad.float() / self._scale
 
-    def _finite(self, grads: Iterable[Tensor]) -> bool:
+    def _finite(self, buffer: Tensor) -> bool:
         """Whether these gradients of all learners are; the same answer at each."""
-        flags = torch.stack([grad.isfinite().all() for grad in grads]).all().float()
+        # Where one is not, their sum is not. A sum that is too large for its type is looked into.
+        return self._everywhere(buffer.sum(dtype=torch.float32).isfinite()) or self._everywhere(
+            buffer.isfinite().all()
+        )
+
+    def _everywhere(self, flag: Tensor) -> bool:
+        """Whether a flag is true at all learners."""
+        flags = flag.float()
         dist.all_reduce(flags, dist.ReduceOp.MIN, self._lane)
         return bool(flags)
+
+    def _note(self, index: int) -> None:
+        """Copy what is remembered of a layer, before this step changes it."""
+        kept = list(self.exchange.kept(index))
+        room = self._before.get(index)
+        if room is None:
+            self._before[index] = [one.clone() for one in kept]
+        else:
+            for one, now in zip(room, kept, strict=True):
+                one.copy_(now)
+        self._changed.append(index)
 
     def _skip(self, views: Iterable[Tensor]) -> None:
         """Forget what this step has remembered so far, and let the scalers of all learners skip
         it.
         """
-        for index, before in self._before.items():
-            for one, kept in zip(self.exchange.kept(index), before, strict=True):
+        for index in self._changed:
+            for one, kept in zip(self.exchange.kept(index), self._before[index], strict=True):
                 one.copy_(kept)
-        self._before, self._skips = {}, True
+        self._changed, self._skips = [], True
         for view in views:
             view.fill_(torch.inf)
 

@@ -369,11 +369,11 @@ def test_the_backward_goes_on_while_a_bucket_travels(alone):
     passed, order = threading.Event(), []
     exchanged = hook.exchanged
 
-    def slow(views):
+    def slow(views, buffer):
         order.append(max(views))
         # The first bucket is not done before the backward has reached the first layer.
         assert passed.wait(60)
-        exchanged(views)
+        exchanged(views, buffer)
 
     hook.exchanged = slow
     net[0].weight.register_hook(lambda grad: passed.set())
@@ -387,7 +387,7 @@ def test_an_error_in_the_exchange_is_an_error_of_the_backward(alone):
     ddp, hook = nn.parallel.DistributedDataParallel(net), CompressionHook(net, **EF)
     hook.attach(ddp)
 
-    def fails(views):
+    def fails(views, buffer):
         raise UserError("the exchange failed")
 
     hook.exchanged = fails

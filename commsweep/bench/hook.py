@@ -1,0 +1,147 @@
+"""`commsweep bench hook`: a training step with CompressionHook beside DistributedDataParallel alone
+and with torch's powerSGD_hook; two gloo processes of one thread each, which take their steps in
+turn.
+
+Without a limit over loopback; at 100 Mbit/s where this machine lets namespaces be made (Linux,
+root).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from commsweep.bench import Result
+from commsweep.config import ImageModel
+from commsweep.config.execution import Cable
+from commsweep.errors import UserError, notice
+from commsweep.models import resnet
+
+WIDTH, BATCH = 32, 16  # a ResNet-18 of 2.8 M weights
+ROUNDS = 8
+TOPK = {"compressor": {"kind": "topk", "ratio": 0.01}, "feedback": {"kind": "ef"}}
+
+
+def bench() -> Iterator[Result]:
+    """Medians over rounds of a step over that of the plain one in the same round."""
+    alone = [
+        os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        for rank in range(2)
+    ]
+    command = [sys.executable, "-m", "commsweep.bench.hook"]
+    yield from _results("loopback", _taken([command] * 2, alone), {"dense": 1.10})
+    from commsweep.processes.namespaces import star
+
+    try:
+        with star(2, Cable(bandwidth=100e6)) as made:
+            told = [os.environ | one for one in made.environments()]
+            seconds = _taken(made.commands(["commsweep.bench.hook"]), told)
+    except UserError as error:
+        notice(f"bench hook: 100 Mbit/s is left out ({error})")
+        return
+    yield from _results("100 Mbit/s", seconds, {"dense": 1.10})
+    yield _ratio("100 Mbit/s", seconds, "TopK 1 %", "powerSGD_hook, rank 1", 1.0)
+
+
+def _results(
+    where: str, seconds: dict[str, list[float]], bounds: dict[str, float]
+) -> Iterator[Result]:
+    for name in seconds:
+        if name != "plain":
+            yield _ratio(where, seconds, name, "plain", bounds.get(name))
+
+
+def _ratio(
+    where: str, seconds: dict[str, list[float]], a: str, b: str, bound: float | None
+) -> Result:
+    ratios = [one / other for one, other in zip(seconds[a], seconds[b], strict=True)]
+    medians = {f"{name} ms": 1e3 * statistics.median(seconds[name]) for name in (a, b)}
+    return Result(f"{where}: {a} / {b}", statistics.median(ratios), bound, medians=medians)
+
+
+def _taken(commands: list[list[str]], told: list[dict[str, str]]) -> dict[str, list[float]]:
+    """Seconds of a step by method and round, as the first process says."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        workers = [
+            subprocess.Popen(
+                command,
+                env=one | {"OMP_NUM_THREADS": "1", "MASTER_PORT": one.get("MASTER_PORT", "29517")},
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=folder,
+            )
+            for command, one in zip(commands, told, strict=True)
+        ]
+        said = [worker.communicate()[0] for worker in workers]
+    if any(worker.returncode for worker in workers):
+        raise UserError("bench hook: a process ended with an error (above)")
+    return json.loads(said[0].splitlines()[-1])
+
+
+def _work() -> dict[str, list[float]]:
+    """What one process does: a step of each method in each round."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    sides = {name: _step(attach) for name, attach in _methods().items()}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(-2, ROUNDS):
+        for name, step in sides.items():
+            dist.barrier()
+            began = time.perf_counter()
+            step()
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - began)
+    dist.barrier()
+    dist.destroy_process_group()
+    return seconds
+
+
+def _methods() -> dict[str, Callable[[nn.Module, Any], None]]:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    from commsweep.data_parallel.hook import CompressionHook
+
+    def rank_one(net: nn.Module, ddp: Any) -> None:
+        # compresses from the second step on
+        state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)  # pyright: ignore[reportArgumentType]
+        ddp.register_comm_hook(state, power.powerSGD_hook)
+
+    return {
+        "plain": lambda net, ddp: None,
+        "dense": lambda net, ddp: CompressionHook(net, {"kind": "none"}).attach(ddp),
+        "TopK 1 %": lambda net, ddp: CompressionHook(net, **TOPK).attach(ddp),
+        "powerSGD_hook, rank 1": rank_one,
+    }
+
+
+def _step(attach: Callable[[nn.Module, Any], None]) -> Callable[[], None]:
+    torch.manual_seed(0)
+    net = resnet.build(ImageModel(name="resnet18", width=WIDTH), 3, 10)
+    ddp = nn.parallel.DistributedDataParallel(net)
+    attach(net, ddp)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9)
+    x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+
+    def one() -> None:
+        optimizer.zero_grad()
+        cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+
+    return one
+
+
+if __name__ == "__main__":
+    print(json.dumps(_work()))
