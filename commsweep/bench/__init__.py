@@ -58,6 +58,7 @@ BENCHES = (
     "start",
     "codecs",
     "boundary",
+    "steps",
     "text",
     "store",
     "gradients",

@@ -9,6 +9,7 @@ one end where both stages are simulated (`cross`), and two where they are proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -140,7 +141,7 @@ class Channel(nn.Module):
         step, compressor = self.step, self._compressor(mask)
         sending = kind(
             compressor if step.training else compressor.at_inference(),
-            self._seed(),
+            0 if self._dense else self._seed(),
             want_mask and step.training,
             self.feedback.needs_arrival,
             self.warm,
@@ -446,8 +447,7 @@ class Boundary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the next stage sees of x."""
-        # a message is what it is, whatever the model computes in
-        with torch.autocast(x.device.type, enabled=False):
+        with _as_it_is(x):
             if self.coder is None or not self.codes:
                 return self._cross(x)
             y = self.decode(self._cross(self.encode(x)), x)
@@ -517,6 +517,12 @@ class Boundary(nn.Module):
         return self.bwd.compressor.spec.shares_mask
 
 
+def _as_it_is(x: Tensor) -> AbstractContextManager[Any]:
+    """Where a message is what it is, whatever the model computes in."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
 There = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 Back = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -540,7 +546,7 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
-        with torch.autocast(grad.device.type, enabled=False):
+        with _as_it_is(grad):
             return ctx.back(grad, ctx.kept), None, None
 
 

@@ -1,0 +1,75 @@
+"""`commsweep bench steps`: what a step of a whole run costs beside a bare loop over the same model,
+batches and optimizer.
+
+Of a run the difference between many epochs and few counts, so that its start and its end do not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from commsweep.bench import Result
+from commsweep.config import Execution, Run, override
+from commsweep.registry import preset
+from commsweep.store import Store
+from commsweep.training import optim
+from commsweep.training.run import build, execute
+
+FEW, MANY, ROUNDS = 2, 16, 4  # epochs of a run; measurements, both sides in turn
+RUNS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
+    ("digits, dense", "digits", {}, 1.10),
+    ("a nano GPT-2, dense", "sotu_nano", {"data.train_blocks": 160}, 1.05),
+)
+
+
+def bench() -> Iterator[Result]:
+    """Ratios of the medians over rounds; the first round of each is not counted."""
+    for name, base, changes, bound in RUNS:
+        run = override(preset(base), changes)
+        ours, bare = [], []
+        for _ in range(1 + ROUNDS):
+            ours.append(whole(run))
+            bare.append(alone(run))
+        took, wanted = statistics.median(ours[1:]), statistics.median(bare[1:])
+        medians = {"run ms": 1e3 * took, "loop ms": 1e3 * wanted}
+        yield Result(f"{name}: a run's step / a bare loop's", took / wanted, bound, True, medians)
+
+
+def whole(run: Run) -> float:
+    """Seconds of a step of a run."""
+    took = {}
+    for epochs in (FEW, MANY):
+        with tempfile.TemporaryDirectory() as folder:
+            trained = override(run, {"epochs": epochs, "eval_every": epochs})
+            began = time.perf_counter()
+            row = execute(trained, Store(folder), Execution("cpu"))
+            took[epochs] = time.perf_counter() - began
+            steps = row["steps"]
+    return (took[MANY] - took[FEW]) / (steps * (MANY - FEW) / MANY)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def alone(run: Run) -> float:
+    """Seconds of a step of the loop that one would write, with the same threads."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts = build(run, Execution("cpu"), Path(folder))
+    task, boundaries = parts.task, parts.task.components["boundaries"]
+    for hook in boundaries.hooks:
+        hook.remove()
+    model = task.model.train()
+    optimizer = optim.optimizer(run, list(model.parameters()))
+    steps = 0
+    began = 0.0
+    for epoch in range(1 + MANY - FEW):
+        if epoch == 1:  # the first is not counted
+            began = time.perf_counter()
+        for x, y, _ in parts.data.train:
+            optimizer.zero_grad()
+            task.loss(task.logits(x), y).backward()
+            optimizer.step()
+            steps += epoch > 0
+    return (time.perf_counter() - began) / steps
