@@ -370,7 +370,8 @@ class QSGD(Compressor[QSGDSpec]):
         levels, norms = self._levels(rows(x).float(), seed)
         flat = levels.flatten()
         if self.spec.coding == "fixed":
-            codes = (2 * flat.abs()).add_(flat < 0)
+            bare = cpu.numba is None or flat.device.type != "cpu"
+            codes = (2 * flat.abs()).add_(flat < 0) if bare else kernels.folded(flat)
             return payload(
                 x, codes=pack(codes, 1 + self.spec.levels.bit_length()), norms=norms.contiguous()
             )
@@ -382,8 +383,11 @@ class QSGD(Compressor[QSGDSpec]):
         codes, norms = payload.parts["codes"], payload.parts["norms"]
         if self.spec.coding == "fixed":
             packed = unpack(codes, 1 + self.spec.levels.bit_length(), n_rows * row)
-            size = (packed >> 1).to(torch.int32)
-            flat = torch.where((packed & 1).bool(), -size, size)
+            if cpu.numba is not None and packed.device.type == "cpu":
+                flat = kernels.unfolded(packed)
+            else:
+                size = (packed >> 1).to(torch.int32)
+                flat = torch.where((packed & 1).bool(), -size, size)
         else:
             flat = torch.from_numpy(cpu.elias_decode(codes.cpu().numpy(), n_rows * row)).to(
                 codes.device

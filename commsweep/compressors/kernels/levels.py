@@ -60,6 +60,22 @@ def level_values(levels: Tensor, step: Tensor, group: int) -> Tensor:
     return torch.from_numpy(out)
 
 
+def folded(levels: Tensor) -> Tensor:
+    """int32 codes of int32 levels [n]: twice the size, and one more where it is negative."""
+    out = np.empty(levels.numel(), np.int32)
+    source = _flat(levels)
+    _over_pieces(lambda a, b: _fold(source[a:b], out[a:b]), out.size)
+    return torch.from_numpy(out)
+
+
+def unfolded(codes: Tensor) -> Tensor:
+    """Inverse of `folded`, of integer codes."""
+    out = np.empty(codes.numel(), np.int32)
+    source = _flat(codes)
+    _over_pieces(lambda a, b: _unfold(source[a:b], out[a:b]), out.size)
+    return torch.from_numpy(out)
+
+
 def elias_bytes(levels: Tensor) -> int:
     """Bytes of `cpu.elias_encode` of int32 levels, without writing them."""
     return (_elias(_flat(levels), np.zeros(1, np.uint8), False) + 7) // 8
@@ -130,6 +146,19 @@ def _levels(x, gain, drawn, most, n, out, first, last):  # pragma: no cover (com
             size = size if size == size else np.float32(0)
             made[i] = np.int32(-size if source[i] < 0 else size)
         here = end
+
+
+@_compiled
+def _fold(levels, codes):  # pragma: no cover (compiled)
+    for i in range(levels.size):
+        codes[i] = np.int32(2) * abs(levels[i]) + np.int32(levels[i] < 0)
+
+
+@_compiled
+def _unfold(codes, levels):  # pragma: no cover (compiled)
+    for i in range(codes.size):
+        size = np.int32(codes[i] >> 1)
+        levels[i] = -size if codes[i] & 1 else size
 
 
 @_compiled

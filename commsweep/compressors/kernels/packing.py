@@ -38,14 +38,16 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
         )
     if source.dtype == np.bool_:
         source = source.view(np.uint8)
-    _over_blocks(lambda a, b: _pack(source, bits, out, a, b), source.size)
+    task = _pack_blocks if bits <= 8 else _pack
+    _over_blocks(lambda a, b: task(source, bits, out, a, b), source.size)
     return torch.from_numpy(out)
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     """Inverse of `pack_codes`: int64 codes [count]."""
     source, out = packed.contiguous().numpy(), np.empty(count, np.int64)
-    _over_blocks(lambda a, b: _unpack(source, bits, out, a, b), count)
+    task = _unpack_blocks if bits <= 8 else _unpack
+    _over_blocks(lambda a, b: task(source, bits, out, a, b), count)
     return torch.from_numpy(out)
 
 
@@ -191,6 +193,24 @@ def _unpack(packed, bits, out, block_from, block_to):  # pragma: no cover (compi
         out[i] = np.int64(held & mask)
         held >>= np.uint64(bits)
         fill -= np.uint64(bits)
+
+
+@_compiled
+def _pack_blocks(codes, bits, out, block_from, block_to):  # pragma: no cover (compiled)
+    for block in range(block_from, block_to):
+        start, stop = block * _BLOCK, min(codes.size, (block + 1) * _BLOCK)
+        place = start * bits // 8
+        made = out[place : place + -(-(stop - start) * bits // 8)]
+        _pack_block(codes[start:stop], bits, made)
+
+
+@_compiled
+def _unpack_blocks(packed, bits, out, block_from, block_to):  # pragma: no cover (compiled)
+    for block in range(block_from, block_to):
+        start, stop = block * _BLOCK, min(out.size, (block + 1) * _BLOCK)
+        place = start * bits // 8
+        source = packed[place : place + -(-(stop - start) * bits // 8)]
+        _unpack_block(source, bits, out[start:stop])
 
 
 @_compiled
