@@ -241,6 +241,12 @@ def row_shape(shape: torch.Size) -> tuple[int, int]:
     return (shape[0], numel // shape[0]) if len(shape) > 1 and shape[0] else (1, numel)
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether no entry is infinite or not a number. Waits for the device."""
+    # Where one is, the sum is. Where only the sum is too large, each entry is looked at.
+    return bool(x.sum(dtype=torch.float32).isfinite()) or bool(x.isfinite().all())
+
+
 def _check(x: Tensor) -> None:
     if x.requires_grad and torch.is_grad_enabled():
         raise UserError(
@@ -251,7 +257,7 @@ def _check(x: Tensor) -> None:
         raise UserError(f"cannot compress a tensor of {x.dtype}; pass a floating-point tensor")
     if not x.numel():
         raise UserError(f"cannot compress an empty tensor of shape {tuple(x.shape)}")
-    if not torch.isfinite(x).all():
+    if not all_finite(x):
         bad = int((~torch.isfinite(x)).sum())
         raise UserError(
             f"cannot compress non-finite values: {bad} of {x.numel()} entries are NaN or infinite"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.compressors import Compressor
+from commsweep.compressors.base import all_finite
 from commsweep.errors import UserError, nearest, notice
 from commsweep.integrations.evidence import evidence, said
 from commsweep.integrations.measure import Measured, codec, compared, measured, named, sent
@@ -178,7 +179,7 @@ class Shadow:
         self._seen.add((place, message))
         began = time.perf_counter()
         x = _part(x.detach())
-        if bool(x.isfinite().all()):  # a scaler skips such a step
+        if all_finite(x):  # a scaler skips such a step
             for name, compressor in self.codecs.items():
                 feeds = name.startswith(FEEDBACK)
                 if (place, name) in self._refused or (feeds and message != PARAMETER):

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from commsweep import seeds
 from commsweep.compressors import KINDS, build
+from commsweep.compressors.base import all_finite
 from commsweep.compressors.kernels import cpu
 from commsweep.errors import UserError
 from tests.helpers import COMPRESSORS, name, same_bits
@@ -495,3 +496,14 @@ def test_draws_of_different_seeds_places_and_steps_never_meet():
         for step in (0, 1, 2**31, 2**40)
     }
     assert len(every) == 4 * 4 * 16 * 4 and all(0 <= one < 2**63 for one in every)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_sum_that_is_too_large_is_no_entry_that_is(dtype):
+    large = torch.full((8,), torch.finfo(dtype).max, dtype=dtype)
+    assert all_finite(large) and all_finite(-large)
+    for bad in (float("inf"), -float("inf"), float("nan")):
+        spoiled = large.clone()
+        spoiled[3] = bad
+        assert not all_finite(spoiled)
+    assert not all_finite(torch.tensor([float("inf"), -float("inf")], dtype=dtype))
