@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -35,10 +36,10 @@ TOPK = {"compressor": {"kind": "topk", "ratio": 0.01}, "feedback": {"kind": "ef"
 
 def bench() -> Iterator[Result]:
     """Medians over rounds of a step over that of the plain one in the same round."""
-    alone = [
-        os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        for rank in range(2)
-    ]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    alone = [os.environ | place | {"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     command = [sys.executable, "-m", "commsweep.bench.hook"]
     yield from _results("loopback", _taken([command] * 2, alone), {"dense": 1.10})
     from commsweep.processes.namespaces import star
@@ -78,7 +79,7 @@ def _taken(commands: list[list[str]], told: list[dict[str, str]]) -> dict[str, l
         workers = [
             subprocess.Popen(
                 command,
-                env=one | {"OMP_NUM_THREADS": "1", "MASTER_PORT": one.get("MASTER_PORT", "29517")},
+                env=one | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=folder,

@@ -20,7 +20,7 @@ from commsweep.store import Store
 from commsweep.training import optim
 from commsweep.training.run import build, execute
 
-FEW, MANY, ROUNDS = 2, 16, 4  # epochs of a run; measurements, both sides in turn
+FEW, MANY, ROUNDS = 2, 10, 3  # epochs of a run; measurements, both sides in turn
 RUNS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
     ("digits, dense", "digits", {}, 1.10),
     ("a nano GPT-2, dense", "sotu_nano", {"data.train_blocks": 160}, 1.05),

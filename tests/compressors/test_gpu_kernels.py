@@ -116,7 +116,9 @@ def test_entries_above_a_threshold_are_the_cpus(n_rows, n, dtype, data):
     assert same_bits(y.cpu(), wanted) and torch.equal(mask.cpu(), places)
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "shared out"])
+@pytest.fixture(
+    params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "shared out"]
+)
 def long(request, monkeypatch):
     """Groups of more than 16 entries shared out among programs, as long ones are."""
     if request.param:
