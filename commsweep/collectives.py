@@ -9,6 +9,7 @@ order, because sums of floats depend on it: both kinds end with the same bits.
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections import Counter
@@ -114,6 +115,19 @@ def gathered_tensors(
             )
         )
         for told, part in zip(every, parts, strict=True)
+    ]
+
+
+def gathered_states(
+    mine: dict[str, Any], group: dist.ProcessGroup | None = None
+) -> list[dict[str, Any]]:
+    """Every process's state of tensors and plain values, on the host."""
+    file = io.BytesIO()
+    torch.save(mine, file)
+    sent = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    return [
+        torch.load(io.BytesIO(bytes(came.numpy())), map_location="cpu", weights_only=True)
+        for came in _gathered_bytes(sent, group)
     ]
 
 

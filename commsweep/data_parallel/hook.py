@@ -15,7 +15,9 @@ scaled, and what is remembered of one step would be too large or too small in th
 scale changed in between.
 
 A step in which any learner has a gradient that is not finite leaves every memory as it was, and all
-learners get infinite gradients, so that all of their scalers skip it.
+learners get infinite gradients, so that all of their scalers skip it. A parameter that no learner
+used in a step (find_unused_parameters=True) sends nothing: DistributedDataParallel would throw away
+what arrives.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from commsweep.collectives import Processes, needs_group
+from commsweep.collectives import Processes, gathered_states, needs_group
 from commsweep.config import parse_gradients
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
+
+SPARSE = (nn.Embedding, nn.EmbeddingBag)  # layers whose gradients may be sparse
 
 
 class CompressionHook(nn.Module):
@@ -91,6 +95,9 @@ class CompressionHook(nn.Module):
         self._before: dict[int, list[Tensor]] = {}
         self._changed: list[int] = []  # layers of which this step has changed what is remembered
         self._skips = False  # whether something in this step was not finite
+        # layers used here since the last step; None: DistributedDataParallel does not look for
+        # unused ones
+        self._used: set[int] | None = None
 
     def attach(self, ddp: nn.parallel.DistributedDataParallel) -> None:
         """Have it take the place of the all-reduce. Raises UserError on a model that is not wrapped
@@ -107,6 +114,17 @@ class CompressionHook(nn.Module):
                 "the hook and the DistributedDataParallel have different process groups; give "
                 "both the same: CompressionHook(..., group=...)"
             )
+        for name, module in ddp.module.named_modules():
+            if getattr(module, "sparse", False) and isinstance(module, SPARSE):
+                raise UserError(_sparse(f"{name}.weight"))
+        for name, parameter in ddp.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self.places:
+                raise UserError(
+                    f"'{name}' was not a trained parameter when the hook was made: make the hook "
+                    "of the model that DistributedDataParallel wraps, once all that trains does"
+                )
+        if ddp.find_unused_parameters or ddp.static_graph:
+            self._note_used()
         try:
             ddp.register_comm_hook(self, _exchanged)
         except RuntimeError as error:
@@ -114,9 +132,29 @@ class CompressionHook(nn.Module):
                 f"this DistributedDataParallel has a hook already ({error}); wrap the model anew"
             ) from None
 
+    def _note_used(self) -> None:
+        """Have each backward note the layers that it reaches, before their gradients are sent."""
+        used: set[int] = set()
+        for index, parameter in enumerate(self.exchange.trained):
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: used.add(index))
+        self._used = used
+
     def totals(self) -> dict[str, Any]:
         """Bytes a step, by name, as in a run's row."""
         return self.exchange.ledger.totals()
+
+    def report(self) -> str:
+        """Return a sentence on what travelled."""
+        totals = self.totals()
+        return (
+            f"gradients between {self.exchange.spec.learners} processes: "
+            f"{totals['up']:,.0f} bytes a step and process, {totals['rate']:.1f} times fewer than "
+            f"uncompressed, in {self.exchange.ledger.steps} steps"
+        )
+
+    def gathered_states(self) -> list[dict[str, Any]]:
+        """Return the `state_dict` of each process, on the host; every process must ask for it."""
+        return gathered_states(dict(self.state_dict()), self.group)
 
     def get_extra_state(self) -> dict[str, int]:
         learners = self.exchange.spec.learners
@@ -137,11 +175,13 @@ class CompressionHook(nn.Module):
         The backward goes on meanwhile. Buckets are exchanged one after the other, in the order in
         which all processes fill them.
         """
+        buffer, last = bucket.buffer(), bucket.is_last()
+        if buffer.is_sparse:
+            raise UserError(_sparse("a parameter"))
         views = {
             self.places[id(p)]: grad
             for p, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
         }
-        buffer, last = bucket.buffer(), bucket.is_last()
         if self._sums:
             return self._summed(views, buffer, last)
         cuda = buffer.device.type == "cuda"
@@ -190,6 +230,9 @@ class CompressionHook(nn.Module):
         if self._looks and (self._skips or not self._finite(buffer)):
             self._skip(views.values())
             return
+        views = self._wanted(views)
+        if not views:
+            return
         taken = {index: self._taken(index, grad) for index, grad in views.items()}
         for index in views:
             if self._keeps[index]:
@@ -202,8 +245,25 @@ class CompressionHook(nn.Module):
         )().items():
             views[index].copy_(merged if self._plain(index) else merged * self._scale)
 
+    def _wanted(self, views: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The layers that some learner used in this step; the gradients of the others become 0."""
+        if self._used is None:
+            return views
+        used = torch.tensor([float(index in self._used) for index in views])
+        used = used.to(next(iter(views.values())).device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, self._lane)
+        wanted = {}
+        for (index, view), anywhere in zip(views.items(), used.tolist(), strict=True):
+            if anywhere:
+                wanted[index] = view
+            else:
+                view.zero_()
+        return wanted
+
     def ended(self) -> None:
         """All gradients of a step have been exchanged."""
+        if self._used is not None:
+            self._used.clear()
         self._changed, self._skips = [], False
         self.step += 1
         self.exchange.ledger.steps += 1
@@ -257,6 +317,13 @@ class CompressionHook(nn.Module):
         self._changed, self._skips = [], True
         for view in views:
             view.fill_(torch.inf)
+
+
+def _sparse(name: str) -> str:
+    return (
+        f"the gradient of {name} is sparse, which a CompressionHook does not send: make the "
+        "embedding with sparse=False"
+    )
 
 
 @torch.no_grad()

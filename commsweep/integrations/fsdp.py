@@ -23,6 +23,7 @@ from commsweep.collectives import Message, Processes
 from commsweep.compressors import message
 from commsweep.config import ShardCode, by_kind
 from commsweep.errors import UserError
+from commsweep.integrations import steps
 
 WHAT = "gradients"
 MEANS, SUMS = dist.ReduceOp.AVG, dist.ReduceOp.SUM
@@ -56,10 +57,15 @@ class CodedReduceScatter:
                 "out set_gradient_divide_factor"
             )
         collectives, code = self.wire.collectives(group), self.wire.code
-        n, me = collectives.learners, collectives.here[0]
-        parts = input_tensor.float().view(n, -1)
-        if self.wire.remembers:
-            parts = parts + self.error if self.error is not None else parts.clone()
+        n, me, scale = collectives.learners, collectives.here[0], self.wire.scale
+        parts = input_tensor.float().view(n, -1) / scale
+        # Where a gradient is not finite a scaler skips the step: nothing may be remembered of it.
+        # The answer stays on the device, so that nobody waits for it.
+        finite = parts.isfinite().all().float()
+        dist.all_reduce(finite, dist.ReduceOp.MIN, group)
+        parts = torch.where(finite > 0, parts, 0.0)
+        if self.error is not None:
+            parts = parts + self.error
         drawn = [
             seeds.draw(seeds.SHARDS, self.wire.seed, self.place, me, self.calls, 0, to)
             for to in range(n)
@@ -68,26 +74,37 @@ class CodedReduceScatter:
         messages = {to: [Message(code, parts[to], drawn[to])] for to in range(n)}
         arrived = collectives.scatter([messages], address, WHAT).wait()[0]
         if self.wire.remembers:
-            own = [code.roundtrip(parts[to], seed) for to, seed in enumerate(drawn)]
-            self.error = parts - torch.stack(own)
-        total = torch.stack([part[0].view(-1) for part in arrived]).sum(0)
+            decoded = [code.roundtrip(parts[to], seed) for to, seed in enumerate(drawn)]
+            before = torch.zeros_like(parts) if self.error is None else self.error
+            self.error = torch.where(finite > 0, parts - torch.stack(decoded), before)
+        total = torch.stack([part[0].view(-1) for part in arrived]).sum(0) * scale
+        total = torch.where(finite > 0, total, torch.inf)
         output_tensor.copy_(total / n if op == MEANS else total)
         sent = sum(messages[to][0].nbytes for to in range(n) if to != me)
         self.wire.sent += sent
-        self.wire.dense += 4 * parts[0].numel() * (n - 1)
+        self.wire.dense += input_tensor.element_size() * parts[0].numel() * (n - 1)
         self.calls += 1
 
 
 class Wire:
     """What the reduce-scatters of one model share, and count."""
 
-    def __init__(self, compressor: dict[str, Any], feedback: str, seed: int) -> None:
+    def __init__(
+        self,
+        compressor: dict[str, Any],
+        feedback: str,
+        seed: int,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         self.code = compressors.build(compressor)
-        self.remembers, self.seed = feedback == "ef", seed
+        self.remembers, self.seed, self.scaler = feedback == "ef", seed, scaler
+        self.steps = 0  # that optimizers took after a backward
+        self._sent_before = 0  # reduce-scatters until the last of them
         self.sent: Any = 0  # a count that waits on a device stays there until it is asked for
         self.dense = 0
         self.parts: list[CodedReduceScatter] = []
         self._collectives: dict[Any, Processes] = {}
+        steps.watch(self)
 
     def collectives(self, group: dist.ProcessGroup) -> Processes:
         """The exchange among the processes of a shard group."""
@@ -95,20 +112,38 @@ class Wire:
             self._collectives[group] = Processes(group=group)
         return self._collectives[group]
 
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step; several that follow one backward are one step."""
+        sent = sum(part.calls for part in self.parts)
+        if sent > self._sent_before:
+            self.steps, self._sent_before = self.steps + 1, sent
+
+    @property
+    def scale(self) -> float:
+        """What the scaler has multiplied the loss by."""
+        return self.scaler.get_scale() if self.scaler is not None else 1.0
+
     def totals(self) -> dict[str, float]:
-        """bytes, dense: what this process sent of gradients a step, and float32 would have; rate:
-        how many times fewer.
+        """bytes, dense: what this process sent of gradients a step of the optimizer, and the type
+        that FSDP reduces in would have; rate: how many times fewer.
         """
-        steps = max(1, max((part.calls for part in self.parts), default=0))
+        # a loop without an optimizer of torch steps once a backward
+        count = self.steps or max(1, max((part.calls for part in self.parts), default=0))
         return {
-            "bytes": float(self.sent) / steps,
-            "dense": self.dense / steps,
+            "bytes": float(self.sent) / count,
+            "dense": self.dense / count,
             "rate": self.dense / max(1.0, float(self.sent)),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """What this process remembers."""
-        return {"calls": [p.calls for p in self.parts], "errors": [p.error for p in self.parts]}
+        return {
+            "calls": [part.calls for part in self.parts],
+            "errors": [part.error for part in self.parts],
+            "sent": float(self.sent),
+            "dense": self.dense,
+            "steps": self.steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what was remembered. Raises UserError on the state of another model."""
@@ -119,16 +154,23 @@ class Wire:
             )
         for part, calls, error in zip(self.parts, state["calls"], state["errors"], strict=True):
             part.calls, part.error = calls, error
+        self.sent, self.dense = state.get("sent", 0), state.get("dense", 0)
+        self.steps, self._sent_before = state.get("steps", 0), sum(state["calls"])
 
 
 def compress_fsdp(
-    model: nn.Module, compressor: dict[str, Any], feedback: str = "none", seed: int = 0
+    model: nn.Module,
+    compressor: dict[str, Any],
+    feedback: str = "none",
+    seed: int = 0,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Wire:
     """Have the gradients of every fully_shard module of the model travel in codes.
 
     compressor: settings of a code whose length its shape says (those of `grad.sharded`).
-    feedback: "none" or "ef" (error feedback, one memory a part). Raises UserError on a model that
-    fully_shard has not touched.
+    feedback: "none" or "ef" (error feedback, one memory a part). scaler: of the loss, if there is
+    one; a step in which a gradient is not finite changes no memory. Raises UserError on a model
+    that fully_shard has not touched.
     """
     if feedback not in ("none", "ef"):
         raise UserError(f"feedback='{feedback}': choose none or ef")
@@ -148,7 +190,7 @@ def compress_fsdp(
             f"compressor kind '{compressor.get('kind')}': a reduce-scatter needs codes whose "
             f"length their shape says: {', '.join(known)}"
         )
-    wire = Wire(compressor, feedback, seed)
+    wire = Wire(compressor, feedback, seed, scaler)
     for place, module in enumerate(sharded):
         part = CodedReduceScatter(wire, place)
         module.set_custom_reduce_scatter(part)  # pyright: ignore[reportArgumentType]

@@ -6,6 +6,7 @@ trainer.add_callback(CompressionCallback(trainer, {"kind": "powersgd", "rank": 2
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from commsweep.data_parallel.hook import CompressionHook
-from commsweep.errors import UserError
+from commsweep.errors import UserError, notice
 from commsweep.integrations.shadow import ShadowOfATraining
 
 
@@ -24,7 +25,8 @@ class ShadowCallback(ShadowOfATraining, TrainerCallback):
     """Looks from the first to the last step of a training, then writes a report."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.begin(kwargs["model"])
+        accelerator = getattr(kwargs.get("train_dataloader"), "accelerator", None)
+        self.begin(kwargs["model"], getattr(accelerator, "scaler", None))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.end(state.is_world_process_zero)
@@ -46,26 +48,55 @@ class CompressionCallback(TrainerCallback):
         self.trainer = trainer
         self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **more}
         self.hook: CompressionHook | None = None
+        self._note_resumed(trainer)
+
+    def _note_resumed(self, trainer: Trainer) -> None:
+        """Have `train` say which checkpoint it resumes, which callbacks are not told."""
+        train = trainer.train
+
+        @wraps(train)
+        def noted(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self._resumed = resume_from_checkpoint
+            return train(resume_from_checkpoint, *args, **kwargs)
+
+        self._resumed: str | bool | None = None
+        trainer.train = noted
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         wrapped = self.trainer.model_wrapped
+        if isinstance(wrapped, torch._dynamo.OptimizedModule):
+            raise UserError(
+                "torch_compile=True hides the DistributedDataParallel that the compression hook "
+                "belongs to: leave it out"
+            )
         if not isinstance(wrapped, DistributedDataParallel):
             raise UserError(
                 f"the Trainer's model is a {type(wrapped).__name__}, which has no hook for "
                 "gradients: start the script with torchrun --nproc-per-node 2 (or more), without "
                 "FSDP or DeepSpeed"
             )
-        self.hook = CompressionHook(wrapped.module, **self.settings)
+        settings = {"scaler": self.trainer.accelerator.scaler} | self.settings
+        self.hook = CompressionHook(wrapped.module, **settings)
         if state.global_step:
-            last = get_last_checkpoint(args.output_dir)
-            kept = Path(last or "") / self._name()
-            if last is None or not kept.exists():
-                raise UserError(
-                    f"'{kept}': the checkpoint has no state of the compression hook; resume one "
-                    "that was trained with this callback, by as many processes"
-                )
-            self.hook.load_state_dict(torch.load(kept, weights_only=True))
+            self.hook.load_state_dict(torch.load(self._remembered(args), weights_only=True))
         self.hook.attach(wrapped)
+
+    def _remembered(self, args: Any) -> Path:
+        """Return the file of this process beside the checkpoint that is resumed."""
+        folder = self._resumed
+        if folder is None or isinstance(folder, bool):
+            folder = get_last_checkpoint(args.output_dir)
+        file = Path(folder or args.output_dir) / self._name()
+        if not file.exists():
+            raise UserError(
+                f"'{file}': the checkpoint has no state of the compression hook; resume one "
+                "that was trained with this callback, by as many processes"
+            )
+        return file
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.hook is not None and state.is_world_process_zero:
+            notice(self.hook.report())
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.hook is not None:

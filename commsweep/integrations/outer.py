@@ -12,6 +12,7 @@ The model is not wrapped in DistributedDataParallel: between exchanges every pro
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from commsweep.collectives import Processes, needs_group
+from commsweep.collectives import Processes, gathered, needs_group
 from commsweep.component import Moment, Pass
 from commsweep.config import parse_gradients
 from commsweep.data_parallel.outer.training import LocalTraining
@@ -60,6 +61,12 @@ class OuterOptimizer(torch.optim.Optimizer):
                 "model.module, and train that one (processes exchange every interval only)"
             )
         needs_group("an OuterOptimizer")
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UserError(
+                f"{type(optimizer).__name__} computes gradients inside of its step (a closure), "
+                "which an OuterOptimizer does not pass on: use an optimizer such as AdamW"
+            )
         settings: dict[str, Any] = {
             "learners": dist.get_world_size(group),
             "compressor": compressor or {"kind": "none"},
@@ -80,7 +87,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         first = dist.get_global_rank(group, 0) if group is not None else 0
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), first, group)
-        self.inner, self.steps, self._exchanged_at = optimizer, 0, 0
+        self.model, self.inner, self.group, self.steps = model, optimizer, group, 0
         self.training = LocalTraining(
             spec,
             model,
@@ -120,25 +127,98 @@ class OuterOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_parameters()
+        self.training.take(0)  # the model may hold the common weights since `finish`
         here = Pass(slice(0), 1, 1.0, learner=self.training.here[0])
         self.training.after_pass(self._moment(), here)
+        if self.training.meets(self.steps + 1):
+            self._agree(self.steps + 1, finishes=False)
         self.training.after_backward(self._moment())
         self.training.take(0)
         self.steps += 1
-        if self.training.met:
-            self._exchanged_at = self.steps
         return loss
 
     def _moment(self) -> Moment:
         return Moment(self.steps, 0, self.param_groups[0]["lr"], 0, 0)
 
+    def _check_parameters(self) -> None:
+        """Raise UserError on a parameter that began to train after this optimizer was made."""
+        exchanged = {id(p) for p in self.training.trained}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in exchanged:
+                raise UserError(
+                    f"'{name}' began to train after the OuterOptimizer was made, so processes "
+                    "would not exchange it: call finish() and make a new OuterOptimizer"
+                )
+
+    def _agree(self, step: int, finishes: bool) -> int | None:
+        """Return the step whose exchange some process has reached; None where all finish.
+
+        Raises UserError on every process where two have reached different ones, and where one does
+        not come within the group's timeout.
+        """
+        try:
+            reached = gathered([step, finishes], self.group)
+        except RuntimeError as error:
+            raise UserError(
+                f"a process did not come to the exchange after step {step} ({error}): let every "
+                "process call step() as often, or finish() when its data end"
+            ) from None
+        going_on = sorted({steps for steps, done in reached if not done})
+        if len(going_on) > 1:
+            every = ", ".join(f"process {rank}: {n}" for rank, (n, _) in enumerate(reached))
+            raise UserError(
+                f"the processes exchange after different numbers of steps ({every}): resume all "
+                "from checkpoints of one step, with the same settings"
+            )
+        if going_on:
+            return going_on[0]
+        self.steps = max(steps for steps, _ in reached)
+        return None
+
     def finish(self) -> None:
-        """Exchange what has moved since the last exchange; the model has the common weights."""
-        if self._exchanged_at < self.steps:
-            self.training.steps = self.steps
-            self.training.after_backward(Moment(self.steps - 1, 0, self._moment().rate, 0, 0))
-            self.training.steps, self._exchanged_at = NEVER, self.steps
+        """Exchange what has moved since the last exchange; the model has the common weights.
+
+        A process that has taken fewer steps than others takes part in their exchanges until all
+        finish.
+        """
+        self.training.take(0)
+        ledger = self.training.exchange.ledger
+        while (step := self._agree(self.steps, finishes=True)) is not None:
+            ledger.steps += step - self.steps - 1
+            self.steps = step - 1
+            self.training.after_backward(self._moment())
+            self.steps = step
+        ledger.steps = max(ledger.steps, self.steps)
+        if self.steps:
+            self.training.finish(Moment(self.steps - 1, 0, self._moment().rate, 0, 0))
         self.training.settle()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises UserError: what is exchanged is settled when an OuterOptimizer is made."""
+        raise UserError(
+            "an OuterOptimizer takes no further parameters, because processes would not exchange "
+            "them: call finish() and make a new OuterOptimizer"
+        )
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """As of the optimizer inside, which `hook` is called with."""
+        return self.inner.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """As of the optimizer inside, which `hook` is called with."""
+        return self.inner.register_step_post_hook(hook)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OuterOptimizer:
+        raise UserError(
+            "an OuterOptimizer holds a process group and cannot be copied: copy its state_dict()"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UserError(
+            "an OuterOptimizer holds a process group and cannot be saved whole: save its "
+            "state_dict()"
+        )
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -169,5 +249,5 @@ class OuterOptimizer(torch.optim.Optimizer):
                 f"has {learners}: resume with as many"
             )
         self.training.load_state_dict(state_dict["training"])
-        self.steps = self._exchanged_at = state_dict["steps"]
+        self.steps = state_dict["steps"]
         self._begin()

@@ -127,6 +127,31 @@ class CompressedStage(Stage):
         else:
             self.looks += 1
 
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """The engine's; a mistake of the user comes out as its one line."""
+        try:
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from None
+            raise
+
+    def depart(self, y: Any) -> Tensor:
+        """As of Stage. Raises UserError on an output that is not what was said of it."""
+        expected = self._message(self.right)  # pyright: ignore[reportArgumentType]
+        if not isinstance(y, Tensor):
+            raise UserError(
+                f"the body of stage {self.stage_index} returns a {type(y).__name__}, and one "
+                "tensor travels to the next stage: return a tensor"
+            )
+        if y.shape != expected:
+            raise UserError(
+                f"stage {self.stage_index} sends {list(y.shape)}, and message="
+                f"{tuple(expected[1:])} with rows={self.rows} says {list(expected)}: rows is the "
+                f"batch over {self.microbatches} microbatches"
+            )
+        return super().depart(y)
+
     def totals(self) -> dict[str, float]:
         """fwd, bwd: payload bytes a training step that this stage sent; dense: what float32 would
         have been.

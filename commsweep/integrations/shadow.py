@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from commsweep.compressors import Compressor
 from commsweep.compressors.base import all_finite
 from commsweep.errors import UserError, nearest, notice
+from commsweep.integrations import steps
 from commsweep.integrations.evidence import evidence, said
 from commsweep.integrations.measure import Measured, codec, compared, measured, named, sent
 
@@ -59,11 +60,18 @@ class Shadow:
         codecs: list[str | dict[str, Any]],
         at: dict[str, str] | None = None,
         every: int = 50,
+        scaler: torch.amp.GradScaler | None = None,
+        counts_forwards: bool = True,
     ) -> None:
         """codecs: such as "topk:0.1" or {"kind": "uniform", "bits": 4}; "ef+topk:0.1" with error
         feedback, of gradients of parameters, at every=1. at: patterns of module
         names ("activations") and of parameter names ("gradients"), as fnmatch has them; by default
-        all gradients of matrices. every: training forwards from one look to the next.
+        all gradients of matrices. every: training forwards from one look to the next. scaler: of
+        the loss, if there is one. counts_forwards: whether the model's forward is called; else
+        call forward_begins() before each.
+
+        The gradient of a parameter is looked at once a step of the optimizer, after all
+        accumulated backwards, as a learner would send it: before learners are averaged.
 
         Raises UserError on a codec that does not exist, and on a pattern that matches nothing.
         """
@@ -94,9 +102,16 @@ class Shadow:
         self.spent = self.elapsed = 0.0
         self._began = 0.0
         self._handles: list[Any] = []
-        self._seen: set[tuple[str, str]] = set()  # in this look: recomputed forwards come twice
+        # in this look, because recomputed forwards come twice: what was seen, what has a hook
+        self._seen: set[tuple[str, str]] = set()
+        self._hooked: set[str] = set()
         self._looking = False
         self._refused: set[tuple[str, str]] = set()
+        self.scaler, self.counts_forwards = scaler, counts_forwards
+        # gradients of this step so far: of each parameter, what the last backward left
+        self._gradients: dict[str, Tensor] = {}
+        self._gathers = False  # whether those of this step are looked at
+        self._step = 0  # the forward at which this look began
 
     def start(self) -> Shadow:
         """Begin to look. Raises UserError when it has begun already."""
@@ -107,7 +122,9 @@ class Shadow:
         if joined and torch.distributed.get_rank():
             return self
         add = self._handles.append
-        add(self.model.register_forward_pre_hook(self._forward_begins))
+        if self.counts_forwards:
+            add(self.model.register_forward_pre_hook(self._forward_begins))
+        add(steps.watch(self))
         for name, module in self.modules.items():
             add(module.register_forward_hook(self._passing(name)))
         for name, parameter in self.parameters.items():
@@ -116,6 +133,7 @@ class Shadow:
 
     def stop(self) -> None:
         """Take all hooks away; the model is as it was."""
+        self._look_at_gradients(self._gradients)
         for handle in self._handles:
             handle.remove()
         if self._handles:
@@ -143,12 +161,46 @@ class Shadow:
 
     @OPAQUE
     def _forward_begins(self, _module: nn.Module, _inputs: Any) -> None:
+        # A forward that is recomputed in a backward (reentrant checkpointing) is no new one.
+        if torch._C._current_graph_task_id() == -1:
+            self.forward_begins()
+
+    def forward_begins(self) -> None:
+        """A forward of the model begins."""
         if not (self.model.training and torch.is_grad_enabled()):
             self._looking = False
             return
+        self._look_at_gradients(self._cleared())
         self.forwards += 1
         self._looking = self.forwards % self.every == 1 or self.every == 1
-        self._seen = set()
+        self._seen, self._hooked = set(), set()
+        if self._looking and not self._gathers:
+            self._gathers, self._step = True, self.forwards
+
+    def _cleared(self) -> list[str]:
+        """Names of gradients that were taken away since, as a loop without an optimizer of torch
+        does after its step.
+        """
+        gone = []
+        for name in self._gradients:
+            gradient = self.parameters[name].grad
+            if gradient is None or not gradient.any():
+                gone.append(name)
+        return gone
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step: the gradients that it holds are complete."""
+        if self._gradients:
+            held = steps.held(optimizer)
+            complete = [name for name in self._gradients if id(self.parameters[name]) in held]
+            self._look_at_gradients(complete)
+
+    @OPAQUE
+    def _look_at_gradients(self, names: Iterable[str]) -> None:
+        """Measure these gradients, which no further backward adds to."""
+        for name in list(names):
+            self._look(name, PARAMETER, self._gradients.pop(name), self._step)
+            self._gathers = False
 
     def _passing(self, name: str) -> Callable[..., None]:
         @OPAQUE
@@ -156,29 +208,40 @@ class Shadow:
             x = output[0] if isinstance(output, (tuple, list)) and output else output
             if not (self._looking and module.training and isinstance(x, Tensor)):
                 return
-            if not x.is_floating_point() or (name, FORWARD) in self._seen:
+            if not x.is_floating_point():
                 return
-            self._look(name, FORWARD, x)
-            if x.requires_grad:
-                x.register_hook(lambda grad: self._look(name, BACKWARD, grad))
+            if (name, FORWARD) not in self._seen:
+                self._seen.add((name, FORWARD))
+                self._look(name, FORWARD, x, self.forwards)
+            # Reentrant checkpointing computes without gradients first, and again with them.
+            if x.requires_grad and name not in self._hooked:
+                self._hooked.add(name)
+                forward = self.forwards
+                x.register_hook(lambda grad: self._look(name, BACKWARD, grad, forward))
 
         return passing
 
     def _accumulated(self, name: str) -> Callable[[Tensor], None]:
         @OPAQUE
         def accumulated(parameter: Tensor) -> None:
-            if self._looking and parameter.grad is not None:
-                self._look(name, PARAMETER, parameter.grad)
+            if self._gathers and parameter.grad is not None:
+                began = time.perf_counter()
+                self._gradients[name] = self._unscaled(_part(parameter.grad.detach()).clone())
+                self.spent += time.perf_counter() - began
 
         return accumulated
 
-    def _look(self, place: str, message: str, x: Tensor) -> None:
-        """Measure a message once a look."""
-        if (place, message) in self._seen:
-            return
-        self._seen.add((place, message))
+    def _unscaled(self, gradient: Tensor) -> Tensor:
+        """Take away what the scaler has multiplied a gradient by."""
+        return gradient if self.scaler is None else gradient.float() / self.scaler.get_scale()
+
+    @OPAQUE
+    def _look(self, place: str, message: str, x: Tensor, step: int) -> None:
+        """Measure a message."""
         began = time.perf_counter()
-        x = _part(x.detach())
+        x = _part(x.detach()) if message != PARAMETER else x
+        if message == BACKWARD:
+            x = self._unscaled(x)
         if all_finite(x):  # a scaler skips such a step
             for name, compressor in self.codecs.items():
                 feeds = name.startswith(FEEDBACK)
@@ -187,14 +250,14 @@ class Shadow:
                 try:
                     if feeds:
                         memory = self._memories.setdefault((place, name), Remembered())
-                        result = memory.measured(x, compressor, name, self.forwards)
+                        result = memory.measured(x, compressor, name, step)
                     else:
-                        result = measured(x, compressor, name, self.forwards)
+                        result = measured(x, compressor, name, step)
                 except UserError as error:
                     self._refused.add((place, name))
                     notice(f"{place}: {error}")
                     continue
-                self.looks.append(Look(self.forwards, place, message, result))
+                self.looks.append(Look(step, place, message, result))
         self.spent += time.perf_counter() - began
 
     # What was seen.
@@ -258,9 +321,11 @@ class Shadow:
         Raises UserError when nothing was seen.
         """
         if not self.looks:
+            what = "message" if self.forwards else "training forward"
             raise UserError(
-                f"Shadow saw no training forward of this model in {self.forwards} calls: train "
-                "inside 'with shadow:', with gradients enabled and model.train()"
+                f"Shadow saw no {what} of this model in {self.forwards} calls: train "
+                "inside 'with shadow:', calling the model itself, with gradients enabled and "
+                "model.train()"
             )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -283,7 +348,7 @@ class Shadow:
 
 class Remembered:
     """A simulated error feedback of one parameter: what was not sent is added to the next
-    gradient. With gradient accumulation each accumulated gradient counts as a message.
+    gradient.
     """
 
     def __init__(self) -> None:
@@ -324,16 +389,28 @@ class ShadowOfATraining:
         self.out = Path(out)
         self.shadow: Shadow | None = None
 
-    def begin(self, model: nn.Module) -> None:
+    def begin(
+        self,
+        model: nn.Module,
+        scaler: torch.amp.GradScaler | None = None,
+        counts_forwards: bool = True,
+    ) -> None:
         """Look from here on."""
-        self.shadow = Shadow(model, **self.settings).start()
+        shadow = Shadow(model, **self.settings, scaler=scaler, counts_forwards=counts_forwards)
+        self.shadow = shadow.start()
 
     def end(self, writes: bool) -> None:
-        """Stop; writes: whether this process writes the report."""
-        if self.shadow is not None:
-            self.shadow.stop()
-            if writes:
+        """Stop; writes: whether this process writes the report. A training that was not seen has a
+        notice, so that its end is reached.
+        """
+        if self.shadow is None:
+            return
+        self.shadow.stop()
+        if writes:
+            try:
                 self.shadow.report(self.out)
+            except UserError as error:
+                notice(f"no report of Shadow: {error}")
 
 
 def _part(x: Tensor) -> Tensor:

@@ -804,7 +804,9 @@ def test_learners_that_die_go_on_from_their_checkpoints(section, store, monkeypa
         else tiny(epochs=5, eval_every=1, grad__learners=2, kfac__damping=0.1)
     )
     monkeypatch.setenv("KILLED", "3")
-    wanted, how = [(run, LearnerWiring())], Execution("cpu", checkpoint_every=0.0)
+    # not balanced by costs that each start measures anew: the bytes of inverses follow from them
+    wiring = LearnerWiring(placement="spread")
+    wanted, how = [(run, wiring)], Execution("cpu", checkpoint_every=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(ddp, "MODULE", "tests.data_parallel.dying_learner")
         with pytest.raises(

@@ -29,6 +29,18 @@ class OuterSGD:
         self.sgd.step()
         self.sgd.zero_grad()
 
+    @torch.no_grad()
+    def amend(self, late: dict[int, Tensor]) -> None:
+        """Change the last step into that of D + late; SGD with momentum is linear in D."""
+        group = self.sgd.param_groups[0]
+        for index, gradient in late.items():
+            reference, factor = self.reference[index], 1.0
+            momentum = self.sgd.state[reference].get("momentum_buffer")
+            if momentum is not None:
+                momentum.add_(gradient)
+                factor += group["momentum"] if group["nesterov"] else 0.0
+            reference.sub_(gradient, alpha=group["lr"] * factor)
+
     @property
     def installed(self) -> Outer:
         """The settings of the step, read back."""

@@ -87,7 +87,8 @@ class LocalTraining(Learners):
         self._pending: dict[int, tuple[int, Any]] = {}
         # by fragment, of eager learners: what travels since the last exchange, what was sent
         self._late: dict[int, tuple[Any, list[dict[int, Tensor]]]] = {}
-        self.met = False  # whether a fragment was sent or used in the last step
+        # by fragment: the number of steps after which it was sent last
+        self._sent_after: dict[int, int] = {}
         # the learner whose weights the model holds; None: the common ones
         self._loaded: int | None = None
         self._told: dict[str, Any] | None = None  # of a checkpoint, until training goes on
@@ -190,22 +191,55 @@ class LocalTraining(Learners):
     @torch.no_grad()
     def after_backward(self, moment: Moment) -> None:
         """All learners have stepped: use what has arrived, and send what is due."""
-        done, last, self.met = moment.step + 1, moment.step + 1 == self.steps, False
+        done, last = moment.step + 1, moment.step + 1 == self.steps
         self.exchange.ledger.steps += 1
         for names in desloc.due(self.outer, done):
             self._average(names)
         for number, (due, _) in list(self._pending.items()):
             if due == done or last:
                 self._use(number, moment.rate)
-        for number, (offset, _) in enumerate(self.fragments):
-            if last or (done > offset and (done - offset) % self.outer.interval == 0):
-                self._pending[number] = done + self.outer.overlap, self._send(number, moment)
+        for number in range(len(self.fragments)):
+            if last or self._is_due(number, done):
+                arrived = self._send(number, moment, last)
+                self._pending[number] = done + self.outer.overlap, arrived
                 if last or not self.outer.overlap:
                     self._use(number, moment.rate)
 
+    def _is_due(self, number: int, done: int) -> bool:
+        """Return whether a fragment is sent after so many steps."""
+        offset = self.fragments[number][0]
+        return done > offset and (done - offset) % self.outer.interval == 0
+
+    def meets(self, done: int) -> bool:
+        """Return whether the learners exchange anything after so many steps."""
+        used = any(due == done for due, _ in self._pending.values())
+        sent = any(self._is_due(number, done) for number in range(len(self.fragments)))
+        return used or sent or bool(desloc.due(self.outer, done))
+
+    @torch.no_grad()
+    def finish(self, moment: Moment) -> None:
+        """Bring everything that the learners have moved by into the common weights, after a step
+        that was not known to be the last one. The result is that of a training of this length.
+        """
+        done = moment.step + 1
+        for number in list(self._pending):
+            self._use(number, moment.rate)
+        for number in range(len(self.fragments)):
+            if self._sent_after.get(number, 0) < done:
+                self._pending[number] = done, self._send(number, moment, last=True)
+                self._use(number, moment.rate)
+            elif (before := self._arrived(number)) is not None:
+                self._amend(*before)
+
+    def _amend(self, mean: dict[int, Tensor], shares: list[dict[int, Tensor]]) -> None:
+        """Add what the others sent to an eager exchange that turned out to be the last one."""
+        for turn, (outer_step, used) in enumerate(zip(self.outer_steps, shares, strict=True)):
+            outer_step.amend({index: mean[index] - used[index] for index in mean})
+            for index in mean:
+                self._own[turn][index].copy_(self._reference(turn)[index].data)
+
     def _average(self, names: tuple[str, ...]) -> None:
         """Give every learner the mean of their inner optimizers' moments."""
-        self.met = True
         every = [desloc.moments(optimizer, self.trained, names) for optimizer in self._inner]
         parts = [list(kept.values()) for kept in every]
         means = self.exchange.collectives.all_reduce(parts, "moments").wait()
@@ -215,12 +249,14 @@ class LocalTraining(Learners):
             for moment, merged in zip(kept, means, strict=True):
                 moment.copy_(merged)
 
-    def _send(self, number: int, moment: Moment) -> Callable[[], list[dict[int, Tensor]]]:
+    def _send(
+        self, number: int, moment: Moment, last: bool
+    ) -> Callable[[], list[dict[int, Tensor]]]:
         """Send what the learners have moved by in a fragment; what arrives, for each of
-        `references`.
+        `references`. last: no exchange of this fragment follows.
         """
         among = self.fragments[number][1]
-        self.met = True
+        self._sent_after[number] = moment.step + 1
         moved: list[list[Tensor | None]] = []
         every_turn = range(len(self.here))
         for turn in every_turn:
@@ -241,7 +277,7 @@ class LocalTraining(Learners):
         before = self._arrived(number)
         arrival = self.exchange.begin(moved, moment.step, moment.epoch, among)
         if self.outer.eager:
-            if moment.step + 1 < self.steps:
+            if not last:
                 shares = [
                     {index: every[index] / self.spec.learners for index in among}  # pyright: ignore[reportOptionalOperand]
                     for every in moved
@@ -272,7 +308,6 @@ class LocalTraining(Learners):
         learning rate.
         """
         _, arrived = self._pending.pop(number)
-        self.met = True
         # Begun before what has been sent is waited for, as statistics would else cost latencies of
         # their own.
         first = (
@@ -331,6 +366,7 @@ class LocalTraining(Learners):
             "outers": [step.sgd.state_dict() for step in self.outer_steps],
             "pending": self._pending,
             "late": self._late,
+            "sent_after": self._sent_after,
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -373,6 +409,7 @@ class LocalTraining(Learners):
                 {index: one.to(device) for index, one in every.items()} for every in (arrived, *own)
             )
             self._late[number] = mean, sent
+        self._sent_after = dict(told.get("sent_after", {}))
         for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
             self.take(turn)
             optimizer.load_state_dict(state)
