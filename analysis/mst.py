@@ -56,7 +56,7 @@ def trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if len(found) == 1:
         return [("", found[0])]
     firsts = pd.concat([part.iloc[:1] for part in found]).assign(
-        setting=list(every.drop_duplicates())
+        setting_id=list(every.drop_duplicates())
     )
     names = {part.setting_id.iloc[0]: text.strip(" ()") for text, part in distinct(firsts, "")}
     return [(names[text], part) for text, part in zip(every.drop_duplicates(), found, strict=True)]

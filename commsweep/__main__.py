@@ -16,6 +16,8 @@ def start() -> int:
     Container images often forbid bytecode; without it every worker compiles torch anew, 20 s
     instead of 8.
     """
+    no_output = sys.stdout is None
+    _open_streams()
     for stream in (
         sys.stdout,
         sys.stderr,
@@ -24,13 +26,30 @@ def start() -> int:
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Workers must not import what lies in the working folder under the name of a module.
+    os.environ["PYTHONSAFEPATH"] = "1"
 
     def command() -> int:
         from commsweep.cli.main import main  # only now: its imports are to be kept, too
 
-        return main()
+        code = main()
+        if no_output:
+            print("commsweep: standard output is closed; nothing was printed", file=sys.stderr)
+        return code or int(no_output)
 
     return leaving(command)
+
+
+def _open_streams() -> None:
+    """Open what was closed (`>&-`) on nothing, so that no file of ours takes its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def load_rows(path: str | Path) -> pd.DataFrame:
     if path.is_dir():
         return load(path)
     try:
-        return pd.read_csv(path)
+        # an id of digits only is no number, and one like 1e5 neither
+        return pd.read_csv(path, dtype={"id": str, "setting_id": str})
     except (OSError, ValueError) as error:
         raise UserError(
             f"'{path}' cannot be read as rows ({error}); commsweep report writes them: rows.csv"

@@ -22,6 +22,7 @@ import hashlib
 import importlib
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -187,8 +188,25 @@ def project() -> Path | None:
         if folder == _shipped():
             return None
         if _has_content(folder):
+            if folder != here:
+                _check_owner(folder)
             return folder
     return None
+
+
+def _check_owner(project: Path) -> None:
+    """Raise UserError on a project above the working folder that somebody else could have put
+    there: its files would be executed.
+    """
+    for folder in (project, *(project / room for room in DEFINES)):
+        if not folder.exists():
+            continue
+        told = folder.stat()
+        if told.st_uid not in (0, os.getuid()) or told.st_mode & stat.S_IWOTH:
+            raise UserError(
+                f"'{folder}' is a project above the working folder that others own or can write, "
+                f"so it is not executed: chmod o-w it, or name it with --project '{project}'"
+            )
 
 
 def _checked(name: str, runs: Any) -> list[Run]:

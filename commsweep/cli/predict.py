@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +104,11 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _predict(args: argparse.Namespace) -> int:
+    if args.links and args.trace is None:
+        raise UserError(
+            f"--links '{args.links}' has an effect on --trace only; describe the links of --model "
+            "and --rows in a cluster file (--cluster)"
+        )
     if args.rows is not None:
         return _rows(args)
     if args.trace is not None:
@@ -154,6 +161,8 @@ def _model(args: argparse.Namespace) -> int:
             f"iteration, {100 * line['share']:.1f} % of 16-bit bytes"
         )
     if lines:
+        summed = "as NCCL chooses" if args.collective == "nccl" else f"by {args.collective}"
+        print(f"gradients are summed up {summed}, codes too, as if they could be added on the way")
         print("coding at the memory rate of the cluster (a roofline, not measured)")
     print(f"predicted; constants from {cluster.source}")
     if choices != gpt.Choices():
@@ -175,9 +184,9 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
         raise UserError(
             "--codecs: nothing travels with --data 1 and --pipeline 1; set one of them, or --gpus"
         )
-    x, lines = torch.randn(1, 2**18), []
+    x, lines = torch.randn(1, 2**18, dtype=torch.bfloat16), []
     for codec in args.codecs.split(";"):
-        share = measure.codec(codec).encode(x, 0).nbytes / (2 * x.numel())
+        share = measure.codec(codec).encode(x, 0).nbytes / (x.element_size() * x.numel())
         coding = 2 * (1 + share)  # encode: values in, codes out; decode: codes in, values out
         changed = {}
         if shape.data > 1:
@@ -263,11 +272,28 @@ def _rows(args: argparse.Namespace) -> int:
     return 0
 
 
-def _numbers(args: argparse.Namespace, rows: pd.DataFrame, column: str) -> Any:
+def _check_names(args: argparse.Namespace, rows: pd.DataFrame, known: Sequence[str]) -> None:
+    """Raise UserError on a column that is nearly one that is read."""
+    for column in rows:
+        name = str(column).strip().lower()
+        meant = get_close_matches(name, [other for other in known if other not in rows], 1, 0.75)
+        if meant and name not in known:
+            raise UserError(
+                f"--rows '{args.rows}' has a column '{column}', which is not read: did you mean "
+                f"'{meant[0]}'? (rename it, or leave it out)"
+            )
+
+
+def _numbers(
+    args: argparse.Namespace, rows: pd.DataFrame, column: str, blank: float | None = None
+) -> Any:
+    """Numbers above 0 of a column. blank: what an empty cell says; None: it is refused."""
     import pandas as pd
 
     found = pd.to_numeric(rows[column], errors="coerce")
-    bad = found.isna() | ~(found > 0)
+    if blank is not None:
+        found = found.where(rows[column].notna(), blank)
+    bad = found.isna() | ~((found > 0) | (rows[column].isna() & (blank is not None)))
     if bad.any():
         line = int(bad.to_numpy().argmax())
         raise UserError(
@@ -295,19 +321,31 @@ def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
                 f"--rows '{args.rows}' has no column for {name} (one of: "
                 f"{', '.join(COLUMNS[name])}); for exchanges name {', '.join(EXCHANGES)}"
             )
+    _check_names(args, rows, [alias for aliases in COLUMNS.values() for alias in aliases])
     for name, value in DEFAULTS.items():
         told.setdefault(name, np.full(len(rows), float(value)))
     told.setdefault("heads", np.maximum(1, told["hidden"] // 64))
     gpus = next((one for one in rows if str(one).strip().lower() in ("gpus", "# gpus")), None)
     if "data" not in told:
         every = _numbers(args, rows, gpus) if gpus is not None else np.ones(len(rows))
-        told["data"] = np.maximum(1, every / (told["tensor"] * told["pipeline"]))
+        shards = told["tensor"] * told["pipeline"]
+        if gpus is None:
+            every = shards
+        bad = every % shards != 0
+        if bad.any():
+            line = int(bad.argmax())
+            raise UserError(
+                f"--rows '{args.rows}', line {line + 2}: {gpus}={every[line]:g} is no multiple of "
+                f"tensor {told['tensor'][line]:g} x pipeline {told['pipeline'][line]:g}"
+            )
+        told["data"] = every / shards
     found = gpt.predict(gpt.Shape(**told), gpt.read_cluster(args.cluster))
     return pd.DataFrame({"predicted_ms": np.round(1e3 * found["total"], 3)}, index=rows.index)
 
 
 def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
     """Of DDP, LocalSGD and DiLoCo over links."""
+    import numpy as np
     import pandas as pd
 
     from commsweep.timing import exchange
@@ -316,11 +354,11 @@ def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
         if name not in rows:
             raise UserError(f"--rows '{args.rows}' has no column {name}{nearest(name, rows)}")
     workers, parameters, compute = (_numbers(args, rows, name) for name in EXCHANGES[1:])
-    every = rows["interval"] if "interval" in rows else pd.Series(1, index=rows.index)
-    rates = pd.to_numeric(
-        rows["bandwidth_mbit"] if "bandwidth_mbit" in rows else pd.Series(0.0, index=rows.index),
-        errors="coerce",
-    ).fillna(0.0)
+    _check_names(args, rows, (*EXCHANGES, "interval", "bandwidth_mbit"))
+    every, rates = (
+        np.full(len(rows), default) if name not in rows else _numbers(args, rows, name, default)
+        for name, default in (("interval", 1.0), ("bandwidth_mbit", 0.0))
+    )
     made = [
         exchange.steps(str(name).strip().lower(), int(interval), int(n), size, 1e6 * rate, ms / 1e3)
         for name, interval, n, size, rate, ms in zip(
@@ -346,6 +384,7 @@ def trace(args: argparse.Namespace) -> int:
     workers = args.workers or profile.workers or 2
     interval = getattr(args, "outer", None) or 1
     lines = [_coded(profile, link, workers, interval, codec) for codec in CODECS]
+    lines = [line for line in lines if line["codec"] == "none" or line["bytes"] < profile.nbytes]
     if args.json:
         print(json.dumps(lines))
         return 0
@@ -355,6 +394,7 @@ def trace(args: argparse.Namespace) -> int:
         f"{profile.nbytes / 1e6:.2f} MB in {profile.collectives:g} collectives, "
         f"{1e3 * profile.waited:.1f} ms waited for\n"
         f"predicted for {workers} workers over {where}"
+        + ", sums round a ring, codes from everyone to everyone"
         + (f", an exchange every {interval} steps" if interval > 1 else "")
         + ":"
     )
@@ -376,7 +416,7 @@ def _coded(
 ) -> dict[str, Any]:
     from commsweep.timing import profile as profiles
 
-    share, coding = (1.0, 0.0) if codec == "none" else _cost(codec, profile.nbytes, workers)
+    share, coding = (1.0, 0.0) if codec == "none" else _cost(codec, profile, workers)
     exchanging = profiles.predicted(profile, link, workers, share, coding)
     alone = profile.step - profile.waited
     seconds = (exchanging + (interval - 1) * alone) / interval
@@ -390,7 +430,7 @@ def _coded(
     }
 
 
-def _cost(codec: str, nbytes: float, workers: int) -> tuple[float, float]:
+def _cost(codec: str, profile: Profile, workers: int) -> tuple[float, float]:
     """(share of the dense bytes, seconds to encode once and decode every other's message), timed
     here on a part of it.
     """
@@ -398,7 +438,8 @@ def _cost(codec: str, nbytes: float, workers: int) -> tuple[float, float]:
 
     from commsweep.integrations import measure
 
-    n = int(min(2**20, max(1024, nbytes / 4)))
+    elements = profile.nbytes / profile.itemsize
+    n = int(min(2**20, max(1024, elements)))
     x, code = torch.randn(1, n), measure.codec(codec)
     payload = code.encode(x, 0)
     turns = []
@@ -408,4 +449,4 @@ def _cost(codec: str, nbytes: float, workers: int) -> tuple[float, float]:
         middle = time.perf_counter()
         code.decode(payload)
         turns.append((middle - begin) + (workers - 1) * (time.perf_counter() - middle))
-    return payload.nbytes / (4 * n), min(turns) * nbytes / (4 * n)
+    return payload.nbytes / (profile.itemsize * n), min(turns) * elements / n

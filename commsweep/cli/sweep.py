@@ -526,12 +526,13 @@ def _launch(args: argparse.Namespace) -> int:
         "seconds": round(report.wall_seconds, 1),
         "errors": report.errors,
     }
+    failed = [] if report.outcomes else _failed(runs, store)
+    result["failed"] = failed
     if args.json:
         print(json.dumps(result))
     else:
-        outcomes = (
-            ", ".join(f"{n} {status}" for status, n in report.outcomes.items())
-            or "nothing was missing"
+        outcomes = ", ".join(f"{n} {status}" for status, n in report.outcomes.items()) or (
+            _again(failed) if failed else "nothing was missing"
         )
         print(
             f"{name}: {outcomes} in {_clock(report.wall_seconds)}"
@@ -544,7 +545,22 @@ def _launch(args: argparse.Namespace) -> int:
         )
         for line in list(dict.fromkeys(report.errors))[:5]:
             print(f"  {line}", file=sys.stderr)
-    return 1 if any(report.outcomes[bad] for bad in (*CONTINUABLE, "refused", "interrupted")) else 0
+    bad = any(report.outcomes[status] for status in (*CONTINUABLE, "refused", "interrupted"))
+    return 1 if bad or failed else 0
+
+
+def _failed(runs: list[Run], store: Store) -> list[str]:
+    """The ids of these runs that ended without a result in an earlier launch."""
+    names = [run_id(run) for run in runs]
+    return [name for name in names if store.status(name) in CONTINUABLE]
+
+
+def _again(failed: list[str]) -> str:
+    named = ", ".join(failed[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
+    return (
+        f"{len(failed)} cells failed in an earlier launch ({named}); --retry failed (or oom, "
+        "timeout) executes them again"
+    )
 
 
 def _check_inputs(runs: list[Run], store: Store, how: Execution) -> None:

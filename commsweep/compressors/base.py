@@ -262,3 +262,13 @@ def _check(x: Tensor) -> None:
         raise UserError(
             f"cannot compress non-finite values: {bad} of {x.numel()} entries are NaN or infinite"
         )
+
+
+def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite float32 values in another type, those beyond its range as its largest; what is not
+    finite stays so.
+    """
+    if dtype is not torch.float16:  # the others reach as far as float32
+        return values.to(dtype)
+    most = torch.finfo(dtype).max
+    return torch.where(values.isfinite(), values.clamp(-most, most), values).to(dtype)

@@ -21,6 +21,7 @@ from commsweep.compressors.base import (
     payload,
     row_shape,
     rows,
+    saturated,
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
@@ -241,7 +242,7 @@ class Natural(Compressor[NaturalSpec]):
     """
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        return unrows(self._floats(self._bits(rows(x), seed)).to(x.dtype), x)
+        return unrows(saturated(self._floats(self._bits(rows(x), seed)), x.dtype), x)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return packed_bytes(shape.numel(), 9)
@@ -274,7 +275,7 @@ class Natural(Compressor[NaturalSpec]):
         codes = unpack(payload.parts["codes"], 9, payload.shape.numel())
         codes = torch.where(codes > 255, codes - 512, codes).to(torch.int32) << 23
         return unrows(
-            self._floats(codes).reshape(row_shape(payload.shape)).to(payload.dtype), payload
+            saturated(self._floats(codes).reshape(row_shape(payload.shape)), payload.dtype), payload
         )
 
 

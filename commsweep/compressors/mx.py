@@ -21,6 +21,7 @@ from commsweep.compressors.base import (
     divided,
     payload,
     rows,
+    saturated,
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
@@ -160,7 +161,7 @@ class MX(Compressor[MXSpec]):
             values = torch.where(negative, -values, values)
             # What is not finite spoils its block, and NVFP4's message, and is seen.
             values = values.where(torch.isfinite(scales)[:, None], torch.nan)
-        return unrows(values.view(-1)[: x.numel()].to(x.dtype), x)
+        return unrows(saturated(values.view(-1)[: x.numel()], x.dtype), x)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         blocks = self.blocks(x)
@@ -189,7 +190,7 @@ class MX(Compressor[MXSpec]):
         sizes = element.decode(magnitudes)
         values = sizes * scales.repeat_interleave(self.spec.block)[:n]
         values = torch.where(codes >= sign, -values, values)
-        return unrows(values.to(payload.dtype), payload)
+        return unrows(saturated(values, payload.dtype), payload)
 
     def blocks(self, x: Tensor) -> Tensor:
         """float32 [blocks, elements of a block], zeros behind the last element."""

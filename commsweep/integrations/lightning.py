@@ -60,7 +60,8 @@ class CompressionCallback(pl.Callback):
                 f"the strategy {type(trainer.strategy).__name__} has no hook for gradients: use "
                 'strategy="ddp" with two or more devices'
             )
-        self.hook = CompressionHook(module, **({"scaler": _scaler(trainer)} | self.settings))
+        settings: dict[str, Any] = {"scaler": _scaler(trainer)} | self.settings
+        self.hook = CompressionHook(module, **settings)
         if self._kept is not None:
             learners = dist.get_world_size()
             if len(self._kept) != learners:

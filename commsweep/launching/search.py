@@ -25,12 +25,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep.config import GPT2_SIZES, Run, TextModel, canonical, override, run_id
-from commsweep.errors import UserError, nearest
+from commsweep import inputs
+from commsweep.config import GPT2_SIZES, Execution, Run, TextModel, canonical, override, run_id
+from commsweep.errors import UserError, nearest, notice
 from commsweep.launching.executors.local import FORKS
 from commsweep.registry import preset, presets
 from commsweep.startup import loading
-from commsweep.store import DIVERGED, FINISHED, Store
+from commsweep.store import DIVERGED, FINISHED, Damaged, Store
 
 if TYPE_CHECKING:
     import optuna
@@ -120,7 +121,7 @@ def open_study(
             storage=_storage(name, storage, store),
             directions=goal.directions,  # pyright: ignore[reportArgumentType]
             load_if_exists=True,
-            sampler=_sampler(goal, 0),
+            sampler=_sampler(goal),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4)
             if goal.prune
             else optuna.pruners.NopPruner(),
@@ -135,8 +136,6 @@ def open_study(
             f"study '{name}' belongs to another search or byte budget; choose another name with "
             "--study"
         )
-    # Re-seeded by what is there, or a resumed search would repeat its first suggestions.
-    study.sampler = _sampler(goal, len(study.trials))
     return study
 
 
@@ -294,14 +293,13 @@ def best(study: optuna.Study, goal: Goal) -> list[optuna.trial.FrozenTrial]:
     return [max(feasible, key=lambda trial: trial.value)] if feasible else []  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def _sampler(goal: Goal, made: int) -> optuna.samplers.BaseSampler:
+def _sampler(goal: Goal) -> optuna.samplers.BaseSampler:
     import optuna
 
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of grouped TPE
-    seed = made + os.getpid() if made else None
     if goal.sampler == "nsga2":
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=16)
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True)
+        return optuna.samplers.NSGAIISampler(population_size=16)
+    return optuna.samplers.TPESampler(multivariate=True, group=True)
 
 
 def _storage(name: str, storage: str | None, store: Store) -> Any:
@@ -434,7 +432,10 @@ def run(
     Raises UserError when the study is another search's, or every worker broke down.
     """
     workers = min(workers or execution.workers(), trials)
+    if storage is None:
+        _mend_journal(store.root / "studies", study_name)
     study = open_study(study_name, search, goal, storage, store)
+    _check_data(study, store, execution)
     with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
         if alone:
             revive(study)
@@ -477,6 +478,47 @@ def run(
             "the study"
         )
     return study
+
+
+def _check_data(study: optuna.Study, store: Store, execution: Execution) -> None:
+    """Raise UserError when trials of the study were trained on other data than this search's."""
+    runs, rows = [], {}
+    for trial in study.get_trials(deepcopy=False):
+        for name in trial.user_attrs.get("runs", []):
+            folder = store.folder(name)
+            with suppress(Damaged, UserError):
+                if (row := folder.row()) is not None:
+                    runs.append(folder.run())
+                    rows[name] = folder, row
+    inputs.check_all(runs, rows, execution)
+
+
+def _mend_journal(folder: Path, name: str) -> None:
+    """Drop a line at the end of a study's journal that its writer could not finish. Raises
+    UserError on a broken line before it.
+    """
+    path = folder / f"{name}.journal"
+    if not path.exists():
+        return
+    with _alone(folder / f"{name}.lock") as alone:
+        if not alone:  # another search writes at this moment
+            return
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = 0
+        for number, line in enumerate(lines, 1):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("the line has no end")
+                json.loads(line)
+            except ValueError as error:
+                if number < len(lines):
+                    raise UserError(
+                        f"'{path}', line {number} is damaged ({error}): delete this line, or move "
+                        "the file away and begin the study anew (recorded runs are kept)"
+                    ) from None
+                notice(f"'{path}': the last line was cut off and is dropped")
+                os.truncate(path, whole)
+            whole += len(line)
 
 
 def made(study: optuna.Study) -> int:

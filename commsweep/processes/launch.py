@@ -125,7 +125,7 @@ def local(
     }
     try:
         yield (
-            [[sys.executable, "-m", *command]] * count,
+            [[sys.executable, "-P", "-m", *command]] * count,
             [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)],
         )
     finally:

@@ -76,7 +76,7 @@ class Chain:
     def commands(self, module: list[str]) -> list[list[str]]:
         """Each node's command for a Python module with arguments."""
         return [
-            ["ip", "netns", "exec", self.node(k), sys.executable, "-m", *module]
+            ["ip", "netns", "exec", self.node(k), sys.executable, "-P", "-m", *module]
             for k in range(self.nodes)
         ]
 

@@ -11,9 +11,12 @@ hidden is what the computing covers of the messages now.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,9 +24,30 @@ from typing import Any
 
 from commsweep.errors import UserError
 
+GZIP = b"\x1f\x8b"
 COLLECTIVE = re.compile(r"^(gloo|nccl|mpi|ucc):|^nccl.*(kernel|dev)", re.IGNORECASE)
-SIZES = {"float": 4, "double": 8, "c10::half": 2, "c10::bfloat16": 2, "long int": 8, "int": 4}
-SHORT = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1}
+# Bytes of an element, by the lower-case name of its type without "c10::", as profiles spell it.
+SIZES = {
+    **dict.fromkeys(("double", "long", "long int", "long long", "complexfloat"), 8),
+    **dict.fromkeys(("float", "int", "unsigned int"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short", "short int"), 2),
+    **dict.fromkeys(("signed char", "unsigned char", "char", "byte", "bool"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+}
+# What a collective moves: how often its bytes cross a worker's link, and in how many rounds, for n
+# workers. Sums, gathers and scatters go round a ring.
+MOVES: dict[str, Callable[[int], tuple[float, int]]] = {
+    "allreduce": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
+    "reducescatter": lambda n: ((n - 1) / n, n - 1),
+    "allgather": lambda n: (n - 1, n - 1),
+    "alltoall": lambda n: ((n - 1) / n, 1),
+    "broadcast": lambda n: (1.0, 1),
+    "reduce": lambda n: (1.0, 1),
+    "gather": lambda n: (1.0, 1),
+    "scatter": lambda n: (1.0, 1),
+    "send": lambda n: (1.0, 1),
+    "recv": lambda n: (0.0, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +62,9 @@ class Profile:
     workers: int
     steps: int
     gpu: bool = False  # whether it computes on one, beside which coding takes no time
+    itemsize: float = 4.0  # bytes of an element of the collectives, on average
+    # by what a collective does (a name of MOVES): how many there are, and the bytes that go in
+    kinds: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def hidden(self) -> float:
@@ -67,6 +94,8 @@ def read_trace(path: str | Path) -> Profile:
             f"'{path}' has no traceEvents: not a trace of torch.profiler (export_chrome_trace)"
         )
     timed = [one for one in events if one.get("ph") == "X" and "dur" in one]
+    # what a GPU's timeline repeats of the CPU's annotations is no second event
+    timed = [one for one in timed if one.get("cat") != "gpu_user_annotation"]
     marks = [_span(one) for one in timed if str(one.get("name", "")).startswith("ProfilerStep#")]
     if not marks:
         raise UserError(
@@ -92,18 +121,21 @@ def read_trace(path: str | Path) -> Profile:
     names = [one for one in sent if one.get("cat") != "kernel"]
     on_gpu = [one for one in sent if one.get("cat") == "kernel"]
     moving = _union([_span(one) for one in on_gpu or names])
+    sized = names if any(_elements(one)[0] for one in names) else on_gpu
     world = (told.get("distributedInfo") or {}).get("world_size", 0)
-    parts = []
+    parts, kinds, elements = [], [], 0.0
     for begin, end in sorted(set(marks)):
         messages = _clipped(moving, begin, end)
         waited = sum(
             (stop - start) - sum(b - a for a, b in _clipped(busy, start, stop))
             for start, stop in messages
         )
-        inside = [one for one in names or on_gpu if begin <= float(one["ts"]) < end]
+        inside = [one for one in sized if begin <= float(one["ts"]) < end]
         nbytes = sum(_bytes(one) for one in inside)
         span = sum(stop - start for start, stop in messages)
         parts.append((end - begin, span, waited, nbytes, len(inside)))
+        kinds.append(_kinds(inside))
+        elements += sum(_elements(one)[0] for one in inside)
     step, span, waited, nbytes, count = (median(column) for column in zip(*parts, strict=True))
     if not nbytes:
         raise UserError(
@@ -119,7 +151,35 @@ def read_trace(path: str | Path) -> Profile:
         int(world),
         len(parts),
         gpu=bool(kernels),
+        itemsize=sum(part[3] for part in parts) / elements,
+        kinds=_typical(kinds),
     )
+
+
+def _kinds(events: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Collectives and their bytes, by what they do."""
+    out: dict[str, tuple[float, float]] = {}
+    for event in events:
+        kind = _kind(event)
+        count, nbytes = out.get(kind, (0.0, 0.0))
+        out[kind] = count + 1, nbytes + _bytes(event)
+    return out
+
+
+def _typical(steps: list[dict[str, tuple[float, float]]]) -> tuple[tuple[str, float, float], ...]:
+    """Medians over steps of the collectives and bytes of each kind."""
+    out = []
+    for kind in sorted({kind for step in steps for kind in step}):
+        every = [step.get(kind, (0.0, 0.0)) for step in steps]
+        out.append((kind, median(n for n, _ in every), median(nbytes for _, nbytes in every)))
+    return tuple(out)
+
+
+def _kind(event: dict[str, Any]) -> str:
+    """What a collective does, a name of MOVES; one that is not known sums up."""
+    said = str(event.get("args", {}).get("Collective name", "")) + str(event.get("name", ""))
+    letters = re.sub("[^a-z]", "", said.lower())
+    return next((kind for kind in MOVES if kind in letters), "allreduce")
 
 
 def read_link(path: str | Path) -> MeasuredLink:
@@ -136,31 +196,73 @@ def read_link(path: str | Path) -> MeasuredLink:
     if told.get("error"):
         raise UserError(f"'{path}': iperf3 ended with: {told['error']}")
     end = told.get("end", {})
-    found = end.get("sum_received") or end.get("sum")
-    if not found or not found.get("bits_per_second"):
+    rates = [_received(end, suffix) for suffix in ("", "_bidir_reverse")]
+    known = [rate for rate in rates if rate]
+    if not known:
         raise UserError(f"'{path}' has no end.sum_received.bits_per_second: not from iperf3 -J")
     rtts = [one.get("sender", {}).get("mean_rtt", 0) for one in end.get("streams", [])]
     # microseconds both ways, of a link that is full: the queue is in it
     latency = min(rtts) / 2e6 if rtts and all(rtts) else 0.0
-    return MeasuredLink(float(found["bits_per_second"]), latency)
+    return MeasuredLink(min(known), latency)  # an exchange goes at the pace of the slower direction
+
+
+def _received(end: dict[str, Any], suffix: str) -> float:
+    """Bits a second that arrived in one direction of iperf3's summary; 0 where it says none."""
+    rates = []
+    for name in (f"sum_received{suffix}", f"sum{suffix}"):
+        told = end.get(name) or {}
+        if told.get("bits_per_second"):
+            lost = float(told.get("lost_percent") or 0.0)  # of UDP, whose sender counts all
+            # what a receiver says of itself has no losses in it
+            counts = told.get("sender") is not False
+            rates.append(float(told["bits_per_second"]) * (1 - lost / 100 if counts else 1))
+    return min(rates, default=0.0)
 
 
 def _nccl_tests(path: str | Path, text: str) -> MeasuredLink:
-    """Bus bandwidth of the largest message, and half the time of the smallest."""
-    lines = [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+\w+", line)]
-    rows = [(float(line[0]), float(line[5]), float(line[7])) for line in lines if len(line) > 7]
+    """Bus bandwidth of the largest message, and the time of a round of the smallest."""
+    lines = [re.sub(r"^\[[^\]]*\](<std\w+>)?:?\s?", "", line) for line in text.splitlines()]
+    header: list[str] = []
+    rows, ranks = [], 0
+    for line in lines:
+        words = line.replace("#", " ", 1).split() if line.lstrip().startswith("#") else []
+        if "busbw" in words and "size" in words:
+            header = words
+        elif words[:1] == ["Rank"]:
+            ranks += 1
+        values = line.split()
+        if header and values and values[0].isdigit() and len(values) == len(header):
+            told = dict(zip(reversed(header), reversed(values), strict=True))
+            try:
+                rows.append([float(told[name]) for name in ("size", "time", "algbw", "busbw")])
+            except (KeyError, ValueError):  # N/A where it did not measure
+                continue
+    rows = [row for row in rows if row[1] > 0 and row[3] > 0]
     if not rows:
         raise UserError(f"'{path}' has no line of sizes and times: not the output of nccl-tests")
     largest, smallest = max(rows), min(rows)
-    return MeasuredLink(8e9 * largest[2], smallest[1] * 1e-6 / 2)
+    factor = largest[3] / largest[2]  # 2 (n - 1) / n of a sum, (n - 1) / n of a gather
+    if not ranks:
+        ranks = round(2 / (2 - factor)) if 1 <= factor < 2 else 2
+    sums = ranks == 2 or factor > 1
+    return MeasuredLink(8e9 * largest[3], smallest[1] * 1e-6 / ((ranks - 1) * (2 if sums else 1)))
 
 
-def exchange(link: MeasuredLink, nbytes: float, workers: int, count: float, coded: bool) -> float:
-    """Seconds of a step's collectives: a ring's sums, or codes from everyone to everyone."""
+def exchange(link: MeasuredLink, profile: Profile, workers: int, share: float = 1.0) -> float:
+    """Seconds of a step's collectives. share: of the bytes, where they travel in codes; a sum of
+    codes goes from everyone to everyone.
+    """
+    seconds = 0.0
+    for kind, count, nbytes in profile.kinds:
+        crossings, rounds = _moves(kind, workers, share < 1)
+        seconds += 8 * crossings * share * nbytes / link.rate + count * rounds * link.latency
+    return seconds
+
+
+def _moves(kind: str, workers: int, coded: bool) -> tuple[float, int]:
+    """How often the bytes of a collective cross a link, and in how many rounds."""
     n = max(2, workers)
-    moved = (n - 1) * nbytes if coded else 2 * (n - 1) / n * nbytes
-    rounds = 1 if coded else 2 * (n - 1)
-    return 8 * moved / link.rate + count * rounds * link.latency
+    return (n - 1, 1) if coded and kind == "allreduce" else MOVES[kind](n)
 
 
 def predicted(
@@ -176,10 +278,13 @@ def predicted(
     n = workers or profile.workers or 2
     coded = share < 1
     if link is not None:
-        messages = exchange(link, share * profile.nbytes, n, profile.collectives, coded)
+        messages = exchange(link, profile, n, share)
     else:
-        ways = (n / 2) if coded else 1.0  # codes go to everyone, sums round a ring
-        messages = profile.messages * share * ways
+        dense, codes = (
+            sum(_moves(kind, n, way)[0] * nbytes for kind, _, nbytes in profile.kinds)
+            for way in (False, coded)
+        )
+        messages = profile.messages * share * (codes / dense if dense else 1.0)
     # On a CPU coding takes the time that computing would have covered.
     hidden = profile.hidden if profile.gpu or not coded else 0.0
     waits = max(0.0, messages - hidden)
@@ -188,7 +293,10 @@ def predicted(
 
 def _json(path: str | Path, what: str) -> Any:
     try:
-        return json.loads(Path(path).read_bytes())
+        content = Path(path).read_bytes()
+        return json.loads(gzip.decompress(content) if content[:2] == GZIP else content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"'{path}' is not whole gzip ({error}): expected {what}") from None
     except OSError as error:
         raise UserError(f"'{path}' cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -217,11 +325,29 @@ def _clipped(spans: list[Interval], begin: float, end: float) -> list[Interval]:
 
 def _bytes(event: dict[str, Any]) -> float:
     """What goes into a collective, by its recorded shapes."""
+    return _elements(event)[1]
+
+
+def _elements(event: dict[str, Any]) -> tuple[float, float]:
+    """Elements and bytes that go into a collective."""
     args = event.get("args", {})
     if "In msg nelems" in args:
-        return float(args["In msg nelems"]) * SHORT.get(str(args.get("dtype")), 4)
-    total = 0.0
+        elements = float(args["In msg nelems"])
+        return elements, elements * _size(args.get("dtype"))
+    elements = total = 0.0
     for dims, kind in zip(args.get("Input Dims", []), args.get("Input type", []), strict=False):
         if dims and all(isinstance(one, (int, float)) for one in dims):
-            total += math.prod(dims) * SIZES.get(str(kind), 4)
-    return total
+            elements += math.prod(dims)
+            total += math.prod(dims) * _size(kind)
+    return elements, total
+
+
+def _size(kind: Any) -> int:
+    """Bytes of an element, by the name of its type."""
+    name = str(kind).lower().removeprefix("c10::")
+    if name not in SIZES:
+        raise UserError(
+            f"a collective of the trace has the element type '{kind}', whose size is not known "
+            f"(known: {', '.join(SIZES)})"
+        )
+    return SIZES[name]

@@ -74,11 +74,15 @@ class Delayed(Component):
 
 def stages_of(model: nn.Module, cuts: list[nn.Module]) -> dict[nn.Parameter, int]:
     """The stage of each parameter, by the order in which modules are registered; what two stages
-    share is the first one's.
+    share is the first one's. A cut without weights ends its stage after the last weight before it.
     """
-    order = list(model.parameters())
-    places = {parameter: place for place, parameter in enumerate(order)}
-    ends = [max((places[p] for p in cut.parameters()), default=-1) for cut in cuts]
+    places = {parameter: place for place, parameter in enumerate(model.parameters())}
+    modules = list(model.modules())
+    ends = []
+    for cut in cuts:
+        last = modules.index(cut) + len(list(cut.modules()))
+        before = [p for module in modules[:last] for p in module.parameters(recurse=False)]
+        ends.append(max((places[p] for p in before), default=-1))
     return {parameter: sum(place > end for end in ends) for parameter, place in places.items()}
 
 

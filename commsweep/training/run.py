@@ -140,6 +140,11 @@ def build(
     device = execution.torch_device()
     arithmetic.install(run, device)
     data = datasets.build(run, execution.data_root, execution.model_root, device)
+    if run.recalibrate is not None and run.recalibrate > len(data.train):
+        raise UserError(
+            f"recalibrate={run.recalibrate}: an epoch of training has {len(data.train)} batches, "
+            f"so no more can be gathered; set recalibrate={len(data.train)} or fewer"
+        )
     pl.seed_everything(run.seed, verbose=False)
     model, modules = models.build(run, data, execution.model_root)
     loaded = inputs.digests(run, data, model)

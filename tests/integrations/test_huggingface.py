@@ -59,11 +59,11 @@ def _train(rank, port, said, folder, halves):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    for steps in halves:
+    for steps, checkpoint in halves:
         made = trainer(folder, steps)
         callback = CompressionCallback(made, COMPRESSOR, FEEDBACK)
         made.add_callback(callback)
-        made.train(resume_from_checkpoint=steps != halves[0])
+        made.train(resume_from_checkpoint=checkpoint)
     weights = {name: p.tolist() for name, p in made.model.named_parameters()}
     said.put((rank, weights, callback.hook.totals()["up"], callback.hook.step))
     dist.barrier()
@@ -73,13 +73,20 @@ def _train(rank, port, said, folder, halves):
 @pytest.mark.slow
 def test_a_trainer_sends_codes_and_resumes_with_what_it_remembered(tmp_path):
     told = []
-    for name, halves in (("whole", (4,)), ("halves", (2, 4))):
+    earlier = str(tmp_path / "whole" / "checkpoint-2")
+    for name, halves in (
+        ("whole", [(4, None)]),
+        ("halves", [(2, None), (4, True)]),
+        ("whole", [(4, earlier)]),  # not the newest checkpoint of its folder
+        ("elsewhere", [(4, earlier)]),
+    ):
         folder = str(tmp_path / name)
         told.append({rank: rest for rank, *rest in spawned(_train, 2, folder, halves, answers=2)})
-    whole, resumed = told
+    whole, *others = told
     assert whole[0][0] == whole[1][0], "all processes have the same weights"
-    assert whole[0][0] == resumed[0][0], "a resumed training is the same bit for bit"
-    assert resumed[0][2] == 4
+    for resumed in others:
+        assert whole[0][0] == resumed[0][0], "a resumed training is the same bit for bit"
+        assert resumed[0][2] == 4
     dense = 4 * sum(torch.tensor(p).numel() for p in whole[0][0].values())
     assert whole[0][1] < 0.3 * dense
 

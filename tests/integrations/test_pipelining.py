@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -102,6 +104,39 @@ def test_two_processes_are_the_simulation(fwd, bwd, microbatches, schedule):
     assert told[1][3]["bwd"] * STEPS == ledger["bwd"]
     if microbatches == 1:
         assert told[1][2] == seen
+
+
+def _misfit(rank, port, said, message, batch, wraps):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    body, line = model()[rank], ""
+    if wraps and rank == 0:
+        body.register_forward_hook(lambda module, inputs, output: (output,))
+    stage = CompressedStage(body, rank, 2, torch.device("cpu"), message, ROWS, 2, fwd=UNIFORM)
+    engine = ScheduleGPipe(stage, 2, loss_fn=nn.functional.mse_loss)
+    x, y = torch.randn(batch, 6), torch.randn(batch, 1)
+    try:
+        engine.step(*([x] if rank == 0 else []), **({} if rank == 0 else {"target": y}))
+    except UserError as error:
+        line = str(error)
+    except RuntimeError:  # the neighbour is gone
+        pass
+    said.put((rank, line))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "message, batch, wraps, says",
+    [
+        ((4, 4), 8, False, r"sends \[4, 16\], and message=\(4, 4\)"),
+        ((16,), 6, False, r"sends \[3, 16\].*with rows=4"),
+        ((16,), 16, False, r"sends \[8, 16\]"),
+        ((16,), 8, True, "returns a tuple"),
+    ],
+)
+def test_a_body_that_sends_something_else_is_one_line(message, batch, wraps, says):
+    told = dict(spawned(_misfit, 2, message, batch, wraps, answers=2))
+    assert re.search(says, told[0]), told
 
 
 def test_what_cannot_be_is_refused():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,14 @@ import pytest
 from commsweep.cli.main import main
 from commsweep.errors import UserError
 from commsweep.timing import allreduce, exchange, gpt, meter
-from commsweep.timing.profile import MeasuredLink, predicted, read_link, read_trace
+from commsweep.timing.profile import (
+    MeasuredLink,
+    Profile,
+    predicted,
+    read_link,
+    read_trace,
+)
+from commsweep.timing.profile import exchange as exchange_seconds
 from commsweep.timing.timeline.pipelines import (
     Network,
     Times,
@@ -195,7 +204,9 @@ def test_links_of_iperf3_and_nccl_tests(tmp_path):
         " 67108864 16777216 float sum  -1  600.0  111.8  195.7   0\n"
     )
     found = read_link(tmp_path / "nccl.txt")
-    assert found.rate == pytest.approx(8e9 * 195.7) and found.latency == pytest.approx(1e-5)
+    assert found.rate == pytest.approx(8e9 * 195.7) and found.latency == pytest.approx(
+        20e-6 / 14  # eight ranks, by busbw over algbw: 14 rounds of a ring
+    )
 
 
 def test_the_better_of_two_codecs_is_named(tmp_path, capsys):
@@ -380,3 +391,151 @@ def test_what_messages_between_stages_cost_is_what_the_timeline_says(stages):
     nbytes = 2.0 * shape(**told).hidden * shape(**told).sequence * shape(**told).micro_batch
     waited = (m + stages - 1) * 2 * (stages - 1) / stages * nbytes / 1e9
     assert float(slow["total"] - free["total"]) == pytest.approx(waited, rel=1e-3)
+
+
+def _trace(tmp_path, events, name="trace.json", world=4):
+    marks = [
+        {
+            "ph": "X",
+            "name": f"ProfilerStep#{n}",
+            "cat": "user_annotation",
+            "ts": n * 1e5,
+            "dur": 1e5,
+        }
+        for n in range(3)
+    ]
+    every = marks + [event | {"ts": n * 1e5 + event["ts"]} for n in range(3) for event in events]
+    text = json.dumps({"traceEvents": every, "distributedInfo": {"world_size": world}})
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def _collective(kind, elements, dtype="float", at=10.0):
+    args = {"Input Dims": [[elements]], "Input type": [dtype]}
+    return {"ph": "X", "name": f"gloo:{kind}", "cat": "cpu_op", "ts": at, "dur": 2e4, "args": args}
+
+
+@pytest.mark.parametrize(
+    "dtype, size",
+    [("c10::BFloat16", 2), ("c10::Half", 2), ("signed char", 1), ("long", 8), ("double", 8)],
+)
+def test_elements_of_a_trace_have_the_size_of_their_type(tmp_path, dtype, size):
+    profile = read_trace(_trace(tmp_path, [_collective("all_reduce", 1000, dtype)], "t.json.gz"))
+    assert profile.nbytes == 1000 * size and profile.itemsize == size
+
+
+def test_a_type_that_is_not_known_is_named(tmp_path):
+    with pytest.raises(UserError, match="element type 'quint3'"):
+        read_trace(_trace(tmp_path, [_collective("all_reduce", 10, "quint3")]))
+
+
+def test_bfloat16_gradients_are_not_advised_to_become_bfloat16(tmp_path, capsys):
+    path = _trace(tmp_path, [_collective("all_reduce", 10**6, "c10::BFloat16")])
+    assert main(["predict", "--trace", str(path), "--json"]) == 0
+    lines = {line["codec"]: line["bytes"] for line in json.loads(capsys.readouterr().out)}
+    assert lines["none"] == 2e6 and "cast:to=bfloat16" not in lines
+    assert lines["uniform:4"] == pytest.approx(0.5e6, rel=0.1)
+
+
+def test_a_gpu_s_copy_of_an_annotation_is_no_step_and_its_kernels_say_their_sizes(tmp_path):
+    args = {"In msg nelems": 500, "dtype": "BFloat16", "Collective name": "allreduce"}
+    kernel = {"ph": "X", "name": "ncclDevKernel_AllReduce", "cat": "kernel", "args": args}
+    copies = [
+        {"ph": "X", "name": "ProfilerStep#0", "cat": "gpu_user_annotation", "ts": 7, "dur": 3e4},
+        {"ph": "X", "name": "nccl:all_reduce", "cat": "gpu_user_annotation", "ts": 8, "dur": 1e4},
+        {"ph": "X", "name": "nccl:all_reduce", "cat": "user_annotation", "ts": 8, "dur": 10},
+    ]
+    profile = read_trace(_trace(tmp_path, [*copies, kernel | {"ts": 9, "dur": 1e4}]))
+    assert (profile.steps, profile.step) == (3, pytest.approx(0.1))
+    assert (profile.nbytes, profile.collectives) == (1000, 1)
+
+
+@pytest.mark.parametrize(
+    "kind, elements, seconds",
+    [
+        ("all_reduce", 10**6, 6.0),
+        ("all_gather", 250_000, 3.0),
+        ("all_to_all", 10**6, 3.0),
+        ("broadcast", 10**6, 4.0),
+        ("reduce_scatter", 10**6, 3.0),
+    ],
+)
+def test_each_collective_moves_what_it_moves(tmp_path, kind, elements, seconds):
+    """Four workers over 8 Mbit/s: a megabyte a second."""
+    profile = read_trace(_trace(tmp_path, [_collective(kind, elements)]))
+    assert exchange_seconds(MeasuredLink(8e6), profile, 4) == pytest.approx(seconds)
+
+
+NCCL = """# nThread 1 nGpus 8
+{ranks}#
+#       size         count      type   redop    {root}time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                        (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum    {minus}33.70    0.05    0.09      0    33.10    0.05    0.09    N/A
+    67108864      16777216     float     sum    {minus}600.0  111.85  195.74      0    601.0  111.60  195.30      0
+"""
+
+
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize("at", ["", "[1,0]<stdout>:"])
+def test_columns_of_nccl_tests_are_read_by_their_names(tmp_path, root, at):
+    ranks = "".join(f"#  Rank {n} Group 0 Pid 1 on host\n" for n in range(8))
+    text = NCCL.format(
+        root="root     " if root else "", minus="-1    " if root else "", ranks=ranks
+    )
+    (tmp_path / "out.txt").write_text(
+        "\n".join(at + line for line in text.splitlines()) if at else text
+    )
+    link = read_link(tmp_path / "out.txt")
+    assert link.rate == pytest.approx(8e9 * 195.74)
+    one = Profile(1, 1, 1, 1024, 1, 8, 1, kinds=(("allreduce", 1, 1024.0),))
+    assert exchange_seconds(link, one, 8) == pytest.approx(33.7e-6, rel=0.01)
+
+
+def test_iperf_counts_what_arrives_in_the_slower_direction(tmp_path):
+    udp = {"sum": {"bits_per_second": 2.858e9, "lost_percent": 66.48}}
+    both = {
+        "sum_received": {"bits_per_second": 9e8},
+        "sum_received_bidir_reverse": {"bits_per_second": 3e8},
+    }
+    for end, rate in ((udp, 9.58e8), (both, 3e8)):
+        (tmp_path / "iperf.json").write_text(json.dumps({"start": {}, "end": end}))
+        assert read_link(tmp_path / "iperf.json").rate == pytest.approx(rate, rel=1e-3)
+
+
+EXCHANGE = "algorithm,workers,parameters,compute_ms"
+
+
+@pytest.mark.parametrize(
+    "table, says",
+    [
+        (f"{EXCHANGE},bandwidth_mbit\nddp,4,1000000,10,100Mbit\n", "bandwidth_mbit='100Mbit'"),
+        (f'{EXCHANGE},bandwidth_mbit\nddp,4,1000000,10,"1,000"\n', "bandwidth_mbit='1,000'"),
+        (f"{EXCHANGE},bandwidth_mbit\nddp,4,1000000,10,-100\n", "bandwidth_mbit=.*-100"),
+        (f"{EXCHANGE},bandwidth_mbps\nddp,4,1000000,10,100\n", "did you mean 'bandwidth_mbit'"),
+        (f"{EXCHANGE},interval\nddp,,1000000,10,1\n", "workers=.*is no number"),
+        ("hidden,layers,batch,gpus,tensor,pipeline\n1024,24,8,6,2,2\n", "gpus=6 is no multiple"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_named(tmp_path, table, says, capsys):
+    (tmp_path / "rows.csv").write_text(table)
+    assert main(["predict", "--rows", str(tmp_path / "rows.csv")]) != 0
+    assert re.search(says, capsys.readouterr().err)
+
+
+def test_blank_cells_of_optional_columns_say_the_default(tmp_path, capsys):
+    (tmp_path / "rows.csv").write_text(f"{EXCHANGE},interval,bandwidth_mbit\nddp,4,1000000,10,,\n")
+    assert main(["predict", "--rows", str(tmp_path / "rows.csv")]) == 0
+
+
+def test_links_of_a_trace_beside_a_model_are_refused(capsys):
+    arguments = ["predict", "--model", "gpt:layers=2,hidden=64", "--links", "iperf.json"]
+    assert main(arguments) != 0
+    assert "effect on --trace only" in capsys.readouterr().err
+
+
+def test_codes_of_a_model_name_their_collective_and_none_is_all_of_the_bytes(capsys):
+    arguments = ["predict", "--model", "gpt:layers=2,hidden=64", "--data", "4", "--codecs", "none"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "100.0 % of 16-bit bytes" in out and "summed up by ring" in out
