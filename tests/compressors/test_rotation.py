@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from commsweep.compressors import build
 from commsweep.compressors.rotation import (
-    ROUNDS,
     back,
     blocks,
     centroids,
     counted,
     rotated,
     signs,
+    uniform,
+    uniform_back,
 )
 from commsweep.errors import UserError
 
@@ -103,8 +104,8 @@ def test_edens_error_is_the_theorys(bits):
 def test_one_bit_is_drive():
     """Scale |x|^2 / |R x|_1, signs of R x (DRIVE, arXiv 2105.08339)."""
     x = heavy(128)
-    spun = rotated(x, 128, 9, ROUNDS)
-    wanted = back(spun.sign() * (x.norm() ** 2 / spun.abs().sum()), 128, 9, ROUNDS)
+    spun = uniform(x, 128, 9)
+    wanted = uniform_back(spun.sign() * (x.norm() ** 2 / spun.abs().sum()), 128, 9)
     found = build({"kind": "eden", "bits": 1}).roundtrip(x, 9)
     assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
@@ -161,3 +162,22 @@ def test_ms_eden_has_less_error_than_stochastic_rounding_at_the_same_bits():
         )
     )
     assert corrected < 0.6 * drawn
+
+
+@pytest.mark.parametrize("size", [2, 10, 31, 130])
+@pytest.mark.parametrize("spec", [{"kind": "eden", "bits": 1}, {"kind": "ms_eden"}], ids=str)
+def test_small_messages_have_no_bias_either(spec, size):
+    x, codec, draws = heavy(size), build(spec), 800
+    along = torch.stack([codec.roundtrip(x, seed)[0] for seed in range(draws)]) @ x[0]
+    along = along / (x @ x.T)[0]
+    # 0.005 remain of whole blocks of 128
+    assert abs(float(along.mean()) - 1) < 4 * float(along.std()) / math.sqrt(draws) + 0.006
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-41, 1e-30, 1e30, 1e37, 2e38])
+def test_eden_sends_messages_near_the_ends_of_float32(size):
+    x, codec = torch.full((1, 200), size), build({"kind": "eden", "bits": 4})
+    y = codec.decode(codec.encode(x, 3))
+    assert bool(y.isfinite().all()) and torch.equal(y, codec.roundtrip(x, 3))
+    if size > 1e-38:
+        assert float(y.mean() / size) == pytest.approx(1, abs=0.1)

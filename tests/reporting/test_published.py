@@ -91,7 +91,11 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error:constrained_layout not applied")
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/rows.csv")))
+@pytest.mark.parametrize(
+    "name",
+    # shadow's rows are looks at messages, of no sweep
+    sorted({path.parent.name for path in RESULTS.glob("*/rows.csv")} - {"shadow_smollm2"}),
+)
 def test_every_figure_of_the_rows_in_the_repository_is_drawn_and_has_room_for_its_labels(
     tmp_path, name
 ):
