@@ -112,7 +112,6 @@ def cuts(row: int, block: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(runs)
 
 
-@lru_cache(maxsize=64)
 def orthogonal(size: int, seed: int) -> Tensor:
     """float32 [size, size]: a random rotation or reflection, uniform over all of them (Haar)."""
     generator = torch.Generator().manual_seed((seed ^ APART) & (2**63 - 1))
@@ -147,7 +146,7 @@ def _turned(flat: Tensor, block: int, seed: int, turn: int, inverse: bool) -> Te
         if size >= SURE:
             part = part @ matrix_on("hadamard", size, flat.device)
         elif turn == 0:  # once is enough
-            matrix = orthogonal(size, seed).to(flat.device)
+            matrix = orthogonal(size, seed).to(flat.device, non_blocking=True)
             part = part @ (matrix.mT if inverse else matrix)
         parts.append(part.reshape(n, -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
