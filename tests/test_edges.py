@@ -71,17 +71,21 @@ def test_more_batches_than_an_epoch_has_are_not_recorded(store):
         execute(cs.preset("digits", recalibrate=500), store, Execution("cpu"))
 
 
-def test_failed_cells_of_an_earlier_launch_are_named(store, tmp_path, capsys, monkeypatch):
-    from commsweep.cli import sweep as commands
-
+def test_failed_cells_of_an_earlier_launch_are_named(store, capsys):
     run = tiny()
     row = execute(run, store, Execution("cpu"))
     folder = store.folder(run_id(run))
     folder.set_aside()
     with folder.locked():
         folder.finish(row | {"status": FAILED, "error": "broken"})
-    assert commands._failed([run], store) == [run_id(run)]
-    assert "--retry failed" in commands._again([run_id(run)])
+    launch = ["sweep", "launch", "--base", "synthetic", "--store", str(store.root), "--workers"]
+    capsys.readouterr()
+    assert main([*launch, "1", "--axis", f"seed={run.seed}"]) == 1
+    assert f"failed in an earlier launch ({run_id(run)}); --retry failed" in capsys.readouterr().out
+    # beside a cell that is missing and ends well, too
+    assert main([*launch, "1", "--axis", f"seed={run.seed},7"]) == 1
+    out = capsys.readouterr().out
+    assert "1 finished" in out and f"({run_id(run)}); --retry failed" in out
 
 
 def test_a_torn_journal_loses_its_torn_line_only(tmp_path, capsys):

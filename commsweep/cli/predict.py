@@ -291,9 +291,10 @@ def _numbers(
     import pandas as pd
 
     found = pd.to_numeric(rows[column], errors="coerce")
+    bad = ~(found > 0)
     if blank is not None:
-        found = found.where(rows[column].notna(), blank)
-    bad = found.isna() | ~((found > 0) | (rows[column].isna() & (blank is not None)))
+        empty = rows[column].isna()
+        found, bad = found.mask(empty, blank), bad & ~empty
     if bad.any():
         line = int(bad.to_numpy().argmax())
         raise UserError(
@@ -327,10 +328,8 @@ def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
     told.setdefault("heads", np.maximum(1, told["hidden"] // 64))
     gpus = next((one for one in rows if str(one).strip().lower() in ("gpus", "# gpus")), None)
     if "data" not in told:
-        every = _numbers(args, rows, gpus) if gpus is not None else np.ones(len(rows))
         shards = told["tensor"] * told["pipeline"]
-        if gpus is None:
-            every = shards
+        every = _numbers(args, rows, gpus) if gpus is not None else shards
         bad = every % shards != 0
         if bad.any():
             line = int(bad.argmax())

@@ -481,6 +481,7 @@ def _launch(args: argparse.Namespace) -> int:
         print(f"commsweep: {line}", file=sys.stderr)
     set_aside(runs, store, retry)
     left = missing(runs, store)
+    failed = _failed(runs, store)
     if asked.device != "auto":
         asked.torch_device()  # a device that is not there is said once, not once a cell
     view = _view(args, store, name)
@@ -526,14 +527,14 @@ def _launch(args: argparse.Namespace) -> int:
         "seconds": round(report.wall_seconds, 1),
         "errors": report.errors,
     }
-    failed = [] if report.outcomes else _failed(runs, store)
     result["failed"] = failed
     if args.json:
         print(json.dumps(result))
     else:
-        outcomes = ", ".join(f"{n} {status}" for status, n in report.outcomes.items()) or (
-            _again(failed) if failed else "nothing was missing"
-        )
+        parts = [f"{n} {status}" for status, n in report.outcomes.items()]
+        if failed:
+            parts.append(_again(failed))
+        outcomes = ", ".join(parts) or "nothing was missing"
         print(
             f"{name}: {outcomes} in {_clock(report.wall_seconds)}"
             + (

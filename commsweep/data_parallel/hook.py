@@ -115,7 +115,7 @@ class CompressionHook(nn.Module):
                 "both the same: CompressionHook(..., group=...)"
             )
         for name, module in ddp.module.named_modules():
-            if getattr(module, "sparse", False) and isinstance(module, SPARSE):
+            if isinstance(module, SPARSE) and module.sparse and module.weight.requires_grad:
                 raise UserError(_sparse(f"{name}.weight"))
         for name, parameter in ddp.module.named_parameters():
             if parameter.requires_grad and id(parameter) not in self.places:

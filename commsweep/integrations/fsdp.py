@@ -58,7 +58,9 @@ class CodedReduceScatter:
             )
         collectives, code = self.wire.collectives(group), self.wire.code
         n, me, scale = collectives.learners, collectives.here[0], self.wire.scale
-        parts = input_tensor.float().view(n, -1) / scale
+        parts = input_tensor.float().view(n, -1)
+        if scale != 1:
+            parts = parts / scale
         # Where a gradient is not finite a scaler skips the step: nothing may be remembered of it.
         # The answer stays on the device, so that nobody waits for it.
         finite = parts.isfinite().all().float()

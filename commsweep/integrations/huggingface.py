@@ -25,8 +25,8 @@ class ShadowCallback(ShadowOfATraining, TrainerCallback):
     """Looks from the first to the last step of a training, then writes a report."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        accelerator = getattr(kwargs.get("train_dataloader"), "accelerator", None)
-        self.begin(kwargs["model"], getattr(accelerator, "scaler", None))
+        # the Trainer's optimizer is wrapped by accelerate, which keeps the scaler of fp16 there
+        self.begin(kwargs["model"], getattr(kwargs.get("optimizer"), "scaler", None))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.end(state.is_world_process_zero)

@@ -130,12 +130,12 @@ def read_trace(path: str | Path) -> Profile:
             (stop - start) - sum(b - a for a, b in _clipped(busy, start, stop))
             for start, stop in messages
         )
-        inside = [one for one in sized if begin <= float(one["ts"]) < end]
-        nbytes = sum(_bytes(one) for one in inside)
+        inside = [event for event in sized if begin <= float(event["ts"]) < end]
+        kinds.append(_kinds(inside))
+        nbytes = sum(carried for _, carried in kinds[-1].values())
         span = sum(stop - start for start, stop in messages)
         parts.append((end - begin, span, waited, nbytes, len(inside)))
-        kinds.append(_kinds(inside))
-        elements += sum(_elements(one)[0] for one in inside)
+        elements += sum(_elements(event)[0] for event in inside)
     step, span, waited, nbytes, count = (median(column) for column in zip(*parts, strict=True))
     if not nbytes:
         raise UserError(
@@ -162,7 +162,7 @@ def _kinds(events: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     for event in events:
         kind = _kind(event)
         count, nbytes = out.get(kind, (0.0, 0.0))
-        out[kind] = count + 1, nbytes + _bytes(event)
+        out[kind] = count + 1, nbytes + _elements(event)[1]
     return out
 
 
@@ -323,13 +323,8 @@ def _clipped(spans: list[Interval], begin: float, end: float) -> list[Interval]:
     return [(max(a, begin), min(b, end)) for a, b in spans if a < end and b > begin]
 
 
-def _bytes(event: dict[str, Any]) -> float:
-    """What goes into a collective, by its recorded shapes."""
-    return _elements(event)[1]
-
-
 def _elements(event: dict[str, Any]) -> tuple[float, float]:
-    """Elements and bytes that go into a collective."""
+    """Elements and bytes that go into a collective, by its recorded shapes."""
     args = event.get("args", {})
     if "In msg nelems" in args:
         elements = float(args["In msg nelems"])

@@ -210,6 +210,22 @@ def test_in_transformers_trainer(tmp_path, capsys):
     assert {look.message for look in callback.shadow.looks} == {FORWARD, BACKWARD, PARAMETER}
 
 
+def test_the_scaler_of_a_trainer_is_found():
+    """As accelerate keeps it for fp16, which a Trainer has on a GPU only."""
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    from commsweep.integrations.huggingface import ShadowCallback
+
+    Accelerator(cpu=True)
+    model, scaler = network(), torch.amp.GradScaler("cpu")
+    optimizer = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), 0.1), scaler=scaler)
+    callback = ShadowCallback(CODECS)
+    callback.on_train_begin(None, None, None, model=model, optimizer=optimizer)
+    assert callback.shadow.scaler is scaler
+    callback.shadow.stop()
+
+
 def test_in_lightning(tmp_path, capsys):
     import pytorch_lightning as pl
 
