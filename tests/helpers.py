@@ -105,6 +105,8 @@ COMPRESSORS: list[dict[str, Any]] = [
     },
     {"kind": "tah"},
     {"kind": "tah", "tile": 8, "high_bits": 8, "low_bits": 2, "high_share": 0.3, "tau": 1.1},
+    {"kind": "zero"},
+    {"kind": "mean"},
     {"kind": "lowrank", "rank": 1},
     {"kind": "lowrank", "rank": 3, "warm": False},
     {"kind": "bottleneck", "width": 4},

@@ -12,6 +12,7 @@ from commsweep.compressors.adacomp import AdaComp
 from commsweep.compressors.base import Compressor, Payload
 from commsweep.compressors.coded import Coded, CodedForwardMask
 from commsweep.compressors.coders import Bottleneck, Subspace
+from commsweep.compressors.controls import Mean, Zero
 from commsweep.compressors.dense import Cast, Dense
 from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Statistical, Tern
 from commsweep.compressors.lowrank import LowRank
@@ -46,6 +47,8 @@ from commsweep.errors import UserError
 
 KINDS: dict[str, type[Compressor[Any]]] = {
     "none": Dense,
+    "zero": Zero,
+    "mean": Mean,
     "live": Dense,
     "cast": Cast,
     "topk": TopK,

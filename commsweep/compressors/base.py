@@ -138,9 +138,9 @@ class Compressor(Generic[S]):
         """What both ends keep once a payload has been sent."""
         raise NotImplementedError
 
-    def sender_state(self) -> Tensor | None:
-        """What the sender of a layer's gradient keeps between messages, before the first one; None:
-        nothing. A compressor that keeps something implements `for_message`.
+    def sender_state(self, shape: torch.Size) -> Tensor | None:
+        """What the sender of a layer's gradient keeps between messages of this shape, before the
+        first one; None: nothing. A compressor that keeps something implements `for_message`.
         """
         return None
 

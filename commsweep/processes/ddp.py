@@ -230,6 +230,7 @@ def _train(
     from commsweep import checkpoint
     from commsweep.collectives import Processes, gathered
     from commsweep.data_parallel.ledger import Ledger
+    from commsweep.models.causal_lm import tied_bytes
     from commsweep.processes import namespaces
     from commsweep.processes.timing import Steps
     from commsweep.training.readback import nothing_lost
@@ -344,6 +345,7 @@ def _train(
         seconds=parts.task.seconds,
         device=parts.device,
         tokens=tokens(parts.data),
+        tied=tied_bytes(run, parts.task.model),
         transport=transport,
         weights=every[0]["digest"],
         inputs=parts.inputs,
@@ -458,6 +460,11 @@ def check_memories(run: Run) -> None:
                     f"{place}{side}.compressor.warm=true begins from the last message of all "
                     "learners, which processes do not share: simulate it with commsweep run, or "
                     "set warm=false"
+                )
+            if link.compressor.kind == "mean":
+                raise UserError(
+                    f"{place}{side}.compressor.kind=mean follows the messages of all learners, "
+                    "which processes do not share: simulate it with commsweep run, or use zero"
                 )
 
 

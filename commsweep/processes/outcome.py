@@ -84,6 +84,7 @@ def outcome(trainer: Trainer, status: str, error: str | None, wall: float) -> Ro
         seconds=trainer.seconds | {"wall": wall},
         device=trainer.device,
         tokens=tokens(trainer.data),
+        tied=sum(sent["tied"] for sent in transport) // max(trainer.step, 1),
         run_id=run_id(trainer.run),
         wiring=trainer.wiring.model_dump(mode="json"),
         inputs=network.inputs,

@@ -110,6 +110,7 @@ def model_of(run: Run, model: Any, cuts: tuple[str, ...]) -> Spec:
         dropout=causal_lm.dropout(model),
         gradient_checkpointing=wrapped,
         width=None if run.model.width is None else model.config.hidden_size,
+        tied=None if run.model.tied is None or causal_lm.is_tied(model) else False,
     )
 
 

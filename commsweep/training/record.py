@@ -30,12 +30,14 @@ def row(
     seconds: dict[str, float],
     device: torch.device,
     tokens: int = 0,
+    tied: int = 0,
     **more: Any,
 ) -> Row:
     """A Row. ran: what was installed, None before there was anything. evaluations: recorded so far.
-    totals: the components' (boundaries, bytes, gradients). tokens: of a sample, for text. more:
-    what only some rows have.
+    totals: the components' (boundaries, bytes, gradients). tokens: of a sample, for text. tied:
+    bytes a step of a shared embedding's gradients. more: what only some rows have.
     """
+    shared = {"tied_per_step": tied} if tied else {}
     return {  # pyright: ignore[reportReturnType]
         "schema": SCHEMA,
         "id": run_id(run),
@@ -45,7 +47,7 @@ def row(
         "metrics": summarise(evaluations) if status == FINISHED else {},
         "steps": steps,
         **totals,
-        "bytes": traffic(totals["boundaries"], steps),
+        "bytes": traffic(totals["boundaries"], steps) | shared,
         "speed": speed(totals["boundaries"], seconds["train"], tokens),
         "device": str(device),
         "seconds": {key: round(value, 4) for key, value in seconds.items()},

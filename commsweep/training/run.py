@@ -37,6 +37,7 @@ from commsweep.data_parallel.learners import Learners
 from commsweep.data_parallel.outer.training import Clip, LocalTraining
 from commsweep.data_parallel.shards import Shards
 from commsweep.errors import Diverged, Stopped, UserError, notice, told
+from commsweep.models.causal_lm import tied_bytes
 from commsweep.models.trial import calls
 from commsweep.second_order import preconditioner as second_order
 from commsweep.second_order.preconditioner import Preconditioner
@@ -475,6 +476,7 @@ def _outcome(
         seconds=parts.task.seconds,
         device=parts.device,
         tokens=tokens(parts.data),
+        tied=tied_bytes(run, parts.task.model),
         memory_bytes=parts.memory,
         inputs=parts.inputs,
         **({"diagnosis": seen[-1]["messages"]} if seen else {}),

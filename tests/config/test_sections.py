@@ -100,6 +100,26 @@ def test_a_run_of_this_version_does_not_know_them():
         ),
         (
             "digits",
+            {"bwd.compressor.kind": "zero", "bwd.feedback.kind": "ef"},
+            "bwd.feedback.kind=ef does not go with the control bwd.compressor.kind=zero",
+        ),
+        (
+            "digits",
+            {
+                "grad.learners": 2,
+                "grad.exchange": "allgather",
+                "grad.compressor.kind": "mean",
+                "grad.feedback.kind": "ef",
+            },
+            "grad.feedback.kind=ef does not go with the control grad.compressor.kind=mean",
+        ),
+        (
+            "sotu_nano_static",
+            {"grad.learners": 2, "grad.compressor.kind": "mean", "grad.exchange": "allgather"},
+            "grad.compressor.kind=mean does not go with sparsity",
+        ),
+        (
+            "digits",
             {"sparsity.width": 3},
             "sparsity.width=3 has no effect without sparse attention",
         ),

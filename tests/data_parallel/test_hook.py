@@ -138,6 +138,8 @@ HOOKS = (
         {"compressor": {"kind": kind}}
         for kind in (
             "none",
+            "zero",
+            "mean",
             "cast",
             "topk_strict",
             "randomk",
@@ -160,6 +162,8 @@ HOOKS = (
     ]
     + [
         {"compressor": {"kind": "adacomp"}, "feedback": {"kind": "adacomp"}},
+        {"compressor": {"kind": "zero"}, "exchange": "allreduce"},
+        {"compressor": {"kind": "mean"}, "compress_vectors": True},
         {
             "compressor": {"kind": "dion"},
             "feedback": {"kind": "decoupled"},

@@ -24,6 +24,7 @@ from commsweep.errors import UserError
 from commsweep.feedback.memory import Keys
 from commsweep.models import causal_lm
 from commsweep.registry import preset
+from commsweep.store import Store
 from commsweep.training.run import build, execute
 from tests.helpers import linked, same_bits, tiny_text
 
@@ -168,6 +169,35 @@ def test_both_output_conventions_of_a_block_are_crossed():
     assert message_shapes(model, {"b": model.block}, torch.zeros(1, 5, 7))[0] == {
         "b": torch.Size([5, 7])
     }
+
+
+def test_an_untied_head_begins_as_the_embedding_and_has_gradients_of_its_own():
+    """The tied embedding's gradient is the sum of both uses', which an untied model keeps apart."""
+    models = {}
+    for tied in (True, False):
+        parts = build(tiny_text(model__tied=tied), NOW)
+        model = parts.task.model
+        assert causal_lm.is_tied(model) is tied
+        x = torch.arange(12).view(2, 6) % 10
+        model.eval()(input_ids=x, labels=x).loss.backward()
+        models[tied] = model
+    tied, untied = models[True], models[False]
+    for name, weight in untied.state_dict().items():
+        assert torch.equal(weight, tied.state_dict()[name])
+    both = untied.lm_head.weight.grad + untied.transformer.wte.weight.grad
+    assert torch.allclose(tied.transformer.wte.weight.grad, both, atol=1e-7)
+    assert untied.lm_head.weight.grad.any() and untied.transformer.wte.weight.grad.any()
+    assert run_id(tiny_text(model__tied=True)) == run_id(tiny_text())
+
+
+def test_bytes_of_a_tied_embedding_stand_in_the_row(tmp_path):
+    for tied in (True, False):
+        run = tiny_text(model__tied=tied)
+        row = execute(run, Store(tmp_path), Execution("cpu"))
+        weight = build(run, NOW).task.model.get_input_embeddings().weight
+        expected = 2 * 4 * weight.numel() if tied else None
+        assert row["bytes"].get("tied_per_step") == expected
+        assert row["run"]["model"].get("tied") is (None if tied else False)
 
 
 def test_embeddings_stay_tied_and_the_causal_mask_untouched():

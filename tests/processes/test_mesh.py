@@ -157,6 +157,7 @@ def test_what_a_mesh_cannot_train_is_said(monkeypatch):
         ({"grad.local_steps": 2, "microbatches": 1}, "grad.local_steps=2"),
         ({"fwd.compressor.kind": "uniform", "fwd.feedback.kind": "aqsgd"}, "remembers samples"),
         ({"fwd.compressor.kind": "lowrank", "fwd.compressor.warm": True}, "warm=true"),
+        ({"bwd.compressor.kind": "mean"}, "bwd.compressor.kind=mean follows"),
         ({"fwd.compressor.kind": "bottleneck"}, "weights of its own"),
     ):
         with pytest.raises(UserError, match=wrong):

@@ -49,6 +49,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"precision": "bfloat16"},
     "checkpointing": {"model.gradient_checkpointing": True},
     "dropout": {"model.dropout": 0.1},
+    "untied, controls": {
+        "model.tied": False,
+        "fwd.compressor.kind": "mean",
+        "bwd.compressor.kind": "zero",
+    },
     "delay": {"delay.kind": "stages", "delay.lookahead": 0.9},
     "layers": TOPK
     | {"grad.layers.mlp.match": ["*.mlp.*"], "grad.layers.mlp.compressor.kind": "uniform"},
