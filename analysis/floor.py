@@ -1,0 +1,182 @@
+"""Ours: what is a message worth, and how much of it does a compressor keep? Claims Z1 to Z8.
+
+The worth of a message is what a training loses when nothing travels: the score of the control minus
+that of dense. What a setting keeps of it is 100 % for dense, 0 % for nothing, and below 0 % for a
+message that does harm. The claims were committed before the runs; margins are nats of test loss and
+points of test accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from commsweep.reporting.claim import DENSE, Claim, Effect, Wanted, weighted
+from commsweep.reporting.results import is_text, plain
+from commsweep.reporting.table import ON, Table
+
+from .bias import LARGE, LOSS
+
+NAME = "floor"
+POINT = 1.0
+HALF, THIRD, MOST = 0.5, 1 / 3, 0.8
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs of boundaries in a sweep that has the control."""
+    found = plain(frame)
+    kinds = found[["fwd.compressor.kind", "bwd.compressor.kind"]] if len(found) else found
+    return found if len(found) and (kinds == "zero").any(axis=None) else found.iloc[:0]
+
+
+def tables(frame: pd.DataFrame) -> list[Table]:
+    """None of its own: what each setting keeps stands in the table of all settings."""
+    return []
+
+
+# Claims.
+
+
+def _backward(kind: str, feedback: str = "none", **settings: object) -> Wanted:
+    return {
+        "fwd.compressor.kind": "none",
+        "bwd.compressor.kind": kind,
+        "bwd.feedback.kind": feedback,
+    } | {f"bwd.compressor.{key}": value for key, value in settings.items()}
+
+
+ZERO, MEAN = _backward("zero"), _backward("mean")
+TOP_10, TOP_50 = _backward("topk", ratio=0.1), _backward("topk", ratio=0.5)
+TOP_10_EF = _backward("topk", "ef", ratio=0.1)
+NEAREST, UNBIASED = (
+    _backward("uniform", bits=2, scale="group", rounding=rounding)
+    for rounding in ("nearest", "stochastic")
+)
+RECIPE: Wanted = {
+    "fwd.compressor.kind": "topk",
+    "fwd.compressor.ratio": 0.2,
+    "fwd.compressor.values.kind": "uniform",
+    "bwd.compressor.kind": "forward_mask",
+    "bwd.compressor.values.kind": "uniform",
+}
+
+
+def gain(
+    frame: pd.DataFrame, what: str, arms: list[tuple[float, Wanted]], **region: Any
+) -> list[Effect]:
+    """The weighted sum of scores, in nats or points that are better where they are more."""
+    if is_text(frame):
+        turned = [(-factor, wanted) for factor, wanted in arms]
+        return weighted(frame, what, turned, LOSS, guess=math.log(256), digits=3, **region)
+    scaled = [(100 * factor, wanted) for factor, wanted in arms]
+    return weighted(frame, what, scaled, ON, guess=0.1, **region)
+
+
+def over_share(
+    frame: pd.DataFrame, what: str, arm: Wanted, share: float, **region: float
+) -> list[Effect]:
+    """What an arm gains over nothing, less a share of what dense gains over nothing."""
+    what = f"{what}: gain over nothing, less {100 * share:.0f} % of dense's"
+    return gain(frame, what, [(1.0, arm), (share - 1.0, ZERO), (-share, DENSE)], **region)
+
+
+def _models(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
+    return frame[frame["model.name"].isin(names)]
+
+
+def z1(frame: pd.DataFrame) -> Claim:
+    """Harm on GPT-2."""
+    own, effects = _models(frame, "gpt2-nano"), []
+    if len(own):
+        effects = gain(own, "TopK 10 % over nothing", [(1.0, TOP_10), (-1.0, ZERO)], below=-LARGE)
+    return Claim(
+        "Z1",
+        "On a nano GPT-2, tied and untied, TopK 10 % of activation gradients is worse than sending "
+        f"none (by more than {LARGE:g} nats).",
+        effects,
+    )
+
+
+def z2(frame: pd.DataFrame) -> Claim:
+    """Unbiased codes."""
+    return Claim(
+        "Z2",
+        "Two unbiased bits of activation gradients keep more than half of what they are worth, in "
+        "every architecture.",
+        over_share(frame, "2 bits, unbiased", UNBIASED, HALF, above=0.0),
+    )
+
+
+def z3(frame: pd.DataFrame) -> Claim:
+    """Error feedback on GPT-2."""
+    own, effects = _models(frame, "gpt2-nano"), []
+    if len(own):
+        effects = gain(
+            own, "EF + TopK 10 % over nothing", [(1.0, TOP_10_EF), (-1.0, ZERO)], below=0.0
+        )
+    return Claim(
+        "Z3",
+        "On a nano GPT-2 error feedback does not save TopK 10 %: it stays worse than nothing.",
+        effects,
+    )
+
+
+def z4(frame: pd.DataFrame) -> Claim:
+    """The recipe's worth."""
+    return Claim(
+        "Z4",
+        "TopK 20 % in 4 bits forward and its mask in 2 unbiased bits back keep less than a third "
+        "of what the gradient's message is worth.",
+        over_share(frame, "the recipe", RECIPE, THIRD, below=0.0),
+    )
+
+
+def z5(frame: pd.DataFrame) -> Claim:
+    """Images."""
+    effects = [] if is_text(frame) else over_share(frame, "TopK 10 %", TOP_10, MOST, above=0.0)
+    return Claim("Z5", "On digits TopK 10 % keeps more than four fifths.", effects)
+
+
+def z6(frame: pd.DataFrame) -> Claim:
+    """The other control."""
+    margin = LARGE if is_text(frame) else POINT
+    return Claim(
+        "Z6",
+        f"A running mean of the gradient is worth no more than nothing (within {LARGE:g} nats, "
+        f"{POINT:g} point).",
+        gain(frame, "mean over nothing", [(1.0, MEAN), (-1.0, ZERO)], within=margin),
+    )
+
+
+def z7(frame: pd.DataFrame) -> Claim:
+    """Bias by architecture."""
+    gpt, gru = _models(frame, "gpt2-nano"), _models(frame, "gru", "gru-residual", "gru-prenorm")
+    what, arms = "2 bits, unbiased over nearest", [(1.0, UNBIASED), (-1.0, NEAREST)]
+    effects = gain(gpt, f"{what}, GPT-2", arms, above=0.0) if len(gpt) else []
+    effects += gain(gru, f"{what}, GRU", arms, within=LARGE / 2) if len(gru) else []
+    return Claim(
+        "Z7",
+        f"Without bias is better on GPT-2; between GRU layers it makes no difference (within "
+        f"{LARGE / 2:g} nats).",
+        effects,
+    )
+
+
+def z8(frame: pd.DataFrame) -> Claim:
+    """What makes TopK harmful."""
+    bare, residual = _models(frame, "gru"), _models(frame, "gru-residual", "gru-prenorm")
+    effects = over_share(bare, "TopK 10 %", TOP_10, HALF, above=0.0) if len(bare) else []
+    if len(residual):
+        effects += over_share(residual, "TopK 10 %, residual", TOP_10, HALF, below=0.0)
+    return Claim(
+        "Z8",
+        "Residual streams make TopK of activation gradients costly: it keeps more than half of "
+        "their worth between plain GRU layers, and less than half between residual ones.",
+        effects,
+    )
+
+
+CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8]
+FIGURES = {}

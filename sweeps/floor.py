@@ -1,0 +1,101 @@
+"""Ours: what is a message worth, and how much of it does a compressor keep? (claims Z)
+
+Every training has its dense run and the control that sends nothing. The claims were committed
+before the runs; the seeds are new, because other ones had been looked at.
+"""
+
+from __future__ import annotations
+
+from commsweep.config import Run, override
+from commsweep.registry import preset
+
+from .recipe import MASK_2, TERN, code, kept, pair
+
+SEEDS = (20, 21, 22)
+STEPS_400 = {"data.train_blocks": 6400}
+STEPS_1600 = {"data.train_blocks": 25600}
+EDEN = {"kind": "eden", "bits": 2}
+
+
+def _controls(base: Run, side: str = "bwd") -> list[Run]:
+    """Dense, nothing, and a running mean."""
+    kind = f"{side}.compressor.kind"
+    return [base, override(base, {kind: "zero"}), override(base, {kind: "mean"})]
+
+
+def _backward(base: Run) -> list[Run]:
+    """Gradients by TopK, in two bits three ways, as signs; TopK and signs with error feedback."""
+    top, sign = pair(base, None, kept(0.1)), pair(base, None, {"kind": "sign"})
+    remembered = {"bwd.feedback.kind": "ef"}
+    return [
+        top,
+        pair(base, None, kept(0.5)),
+        pair(base, None, code(2)),
+        pair(base, None, code(2, "stochastic")),
+        pair(base, None, EDEN),
+        sign,
+        override(top, remembered),
+        override(sign, remembered),
+    ]
+
+
+def _forward(base: Run) -> list[Run]:
+    """Activations: nothing, a running mean, TopK, two bits."""
+    return [*_controls(base, "fwd")[1:], pair(base, kept(0.1)), pair(base, code(2))]
+
+
+def _seeded(runs: list[Run], seeds: tuple[int, ...] = SEEDS) -> list[Run]:
+    """All runs of a seed, then those of the next, so that a part of the sweep is of use."""
+    return [run.model_copy(update={"seed": seed}) for seed in seeds for run in runs]
+
+
+def floor_text() -> list[Run]:
+    """A nano GPT-2, its head tied and untied, 400 steps, three seeds; TopK by its ratio."""
+    base = override(preset("sotu_nano"), STEPS_400)
+    untied = override(base, {"model.tied": False})
+    more = [pair(base, None, kept(0.7)), pair(base, None, TERN), *_forward(base)]
+    tied = [*_controls(base), *_backward(base), *more]
+    return _seeded([*tied, *_controls(untied)[:2], *_backward(untied)])
+
+
+def floor_gru() -> list[Run]:
+    """Two GRU layers: plain, as residuals, as residuals behind a norm; 400 steps, three seeds."""
+    runs: list[Run] = []
+    for name in ("gru", "gru-residual", "gru-prenorm"):
+        changes = STEPS_400 | {"model.name": name, "model.stages": 2}
+        base = override(preset("sotu_nano"), changes)
+        arms = _backward(base)
+        few = [arms[0], arms[3]]  # of the one between: TopK 10 % and two unbiased bits
+        runs += [*_controls(base)[:2], *(few if name == "gru-residual" else arms)]
+    return _seeded(runs)
+
+
+def floor_length() -> list[Run]:
+    """The nano GPT-2 for 1,600 steps, and the recipe by its parts; three seeds."""
+    base = override(preset("sotu_nano"), STEPS_1600)
+    forward = pair(base, kept(0.2, 4))
+    return _seeded(
+        [
+            *_controls(base)[:2],
+            pair(base, None, kept(0.1)),
+            pair(base, None, code(2, "stochastic")),
+            pair(base, kept(0.2, 4), MASK_2),
+            forward,
+            pair(base, kept(0.2, 4), {"kind": "forward_mask"}),
+        ]
+    )
+
+
+def floor_digits() -> list[Run]:
+    """The small ResNet on digits, both directions, five seeds; minutes."""
+    base = preset("digits")
+    runs = [*_controls(base), *_backward(base), *_forward(base)]
+    return _seeded(runs, (*SEEDS, 23, 24))
+
+
+SWEEPS = {
+    "floor_text": floor_text,
+    "floor_gru": floor_gru,
+    "floor_length": floor_length,
+    "floor_digits": floor_digits,
+}
