@@ -12,6 +12,7 @@ from torch import nn
 
 import commsweep as cs
 from commsweep.cli.main import main
+from commsweep.compressors import build
 from commsweep.config import Execution, run_id
 from commsweep.errors import UserError
 from commsweep.integrations.measure import codec
@@ -143,3 +144,9 @@ def test_workers_do_not_import_modules_of_the_working_folder(tmp_path):
 def test_links_beside_a_table_are_refused(tmp_path, capsys):
     assert main(["predict", "--rows", "rows.csv", "--links", "iperf.json"]) != 0
     assert "--trace only" in capsys.readouterr().err
+
+
+def test_tern_sends_a_constant_message_only_without_its_clip():
+    x = torch.full((4, 64), 3.0)
+    assert not build({"kind": "tern"}).roundtrip(x).any()
+    assert torch.equal(build({"kind": "tern", "clip": 0.0}).roundtrip(x), x)

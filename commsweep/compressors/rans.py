@@ -2,9 +2,10 @@
 own frequencies.
 
 Four states of 64 bits take turns, and share one stream of 32-bit words. A symbol of frequency f of
-2^12 multiplies a state by 2^12 / f, up to a factor of 1 + 2^-19. So the words have a bound that
+2^s multiplies a state by 2^s / f, up to a factor of 1 + 2^(s - 31). So the words have a bound that
 follows from the counts of symbols alone: bytes are known without coding, on a GPU without a wait,
-and the stream is filled up to them with zeros. Source: Duda, arXiv 1311.2540.
+and the stream is filled up to them with zeros. s is 12; where a symbol is rarer than 1 in 2^12, it
+is 15 if that is shorter. Source: Duda, arXiv 1311.2540.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from commsweep.compressors.kernels.cpu import _compiled
 from commsweep.compressors.rotation import Rotated, rotated
 from commsweep.errors import UserError
 
-SCALE = 12  # bits of a frequency
-WHOLE = 1 << SCALE
+COARSE, FINE = 12, 15  # bits of a frequency
 LEAST = 1 << 31  # of a state between symbols
 LANES = 4
 POINT = 16  # fractional bits of a cost
@@ -36,7 +36,7 @@ class Ranged(Compressor[Any]):
     """A compressor whose codes travel as rANS, where that is shorter.
 
     nbytes = those of the compressor without its codes + the smaller of the packed codes and 2 a
-    symbol + 32 + 4 floor(sum of costs / 32), cost = log2(2^12 / f) bits an entry of frequency f.
+    symbol + 32 + 4 floor(sum of costs / 32), cost = log2(2^s / f) bits an entry of frequency f.
     """
 
     _sent: Tensor | int = 0  # bytes of the last message
@@ -106,28 +106,49 @@ def counted(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def frequencies(counts: Tensor) -> Tensor:
-    """Whole numbers of 2^12 for counts int64 (at least one above zero): one or more for each symbol
-    that occurs. The most frequent one takes what rounding leaves.
+    """Whole numbers of 2^12 or 2^15 in all for counts int64 (at least one above zero): one or more
+    for each symbol that occurs. The most frequent one takes what rounding leaves.
     """
-    some = (counts > 0).long()
-    made = some + counts * (WHOLE - some.sum()) // counts.sum()
-    return made.scatter_add(0, counts.argmax().reshape(1), (WHOLE - made.sum()).reshape(1))
+    coarse, fine = _frequencies(counts, COARSE), _frequencies(counts, FINE)
+    return torch.where(_is_fine(counts, coarse, fine), fine, coarse)
+
+
+def _frequencies(counts: Tensor, scale: int) -> Tensor:
+    some, whole = (counts > 0).long(), 1 << scale
+    made = some + counts * (whole - some.sum()) // counts.sum()
+    return made.scatter_add(0, counts.argmax().reshape(1), (whole - made.sum()).reshape(1))
+
+
+def _is_fine(counts: Tensor, coarse: Tensor, fine: Tensor) -> Tensor:
+    """Whether the finer frequencies are used, 0-dim."""
+    rare = ((counts > 0) & (counts << COARSE < counts.sum())).any()
+    return rare & (_bits(counts, fine, FINE) < _bits(counts, coarse, COARSE))
+
+
+def _bits(counts: Tensor, table: Tensor, scale: int) -> Tensor:
+    """Bits of the symbols under frequencies of 2^scale, rounded up, 0-dim."""
+    return (counts * costs_on(counts.device, scale)[table]).sum() >> POINT
 
 
 def coded_bytes(counts: Tensor) -> Tensor:
     """Bytes of the coded stream and its table for counts of symbols, 0-dim."""
-    bits = (counts * costs_on(counts.device)[frequencies(counts)]).sum() >> POINT
+    coarse, fine = _frequencies(counts, COARSE), _frequencies(counts, FINE)
+    bits = torch.where(
+        _is_fine(counts, coarse, fine),
+        _bits(counts, fine, FINE),
+        _bits(counts, coarse, COARSE),
+    )
     return 2 * len(counts) + STATES + 4 * (bits // 32)
 
 
-@lru_cache(maxsize=8)
-def costs_on(device: torch.device) -> Tensor:
-    """Bits of a symbol by its frequency, in units of 2^-16 and rounded up, int64 [2^12 + 1]; on a
-    device, where they stay.
+@lru_cache(maxsize=16)
+def costs_on(device: torch.device, scale: int = COARSE) -> Tensor:
+    """Bits of a symbol by its frequency, in units of 2^-16 and rounded up, int64 [2^scale + 1]; on
+    a device, where they stay.
     """
-    made = [0]
-    for f in range(1, WHOLE + 1):
-        made.append(math.floor((SCALE - math.log2(f) + 2.8e-6) * 2**POINT) + 1)
+    made, factor = [0], 2.8e-6 * 2 ** (scale - COARSE)  # log2 of the factor above, rounded up
+    for f in range(1, (1 << scale) + 1):
+        made.append(math.floor((scale - math.log2(f) + factor) * 2**POINT) + 1)
     return torch.tensor(made).to(device)
 
 
@@ -164,7 +185,8 @@ def encode(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     words = np.zeros(most, np.uint32)
     states = np.full(LANES, LEAST, np.int64)
     starts = np.cumsum(table) - table
-    used = _write(codes, table, starts, 1.0 / np.maximum(table, 1), states, words)
+    inverse, scale = 1.0 / np.maximum(table, 1), _scale(table)
+    used = _write(codes, table, starts, inverse, scale, states, words)
     stream = np.zeros(STATES + 4 * most, np.uint8)
     stream[:STATES] = states.astype("<i8").view(np.uint8)
     stream[STATES : STATES + 4 * used] = words[most - used :].astype("<u4").view(np.uint8)
@@ -176,19 +198,25 @@ def decode(stream: np.ndarray, table: np.ndarray, count: int) -> np.ndarray:
     under these frequencies.
     """
     said = f"{stream.size} bytes are no rANS stream of {count} codes"
-    if int(table.sum()) != WHOLE or stream.size < STATES or stream.size % 4:
+    scale = _scale(table)
+    if int(table.sum()) != 1 << scale or stream.size < STATES or stream.size % 4:
         raise UserError(said)
     states = stream[:STATES].view("<i8").astype(np.int64)
     words = stream[STATES:].view("<u4").astype(np.uint32)
     slots = np.repeat(np.arange(len(table), dtype=np.uint8), table)
     starts = np.cumsum(table) - table
     codes = np.empty(count, np.uint8)
-    used = _read(words, slots, table, starts, states, codes)
+    used = _read(words, slots, table, starts, scale, states, codes)
     if used < 0 or words[used:].any() or (states != LEAST).any():
         raise UserError(said)
     if stream.size != _length(codes, table):
         raise UserError(said)
     return codes
+
+
+def _scale(table: np.ndarray) -> int:
+    """Bits of the frequencies of a table, where it is one."""
+    return FINE if int(table.sum()) == 1 << FINE else COARSE
 
 
 def _length(codes: np.ndarray, table: np.ndarray) -> int:
@@ -213,13 +241,13 @@ def _spread(packed, bits, out):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _write(codes, table, starts, inverse, states, words):  # pragma: no cover (compiled)
+def _write(codes, table, starts, inverse, scale, states, words):  # pragma: no cover (compiled)
     """Fills words from their end; how many. Codes are taken from the last to the first."""
     at = words.size
     for i in range(codes.size - 1, -1, -1):
         x, code = states[i & 3], codes[i]
         f = table[code]
-        if (x >> 51) >= f:
+        if (x >> (63 - scale)) >= f:
             at -= 1
             words[at] = np.uint32(x & 0xFFFFFFFF)
             x >>= 32
@@ -231,12 +259,12 @@ def _write(codes, table, starts, inverse, states, words):  # pragma: no cover (c
         elif rest >= f:
             quotient += 1
             rest -= f
-        states[i & 3] = (quotient << 12) + rest + starts[code]
+        states[i & 3] = (quotient << scale) + rest + starts[code]
     return words.size - at
 
 
 @_compiled
-def _read(words, slots, table, starts, states, codes):  # pragma: no cover (compiled)
+def _read(words, slots, table, starts, scale, states, codes):  # pragma: no cover (compiled)
     """Fills codes; how many words were read, or -1 where they end too early or a state is none."""
     at = 0
     for lane in range(4):
@@ -244,9 +272,9 @@ def _read(words, slots, table, starts, states, codes):  # pragma: no cover (comp
             return -1
     for i in range(codes.size):
         x = states[i & 3]
-        slot = x & 4095
+        slot = x & ((1 << scale) - 1)
         code = slots[slot]
-        x = table[code] * (x >> 12) + slot - starts[code]
+        x = table[code] * (x >> scale) + slot - starts[code]
         if x < 1 << 31:
             if at == words.size:
                 return -1

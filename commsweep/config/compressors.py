@@ -359,6 +359,9 @@ class OneBitSpec(CodeSpec):
 class TernSpec(CodeSpec):
     """Three values, drawn without bias; entries are clipped at `clip` standard deviations first
     (TernGrad).
+
+    The clip is TernGrad's, for values around zero: of a message whose entries are all alike it
+    leaves nothing, because they do not deviate. clip=0 sends such a message.
     """
 
     label: ClassVar[str] = "TernGrad"

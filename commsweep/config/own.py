@@ -1,8 +1,9 @@
 """Functions of a user's own that a Run or a sweep names: "package.module:function", or
 "file.py:function".
 
-A Run records the name and a hash of the file and of the project's own modules that it imports, so
-that changed code is another run. Files are looked for in the working folder first, then in the
+A Run records the name and a hash, so that changed code is another run. The hash is of the file, of
+the project's own modules that it imports, and of small text files that it names in a string; other
+files that it reads are told of. Files are looked for in the working folder first, then in the
 user's project. No torch here, and nothing is imported before it is called for.
 """
 
@@ -13,16 +14,20 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, NoReturn
 
-from commsweep.errors import UserError, nearest, told
+from commsweep.errors import UserError, nearest, notice, told
 
+TEXTS = (".py", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".txt")
+MOST_TEXT = 2**20  # bytes of a text file that is taken for a part of the code
+AT_START = tuple(sys.path)  # own code may add to the path: what a run is must not depend on that
 PROJECT = "COMMSWEEP_PROJECT"  # the folder of the user's project (commsweep.registry)
 
 
@@ -61,20 +66,25 @@ def source(name: str) -> str:
 
 
 def files(path: Path) -> list[Path]:
-    """A file, and all modules of the same project that it imports, directly or through others;
-    read, not imported.
+    """A file, and all modules of the same project that it imports, directly or through others, and
+    text files that one of them names; read, not imported.
 
     Modules of the standard library, of installed packages and of commsweep are not the project's.
     """
     path = path.resolve()
     found, waiting = [path], [path]
+    folders: list[Path] = []
     while waiting:
         file = waiting.pop()
-        for name in _imported(file):
-            for module in _of_project(name, (file.parent, path.parent, Path.cwd())):
-                if module not in found:
-                    found.append(module)
-                    waiting.append(module)
+        tree = _parsed(file)
+        texts, named = _named(tree, (file.parent, path.parent, Path.cwd()))
+        folders += [folder for folder in named if folder not in folders]
+        for name in _imported(tree):
+            texts += _of_project(name, (file.parent, path.parent, Path.cwd(), *folders))
+        for part in texts:
+            if part not in found:
+                found.append(part)
+                waiting += [part] * (part.suffix == ".py")
     return [path, *sorted(found[1:])]
 
 
@@ -88,14 +98,42 @@ def _digest(paths: list[Path]) -> str:
     return sha.hexdigest()[:12]
 
 
-def _imported(file: Path) -> list[str]:
+def _parsed(file: Path) -> ast.Module:
+    """A file's syntax; an empty one where it has mistakes, which its import will report."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _named(tree: ast.Module, bases: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
+    """(small text files, folders) below one of the bases that a file names in a string; a dotted
+    name stands for a module, too.
+    """
+    files, folders = [], []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        text = node.value
+        if not 0 < len(text) < 200 or "\0" in text or "\n" in text or set(text) <= set("./ "):
+            continue
+        for base in bases:
+            path = (base / text).resolve()
+            if not path.is_relative_to(base) or any(map(path.is_relative_to, _installed())):
+                continue
+            if path.is_dir():
+                folders.append(path)
+            elif path.suffix in TEXTS and path.is_file() and path.stat().st_size <= MOST_TEXT:
+                files.append(path)
+            elif all(part.isidentifier() for part in text.split(".")):
+                files += [module for module in _below(base, text.split(".")) if module.is_file()]
+    return files, folders
+
+
+def _imported(tree: ast.Module) -> list[str]:
     """Dotted names that a file imports; of "from a import b" both a and a.b. Relative ones begin
     with dots.
     """
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # who imports it will say so
-        return []
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -127,7 +165,7 @@ def _of_project(name: str, bases: tuple[Path, ...]) -> list[Path]:
         if found := _below(base, parts):
             return found
     try:
-        spec = find_spec(parts[0])
+        spec = PathFinder.find_spec(parts[0], AT_START)
     except (ImportError, ValueError, AttributeError):
         return []
     places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
@@ -199,12 +237,48 @@ def call(name: str, wanted: str, *args: Any, **options: Any) -> Any:
     """What the function of a name returns. Raises UserError naming the line where it fails."""
     function = load(name, wanted)
     try:
-        with guarded(name):
+        with guarded(name), _watched(name, files(locate(name)[0])):
             return function(*args, **options)
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # it may raise anything, and exit
         raise UserError(f"'{name}' failed{_where(error, locate(name)[0])}: {told(error)}") from None
+
+
+_opened: set[str] | None = None  # files that own code has read, while it is watched
+
+
+def _note(event: str, args: tuple[Any, ...]) -> None:
+    if _opened is None or event != "open" or not isinstance(args[0], str):
+        return
+    if not isinstance(args[1], str) or not set(args[1]) & set("wax+"):
+        _opened.add(args[0])
+
+
+@cache
+def _hooked() -> None:
+    sys.addaudithook(_note)  # it cannot be taken away again
+
+
+@contextmanager
+def _watched(name: str, known: Sequence[Path]) -> Iterator[None]:
+    """Say which text files of the project own code has read that its hash leaves out."""
+    global _opened
+    _hooked()
+    before, _opened = _opened, set()
+    try:
+        yield
+    finally:
+        read, _opened = _opened, before
+    home = known[0].parent
+    for path in sorted(Path(file).resolve() for file in read):
+        if path.suffix not in TEXTS or path in known or not path.is_relative_to(home):
+            continue
+        if path.is_file() and not any(map(path.is_relative_to, _installed())):
+            notice(
+                f"'{name}' read '{path.relative_to(home)}', which is no part of what the run is "
+                "known by: name it in a string, and a change of it is another run"
+            )
 
 
 @contextmanager
@@ -218,9 +292,10 @@ def guarded(name: str) -> Iterator[None]:
 
 @contextmanager
 def no_exit(name: str) -> Iterator[None]:
-    """While entered, os._exit raises: a process that a user's own code ends would leave neither a
-    row nor a word.
+    """While entered, os._exit raises, by any name: a process that a user's own code ends would
+    leave neither a row nor a word.
     """
+    system: Any = sys.modules[os.name if os.name in sys.modules else "os"]  # posix, nt
     before, owner = os._exit, os.getpid()
 
     def refused(code: int) -> NoReturn:
@@ -228,11 +303,11 @@ def no_exit(name: str) -> Iterator[None]:
             before(code)
         raise RuntimeError(f"os._exit({code}) was called by '{name}'")
 
-    os._exit = refused
+    os._exit = system._exit = refused
     try:
         yield
     finally:
-        os._exit = before
+        os._exit = system._exit = before
 
 
 def _where(error: BaseException, path: Path) -> str:
@@ -258,7 +333,7 @@ def _module(path: Path, digest: str, imported: tuple[Path, ...]) -> Any:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     try:
-        with guarded(str(path)):
+        with guarded(str(path)), _watched(str(path), (path, *imported)):
             spec.loader.exec_module(module)
     except (UserError, KeyboardInterrupt):
         raise

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -30,8 +30,10 @@ from commsweep.config import (
     LearnerWiring,
     Link,
     Links,
+    OwnModel,
     Run,
     canonical,
+    own,
     parse,
     record,
     run_id,
@@ -88,7 +90,7 @@ def execute(
 
     before, shaped = 0, any(wiring.bandwidth or wiring.latency for _, wiring in todo.values())
     for (learners, latency), group in groupby(sorted(todo.items(), key=kind), key=kind):
-        own = dict(group)
+        cells = dict(group)
         folder = RunFolder(store.root / "learners" / ".launch", store.root)
         folder.make()
         with _own(folder):
@@ -106,11 +108,11 @@ def execute(
                 {
                     "todo": [
                         [name, record(run), wiring.model_dump(mode="json")]
-                        for name, (run, wiring) in own.items()
+                        for name, (run, wiring) in cells.items()
                     ]
                 },
             )
-            fastest = max(wiring.bandwidth for _, wiring in own.values())
+            fastest = max(wiring.bandwidth for _, wiring in cells.values())
             _launch(
                 folder,
                 learners,
@@ -118,7 +120,7 @@ def execute(
                 patience,
                 lambda seen, before=before: done(before + seen["done"]),  # pyright: ignore[reportArgumentType]
             )
-        before += len(own)
+        before += len(cells)
         done(before)
     rows = [folder_of(store, *one).row() for one in wanted]
     if None in rows:
@@ -207,7 +209,9 @@ def work(store: Store, folder: RunFolder) -> None:
         train = partial(
             _train, run, wiring, replace(execution, threads=wiring.threads), recorded, keep
         )
-        row = calm.measure(train) if repeats and wiring.steps else train()
+        own_model = isinstance(run.model, OwnModel)
+        with own.no_exit(run.model.build) if own_model else nullcontext():  # pyright: ignore[reportAttributeAccessIssue]
+            row = calm.measure(train) if repeats and wiring.steps else train()
         if rank == 0:
             recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
             for left in (

@@ -345,6 +345,7 @@ def test_training_and_test_samples_have_one_shape(files):
 ENDS = {
     "sys.exit": "import sys\nsys.exit(0)",
     "os._exit": "import os\nos._exit(0)",
+    "posix._exit": "import posix\nposix._exit(0)",
     "no text": "class E(Exception):\n    def __str__(self):\n        raise ValueError\nraise E()",
     "beyond exceptions": "class E(BaseException):\n    pass\nraise E('mine')",
     "long": "raise ValueError('x' * 5000)",
@@ -442,6 +443,46 @@ def test_changed_modules_that_a_file_imports_are_another_run(files, store):
     ):
         build(before, HOW)
     assert build(after, HOW).task.model[1].out_features == 12  # and not what was imported before
+
+
+def test_code_and_settings_that_a_file_reads_by_other_means_are_a_part_of_it(files, capsys):
+    """By importlib, from a folder put on the path, by the file's place, and as JSON."""
+    (files / "lib").mkdir()
+    (files / "lib" / "wide.py").write_text("WIDTH = 8\n")
+    (files / "late.py").write_text("BIAS = True\n")
+    (files / "placed.py").write_text("ACT = 'ReLU'\n")
+    (files / "sizes.json").write_text('{"more": 0}')
+    (files / "part_1.txt").write_text("0")
+    (files / "net3.py").write_text(
+        "import importlib, importlib.util, json, sys\nfrom pathlib import Path\n"
+        "from torch import nn\nHERE = Path(__file__).parent\n"
+        "sys.path.insert(0, str(HERE / 'lib'))\nimport wide\n"
+        "def net(s, c):\n"
+        "    late = importlib.import_module('late')\n"
+        "    spec = importlib.util.spec_from_file_location('placed', HERE / 'placed.py')\n"
+        "    placed = importlib.util.module_from_spec(spec)\n    spec.loader.exec_module(placed)\n"
+        "    width = wide.WIDTH + json.loads((HERE / 'sizes.json').read_text())['more']\n"
+        "    width += int((HERE / f'part_{1}.txt').read_text())\n"
+        "    return nn.Sequential(nn.Flatten(1), nn.Linear(64, width, bias=late.BIAS),"
+        " getattr(nn, placed.ACT)(), nn.Linear(width, c))\n"
+    )
+    ids = set()
+    for changed, text in (
+        ("sizes.json", '{"more": 1}'),
+        ("lib/wide.py", "WIDTH = 9\n"),
+        ("late.py", "BIAS = False\n"),
+        ("placed.py", "ACT = 'GELU'\n"),
+    ):
+        run = own(**{"model.build": "net3.py:net"})
+        build(run, HOW)
+        ids.add(run_id(run))
+        (files / changed).write_text(text)
+    run = own(**{"model.build": "net3.py:net"})
+    assert len({*ids, run_id(run)}) == 5
+    model = build(run, HOW).task.model
+    assert model[1].out_features == 10 and model[1].bias is None
+    said = capsys.readouterr().err
+    assert "read 'part_1.txt', which is no part" in said and "sizes.json" not in said
 
 
 def test_a_model_without_anything_to_train_is_refused(files):
