@@ -23,10 +23,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Required, cast
+from typing import Annotated, Any, Literal, Required, cast
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
 
 from commsweep.config import SCHEMA, Run, current_names, parse, record, run_id, text_id
@@ -45,6 +46,11 @@ Text = Annotated[str, Field(strict=True)]
 Numbers = dict[Text, Number]
 
 
+def _moment(text: str) -> str:
+    datetime.fromisoformat(text)  # a ValueError says what is wrong with it
+    return text
+
+
 class Row(TypedDict, total=False):
     """The outcome of a run, as `training/record.py` builds it. Metrics are there only when it
     finished.
@@ -52,8 +58,8 @@ class Row(TypedDict, total=False):
 
     schema: Whole
     id: Required[Text]
-    status: Required[Text]
-    error: Text | None
+    status: Required[Literal["finished", "diverged", "failed", "oom", "timeout", "measured"]]
+    error: Annotated[Text, Field(max_length=10_000)] | None
     run: Required[dict[str, Any]]  # the Run, read back from the objects that ran
     metrics: Required[Numbers]
     steps: Whole
@@ -71,8 +77,8 @@ class Row(TypedDict, total=False):
     # what compression did to messages, by boundary and direction
     diagnosis: list[dict[Text, Text | Number | None]]
     device: Text
-    seconds: Required[Numbers]
-    when: Text
+    seconds: Required[dict[Text, Annotated[Number, Field(ge=0)]]]
+    when: Annotated[Text, AfterValidator(_moment)]
     inputs: dict[Text, Text]  # digests of what was loaded: data, weights
     run_id: Text  # of real processes, whose id is another: the Run's
     wiring: dict[str, Any]
@@ -157,11 +163,14 @@ class RunFolder:
         """Evaluations by epoch; a resumed run repeats some, and the later line counts."""
         by_epoch: dict[int, dict[str, Any]] = {}
         path = self.path / file
-        for line in path.read_bytes().splitlines() if path.exists() else []:
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
                 epoch = int(record["epoch"])
-            except (ValueError, KeyError, TypeError):  # torn by a crash, or damaged
+            except (ValueError, KeyError, TypeError):
+                if line.endswith(b"\n"):  # another one was torn by a crash, and is made again
+                    notice(f"'{path}': line {number} is no evaluation; it is left out")
                 continue
             if wrong := [key for key, value in record.items() if not _measured(key, value)]:
                 notice(
@@ -213,7 +222,9 @@ class RunFolder:
         try:
             content = read_json(path)
         except FileNotFoundError:
-            raise UserError(f"'{self.path}' has no run.json: not a run folder") from None
+            if (row := self.row()) is None:
+                raise UserError(f"'{self.path}' has no run.json: not a run folder") from None
+            content: dict[str, Any] = {**row}  # an outcome has the settings, too
         if not isinstance(content.get("run"), dict):
             raise Damaged(path, "no run in it")
         try:
@@ -344,7 +355,8 @@ class Store:
 
     def ids(self) -> list[str]:
         """Ids of all run folders, finished or not."""
-        return sorted(path.parent.name for path in self.root.glob("[!.]*/run.json"))
+        files = (*self.root.glob("[!.]*/run.json"), *self.root.glob("[!.]*/done.json"))
+        return sorted({path.parent.name for path in files})
 
     def rows(self) -> list[Row]:
         """The outcomes of all runs that have one, by id. A damaged file is named on stderr and left

@@ -12,10 +12,10 @@ import threading
 import pytest
 
 from commsweep.cli.main import main
-from commsweep.config import Execution, run_id
+from commsweep.config import Execution, override, run_id
 from commsweep.errors import UserError
-from commsweep.launching.launch import register
-from commsweep.registry import sweep
+from commsweep.launching.launch import adopt, register
+from commsweep.registry import preset, sweep
 from commsweep.store import Damaged, Store
 from commsweep.training.run import execute
 from tests.helpers import outcome, tiny
@@ -55,6 +55,10 @@ EDITS = {
     "other settings": (("run", "seed"), 9, "its settings are those of run"),
     "a setting that is none": (("run", "model", "cuts"), [float("nan")], "model.cuts"),
     "text in the diagnosis": (("diagnosis",), [3], "diagnosis.0"),
+    "a day for a moment": (("when",), "yesterday", "when is 'yesterday'"),
+    "seconds below zero": (("seconds",), {"train": -3.0}, "seconds.train is '-3.0'"),
+    "a status that is none": (("status",), "great", "status is 'great'"),
+    "an endless error": (("error",), "x" * 20_000, "at most 10000 characters"),
     "no number": (("metrics", "test_on_loss"), float("nan"), "metrics.test_on_loss is 'nan'"),
 }
 
@@ -93,6 +97,43 @@ def test_an_evaluation_that_is_no_number_costs_only_itself(store, capsys):
         handle.write('{"epoch": 2, "train_loss": {}}\n{"epoch": 3, "test_on_loss": "<script>"}\n')
     assert [one["epoch"] for one in folder.metrics()] == [1]
     assert "train_loss of epoch 2 is no number" in capsys.readouterr().err
+
+
+def test_a_line_that_is_no_evaluation_is_named_and_a_torn_last_one_is_not(store, capsys):
+    folder = recorded(store)
+    folder.append({"epoch": 1, "step": 1, "train_loss": 1.0})
+    with open(folder.path / "metrics.jsonl", "a") as handle:
+        handle.write('{"epo\n{"epoch": 2, "step"')
+    assert [record["epoch"] for record in folder.metrics()] == [1]
+    said = capsys.readouterr().err
+    assert "line 2 is no evaluation" in said and "line 3" not in said
+
+
+def test_an_outcome_without_run_json_is_found_and_shown(store, capsys):
+    folder = recorded(store)
+    (folder.path / "run.json").unlink()
+    assert store.find(folder.path.name[:6]).run() == tiny()
+    assert main(["list", "--store", str(store.root)]) == 0
+    assert folder.path.name in capsys.readouterr().out
+
+
+def test_a_damaged_row_does_not_keep_others_from_being_adopted(store, capsys):
+    damaged = recorded(store)
+    (damaged.path / "done.json").write_text("{}")
+    rows = [outcome(tiny(seed=seed), adopted="rows.csv") for seed in (0, 1)]
+    assert adopt("two", [tiny(), tiny(seed=1)], rows, store) == 1
+    assert "is damaged" in capsys.readouterr().err
+    assert store.folder(run_id(tiny(seed=1))).row()["adopted"] == "rows.csv"
+
+
+def test_memory_that_runs_out_while_a_model_is_built_is_an_outcome(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big.py").write_text(
+        "import torch\nfrom torch import nn\ndef net(s, c):\n    return nn.Linear(2**24, 2**26)\n"
+    )
+    changes = {"model.name": "own", "model.build": "big.py:net"}
+    row = execute(override(preset("synthetic"), changes), store, Execution("cpu"))
+    assert row["status"] == "oom" and "allocate" in row["error"] and row["steps"] == 0
 
 
 def test_what_is_not_finite_is_null_in_json(store):

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from commsweep.config import Run, parse, record, run_id
-from commsweep.errors import UserError, nearest
+from commsweep.errors import UserError, nearest, notice
 from commsweep.launching.executors.job import Job, Launched, missing
 from commsweep.launching.grid import setting, union
 from commsweep.store import Busy, Damaged, Row, Store, write_json
@@ -101,7 +101,12 @@ def adopt(name: str, runs: list[Run], rows: list[Row], store: Store) -> int:
     for row in rows:
         folder = store.folder(row["id"])
         with suppress(Busy), folder.locked():
-            if folder.row() is None:
+            try:
+                recorded = folder.row()
+            except Damaged as damage:
+                notice(f"{damage}; the others are adopted")
+                continue
+            if recorded is None:
                 if not (folder.path / "run.json").exists():
                     folder.begin(told[row["id"]], {"by": "sweep", "adopted": row["adopted"]})
                 folder.finish(row)

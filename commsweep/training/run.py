@@ -88,21 +88,26 @@ def execute(
             inputs.check(folder, run, recorded, execution)
             return recorded
         started = time.perf_counter()
-        parts = build(run, execution, folder.path)
+        device = execution.torch_device()
+        known = environment(str(device)) | {
+            "threads": torch.get_num_threads(),
+            "by": execution.by,
+            "compile": execution.compile,
+        }
+        try:
+            parts = build(run, execution, folder.path)
+        except Exception as fault:
+            if not _out_of_memory(fault):
+                raise
+            folder.begin(run, known)
+            made = _unbuilt(run, fault, device, time.perf_counter() - started)
+            folder.finish(made)
+            return made
         inputs.keep(folder, run, execution, parts.inputs)
-        folder.begin(
-            run,
-            environment(str(parts.device))
-            | {
-                "threads": torch.get_num_threads(),
-                "by": execution.by,
-                "compile": execution.compile,
-            },
-        )
+        folder.begin(run, known | {"threads": torch.get_num_threads()})
         try:
             made = _outcome(run, parts, folder, execution, stopping)
         finally:  # the next run of this process needs the room
-            device = parts.device
             del parts
             gc.collect()
             if device.type == "cuda":
@@ -526,11 +531,29 @@ def _check_buffers(execution: Execution, folder: Path, by_sample: int) -> None:
         )
 
 
-def _out_of_memory(fault: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or on the host (where torch raises a plain RuntimeError)."""
-    return isinstance(
-        fault, (torch.OutOfMemoryError, MemoryError)
-    ) or "can't allocate memory" in told(fault)
+def _out_of_memory(fault: BaseException | None) -> bool:
+    """Whether memory ran out, on a GPU or on the host (where torch raises a plain RuntimeError), be
+    it in own code whose fault was told in other words.
+    """
+    if fault is None:
+        return False
+    memory = isinstance(fault, (torch.OutOfMemoryError, MemoryError))
+    return memory or "can't allocate memory" in told(fault) or _out_of_memory(fault.__context__)
+
+
+def _unbuilt(run: Run, fault: Exception, device: torch.device, seconds: float) -> Row:
+    """The row of a run for whose model or data there was no memory."""
+    return row(
+        run,
+        OOM,
+        told(fault),
+        ran=None,
+        evaluations=[],
+        steps=0,
+        totals={"boundaries": {}, "gradients": {}},
+        seconds={"train": 0.0, "wall": seconds},
+        device=device,
+    )
 
 
 @cache
