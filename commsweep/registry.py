@@ -229,6 +229,7 @@ def _named(room: str, attribute: str, what: str, valid: Callable[[Any], bool]) -
     """All entries of the dictionaries of this name; a project's hide those that are shipped."""
     found: dict[str, Any] = {}
     origin: dict[str, Path] = {}
+    hidden: dict[tuple[Path, Path], list[str]] = {}
     for path, module in _modules(room):
         entries = getattr(module, attribute, {})
         if not isinstance(entries, dict):
@@ -237,11 +238,12 @@ def _named(room: str, attribute: str, what: str, valid: Callable[[Any], bool]) -
             if not valid(value):
                 raise UserError(f"'{path}': {attribute}['{name}'] is not {what}")
             if name in origin:
-                notice(
-                    f"'{name}' is taken from '{path}'; '{origin[name]}' has one of that name, too"
-                )
+                hidden.setdefault((path, origin[name]), []).append(name)
             found[name] = value
             origin[name] = path
+    for (path, other), names in hidden.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        notice(f"'{path}' is taken for {', '.join(names[:3])}{more}; '{other}' has them, too")
     return found
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Required, cast
+from typing import Annotated, Any, Required, cast
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
@@ -36,6 +36,7 @@ from commsweep.errors import UserError, notice
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 OOM, TIMEOUT = "oom", "timeout"  # out of memory; stopped after the time it was given
 UNFINISHED = (DIVERGED, OOM, TIMEOUT, FAILED)  # outcomes without a number
+OUTCOMES = (FINISHED, *UNFINISHED, "measured")  # the last one of processes that were timed
 WITHOUT_OUTCOME = ("missing", "interrupted", "running", "damaged")
 CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry continues from it
 
@@ -44,6 +45,12 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
 Numbers = dict[Text, Number]
+
+
+def _outcome(text: str) -> str:
+    if text not in OUTCOMES:
+        raise ValueError(f"none of {', '.join(OUTCOMES)}")
+    return text
 
 
 def _moment(text: str) -> str:
@@ -58,7 +65,7 @@ class Row(TypedDict, total=False):
 
     schema: Whole
     id: Required[Text]
-    status: Required[Literal["finished", "diverged", "failed", "oom", "timeout", "measured"]]
+    status: Required[Annotated[Text, AfterValidator(_outcome)]]
     error: Annotated[Text, Field(max_length=10_000)] | None
     run: Required[dict[str, Any]]  # the Run, read back from the objects that ran
     metrics: Required[Numbers]
@@ -170,7 +177,8 @@ class RunFolder:
                 epoch = int(record["epoch"])
             except (ValueError, KeyError, TypeError):
                 if line.endswith(b"\n"):  # another one was torn by a crash, and is made again
-                    notice(f"'{path}': line {number} is no evaluation; it is left out")
+                    why = "torn by a crash, or damaged; it is left out"
+                    notice(f"'{path}': line {number} is no evaluation ({why})")
                 continue
             if wrong := [key for key, value in record.items() if not _measured(key, value)]:
                 notice(
@@ -567,6 +575,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
+    except OSError as error:  # a full disk names no file by itself
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -57,7 +57,7 @@ EDITS = {
     "text in the diagnosis": (("diagnosis",), [3], "diagnosis.0"),
     "a day for a moment": (("when",), "yesterday", "when is 'yesterday'"),
     "seconds below zero": (("seconds",), {"train": -3.0}, "seconds.train is '-3.0'"),
-    "a status that is none": (("status",), "great", "status is 'great'"),
+    "a status that is none": (("status",), "great", "status is 'great': value error, none of"),
     "an endless error": (("error",), "x" * 20_000, "at most 10000 characters"),
     "no number": (("metrics", "test_on_loss"), float("nan"), "metrics.test_on_loss is 'nan'"),
 }

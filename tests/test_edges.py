@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from commsweep.config import Execution, run_id
 from commsweep.errors import UserError
 from commsweep.integrations.measure import codec
 from commsweep.launching import search as searching
+from commsweep.launching.launch import register
 from commsweep.registry import project
-from commsweep.store import FAILED
+from commsweep.store import FAILED, write_json
 from commsweep.training.delay import stages_of
 from commsweep.training.run import execute
 from tests.helpers import tiny
@@ -150,3 +152,24 @@ def test_tern_sends_a_constant_message_only_without_its_clip():
     x = torch.full((4, 64), 3.0)
     assert not build({"kind": "tern"}).roundtrip(x).any()
     assert torch.equal(build({"kind": "tern", "clip": 0.0}).roundtrip(x), x)
+
+
+def test_a_setting_that_is_said_twice_is_asked_about(tmp_path, capsys):
+    spec = '{"kind": "topk", "ratio": 0.1, "ratio": 0.5}'
+    assert main(["compress", "--spec", spec, "in.npy", str(tmp_path / "out.npy")]) == 2
+    assert "--spec says ratio twice" in capsys.readouterr().err
+
+
+def test_a_sweep_s_name_is_one_line(tmp_path, store):
+    with pytest.raises(UserError, match=r"sweep name 'a\\nb' cannot be a file name"):
+        register("a\nb", [tiny()], store)
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as fault:
+        write_json(tmp_path / "row.json", {})
+    assert fault.value.filename == str(tmp_path / "row.json")

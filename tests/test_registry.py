@@ -56,7 +56,7 @@ def test_a_projects_name_wins_and_says_so(folder, capsys):
     write(folder / "experiments" / "a.py", MINE.replace("NAME", "digits"))
     assert preset("digits").epochs == 3
     told = capsys.readouterr().err
-    assert f"'digits' is taken from '{folder / 'experiments' / 'a.py'}'" in told
+    assert f"'{folder / 'experiments' / 'a.py'}' is taken for digits; " in told
 
 
 def test_somebody_elses_folder_of_the_same_name_is_not_executed(folder):

@@ -5,7 +5,7 @@ the crossing.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,21 @@ from commsweep.feedback.memory import Keys, MappedMemory
 from commsweep.modules import NamedModules
 
 Shapes = dict[str, torch.Size]
+
+
+class Switch:
+    """Whether boundaries are in a model; copies of the model share it."""
+
+    def __init__(self) -> None:
+        self.value = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Switch:
+        return self
+
+
+def _while(on: Switch, hook: Callable[..., Any], *args: Any) -> Any:
+    """What a forward hook returns, while the boundaries are in."""
+    return hook(*args) if on.value else None
 
 
 class Boundaries(NamedModules[Boundary], Component):
@@ -54,6 +69,7 @@ class Boundaries(NamedModules[Boundary], Component):
         super().__init__()
         self.step, self.own = Step(), set(own)
         self.hooks: list[RemovableHandle] = []
+        self.on = Switch()
         for turn, (cut, module) in enumerate(modules.items()):
             if only is not None and cut not in only:
                 continue
@@ -80,7 +96,8 @@ class Boundaries(NamedModules[Boundary], Component):
             self[cut.replace(".", "_")] = boundary
             # the closure, not the module, is hooked: the boundary is no child of the model
             if only is None:
-                self.hooks.append(module.register_forward_hook(partial(crossed, boundary.forward)))
+                cross = partial(crossed, boundary.forward)
+                self.hooks.append(module.register_forward_hook(partial(_while, self.on, cross)))
 
     def begin(
         self, number: int, samples: Tensor, epoch: int = 0, device: torch.device | str = "cpu"
@@ -282,6 +299,8 @@ class Inserted(Boundaries):
         self._told = numbers.detach().cpu().long()
 
     def _entered(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.on.value:
+            return
         batch = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
         if not (model.training and torch.is_grad_enabled()) or batch is None or batch.is_meta:
             self._set(self.epoch, self.looks, self.step.compress, None, training=False)
@@ -324,7 +343,8 @@ class Inserted(Boundaries):
         return numbers
 
     def remove(self) -> None:
-        """Take the boundaries out of the model; what they counted stays."""
+        """Take the boundaries out of the model, and of its copies; what they counted stays."""
+        self.on.value = False
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -362,6 +382,12 @@ def insert(
     for cut in links:
         if cut not in known or not cut:
             raise UserError(f"the model has no module '{cut}'{nearest(cut, known)}")
+        for hook in known[cut]._forward_hooks.values():
+            if getattr(hook, "func", None) is _while and hook.args[0].value:  # pyright: ignore[reportFunctionMemberAccess]
+                raise UserError(
+                    f"module '{cut}' has a boundary already, and its messages would be counted "
+                    "twice; take that out first: boundaries.remove()"
+                )
     wanted = {cut: parse_links(link, f"links.{cut}") for cut, link in links.items()}
     for cut, one in wanted.items():
         if one.fwd.compressor.kind == "subspace":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from commsweep.cli.options import folder, whole, writable
 from commsweep.errors import UserError
@@ -52,7 +53,7 @@ def _compress(args: argparse.Namespace) -> int:
 
     writable(args.output, file=True)
     try:
-        spec = json.loads(args.spec)
+        spec = json.loads(args.spec, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f'--spec is not JSON ({error}); write for instance \'{{"kind": "topk", "ratio": 0.1}}\''
@@ -101,3 +102,10 @@ def _compress(args: argparse.Namespace) -> int:
         + ", ".join(f"{name} {size:,}" for name, size in out["parts"].items())
     )
     return 0
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--spec says {twice[0]} twice; which one is meant?")
+    return dict(pairs)

@@ -24,8 +24,8 @@ def register(name: str, runs: list[Run], store: Store) -> None:
     """Note in the store which runs the sweep names, so that analysis can show a missing cell as
     missing.
     """
-    if "/" in name or name.startswith("."):
-        raise UserError(f"sweep name '{name}' cannot be a file name")
+    if "/" in name or name.startswith(".") or not name.isprintable():
+        raise UserError(f"sweep name {name!r} cannot be a file name")
     with store.changing_sweeps():  # another launch may have given it seeds since this one looked
         try:
             known = added(name, runs, store)

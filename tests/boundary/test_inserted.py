@@ -162,3 +162,19 @@ def test_a_batch_that_is_too_large_is_one_line():
         UserError, match="a batch of 9 rows: the boundaries were made for at most 8"
     ):
         step(model, batch(9))
+
+
+def test_a_copy_of_the_model_is_plain_once_the_boundaries_are_out_and_two_are_refused():
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(4, 6)
+    plain = model(x)
+    links = {"0": {"fwd": {"compressor": {"kind": "zero"}}}}
+    boundaries = insert(model, links, x[:1], 4)
+    twin = copy.deepcopy(model)
+    assert not torch.equal(model(x), plain) and not torch.equal(twin(x), plain)
+    with pytest.raises(UserError, match="module '0' has a boundary already"):
+        insert(model, links, x[:1], 4)
+    boundaries.remove()
+    assert torch.equal(model(x), plain) and torch.equal(twin(x), plain)
+    insert(model, links, x[:1], 4)
+    assert not torch.equal(model(x), plain)
