@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LAUNCH = "COMMSWEEP_LAUNCH"  # in the environment of every process of a launch
 MEETING = "COMMSWEEP_MEETING"  # the file through which processes of one machine find each other
+A_DAY = 86_400.0  # seconds
 GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
 
 
@@ -115,6 +116,10 @@ def local(
     """(commands, environments) of so many processes on this machine. They meet through a file, and
     their messages go through the loopback interface: nobody else can reach them.
     """
+    for left in folder.path.glob(".meeting-*"):  # of killed launches
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > A_DAY:
+                left.unlink()
     meeting = folder.path / f".meeting-{os.getpid()}-{secrets.token_hex(4)}"
     common = {
         "WORLD_SIZE": str(count),

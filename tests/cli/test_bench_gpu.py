@@ -44,6 +44,7 @@ def test_a_device_that_computes_otherwise_is_seen(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_part_of_it_measures():
     made = list(gpu.bench("cpu", LITTLE))
     names = " ".join(result.name for result in made)

@@ -21,6 +21,7 @@ import pytest
 from commsweep.cli.main import main
 from commsweep.config import Execution, run_id
 from commsweep.launching.executors import slurm
+from commsweep.launching.executors.job import Interrupts
 from commsweep.launching.launch import launch, register
 from commsweep.store import Store
 from tests.helpers import tiny
@@ -312,3 +313,11 @@ def test_a_clock_that_is_set_back_or_forward_times_nothing_out(store, monkeypatc
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 1e6)
     assert launch([tiny(), tiny(seed=1)], store, HOW, 1, timeout=100).outcomes == {"finished": 2}
+
+
+def test_sigterm_ends_a_launch_as_a_second_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), Interrupts(lambda: None, print) as interrupts:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert not interrupts.asked and signal.getsignal(signal.SIGTERM) is before

@@ -88,8 +88,8 @@ def record_end(run: Run, store: Store, status: str, error: str) -> dict[str, Any
 
 
 class Interrupts:
-    """While entered, the first Ctrl-C asks for an end (`asked`, `on_first`), the second raises
-    KeyboardInterrupt.
+    """While entered, the first Ctrl-C asks for an end (`asked`, `on_first`); the second, and SIGTERM,
+    raise KeyboardInterrupt.
     """
 
     def __init__(self, on_first: Callable[[], None], notice: Callable[[str], None]) -> None:
@@ -101,8 +101,8 @@ class Interrupts:
             self.asked = True
             self.on_first()
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.asked or number == signal.SIGTERM:
             raise KeyboardInterrupt
         self.ask()
         self.notice("stopping after the current epochs, with checkpoints; Ctrl-C again stops now")
@@ -111,12 +111,14 @@ class Interrupts:
         # signals are the main thread's
         self.here = threading.current_thread() is threading.main_thread()
         if self.here:
-            self.before = signal.signal(signal.SIGINT, self._handle)
+            known = (signal.SIGINT, signal.SIGTERM)
+            self.before = {number: signal.signal(number, self._handle) for number in known}
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.here:
-            signal.signal(signal.SIGINT, self.before)
+            for number, handler in self.before.items():
+                signal.signal(number, handler)
 
 
 class StopFile:

@@ -257,6 +257,7 @@ def _serve(
 ) -> None:
     """A worker's life: one cell after another until the launcher hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     from commsweep.training.run import execute
@@ -265,7 +266,10 @@ def _serve(
     gc.freeze()
     execution = replace(execution, cores=threads)
     store = Store(root)
-    pipe.send({"status": "ready"})
+    try:
+        pipe.send({"status": "ready"})
+    except BrokenPipeError:  # all cells were done before this worker was ready
+        return
     while True:
         try:
             settings = pipe.recv()
