@@ -109,7 +109,13 @@ def late() -> dict[str, Run]:
             **TEXT | {"epochs": 2},
         ),
         "late-text-stages": linked(TOPK, MASK, delay__kind="stages", **TEXT),
-        "late-many": tiny(microbatches=8, delay__steps=1, data__batch_size=40, **IMAGES),
+        "late-many": tiny(
+            microbatches=8,
+            delay__steps=1,
+            data__batch_size=40,
+            data__drop_last=True,
+            **IMAGES,
+        ),
     }
 
 

@@ -88,8 +88,8 @@ def record_end(run: Run, store: Store, status: str, error: str) -> dict[str, Any
 
 
 class Interrupts:
-    """While entered, the first Ctrl-C asks for an end (`asked`, `on_first`); the second, and SIGTERM,
-    raise KeyboardInterrupt.
+    """While entered, the first Ctrl-C asks for an end (`asked`, `on_first`); the second raises
+    KeyboardInterrupt, as SIGTERM does at once.
     """
 
     def __init__(self, on_first: Callable[[], None], notice: Callable[[str], None]) -> None:
