@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from commsweep.reporting import worth
 from commsweep.store import UNFINISHED
 
 ON, OFF = "test_on_acc", "test_off_acc"
@@ -159,7 +160,9 @@ def _short(value: float) -> str:
 
 
 def settings_table(frame: pd.DataFrame) -> Table:
-    """Every setting of any sweep: what it sends and how it scores, dense first, then the best."""
+    """Every setting of any sweep: what it keeps of the message's worth, where the sweep has the
+    control; how it scores and what it sends; dense first, then the best.
+    """
     scored = [(ON, OFF, PERCENT, "accuracy %")] if ON in frame and frame[ON].notna().any() else []
     if "test_on_ppl" in frame and frame["test_on_ppl"].notna().any():
         scored.append(("test_on_ppl", "test_off_ppl", PLAIN, "perplexity"))
@@ -171,6 +174,7 @@ def settings_table(frame: pd.DataFrame) -> Table:
             "Data",
             "Setting",
             "score",
+            "worth kept",
             "compressed inference",
             "dense inference",
             "seeds",
@@ -180,8 +184,9 @@ def settings_table(frame: pd.DataFrame) -> Table:
             "gradients (rate)",
         ],
     )
-    made = []
+    made, keeps = [], worth.of_settings(frame)
     for method, rows in frame.groupby("method", sort=False):
+        own = keeps.get(str(rows.setting_id.iloc[0]))
         for on, off, unit, what in scored or [(ON, OFF, PERCENT, "")]:
             score = cell(rows, on, unit)
             if len(scored) > 1 and not score.values:
@@ -200,6 +205,7 @@ def settings_table(frame: pd.DataFrame) -> Table:
                         rows["data.name"].iloc[0],
                         str(method),
                         what,
+                        own.text() if own else "-",
                         score,
                         cell(rows, off, unit),
                         str(len(score.values)),
@@ -212,7 +218,7 @@ def settings_table(frame: pd.DataFrame) -> Table:
             if not score.values:
                 break
     table.rows = [row for _, row in sorted(made, key=lambda one: one[0])]
-    for column in (10, 3, 1, 0):  # what is the same everywhere says nothing
+    for column in (11, 4, 3, 1, 0):  # what is the same everywhere says nothing
         if len(
             {row[column] if isinstance(row[column], str) else "." for row in table.rows}
         ) < 2 and all(isinstance(row[column], str) for row in table.rows):

@@ -1,0 +1,91 @@
+"""The share of a message's worth that is kept: its value, and the coverage of its interval."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commsweep.config import override, run_id
+from commsweep.reporting import results
+from commsweep.reporting.table import settings_table
+from commsweep.reporting.worth import kept, of_settings
+from tests.helpers import outcome, tiny
+
+LOSSES = st.lists(st.floats(0.5, 3.0), min_size=2, max_size=8)
+
+
+@given(LOSSES, st.floats(0.2, 2.0))
+def test_dense_keeps_all_nothing_keeps_none_and_harm_is_below(denses, worth):
+    controls = [loss + worth for loss in denses]
+    assert kept(controls, denses, denses).percent == pytest.approx(100)
+    assert kept(controls, controls, denses).percent == pytest.approx(0)
+    harm = kept(controls, [loss + worth for loss in controls], denses)
+    assert harm.percent == pytest.approx(-100) and harm.tells
+    accuracies = kept(*([-x for x in part] for part in (controls, denses, denses)))
+    assert accuracies.percent == pytest.approx(100)
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+@pytest.mark.parametrize(("share", "noise"), [(0.8, 0.05), (0.1, 0.1), (-0.5, 0.1)])
+def test_the_interval_holds_the_share_in_95_of_100_experiments(n, share, noise):
+    """Losses of a seed scatter together, and each arm by itself."""
+    rng, inside, told = np.random.default_rng(n), 0, 0
+    for _ in range(2000):
+        seed = rng.normal(0, 0.2, n)
+        arm = [rng.normal(0, noise, n) for _ in range(3)]
+        dense, control = 2.0 + seed + arm[0], 2.6 + seed + arm[1]
+        score = 2.6 - share * 0.6 + seed + arm[2]
+        found = kept(control, score, dense)
+        if found.tells:
+            told += 1
+            inside += found.low <= 100 * share <= found.high
+    assert told > 1500 and inside / told == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_model_without_worth_says_that_it_cannot_tell():
+    found = kept([1.0, 1.2, 0.9], [1.1, 1.0, 1.0], [1.0, 1.1, 1.0])
+    assert not found.tells and found.text() == "cannot tell"
+    assert kept([2.0], [1.5], [1.0]).text() == "50 %"
+
+
+def test_each_setting_is_held_against_the_control_of_its_direction():
+    arms = {
+        "dense": ({}, 0.9),
+        "no gradients": ({"bwd.compressor.kind": "zero"}, 0.5),
+        "no activations": ({"fwd.compressor.kind": "zero"}, 0.1),
+        "topk back": ({"bwd.compressor.kind": "topk"}, 0.7),
+        "topk forth": ({"fwd.compressor.kind": "topk"}, 0.7),
+        "both": ({"fwd.compressor.kind": "topk", "bwd.compressor.kind": "sign"}, 0.3),
+    }
+    rows, ids = [], {}
+    for name, (changes, accuracy) in arms.items():
+        for seed in range(3):
+            run = override(tiny(seed=seed), changes)
+            score = accuracy + 0.001 * seed
+            rows.append(outcome(run, metrics={"test_on_acc": score, "test_off_acc": score}))
+        ids[name] = run_id(override(tiny(), changes))
+    frame = results.named(pd.DataFrame([results._flat(row) for row in rows]))
+    found = of_settings(frame)
+    setting = dict(zip(frame.id, frame.setting_id, strict=True))
+    percents = {name: found[setting[ids[name]]].percent for name in arms}
+    assert percents == pytest.approx(
+        {
+            "dense": 100,
+            "no gradients": 0,
+            "no activations": 0,
+            "topk back": 50,
+            "topk forth": 75,
+            "both": -50,
+        }
+    )
+    table = settings_table(frame)
+    assert "worth kept" in table.header
+    assert not any(math.isnan(kept.percent) for kept in found.values())
+    control = frame[["fwd.compressor.kind", "bwd.compressor.kind"]].eq("zero").any(axis=1)
+    without = frame[~control]
+    assert "worth kept" not in settings_table(without).header and not of_settings(without)
