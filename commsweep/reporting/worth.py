@@ -39,8 +39,9 @@ class Kept:
         """For a table: "79 % [75, 83]"."""
         if self.n > 1 and not self.tells:
             return "cannot tell"
-        ends = "" if self.low is None else f" [{self.low:.0f}, {self.high:.0f}]"
-        return f"{self.percent:.0f} %{ends}"
+        if self.low is None or self.high is None:
+            return f"{round(self.percent)} %"
+        return f"{round(self.percent)} % [{round(self.low)}, {round(self.high)}]"
 
 
 def kept(controls: Sequence[float], scores: Sequence[float], denses: Sequence[float]) -> Kept:
