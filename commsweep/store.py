@@ -86,6 +86,7 @@ class Row(TypedDict, total=False):
     device: Text
     seconds: Required[dict[Text, Annotated[Number, Field(ge=0)]]]
     when: Annotated[Text, AfterValidator(_moment)]
+    environment: dict[Text, Text]  # what the last bits depend on: processor, torch, commit
     inputs: dict[Text, Text]  # digests of what was loaded: data, weights
     run_id: Text  # of real processes, whose id is another: the Run's
     wiring: dict[str, Any]

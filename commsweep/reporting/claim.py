@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from statistics import median
 from typing import Any
 
 import pandas as pd
 
-from commsweep.reporting.results import CHANCE, base, distinct
+from commsweep.reporting.results import CHANCE, base, distinct, surroundings
 from commsweep.reporting.statistics import (
     LEVEL,
     LOOKS,
@@ -48,6 +49,7 @@ MIN_SEEDS = 3
 SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
 PARTLY = "partly supported"  # of a claim: some effects hold, others do not or are undecided
 NOT_SEEN = "not seen at this scale"  # what a paper claims of larger trainings than these
+EXPLORED = "explored after the runs"  # of a claim that was not written down before them
 NOT_ENOUGH, NOT_EVALUABLE = "not enough runs", "not evaluable"
 # Of arms that do not say otherwise; a ratio, bits and a scale always say.
 DEFAULTS = {
@@ -224,6 +226,11 @@ class Claim:
     # The paper that claims it, of larger trainings than ours; "" of our own; None: as its module.
     source: str | None = None
     scale: str = ""  # what was trained here
+    # When it was written down, "2026-11-27T14:04:00+00:00", and in which commit; "": not before
+    # its runs.
+    registered: str = ""
+    commit: str = ""
+    first_run: str | None = None  # when the first of its runs ended, where all rows say so
 
     @property
     def verdict(self) -> str:
@@ -244,6 +251,16 @@ class Claim:
         if self.verdict == CONTRADICTED and self.source:
             return NOT_SEEN
         return self.verdict if self.verdict != PARTLY else self.counted
+
+    @property
+    def origin(self) -> str:
+        """Whether the claim was there before its runs, for people."""
+        if self.source:
+            return "published by the paper"
+        if not self.registered or self.first_run is None:
+            return EXPLORED
+        written, ran = map(datetime.fromisoformat, (self.registered, self.first_run))
+        return f"registered, commit {self.commit}" if written < ran else EXPLORED
 
     @property
     def counted(self) -> str:
@@ -288,8 +305,19 @@ class Claim:
             "scale": self.scale,
             "verdict": self.verdict,
             "answer": self.answer,
+            "origin": self.origin,
             "effects": effects,
         }
+
+
+def date(claims: list[Claim], frame: pd.DataFrame) -> list[Claim]:
+    """The claims with the time of their first run, where each of their rows has one."""
+    when = dict(zip(frame.id, frame["when"], strict=True)) if "when" in frame else {}
+    for claim in claims:
+        ended = [str(when.get(name)) for effect in claim.effects for name in effect.ids]
+        if ended and all(moment[:1].isdigit() for moment in ended):
+            claim.first_run = min(ended, key=datetime.fromisoformat)
+    return claims
 
 
 def adjust(claims: list[Claim], looks: Looks | None = None) -> list[Claim]:
@@ -364,15 +392,20 @@ def weighted(
     parts = [_arm(frame, wanted, metric, guess) for _, wanted in arms]
     if any(part.empty for part in parts):
         return [Effect(what, digits=digits, **region)]
-    pairs = parts[0][["seed", "base"]].assign(sum=0.0, diverged=True, ids="", kind="")
+    columns = ["seed", "base", "id", "score", "diverged", "surroundings"]
+    pairs = parts[0][["seed", "base", "surroundings"]].assign(
+        sum=0.0, diverged=True, ids="", kind=""
+    )
     for (factor, _), part in zip(arms, parts, strict=True):
-        pairs = pairs.merge(part[["seed", "base", "id", "score", "diverged"]], on=["seed", "base"])
+        pairs = pairs.merge(part[columns], on=["seed", "base"])
+        pairs = pairs[_alike(pairs.surroundings_x, pairs.surroundings_y)]
         pairs = pairs.assign(
+            surroundings=pairs.surroundings_x.fillna(pairs.surroundings_y),
             sum=pairs["sum"] + factor * pairs.score,
             diverged=pairs.diverged_x & pairs.diverged_y,
             ids=pairs.ids + " " + pairs.id,
             id_a=pairs.id,
-        )[["seed", "base", "sum", "diverged", "ids", "id_a", "kind"]]
+        )[["seed", "base", "sum", "diverged", "ids", "id_a", "kind", "surroundings"]]
     titles = _titles(frame, pairs) if len(pairs) else {}
     effects = []
     for training, own in pairs.groupby("base", sort=False):
@@ -433,6 +466,8 @@ def paired(
     if left.empty or right.empty:
         return [made(what)]
     pairs = left.merge(right, on=["seed", "base"], suffixes=("_a", "_b"))
+    if "surroundings_a" in pairs:
+        pairs = pairs[_alike(pairs.surroundings_a, pairs.surroundings_b)]
     pairs = pairs[
         (pairs.kind_a == pairs.kind_b) | (pairs.kind_a == "none") | (pairs.kind_b == "none")
     ]
@@ -455,6 +490,11 @@ def paired(
         effect.ids, effect.lost = sorted({*own.id_a, *own.id_b}), int((~own.compared).sum())
         effects.append(effect)
     return effects
+
+
+def _alike(one: pd.Series, other: pd.Series) -> pd.Series:
+    """Whether two runs were executed in the same environment, as far as their rows say."""
+    return (one == other).fillna(False) | one.isna() | other.isna()
 
 
 def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -507,6 +547,7 @@ def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.D
             ),
         }
     )
+    out["surroundings"] = surroundings(chosen)
     out["diverged"] = chosen.status == "diverged"
     out["score"] = chosen[metric].where(chosen.status == "finished", guess)
     return out
@@ -541,7 +582,7 @@ def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | Non
         lines.append("No claim of the papers has runs in this sweep.")
     for claim in claims:
         lines += [
-            f"- **{claim.name}: {claim.answer}.** {claim.statement}{claim.where}",
+            f"- **{claim.name}: {claim.answer}** ({claim.origin}). {claim.statement}{claim.where}",
             *(f"  - {effect.text()}: {effect.judged()}" for effect in claim.effects),
         ]
         if commands and claim.name in commands:

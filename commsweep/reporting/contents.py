@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from commsweep.config import own
 from commsweep.errors import UserError, nearest
 from commsweep.registry import is_shipped, papers
-from commsweep.reporting.claim import Claim, Looks, adjust
+from commsweep.reporting.claim import Claim, Looks, adjust, date
 from commsweep.reporting.figure import GENERAL
 from commsweep.reporting.results import scale
 from commsweep.reporting.table import Table, settings_table
@@ -75,7 +75,7 @@ def all_claims(
                     f"--claims '{mine}': claim {claim.name} compares no arms; give it effects, as "
                     "difference() makes them, or leave it out"
                 )
-        return adjust(list(made), looks)
+        return adjust(date(list(made), frame), looks)
     made = []
     for _, rows, paper in _present(frame, only):
         if is_shipped(paper.__name__):
@@ -87,10 +87,12 @@ def all_claims(
             for claim in found if isinstance(found, list) else [found]:
                 if claim.source is None:
                     claim.source = getattr(paper, "SOURCE", "")
+                registered = getattr(paper, "REGISTERED", {})
+                claim.registered, claim.commit = registered.get(claim.name, ("", ""))
                 if claim.has_runs:
                     claim.scale = scale(rows)
                     made.append(claim)
-    return adjust(made, looks)
+    return adjust(date(made, frame), looks)
 
 
 def all_figures(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.errors import UserError
-from commsweep.reporting.claim import shown
+from commsweep.reporting.claim import EXPLORED, shown
 from commsweep.reporting.statistics import Region
 from commsweep.store import read_json
 
@@ -83,7 +83,7 @@ def _section(folder: str, claim: Told, link: str) -> list[str]:
     scale = f" {claim['scale']}." if claim.get("scale") else ""
     lines = [
         f"{claim['statement']} **{_capital(claim['answer'])}** ({claim['claim']}, "
-        f"[{folder}]({link}/{folder}/claims.md)).{scale}",
+        f"{claim.get('origin', EXPLORED)}, [{folder}]({link}/{folder}/claims.md)).{scale}",
         "",
         "| effect | claimed | mean [95 %] | n | verdict |",
         "|---|---|---|---|---|",

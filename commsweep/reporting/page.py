@@ -225,7 +225,7 @@ def _claim(claim: Claim) -> str:
     return (
         f'<p class="claim"><span class="badge {claim.verdict.split()[0]}">{claim.answer}</span> '
         f'<b>{escape(claim.name)}.</b> {escape(claim.statement)}<span class="faint">'
-        f"{escape(claim.where)}</span></p>{lines}"
+        f"{escape(claim.where)} ({escape(claim.origin)})</span></p>{lines}"
     )
 
 

@@ -97,11 +97,13 @@ def _row(line: dict[str, str], run: Run, source: str) -> Row:
         "metrics": {},
         "seconds": {},
     }
+    if line.get("when"):
+        row["when"] = line["when"]
     diagnosis: dict[str, dict[str, Any]] = {}
     for name, text in line.items():
         part, _, key = name.partition(".")
-        if text and part == "inputs":
-            row.setdefault("inputs", {})[key] = text
+        if text and part in ("inputs", "environment"):
+            row.setdefault(part, {})[key] = text
         if not text or not (part in (*PARTS, "boundary", "diagnosis") or name.startswith(SCORES)):
             continue
         value = _number(name, text)

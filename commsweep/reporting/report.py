@@ -137,7 +137,8 @@ def write(
         ):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     drawn = more.figures + list(contents.all_figures(frame, curves, papers))
-    made.note = results.uneven(frame)
+    notes = (results.uneven(frame), results.mixed_surroundings(frame))
+    made.note = " ".join(note for note in notes if note)
     counts = frame.status.value_counts()
     made.ran = (
         f"{sweep}: {results.scale(frame)}; {frame.method.nunique()} settings, "

@@ -174,6 +174,25 @@ def uneven(frame: pd.DataFrame) -> str:
     return f"Most settings have {_seeds(usual)}; {'; '.join(more)}."
 
 
+def surroundings(frame: pd.DataFrame) -> pd.Series:
+    """Processor and torch of each run, as one text; NA where a row does not say."""
+    names = ("environment.processor", "environment.torch")
+    if any(name not in frame for name in names):
+        return pd.Series(pd.NA, frame.index, dtype=object)
+    return frame[names[0]] + ", torch " + frame[names[1]]
+
+
+def mixed_surroundings(frame: pd.DataFrame) -> str:
+    """In a sentence, that runs were executed in several environments; "" where they were not."""
+    known = surroundings(frame).dropna().unique()
+    if len(known) < 2:
+        return ""
+    return (
+        f"Runs come from {len(known)} environments ({'; '.join(sorted(known))}); pairs are formed "
+        "within one."
+    )
+
+
 NAMED = 6  # of settings, in a sentence
 
 
@@ -259,6 +278,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
         "status": row["status"],
         "error": row.get("error"),
         "steps": row.get("steps"),
+        "when": row.get("when"),
     }
     settings = flatten(row["run"])
     first = flatten(first_names(row["run"]))
@@ -269,7 +289,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     out |= row.get("metrics", {}) | {
         f"inputs.{name}": digest for name, digest in row.get("inputs", {}).items()
     }
-    for part in ("bytes", "seconds", "speed", "gradients"):
+    for part in ("environment", "bytes", "seconds", "speed", "gradients"):
         out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
     out |= {f"second_order.{key}": value for key, value in row.get("kfac", {}).items()}
     out |= {

@@ -51,6 +51,7 @@ def row(
         "speed": speed(totals["boundaries"], seconds["train"], tokens),
         "device": str(device),
         "seconds": {key: round(value, 4) for key, value in seconds.items()},
+        "environment": provenance(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         **more,
     }
@@ -88,6 +89,31 @@ def speed(ledger: dict[str, dict[str, int]], seconds: float, tokens: int) -> dic
                 sum(b[side] for b in ledger.values()) / len(ledger) / (samples * tokens)
             )
     return out
+
+
+@cache
+def provenance() -> dict[str, str]:
+    """What the last bits of an outcome depend on beside its settings and its device."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    found = {
+        "processor": f"{processor()}, {capability}",
+        "torch": torch.__version__.split("+")[0],
+        "commsweep": version("commsweep"),
+    }
+    commit = environment("cpu")["commit"]
+    return found | ({"commit": commit[:12]} if commit else {})
+
+
+def processor() -> str:
+    """The processor's maker, family and model, by which libraries choose their kernels."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+        told = {
+            key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)
+        }
+        return " ".join(told[key] for key in ("vendor_id", "cpu family", "model"))
+    except (OSError, KeyError):
+        return platform.processor() or platform.machine()
 
 
 @cache
