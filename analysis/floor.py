@@ -9,13 +9,18 @@ points of test accuracy.
 from __future__ import annotations
 
 import math
+from statistics import mean
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import DENSE, Claim, Effect, Wanted, weighted
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw
 from commsweep.reporting.results import is_text, plain
 from commsweep.reporting.table import ON, Table
+from commsweep.reporting.worth import Kept, of_settings
 
 from .bias import LARGE, LOSS
 
@@ -181,4 +186,65 @@ def z8(frame: pd.DataFrame) -> Claim:
 # When each claim was written down, and the commit that first held it.
 REGISTERED = {f"Z{number}": ("2026-11-27T14:02:54+00:00", "bacd491") for number in range(1, 9)}
 CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8]
-FIGURES = {}
+
+
+# Figures.
+
+SHOWN = (-260, 130)  # percent; what lies farther is drawn at the edge
+TRAININGS = {
+    "gpt2-nano": "GPT-2",
+    "gpt2-nano untied": "GPT-2, untied head",
+    "gru": "GRU",
+    "gru-residual": "GRU, residual",
+    "gru-prenorm": "GRU, residual and norm",
+    "resnet_small": "ResNet",
+}
+
+
+def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
+    """What each arm keeps, by arm and training; those that compress gradients of activations."""
+    keeps, found = of_settings(frame), {}
+    first = frame.drop_duplicates("setting_id")
+    for row in first[first["fwd.compressor.kind"] == "none"].to_dict("records"):
+        arm = row["method"].partition(" (")[0].removeprefix("gradients: ")
+        kept = keeps.get(row["setting_id"])
+        if kept is None or not kept.tells or arm in ("dense", "nothing"):
+            continue
+        untied = " untied" if row.get("model.tied") is False else ""
+        training = TRAININGS.get(row["model.name"] + untied, row["model.name"] + untied)
+        found.setdefault(arm, {})[training] = kept
+    return found
+
+
+def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
+    """What compressed gradients of activations keep of their worth: 100 % is dense, 0 % nothing
+    sent, below 0 % harm. Bars: 95 % intervals (Fieller). An arrow: farther left than is shown.
+    """
+    arms = _arms(frame)
+    if not arms:
+        return None
+    order = sorted(arms, key=lambda arm: mean(kept.percent for kept in arms[arm].values()))
+    trainings = list(dict.fromkeys(name for arm in arms.values() for name in arm))
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 0.6 + 0.28 * len(order)))
+        for turn, training in enumerate(trainings):
+            for height, arm in enumerate(order):
+                if (kept := arms[arm].get(training)) is None:
+                    continue
+                y = height + 0.22 * ((len(trainings) - 1) / 2 - turn)
+                x = max(kept.percent, SHOWN[0] + 5)
+                ends = [x if end is None else end for end in (kept.low, kept.high)]
+                axis.plot(ends, [y, y], color=INK[turn], lw=1)
+                mark = "<" if x > kept.percent else MARKS[turn]
+                label = training if arm in order[-1:] else None
+                axis.plot(x, y, mark, color=INK[turn], ms=4, label=label)
+        for edge in (0, 100):
+            axis.axvline(edge, color="0.6", lw=0.7, ls=":")
+        axis.set_yticks(range(len(order)), order)
+        axis.set(xlim=SHOWN, xlabel="worth kept (%): 0 is nothing sent, 100 is dense")
+        if len(trainings) > 1:
+            axis.legend(loc="lower right", fontsize=6.5)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {"worth_kept": worth_kept}

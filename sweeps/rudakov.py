@@ -77,12 +77,12 @@ def aqsgd(base: Run, levels: tuple[float, ...], kind: str = "topk") -> list[Run]
 
 
 def demo() -> list[Run]:
-    """Twelve settings of the paper on the embedded digits, eight seeds, which decide most claims;
-    minutes on two cores (`make demo`).
+    """Twelve settings of the paper on the embedded digits, and the control that sends nothing back,
+    eight seeds, which decide most claims; minutes on two cores (`make demo`).
     """
     base = override(preset("digits"), {"recalibrate": 20})
     grid = union(
-        [base],
+        [base, override(base, {"bwd.compressor.kind": "zero"})],
         topk(base, (0.3, 0.1, 0.05, 0.02)),
         one_sided(base, (2,), "tensor"),
         quantization(base, (2,), (8,)),
