@@ -50,6 +50,8 @@ SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
 PARTLY = "partly supported"  # of a claim: some effects hold, others do not or are undecided
 NOT_SEEN = "not seen at this scale"  # what a paper claims of larger trainings than these
 EXPLORED = "explored after the runs"  # of a claim that was not written down before them
+TWO_OUTCOMES = "two outcomes"  # of an effect: a mean of both would speak of neither
+APART = 0.2  # share of runs far from the others above which there are two outcomes
 NOT_ENOUGH, NOT_EVALUABLE = "not enough runs", "not evaluable"
 # Of arms that do not say otherwise; a ratio, bits and a scale always say.
 DEFAULTS = {
@@ -116,6 +118,8 @@ class Effect:
             return UNDECIDED
         if len(self.values) < MIN_SEEDS:
             return NOT_EVALUABLE if self.lost else NOT_ENOUGH
+        if far(self.values) > APART * len(self.values):
+            return TWO_OUTCOMES
         if (self.p if self.adjusted is None else self.adjusted) >= LEVEL:  # pyright: ignore[reportOptionalOperand]
             return UNDECIDED
         return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
@@ -187,6 +191,8 @@ class Effect:
             return self.verdict
         together = "" if self.adjusted is None else f", adjusted {_p(self.adjusted)}"
         look = f", look {len(self.looks)}" if len(self.looks) > 1 else ""
+        if self.verdict == TWO_OUTCOMES:
+            return f"{TWO_OUTCOMES}: {self.unusual}; no verdict on a mean of both"
         said = f"{self.verdict} (p {_p(self.p)}{together}{look})"
         if self.verdict != UNDECIDED:
             return said
@@ -240,7 +246,7 @@ class Claim:
         verdicts = {effect.verdict for effect in self.effects}
         if SUPPORTED in verdicts:
             return SUPPORTED if len(verdicts) == 1 else PARTLY
-        for verdict in (CONTRADICTED, NOT_EVALUABLE, UNDECIDED):
+        for verdict in (CONTRADICTED, NOT_EVALUABLE, TWO_OUTCOMES, UNDECIDED):
             if verdict in verdicts:
                 return verdict
         return NOT_ENOUGH

@@ -184,7 +184,7 @@ def wrong(effects, first, reports, world, looks=4):
         seen = {}
         for _ in range(looks):
             adjust([Claim("A", "", own)], seen)
-            if any(effect.verdict != UNDECIDED for effect in own):
+            if any(effect.verdict in (SUPPORTED, CONTRADICTED) for effect in own):
                 errors += 1
                 break
             for effect, (draw, _) in zip(own, sources, strict=True):
@@ -216,6 +216,15 @@ def test_reports_hold_their_level_over_all_their_looks(effects, first, reports, 
 def test_the_simulation_sees_a_rule_that_does_not_hold(monkeypatch):
     monkeypatch.setattr("commsweep.reporting.statistics.weight", lambda look: 1)
     assert wrong(1, 3, 400, "normal") > LEVEL + 2.5 * math.sqrt(LEVEL / 400)
+
+
+def test_two_outcomes_have_no_verdict_on_their_mean():
+    one = [0.01, -0.02, 0.03, 0.0, -0.01, 0.02, 0.015, -0.015]
+    rare = adjust([Claim("A", "", [Effect("x", below=0.9, values=[*one, 1.0])])])[0].effects[0]
+    often = adjust([Claim("A", "", [Effect("x", below=0.9, values=[*one, 1.0, 1.1, 1.05])])])[0]
+    assert rare.verdict == SUPPORTED
+    assert often.effects[0].verdict == often.verdict == "two outcomes"
+    assert often.effects[0].judged().startswith("two outcomes: 3 of 11 far from the others")
 
 
 def test_the_shares_of_the_level_add_up_to_less_than_all_of_it():
