@@ -32,9 +32,10 @@ class Finding:
     limits: str  # what it does not say
     figure: str = ""
     alt: str = ""
-    # In plain words. {folder/claim/2} is the mean of that claim's third effect, without its sign.
+    # In plain words. {folder/claim/2} is the mean of that claim's third effect, without its sign;
+    # {folder/worth/setting} what a setting keeps of its message's worth.
     answer: str = ""
-    overturn: str = ""  # what would overturn it
+    overturn: str = ""  # what would; every finding says so
 
 
 def page(findings: list[Finding], results: Path, link: str = "results") -> str:
@@ -61,12 +62,12 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
     ]
     for finding, claims in zip(findings, told, strict=True):
         kept = "".join(one for one in _heading(finding).lower() if one.isalnum() or one in " -_")
-        said = _answer(finding, known) or _counts(claims)
+        said = _answer(finding, known, results) or _counts(claims)
         lines.append(f"| [{_heading(finding)}](#{kept.replace(' ', '-')}) | {said} |")
     for finding, claims in zip(findings, told, strict=True):
         lines += ["", f"## {_heading(finding)}", ""]
         if finding.answer:
-            lines += [f"**{_answer(finding, known)}**", ""]
+            lines += [f"**{_answer(finding, known, results)}**", ""]
         if finding.figure:
             lines += [f'<img src="{link}/{finding.figure}" width="640" alt="{finding.alt}">', ""]
         for folder, claim in claims:
@@ -119,17 +120,30 @@ def _counts(claims: list[tuple[str, Told]]) -> str:
     return ", ".join(parts)
 
 
-def _answer(finding: Finding, known: dict[str, dict[str, Told]]) -> str:
+def _answer(finding: Finding, known: dict[str, dict[str, Told]], results: Path) -> str:
     """The answer with its numbers, which are those of recorded effects."""
     parts = finding.answer.split("{")
     out = parts[0]
     for part in parts[1:]:
         reference, _, rest = part.partition("}")
-        folder, name, place = reference.split("/")
+        folder, name, place = reference.split("/", 2)
+        if name == "worth":
+            out += _worth(results, folder, place) + rest
+            continue
         effect = known[folder][name]["effects"][int(place)]
         mean = abs(math.fsum(effect["values"]) / len(effect["values"]))
         out += (f"{mean:.0f}" if effect["digits"] == 1 else f"{mean:.2f}") + rest
     return out
+
+
+def _worth(results: Path, folder: str, setting: str) -> str:
+    worth = read_json(results / folder / "claims.json").get("worth", {})
+    if setting not in worth:
+        raise UserError(
+            f"'{results / folder / 'claims.json'}' says of no setting '{setting}' what it keeps; "
+            "commsweep report writes it anew"
+        )
+    return str(worth[setting])
 
 
 def _claim(

@@ -152,6 +152,7 @@ def write(
             "sweep": sweep,
             "papers": sorted(papers),
             "note": made.note,
+            "worth": _worth(frame),
             "claims": [one.record() for one in made.claims],
         }
         _text(folder / "claims.json", json.dumps(told, indent=1) + "\n")
@@ -174,3 +175,11 @@ def write(
 def _text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def _worth(frame: pd.DataFrame) -> dict[str, str]:
+    """What each setting keeps of what its message is worth, in words; {} without a control."""
+    from commsweep.reporting.worth import of_settings
+
+    methods = dict(zip(frame.setting_id, frame.method, strict=True))
+    return {methods[setting]: kept.text() for setting, kept in of_settings(frame).items()}

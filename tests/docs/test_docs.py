@@ -143,6 +143,21 @@ def test_the_answers_in_the_readme_are_the_recorded_ones():
     assert not re.findall(r"\d+\.\d+", section), "a number that no recorded effect has"
 
 
+def test_words_of_the_readme_s_first_picture_are_those_of_its_rows():
+    """Its model, stages, steps and seeds."""
+    readme = plain((ROOT / "README.md").read_text()).split("make demo")[0]
+    with open(ROOT / "docs" / "results" / "floor_text" / "rows.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    words = {"3": "three", "4": "four"}
+    (stages,) = {row["model.stages"] for row in rows}
+    (steps,) = {row["steps"] for row in rows}
+    seeds = len({row["seed"] for row in rows})
+    assert {row["model.name"] for row in rows} == {"gpt2-nano"}
+    assert (
+        f"a nano GPT-2 in {words[stages]} stages, {steps} steps, {words[str(seeds)]} new" in readme
+    )
+
+
 def test_numbers_of_predictions_are_those_of_their_pages():
     readme = plain((ROOT / "README.md").read_text()).split("5. **Can")[1].split("A finding")[0]
     for part, name in zip(readme.split(";"), ("heldout-links", "heldout-advice"), strict=True):

@@ -8,7 +8,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -85,6 +85,7 @@ def test_a_test_at_5_percent_decides_exactly_when_the_interval_does_not_reach_ac
 
 @given(samples, st.floats(0.1, 30))
 def test_no_loss_is_supported_exactly_when_the_interval_lies_within(values, margin):
+    assume(far(values) <= len(values) / 5)  # else there are two outcomes
     lo, hi = interval(values)
     if min(abs(abs(lo) - margin), abs(abs(hi) - margin)) > 1e-9:
         verdict = Effect("", within=margin, values=values).verdict
