@@ -31,9 +31,9 @@ HALF, THIRD, MOST = 0.5, 1 / 3, 0.8
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs of boundaries in a sweep that has the control."""
-    found = plain(frame)
-    kinds = found[["fwd.compressor.kind", "bwd.compressor.kind"]] if len(found) else found
-    return found if len(found) and (kinds == "zero").any(axis=None) else found.iloc[:0]
+    runs = plain(frame)
+    kinds = runs[["fwd.compressor.kind", "bwd.compressor.kind"]] if len(runs) else runs
+    return runs if len(runs) and (kinds == "zero").any(axis=None) else runs.iloc[:0]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
@@ -93,9 +93,11 @@ def _models(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
 
 def z1(frame: pd.DataFrame) -> Claim:
     """Harm on GPT-2."""
-    own, effects = _models(frame, "gpt2-nano"), []
-    if len(own):
-        effects = gain(own, "TopK 10 % over nothing", [(1.0, TOP_10), (-1.0, ZERO)], below=-LARGE)
+    rows_of_gpt, effects = _models(frame, "gpt2-nano"), []
+    if len(rows_of_gpt):
+        effects = gain(
+            rows_of_gpt, "TopK 10 % over nothing", [(1.0, TOP_10), (-1.0, ZERO)], below=-LARGE
+        )
     return Claim(
         "Z1",
         "On a nano GPT-2, tied and untied, TopK 10 % of activation gradients is worse than sending "
@@ -116,10 +118,10 @@ def z2(frame: pd.DataFrame) -> Claim:
 
 def z3(frame: pd.DataFrame) -> Claim:
     """Error feedback on GPT-2."""
-    own, effects = _models(frame, "gpt2-nano"), []
-    if len(own):
+    rows_of_gpt, effects = _models(frame, "gpt2-nano"), []
+    if len(rows_of_gpt):
         effects = gain(
-            own, "EF + TopK 10 % over nothing", [(1.0, TOP_10_EF), (-1.0, ZERO)], below=0.0
+            rows_of_gpt, "EF + TopK 10 % over nothing", [(1.0, TOP_10_EF), (-1.0, ZERO)], below=0.0
         )
     return Claim(
         "Z3",
@@ -203,17 +205,17 @@ TRAININGS = {
 
 def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
     """What each arm keeps, by arm and training; those that compress gradients of activations."""
-    keeps, found = of_settings(frame), {}
+    keeps, arms = of_settings(frame), {}
     first = frame.drop_duplicates("setting_id")
     for row in first[first["fwd.compressor.kind"] == "none"].to_dict("records"):
         arm = row["method"].partition(" (")[0].removeprefix("gradients: ")
-        kept = keeps.get(row["setting_id"])
-        if kept is None or not kept.tells or arm in ("dense", "nothing"):
+        share = keeps.get(row["setting_id"])
+        if share is None or not share.tells or arm in ("dense", "nothing"):
             continue
         untied = " untied" if row.get("model.tied") is False else ""
         training = TRAININGS.get(row["model.name"] + untied, row["model.name"] + untied)
-        found.setdefault(arm, {})[training] = kept
-    return found
+        arms.setdefault(arm, {})[training] = share
+    return arms
 
 
 def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
@@ -223,19 +225,19 @@ def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     arms = _arms(frame)
     if not arms:
         return None
-    order = sorted(arms, key=lambda arm: mean(kept.percent for kept in arms[arm].values()))
+    order = sorted(arms, key=lambda arm: mean(share.percent for share in arms[arm].values()))
     trainings = list(dict.fromkeys(name for arm in arms.values() for name in arm))
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 0.6 + 0.28 * len(order)))
         for turn, training in enumerate(trainings):
             for height, arm in enumerate(order):
-                if (kept := arms[arm].get(training)) is None:
+                if (share := arms[arm].get(training)) is None:
                     continue
                 y = height + 0.22 * ((len(trainings) - 1) / 2 - turn)
-                x = max(kept.percent, SHOWN[0] + 5)
-                ends = [x if end is None else end for end in (kept.low, kept.high)]
+                x = max(share.percent, SHOWN[0] + 5)
+                ends = [x if end is None else end for end in (share.low, share.high)]
                 axis.plot(ends, [y, y], color=INK[turn], lw=1)
-                mark = "<" if x > kept.percent else MARKS[turn]
+                mark = "<" if x > share.percent else MARKS[turn]
                 label = training if arm in order[-1:] else None
                 axis.plot(x, y, mark, color=INK[turn], ms=4, label=label)
         for edge in (0, 100):

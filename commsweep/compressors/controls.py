@@ -37,24 +37,24 @@ class Mean(Compressor[MeanSpec]):
     mean is x. A message without a channel (an evaluation, `encode`) has a mean of its own.
     """
 
-    def __init__(self, spec: MeanSpec, now: Tensor | None = None) -> None:
-        """now: what arrives, [features] float32; absent: the message's own mean."""
+    def __init__(self, spec: MeanSpec, arrives: Tensor | None = None) -> None:
+        """arrives: what the receiver gets, [features] float32; absent: the message's own mean."""
         super().__init__(spec)
-        self.now = now
+        self.arrives = arrives
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor:
         """The mean [features] of a channel and, behind it, the number of messages so far."""
         return torch.zeros(columns(shape) + 1)
 
-    def apply_from(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-        kept = self._moved(x, kept)
-        return _spread(kept[:-1], x), kept
+    def apply_from(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = self._moved(x, state)
+        return _spread(state[:-1], x), state
 
-    def encode_from(self, x: Tensor, kept: Tensor) -> Payload:
-        return payload(x, mean=self._moved(x, kept)[:-1].clone())
+    def encode_from(self, x: Tensor, state: Tensor) -> Payload:
+        return payload(x, mean=self._moved(x, state)[:-1].clone())
 
-    def next_kept(self, payload: Payload, kept: Tensor) -> Tensor:
-        return torch.cat([payload.parts["mean"], kept[-1:] + 1])
+    def next_kept(self, payload: Payload, state: Tensor) -> Tensor:
+        return torch.cat([payload.parts["mean"], state[-1:] + 1])
 
     def sender_state(self, shape: torch.Size) -> Tensor:
         return torch.zeros(columns(shape))
@@ -64,7 +64,7 @@ class Mean(Compressor[MeanSpec]):
         return Mean(self.spec, state.clone())
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        return _spread(_mean(x) if self.now is None else self.now, x)
+        return _spread(_mean(x) if self.arrives is None else self.arrives, x)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return 4 * columns(shape)
@@ -72,14 +72,14 @@ class Mean(Compressor[MeanSpec]):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         return [{"mean": Field(torch.float32, (columns(shape),))}]
 
-    def _moved(self, x: Tensor, kept: Tensor) -> Tensor:
-        """What is kept after a message."""
-        number = kept[-1:] + 1
+    def _moved(self, x: Tensor, state: Tensor) -> Tensor:
+        """The state after a message."""
+        number = state[-1:] + 1
         weight = number.reciprocal().clamp(min=self.spec.rate)
-        return torch.cat([kept[:-1] + (_mean(x) - kept[:-1]) * weight, number])
+        return torch.cat([state[:-1] + (_mean(x) - state[:-1]) * weight, number])
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        return payload(x, mean=_mean(x) if self.now is None else self.now)
+        return payload(x, mean=_mean(x) if self.arrives is None else self.arrives)
 
     def _decode(self, payload: Payload) -> Tensor:
         return _spread(payload.parts["mean"], payload)

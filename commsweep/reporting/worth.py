@@ -44,8 +44,8 @@ class Kept:
         return f"{round(self.percent)} % [{round(self.low)}, {round(self.high)}]"
 
 
-def kept(controls: Sequence[float], scores: Sequence[float], denses: Sequence[float]) -> Kept:
-    """The share kept, of scores by seed (losses, or accuracies: the sign cancels out).
+def share_kept(controls: Sequence[float], scores: Sequence[float], denses: Sequence[float]) -> Kept:
+    """The share kept, of losses by seed (or of accuracies with a minus: less is better).
 
     Fieller's interval holds all r with (mean(a) - r mean(b))^2 <= t^2 (s_aa - 2 r s_ab + r^2 s_bb)
     / n, where a = control - score and b = control - dense.
@@ -54,16 +54,16 @@ def kept(controls: Sequence[float], scores: Sequence[float], denses: Sequence[fl
     b = np.subtract(controls, denses)
     n, share = len(a), 100.0 * a.mean() / b.mean() if b.mean() else math.nan
     if n < 2:
-        return Kept(share, None, None, n, bool(b.mean()))
+        return Kept(share, None, None, n, b.mean() > 0)
     covariance = np.cov(a, b) / n
     t2 = float(stdtrit(n - 1, 1 - LEVEL / 2)) ** 2
     # (b^2 - t^2 s_bb) r^2 - 2 (ab - t^2 s_ab) r + (a^2 - t^2 s_aa) <= 0
     square = b.mean() ** 2 - t2 * covariance[1, 1]
-    if square <= 0:
+    if square <= 0 or b.mean() <= 0:
         return Kept(share, None, None, n, False)
     middle = a.mean() * b.mean() - t2 * covariance[0, 1]
-    rest = a.mean() ** 2 - t2 * covariance[0, 0]
-    root = math.sqrt(max(0.0, middle**2 - square * rest))
+    constant = a.mean() ** 2 - t2 * covariance[0, 0]
+    root = math.sqrt(max(0.0, middle**2 - square * constant))
     low, high = (100.0 * (middle + sign * root) / square for sign in (-1, 1))
     return Kept(share, low, high, n, True)
 
@@ -75,46 +75,48 @@ def of_settings(frame: pd.DataFrame) -> dict[str, Kept]:
     that compresses activations alone, none of those; of one that compresses learners' gradients,
     none of those. A diverged run scores as if nothing had been learned.
     """
-    found: dict[str, Kept] = {}
+    shares: dict[str, Kept] = {}
     if "data.tokenizer" in frame:
         text = frame["data.tokenizer"].notna()
     else:
         text = pd.Series(False, frame.index)
     done = frame.status.isin(["finished", "diverged"])
-    for part, metric in ((frame[text & done], LOSS), (frame[~text & done], ACCURACY)):
-        if len(part) and metric in part:
-            scored = part.assign(
-                score=part[metric].where(part.status == "finished", nothing_learned(part))
-            )
-            _boundaries(scored, found)
-            _gradients(scored, found)
-    return found
+    for rows, metric, sign in (
+        (frame[text & done], LOSS, 1),
+        (frame[~text & done], ACCURACY, -1),
+    ):
+        if len(rows) and metric in rows:
+            score = rows[metric].where(rows.status == "finished", nothing_learned(rows))
+            scored = rows.assign(score=sign * score)
+            _boundaries(scored, shares)
+            _gradients(scored, shares)
+    return shares
 
 
-def _boundaries(part: pd.DataFrame, found: dict[str, Kept]) -> None:
-    fwd, bwd = part["fwd.compressor.kind"], part["bwd.compressor.kind"]
+def _boundaries(rows: pd.DataFrame, shares: dict[str, Kept]) -> None:
+    fwd, bwd = rows["fwd.compressor.kind"], rows["bwd.compressor.kind"]
     back = bwd != "none"
-    part = part.assign(training=base(part, *BOUNDARIES))
-    dense = part[~back & (fwd == "none")]
-    nothing_back = part[(bwd == CONTROL) & (fwd == "none")]
-    nothing_forth = part[(fwd == CONTROL) & ~back]
-    _measure(part[~back], nothing_forth, dense, found)
-    _measure(pd.concat([part[back], dense]), nothing_back, dense, found)
+    rows = rows.assign(training=base(rows, *BOUNDARIES))
+    dense = rows[~back & (fwd == "none")]
+    nothing_back = rows[(bwd == CONTROL) & (fwd == "none")]
+    nothing_forth = rows[(fwd == CONTROL) & ~back]
+    _measure(rows[~back], nothing_forth, dense, shares)
+    _measure(pd.concat([rows[back], dense]), nothing_back, dense, shares)
 
 
-def _gradients(part: pd.DataFrame, found: dict[str, Kept]) -> None:
-    kind = part["grad.compressor.kind"]
-    part = part.assign(training=base(part, *GRADIENTS))
-    _measure(part[kind != "none"], part[kind == CONTROL], part[kind == "none"], found)
+def _gradients(rows: pd.DataFrame, shares: dict[str, Kept]) -> None:
+    kind = rows["grad.compressor.kind"]
+    rows = rows.assign(training=base(rows, *GRADIENTS))
+    _measure(rows[kind != "none"], rows[kind == CONTROL], rows[kind == "none"], shares)
 
 
 def _measure(
-    settings: pd.DataFrame, control: pd.DataFrame, dense: pd.DataFrame, found: dict[str, Kept]
+    settings: pd.DataFrame, control: pd.DataFrame, dense: pd.DataFrame, shares: dict[str, Kept]
 ) -> None:
     """Add what these settings keep, where their training has a control and a dense run."""
     keys = ["training", "seed"]
     floors = control[[*keys, "score"]].rename(columns={"score": "control"})
     tops = dense[[*keys, "score"]].rename(columns={"score": "dense"})
     paired = settings.merge(floors, on=keys).merge(tops, on=keys).dropna(subset=["score"])
-    for setting, own in paired.groupby("setting_id", sort=False):
-        found[str(setting)] = kept(list(own.control), list(own.score), list(own.dense))
+    for setting, runs in paired.groupby("setting_id", sort=False):
+        shares[str(setting)] = share_kept(list(runs.control), list(runs.score), list(runs.dense))

@@ -64,7 +64,10 @@ def test_another_verdict_is_another_page(tmp_path):
     text = page([finding], tmp_path)
     assert "| [X. Does it?](#x-does-it) | It gains 13 points. |" in text
     assert "**It gains 13 points.**" in text
-    assert "It holds. **Supported** (X, explored after the runs, [some](results/some/claims.md)). a small model." in text
+    assert (
+        "It holds. **Supported** (X, explored after the runs, [some](results/some/claims.md)). a small model."
+        in text
+    )
     assert "| gained | > 1 | +13.0 [+0.5, +1.5] | 2 | supported |" in text
     assert "It would be overturned by larger models that gain nothing." in text
     file.write_text(json.dumps(told([1.0], "contradicted", "not seen at this scale")))

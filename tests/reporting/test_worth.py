@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from commsweep.config import override, run_id
 from commsweep.reporting import results
 from commsweep.reporting.table import settings_table
-from commsweep.reporting.worth import kept, of_settings
+from commsweep.reporting.worth import of_settings, share_kept
 from tests.helpers import outcome, tiny
 
 LOSSES = st.lists(st.floats(0.5, 3.0), min_size=2, max_size=8)
@@ -22,11 +22,11 @@ LOSSES = st.lists(st.floats(0.5, 3.0), min_size=2, max_size=8)
 @given(LOSSES, st.floats(0.2, 2.0))
 def test_dense_keeps_all_nothing_keeps_none_and_harm_is_below(denses, worth):
     controls = [loss + worth for loss in denses]
-    assert kept(controls, denses, denses).percent == pytest.approx(100)
-    assert kept(controls, controls, denses).percent == pytest.approx(0)
-    harm = kept(controls, [loss + worth for loss in controls], denses)
+    assert share_kept(controls, denses, denses).percent == pytest.approx(100)
+    assert share_kept(controls, controls, denses).percent == pytest.approx(0)
+    harm = share_kept(controls, [loss + worth for loss in controls], denses)
     assert harm.percent == pytest.approx(-100) and harm.tells
-    accuracies = kept(*([-x for x in part] for part in (controls, denses, denses)))
+    accuracies = share_kept(*([-x for x in part] for part in (controls, denses, denses)))
     assert accuracies.percent == pytest.approx(100)
 
 
@@ -40,7 +40,7 @@ def test_the_interval_holds_the_share_in_95_of_100_experiments(n, share, noise):
         arm = [rng.normal(0, noise, n) for _ in range(3)]
         dense, control = 2.0 + seed + arm[0], 2.6 + seed + arm[1]
         score = 2.6 - share * 0.6 + seed + arm[2]
-        found = kept(control, score, dense)
+        found = share_kept(control, score, dense)
         if found.tells:
             told += 1
             inside += found.low <= 100 * share <= found.high
@@ -48,9 +48,9 @@ def test_the_interval_holds_the_share_in_95_of_100_experiments(n, share, noise):
 
 
 def test_a_model_without_worth_says_that_it_cannot_tell():
-    found = kept([1.0, 1.2, 0.9], [1.1, 1.0, 1.0], [1.0, 1.1, 1.0])
+    found = share_kept([1.0, 1.2, 0.9], [1.1, 1.0, 1.0], [1.0, 1.1, 1.0])
     assert not found.tells and found.text() == "cannot tell"
-    assert kept([2.0], [1.5], [1.0]).text() == "50 %"
+    assert share_kept([2.0], [1.5], [1.0]).text() == "50 %"
 
 
 def test_each_setting_is_held_against_the_control_of_its_direction():
