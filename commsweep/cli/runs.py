@@ -70,6 +70,15 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
             "the dense bytes, method."
         ),
     )
+    listing.add_argument(
+        "--conflicts",
+        type=folder,
+        metavar="FOLDER",
+        help=(
+            "instead: the ids whose scores differ between the rows.csv files below FOLDER and the "
+            "store, with the environment of each where it is known"
+        ),
+    )
     listing.set_defaults(command=_list)
     show = commands.add_parser(
         "show",
@@ -279,6 +288,8 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
 
 
 def _list(args: argparse.Namespace) -> int:
+    if args.conflicts is not None:
+        return _conflicts(args)
     store = Store(args.store, create=False).exists()
     entries = []
     for name in store.ids():
@@ -313,6 +324,24 @@ def _list(args: argparse.Namespace) -> int:
             f"{entry['id']:13} {entry['status']:11} {_score(entry, 'on'):>9} "
             f"{_score(entry, 'off'):>9} {ratio:>7}  {entry['method']}"
         )
+    return 0
+
+
+def _conflicts(args: argparse.Namespace) -> int:
+    from commsweep.reporting.published import conflicts
+
+    if not args.conflicts.is_dir():
+        raise UserError(f"--conflicts '{args.conflicts}' is no folder")
+    store = Store(args.store, create=False)
+    found = conflicts(sorted(args.conflicts.rglob("rows.csv")), store.rows())
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    for name, scores in found.items():
+        print(name)
+        for source, score in scores.items():
+            print(f"  {score:<10.6g} {source}")
+    print(f"{len(found)} ids have several scores")
     return 0
 
 

@@ -12,7 +12,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,41 @@ def outcomes(path: Path, runs: Iterable[Run]) -> tuple[list[Row], int]:
                     f"'{path}', line {number}: {error}; take the file as commsweep report wrote it"
                 ) from None
     return rows, len(lines) - len(rows)
+
+
+def conflicts(files: Iterable[Path], rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """The scores of runs that have several, by id and source: a rows.csv, or the store, and the
+    environment that it names. Raises UserError on a file that is no table.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for path in files:
+        try:
+            with open(path, newline="", encoding="utf-8-sig") as handle:
+                lines = list(csv.DictReader(handle, strict=True))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"'{path}' cannot be read as rows ({error})") from None
+        for line in lines:
+            _note(scores, line.get("id") or "", str(path), line, line)
+    for row in rows:
+        known = {f"environment.{key}": value for key, value in row.get("environment", {}).items()}
+        _note(scores, row["id"], "the store", row["metrics"], known)
+    return {name: told for name, told in scores.items() if len(set(told.values())) > 1}
+
+
+def _note(
+    scores: dict[str, dict[str, float]],
+    name: str,
+    source: str,
+    metrics: Mapping[str, Any],
+    environment: Mapping[str, str],
+) -> None:
+    """Add a run's score, where it has one."""
+    for metric in ("test_on_acc", "test_on_loss"):
+        if metrics.get(metric) not in (None, ""):
+            where = [environment.get(f"environment.{key}") for key in ("processor", "torch")]
+            label = ", ".join(filter(None, [source, *where]))
+            scores.setdefault(name, {})[label] = _number(metric, str(metrics[metric]))
+            return
 
 
 def _by_id(runs: Iterable[Run]) -> dict[str, Run]:

@@ -276,3 +276,22 @@ def test_ids_that_became_numbers_are_named(tmp_path):
 def test_nothing_adopted_is_an_error(tmp_path, capsys):
     assert main(["sweep", "adopt", "smoke", str(DEMO), "--store", str(tmp_path / "s")]) == 2
     assert "no line is an outcome of a run of sweep 'smoke'" in capsys.readouterr().err
+
+
+def test_one_id_with_several_scores_is_listed_with_its_sources(tmp_path, store, capsys):
+    rows = lines(DEMO)[:3]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    other = rows[0] | {"test_on_acc": "0.5", "environment.processor": "there"}
+    written(tmp_path / "a" / "rows.csv", rows)
+    written(tmp_path / "b" / "rows.csv", [other, rows[1] | {"environment.processor": "there"}])
+    command = ["list", "--conflicts", str(tmp_path), "--store", str(store.root)]
+    assert main([*command, "--json"]) == 0
+    (name, scores), *others = json.loads(capsys.readouterr().out).items()
+    assert name == rows[0]["id"] and not others
+    assert scores == {
+        str(tmp_path / "a" / "rows.csv"): float(rows[0]["test_on_acc"]),
+        f"{tmp_path / 'b' / 'rows.csv'}, there": 0.5,
+    }
+    assert main(command) == 0
+    assert "1 ids have several scores" in capsys.readouterr().out
