@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import SLIGHT, Claim, Wanted
 from commsweep.reporting.figure import COLUMN, STYLE, Draw, pareto, scatter
-from commsweep.reporting.results import is_text, plain
+from commsweep.reporting.results import base, is_text, plain
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import ON, PERCENT, PLAIN, SHARE, Table, cell
 
@@ -63,11 +63,12 @@ def _losses(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame, list[float]]]:
     metric, sign = (LOSS, 1.0) if is_text(frame) else (ON, -100.0)
     if metric not in done:
         return []
-    dense = done[done.method.str.startswith("dense")].set_index("seed")[metric]
+    done = done.assign(training=base(done, "fwd.", "bwd."))
+    dense = done[done.method.str.startswith("dense")][["training", "seed", metric]]
     found = []
     for method, part in done.groupby("method", sort=False):
-        own = part[part.seed.isin(dense.index)]
-        lost = list(sign * (own[metric] - own.seed.map(dense)))
+        pairs = part.merge(dense, on=["training", "seed"], suffixes=("", "_dense"))
+        lost = list(sign * (pairs[metric] - pairs[f"{metric}_dense"]))
         found.append((str(method), part, lost))
     return sorted(found, key=lambda one: sum(one[2]) / max(1, len(one[2])))
 

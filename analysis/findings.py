@@ -16,6 +16,9 @@ FINDINGS = [
             ("floor_text", "Z3"),
             ("floor_text", "Z6"),
             ("floor_text", "Z7"),
+            ("floor_gru", "Z2"),
+            ("floor_gru", "Z7"),
+            ("floor_gru", "Z8"),
             ("floor_digits", "Z2"),
             ("floor_digits", "Z5"),
             ("text_length", "S1"),
@@ -32,8 +35,10 @@ FINDINGS = [
         "unbiased min-max bits "
         "{floor_text/worth/gradients: min-max 2 bit, group scale, stochastic (otherwise)}. "
         "TopK 10 % is worse than sending nothing, by {floor_text/Z1/0} nats with a tied head and "
-        "{floor_text/Z1/1} with an untied one. On digits a small ResNet keeps "
-        "{floor_digits/worth/gradients: TopK 10 %} of it under TopK 10 %.",
+        "{floor_text/Z1/1} with an untied one. TopK 10 % keeps "
+        "{floor_gru/worth/gradients: TopK 10 % (model gru)} between plain GRU layers, "
+        "{floor_gru/worth/gradients: TopK 10 % (model gru-residual)} between residual ones, and "
+        "{floor_digits/worth/gradients: TopK 10 %} in a small ResNet on digits.",
         overturn="a GPT-2 of any size in which TopK 10 % of these gradients beats sending nothing.",
     ),
     Finding(
