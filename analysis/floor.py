@@ -238,14 +238,14 @@ def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 ends = [x if end is None else end for end in (share.low, share.high)]
                 axis.plot(ends, [y, y], color=INK[turn], lw=1)
                 mark = "<" if x > share.percent else MARKS[turn]
-                label = training if arm in order[-1:] else None
-                axis.plot(x, y, mark, color=INK[turn], ms=4, label=label)
+                axis.plot(x, y, mark, color=INK[turn], ms=4)
+            axis.plot([], [], MARKS[turn], color=INK[turn], ms=4, label=training)
         for edge in (0, 100):
             axis.axvline(edge, color="0.6", lw=0.7, ls=":")
         axis.set_yticks(range(len(order)), order)
         axis.set(xlim=SHOWN, xlabel="worth kept (%): 0 is nothing sent, 100 is dense")
         if len(trainings) > 1:
-            axis.legend(loc="lower right", fontsize=6.5)
+            axis.legend(loc="upper left", fontsize=6.5)
     return figure
 
 
