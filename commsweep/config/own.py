@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
@@ -110,24 +110,28 @@ def _named(tree: ast.Module, bases: tuple[Path, ...]) -> tuple[list[Path], list[
     """(small text files, folders) below one of the bases that a file names in a string; a dotted
     name stands for a module, too.
     """
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    texts = {node.value for node in nodes if isinstance(node.value, str)}
     files, folders = [], []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-            continue
-        text = node.value
-        if not 0 < len(text) < 200 or "\0" in text or "\n" in text or set(text) <= set("./ "):
-            continue
-        for base in bases:
+    for text in sorted(filter(_may_be_a_path, texts)):
+        for base in dict.fromkeys(bases):
+            modules = _below(base, text.split(".")) if text.replace(".", "").isidentifier() else []
+            files += [module for module in modules if module.is_file()]
+            if not os.path.exists(f"{base}/{text}"):
+                continue
             path = (base / text).resolve()
             if not path.is_relative_to(base) or any(map(path.is_relative_to, _installed())):
                 continue
             if path.is_dir():
                 folders.append(path)
-            elif path.suffix in TEXTS and path.is_file() and path.stat().st_size <= MOST_TEXT:
+            elif path.suffix in TEXTS and path.stat().st_size <= MOST_TEXT:
                 files.append(path)
-            elif all(part.isidentifier() for part in text.split(".")):
-                files += [module for module in _below(base, text.split(".")) if module.is_file()]
     return files, folders
+
+
+def _may_be_a_path(text: str) -> bool:
+    """Whether a string can be the name of a file, a folder or a module of the project."""
+    return 0 < len(text) < 200 and text.isprintable() and not set(text) <= set("./ ")
 
 
 def _imported(tree: ast.Module) -> list[str]:
@@ -165,7 +169,7 @@ def _of_project(name: str, bases: tuple[Path, ...]) -> list[Path]:
         if found := _below(base, parts):
             return found
     try:
-        spec = PathFinder.find_spec(parts[0], AT_START)
+        spec = PathFinder.find_spec(parts[0], AT_START) or _editable(parts[0])
     except (ImportError, ValueError, AttributeError):
         return []
     places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
@@ -177,6 +181,13 @@ def _of_project(name: str, bases: tuple[Path, ...]) -> list[Path]:
     ):
         return []
     return _below(place.parent, parts)
+
+
+def _editable(name: str) -> ModuleSpec | None:
+    """The module where an editable install has put it, which is no folder of the path."""
+    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
+    specs = (finder.find_spec(name, None) for finder in finders)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _below(base: Path, parts: list[str]) -> list[Path]:
