@@ -38,6 +38,6 @@ def test_five_lines_compare_two_settings(tmp_path):
 
 def test_rows_of_a_report_are_read():
     rows = cs.load_rows(ROOT / "docs" / "results" / "demo" / "rows.csv")
-    assert len(rows) == 96 and rows["status"].eq("finished").all()
+    assert len(rows) == 104 and rows["status"].eq("finished").all()
     with pytest.raises(cs.UserError, match="cannot be read as rows"):
         cs.load_rows(ROOT / "none.csv")
