@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from commsweep.config import Execution, current_names, run_id
 from commsweep.registry import presets, sweep, sweeps
 from commsweep.store import Store, write_json
+from commsweep.training.record import processor
 from commsweep.training.run import execute
 
 HERE = Path(__file__).parent / "golden"
@@ -60,17 +60,7 @@ def machine() -> str:
     """What the last bits depend on beside the code: two processors with the same instructions may
     sum in other orders, because libraries choose by maker and model.
     """
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        told = {
-            key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)
-        }
-        kind = " ".join(told[key] for key in ("vendor_id", "cpu family", "model"))
-    except (OSError, KeyError):
-        kind = platform.processor()
-    return (
-        f"torch {torch.__version__.split('+')[0]} {torch.backends.cpu.get_cpu_capability()} {kind}"
-    )
+    return f"torch {torch.__version__.split('+')[0]} {torch.backends.cpu.get_cpu_capability()} {processor()}"
 
 
 def near(now: dict, before: dict, within: float) -> bool:

@@ -110,7 +110,8 @@ def frequencies(counts: Tensor) -> Tensor:
     for each symbol that occurs. The most frequent one takes what rounding leaves.
     """
     coarse, fine = _frequencies(counts, COARSE), _frequencies(counts, FINE)
-    return torch.where(_is_fine(counts, coarse, fine), fine, coarse)
+    shorter = _bits(counts, fine, FINE) < _bits(counts, coarse, COARSE)
+    return torch.where(_has_rare(counts) & shorter, fine, coarse)
 
 
 def _frequencies(counts: Tensor, scale: int) -> Tensor:
@@ -119,10 +120,9 @@ def _frequencies(counts: Tensor, scale: int) -> Tensor:
     return made.scatter_add(0, counts.argmax().reshape(1), (whole - made.sum()).reshape(1))
 
 
-def _is_fine(counts: Tensor, coarse: Tensor, fine: Tensor) -> Tensor:
-    """Whether the finer frequencies are used, 0-dim."""
-    rare = ((counts > 0) & (counts << COARSE < counts.sum())).any()
-    return rare & (_bits(counts, fine, FINE) < _bits(counts, coarse, COARSE))
+def _has_rare(counts: Tensor) -> Tensor:
+    """Whether a symbol is rarer than 1 in 2^12, 0-dim."""
+    return ((counts > 0) & (counts << COARSE < counts.sum())).any()
 
 
 def _bits(counts: Tensor, table: Tensor, scale: int) -> Tensor:
@@ -132,12 +132,9 @@ def _bits(counts: Tensor, table: Tensor, scale: int) -> Tensor:
 
 def coded_bytes(counts: Tensor) -> Tensor:
     """Bytes of the coded stream and its table for counts of symbols, 0-dim."""
-    coarse, fine = _frequencies(counts, COARSE), _frequencies(counts, FINE)
-    bits = torch.where(
-        _is_fine(counts, coarse, fine),
-        _bits(counts, fine, FINE),
-        _bits(counts, coarse, COARSE),
-    )
+    bits = _bits(counts, _frequencies(counts, COARSE), COARSE)
+    finer = _bits(counts, _frequencies(counts, FINE), FINE)
+    bits = torch.where(_has_rare(counts), torch.minimum(bits, finer), bits)
     return 2 * len(counts) + STATES + 4 * (bits // 32)
 
 

@@ -788,6 +788,15 @@ def values_fit(name: str, compressor: Spec) -> None:
             )
 
 
+def control_fits(compressor: str, spec: Compression, feedback: str, kind: str) -> None:
+    """Refuse a feedback of a control; compressor, feedback: their dotted names."""
+    if spec.control and kind != "none":
+        raise ValueError(
+            f"{feedback}.kind={kind} does not go with the control {compressor}.kind={spec.kind}, "
+            "which sends no message to correct"
+        )
+
+
 def group_fits(name: str, compressor: Any) -> None:
     """Refuse a size of groups where nothing is grouped."""
     if getattr(compressor, "group", 128) != 128 and compressor.scale != "group":

@@ -15,6 +15,7 @@ from commsweep.config.compressors import (
     NoCompressorSpec,
     StatisticalSpec,
     UniformSpec,
+    control_fits,
     group_fits,
     kinds,
     values_fit,
@@ -315,11 +316,7 @@ def _group_fits(grad: Gradients, name: str, group: LayerGroup) -> None:
         raise ValueError(
             f"{where}.compressor.kind=none: name layers that travel dense in grad.exclude"
         )
-    if group.compressor.control and grad.feedback.kind != "none":
-        raise ValueError(
-            f"grad.feedback.kind={grad.feedback.kind} does not go with the control "
-            f"{where}.compressor.kind={kind}, which sends no message to correct"
-        )
+    control_fits(f"{where}.compressor", group.compressor, "grad.feedback", grad.feedback.kind)
     alone = {
         "grad.sharded": grad.sharded is not None,
         "grad.compressor.kind=dion": grad.compressor.kind == "dion",
@@ -423,11 +420,7 @@ def _compressor_fits(grad: Gradients) -> None:
     """Refuse settings that the compressor makes nothing of."""
     kind = grad.compressor.kind
     values_fit("grad", grad.compressor)
-    if grad.compressor.control and grad.feedback.kind != "none":
-        raise ValueError(
-            f"grad.feedback.kind={grad.feedback.kind} does not go with the control "
-            f"grad.compressor.kind={kind}, which sends no message to correct"
-        )
+    control_fits("grad.compressor", grad.compressor, "grad.feedback", grad.feedback.kind)
     if grad.exchange == "allreduce" and getattr(grad.compressor, "values", None) is not None:
         raise ValueError(
             "grad.exchange=allreduce adds messages up on the way, which codes of kept values do "

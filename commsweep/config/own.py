@@ -219,6 +219,11 @@ def load(name: str, wanted: str = "") -> Callable[..., Any]:
     """The function of a name. Raises UserError when its file cannot be imported, has no such
     function, or is not the one of hash `wanted`.
     """
+    return _loaded(name, wanted)[0]
+
+
+def _loaded(name: str, wanted: str) -> tuple[Callable[..., Any], list[Path]]:
+    """The function, and the files that its hash is of."""
     path, function = locate(name)
     paths = files(path)
     is_now = _digest(paths)
@@ -241,14 +246,14 @@ def load(name: str, wanted: str = "") -> Callable[..., Any]:
         raise UserError(
             f"'{name}': '{path}' has no function '{function}'{nearest(function, known)}"
         )
-    return found
+    return found, paths
 
 
 def call(name: str, wanted: str, *args: Any, **options: Any) -> Any:
     """What the function of a name returns. Raises UserError naming the line where it fails."""
-    function = load(name, wanted)
+    function, paths = _loaded(name, wanted)
     try:
-        with guarded(name), _watched(name, files(locate(name)[0])):
+        with guarded(name), _watched(name, paths):
             return function(*args, **options)
     except (UserError, KeyboardInterrupt):
         raise

@@ -13,6 +13,7 @@ from commsweep.config.base import Spec, settle
 from commsweep.config.compressors import (
     CompressorSpec,
     NoCompressorSpec,
+    control_fits,
     group_fits,
     kinds,
     values_fit,
@@ -396,11 +397,7 @@ def _link_fits(name: str, link: Link) -> None:
             f"{name}.compressor.kind={link.compressor.kind} has none (use one of "
             f"{kinds(CompressorSpec, 'sparsifier')})"
         )
-    if kind != "none" and link.compressor.control:
-        raise ValueError(
-            f"{name}.feedback.kind={kind} does not go with the control "
-            f"{name}.compressor.kind={link.compressor.kind}, which sends no message to correct"
-        )
+    control_fits(f"{name}.compressor", link.compressor, f"{name}.feedback", kind)
     if kind != "none" and link.compressor.coder:
         raise ValueError(
             f"{name}.feedback.kind={kind} does not go with "
