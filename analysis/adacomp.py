@@ -236,7 +236,7 @@ def a1(frame: pd.DataFrame) -> Claim:
 def a2(frame: pd.DataFrame) -> Claim:
     """About 200x on fully connected layers."""
     effects = []
-    for name, metric in (("mlp", ON), ("gpt2-nano", "test_on_loss")):
+    for name, metric in (("mlp", ON), ("gpt2-nano", "test_on_loss"), ("gru", "test_on_loss")):
         if (frame["model.name"] == name).any():
             effects += [_rates(frame, name, "fc"), *_lost(frame, name, metric)]
     return Claim(

@@ -237,6 +237,36 @@ def _tuned(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float], int] | 
     return done[done.seed != chooser], best, chooser
 
 
+@dataclass(frozen=True)
+class AtBestRate:
+    """The test losses of an arm at the rate that a held-out seed chose."""
+
+    rate: float
+    losses: dict[int, float]  # by the seeds that judge
+    ids: list[str]
+
+
+def at_best_rates(frame: pd.DataFrame) -> dict[str, AtBestRate]:
+    """Each arm of a text model at its best rate; empty where the rate does not vary."""
+    found = _tuned(frame)
+    if found is None or not is_text(frame):
+        return {}
+    done, best, _ = found
+    chosen = {}
+    for arm, rate in best.items():
+        part = done[(done.arm == arm) & (done[RATE] == rate)]
+        losses = dict(zip(part.seed.astype(int), part[LOSS], strict=True))
+        chosen[arm] = AtBestRate(rate, losses, list(part.id))
+    return chosen
+
+
+def over(what: str, arm: AtBestRate, other: AtBestRate | None, **region: float) -> Effect:
+    """The nats that an arm loses against another, each at its own rate, paired by seed."""
+    losses = other.losses if other else {}
+    ids = [*(other.ids if other else []), *arm.ids]
+    return combined(what, [(1.0, arm.losses), (-1.0, losses)], ids=ids, digits=3, **region)
+
+
 def _rates(frame: pd.DataFrame) -> Table:
     if (found := _tuned(frame)) is None:
         return Table("rates", "", [])
@@ -394,24 +424,12 @@ def s5(frame: pd.DataFrame) -> Claim:
 def s6(frame: pd.DataFrame) -> Claim:
     """Each at its own rate."""
     effects = []
-    if (found := _tuned(frame)) is not None and is_text(frame):
-        done, best, _ = found
-        chosen = {}
-        for arm, rate in best.items():
-            part = done[(done.arm == arm) & (done[RATE] == rate)]
-            chosen[arm] = dict(zip(part.seed.astype(int), part[LOSS], strict=True)), list(part.id)
-        dense, ids = chosen.pop("dense", ({}, []))
-        for arm in chosen:
-            region = {"below": LARGE} if arm in UNBIASED else {"above": LARGE}
-            effects.append(
-                combined(
-                    f"nats lost by {arm}, both at their own best rate",
-                    [(1.0, chosen[arm][0]), (-1.0, dense)],
-                    ids=[*ids, *chosen[arm][1]],
-                    digits=3,
-                    **region,
-                )
-            )
+    chosen = at_best_rates(frame)
+    dense = chosen.pop("dense", None)
+    for arm, scores in chosen.items():
+        region = {"below": LARGE} if arm in UNBIASED else {"above": LARGE}
+        what = f"nats lost by {arm}, both at their own best rate"
+        effects.append(over(what, scores, dense, **region))
     return Claim(
         "S6",
         "At a learning rate of their own biased gradients still lose more than "

@@ -303,10 +303,16 @@ def l7(frame: pd.DataFrame) -> Claim:
 def l8(frame: pd.DataFrame) -> Claim:
     """Each beside plain training with the same optimizer inside."""
     muon = {"optim.kind": "muon"}
+    rare_muon, coded = muon | {APART: 10}, "grad.compressor.kind"
     effects = []
     for name, rare, plain in (
         ("DiLoCo minus of plain AdamW", DILOCO, PLAIN_RUN),
-        ("MuLoCo minus of plain Muon", muon | {APART: 10}, muon | PLAIN_RUN),
+        ("MuLoCo minus of plain Muon", rare_muon | {coded: "statistical"}, muon | PLAIN_RUN),
+        (
+            "MuLoCo, uncompressed, minus of plain Muon",
+            rare_muon | {coded: "none"},
+            muon | PLAIN_RUN,
+        ),
     ):
         effect = _more(frame, f"loss of {name}", rare, plain, below=0.1)
         if effect.values:

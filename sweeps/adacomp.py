@@ -152,8 +152,25 @@ def cifar_gradients() -> list[Run]:
     return seeds(union(methods(base, learners=8), robustness(base, (1, 8, 16), (64, 256))), 3)
 
 
+def adacomp_gru() -> list[Run]:
+    """Characters and GRU layers, with SGD and AdamW: dense, AdaComp over learners, TopK at its
+    bytes and five times as many, and nothing sent; three seeds; half an hour of a core.
+    """
+    changes = {"model.name": "gru", "model.stages": 1, "data.train_blocks": 6400}
+    runs = []
+    for optimizer in ({}, {"optim.kind": "sgd", "optim.lr": 0.4}):
+        base = override(preset("sotu_nano"), changes | optimizer)
+        runs += methods(base, ("dense", "AdaComp", "TopK 1 %", "TopK 0.2 %"))
+        runs.append(
+            override(base, {"grad.learners": 4} | GATHER | {"grad.compressor.kind": "zero"})
+        )
+        runs += methods(base, ("AdaComp",), learners=8)
+    return seeds(runs, 3, first=20)
+
+
 SWEEPS = {
     "demo-gradients": demo_gradients,
     "smoke-gradients": smoke_gradients,
     "cifar_gradients": cifar_gradients,
+    "adacomp_gru": adacomp_gru,
 }

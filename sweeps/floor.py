@@ -93,9 +93,54 @@ def floor_digits() -> list[Run]:
     return _seeded(runs, (*SEEDS, 23, 24))
 
 
+def _at_rates(arms: list[tuple[Run, tuple[float, ...]]]) -> list[Run]:
+    """Each arm at its learning rates: a last seed that chooses the rate, and three that judge."""
+    runs = []
+    for arm, rates in arms:
+        runs += [override(arm, {"optim.lr": rate}) for rate in rates]
+    return _seeded(runs, (23, *SEEDS))
+
+
+def floor_rates() -> list[Run]:
+    """Dense, nothing, TopK 10 % with error feedback: learning rates to both edges, 400 steps."""
+    base = override(preset("sotu_nano"), STEPS_400)
+    remembered = override(pair(base, None, kept(0.1)), {"bwd.feedback.kind": "ef"})
+    return _at_rates(
+        [
+            (base, (0.005, 0.01, 0.02, 0.04)),
+            (pair(base, None, {"kind": "zero"}), (0.0025, 0.005, 0.01, 0.02)),
+            (remembered, (0.00016, 0.00031, 0.000625, 0.00125, 0.0025)),
+        ]
+    )
+
+
+def floor_sgd() -> list[Run]:
+    """The nano GPT-2 with SGD: dense, nothing and TopK 10 % at four learning rates, 400 steps."""
+    base = override(preset("sotu_nano"), STEPS_400 | {"optim.kind": "sgd"})
+    arms = [base, pair(base, None, {"kind": "zero"}), pair(base, None, kept(0.1))]
+    return _at_rates([(arm, (0.02, 0.05, 0.1, 0.25)) for arm in arms])
+
+
+def floor_images() -> list[Run]:
+    """What `cifar_bias_jpeg` lacks: nothing sent, backward and forward, beside its arms."""
+    base = preset("cifar_small_jpeg")
+    arms = [
+        base,
+        pair(base, None, {"kind": "zero"}),
+        pair(base, {"kind": "zero"}),
+        pair(base, None, kept(0.1)),
+        pair(base, None, code(2, "stochastic")),
+        pair(base, None, code(2)),
+    ]
+    return _seeded(arms, (0, 1, 2))
+
+
 SWEEPS = {
     "floor_text": floor_text,
     "floor_gru": floor_gru,
     "floor_length": floor_length,
     "floor_digits": floor_digits,
+    "floor_rates": floor_rates,
+    "floor_sgd": floor_sgd,
+    "floor_images": floor_images,
 }

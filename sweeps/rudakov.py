@@ -13,6 +13,7 @@ from commsweep.registry import preset
 K_LEVELS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 FWD_KIND, BWD_KIND = "fwd.compressor.kind", "bwd.compressor.kind"
 BOTH_KINDS = f"{FWD_KIND}+{BWD_KIND}"
+WARM = "fwd.start_epoch+bwd.start_epoch"
 BOTH_RATIOS = "fwd.compressor.ratio+bwd.compressor.ratio"
 
 
@@ -122,6 +123,24 @@ def digits_core() -> list[Run]:
         seeds(aqsgd(base, (0.3, 0.1)), 12),
         seeds(quantization(base, (2,), (8,)), 8),
     )
+
+
+def digits_grid() -> list[Run]:
+    """The rest of the paper's grids on the embedded digits, beside dense and nothing sent, five
+    seeds: all pairs of bits, AQ-SGD and EF-mixed by K, warm starts; ten minutes of a core.
+    """
+    base = preset("digits")
+    bits = (2, 4, 6, 8)
+    warm = product(base, {BOTH_KINDS: ("topk",), BOTH_RATIOS: (0.1, 0.05), WARM: (1, 2, 5)})
+    grid = union(
+        [base, override(base, {BWD_KIND: "zero"}), override(base, {FWD_KIND: "zero"})],
+        quantization(base, bits, bits),
+        topk(base, (0.5, 0.2, 0.1, 0.05, 0.02)),
+        aqsgd(base, (0.5, 0.2, 0.05, 0.02)),
+        feedback(base, (0.5, 0.2, 0.05), ("ef_mixed",)),
+        warm,
+    )
+    return seeds(grid, 5, first=20)
 
 
 def cifar_small(base: str = "cifar_small") -> list[Run]:
@@ -294,6 +313,7 @@ SWEEPS = {
     "demo": demo,
     "digits_methods": digits_methods,
     "digits_core": digits_core,
+    "digits_grid": digits_grid,
     "smoke": smoke,
     "cifar_small": cifar_small,
     "cifar_small_jpeg": cifar_small_jpeg,
