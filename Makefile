@@ -7,7 +7,7 @@ SWEEP := $(BIN)/commsweep
 # Container images often set this. Without bytecode every worker compiles torch anew: 20 s instead of 8.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-text demo-gradients demo-links demo-kfac demo-local demo-sparse demo-finetune test test-slow docs notebooks lock clean
+.PHONY: demo demo-text demo-gradients demo-links demo-kfac demo-local demo-sparse demo-finetune gpu test test-slow docs notebooks lock clean
 
 demo: $(VENV)/ready
 	$(SWEEP) sweep launch demo
@@ -43,6 +43,23 @@ demo-finetune: $(VENV)/ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-finetune.txt
 	$(SWEEP) sweep launch finetune --workers 1
 	$(SWEEP) report finetune --out out/finetune
+
+# On a lent GPU: the hook over gloo and NCCL, then the queue of trainings, four at once. It goes on from rows that are
+# committed and from what the store holds; make gpu QUEUE=smoke-gpu PER_GPU=1 tries it on a CPU. The store comes back
+# without checkpoints, some kilobytes a training.
+QUEUE := gpu_queue
+PER_GPU := 4
+GPU_SECONDS := 540
+DATA := data
+BACK := out/gpu
+STORE := store
+gpu: $(VENV)/ready
+	mkdir -p $(BACK)
+	-$(BIN)/python -m pytest -q -n 0 tests/data_parallel/test_hook.py -k on_a_gpu
+	test ! -f docs/results/$(QUEUE)/rows.csv || $(SWEEP) sweep adopt $(QUEUE) docs/results/$(QUEUE)/rows.csv --store $(STORE)
+	-timeout --signal INT $(GPU_SECONDS) $(SWEEP) sweep launch $(QUEUE) --data-root $(DATA) --per-gpu $(PER_GPU) --store $(STORE)
+	-$(SWEEP) report $(QUEUE) --store $(STORE) --out $(BACK)/report
+	tar --exclude='*.ckpt' --exclude='*.pt' -czf $(BACK)/store.tar.gz -C $(STORE) .
 
 test: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -84,17 +84,19 @@ def targets(found: list[Tuned]) -> dict[str, list[float]]:
 
 
 def epochs(curves: pd.DataFrame, runs: pd.DataFrame, target: float) -> dict[int, int]:
-    """The first epoch at whose end the test accuracy is at least the target, by seed; one more than
-    all if never.
+    """Return the first epoch at whose end the test accuracy is at least the target, by seed: one
+    more than all if never. A run without a recorded curve is left out.
     """
-    found = {}
+    needed = {}
+    by_run = dict(iter(curves.groupby("id"))) if len(curves) else {}
     for name, seed in zip(runs.id, runs.seed, strict=True):
-        own = curves[curves.id == name]
-        hit = own[own[ON] >= target]
-        found[int(seed)] = int((hit if len(hit) else own).epoch.iloc[0 if len(hit) else -1]) + (
-            not len(hit)
-        )
-    return found
+        curve = by_run.get(name)
+        if curve is None:
+            continue
+        reached = curve[curve[ON] >= target].epoch
+        last = int(curve.epoch.iloc[-1])
+        needed[int(seed)] = int(reached.iloc[0]) if len(reached) else last + 1
+    return needed
 
 
 def target_table(frame: pd.DataFrame, curves: pd.DataFrame) -> Table:
@@ -124,6 +126,8 @@ def target_table(frame: pd.DataFrame, curves: pd.DataFrame) -> Table:
         for measurement in found
     ):
         needed = list(epochs(curves, one.runs, target).values())
+        if not needed:
+            continue
         steps = fmean(needed) * one.runs.steps.mean() / one.runs.epochs.mean()
         sent = [
             steps * _mean(one.runs, name) / 1e6
@@ -316,8 +320,9 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """Test error of tuned SGD and tuned K-FAC by epoch, a panel a model. Means over seeds; bars: ±
     one sample standard deviation. Dotted: the targets.
     """
-    found = tuned(frame)
-    if not found or curves.empty:
+    drawn = set() if curves.empty else set(curves.id)
+    found = [entry for entry in tuned(frame) if drawn.intersection(entry.runs.id)]
+    if not found:
         return None
     models = list(targets(found))
     with plt.rc_context(STYLE):
@@ -393,7 +398,7 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 )
             axis.set(title=model, xlabel="bytes of factors a step", ylabel="test error (%)")
             axis.set_xscale("symlog", linthresh=1e4)
-            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
+            axis.legend(loc="upper left", bbox_to_anchor=(-0.05, -0.25), fontsize=6)
     return figure
 
 

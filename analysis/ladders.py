@@ -470,7 +470,7 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         return None
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.9))
-        ends = []
+        ends, tops = [], []
         for place, arm in enumerate(sorted(found.lost, key=lambda arm: -_last(found, arm))):
             means, lows, highs = [], [], []
             for rung in found.rungs:
@@ -483,13 +483,14 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             ink = (*INK, "0.5")[place % 8]
             axis.plot(found.labels(), means, color=ink, marker=MARKS[place % 9])
             ends.append((means[-1], SHORT.get(arm, arm), ink))
+            tops.append(1.02 * max(highs))
             axis.fill_between(found.labels(), lows, highs, color=ink, alpha=0.15, lw=0)
         axis.axhline(0, color="0.3", lw=0.8)
         if found.text:
             axis.axhline(100, color="0.3", lw=0.8, ls="--")
             place = axis.get_yaxis_transform()
             axis.text(0.98, 102, "letter frequencies", fontsize=6, ha="right", transform=place)
-            axis.set_ylim(-5, 160)
+            axis.set_ylim(-5, max(160.0, *tops))
         axis.set_xscale("log")
         axis.set_xticks(found.labels(), [f"{label:,.0f}" for label in found.labels()])
         axis.minorticks_off()

@@ -12,7 +12,9 @@ import math
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, combined, difference
@@ -391,9 +393,9 @@ CLAIMS = [f3a, f3b, f3c, f4a, f4b, f4c, f5]
 
 def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """What settings lose against the bytes they send, forward alone, backward alone and both ways.
-    The line joins settings that nothing with as few bytes beats; these have names, at most eight a
-    panel. Grey: the others; crosses: those of arXiv 2401.07788. Means over seeds. Bars: 95 %
-    intervals of the mean.
+    The line joins settings that nothing with as few bytes beats; up to eight of them have a colour.
+    Grey: the others; crosses: those of arXiv 2401.07788. Means over seeds. Bars: 95 % intervals of
+    the mean.
     """
     found = _losses(frame)
     if found.empty:
@@ -415,6 +417,7 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 x, paper = 100 * point["share"], method in PAPERS
                 place = named.index(method) if method in named else None
                 ink = "0.6" if place is None else INK[place % 7]
+                below = place is not None and place % 2
                 axis.errorbar(
                     x,
                     point["lost"],
@@ -425,15 +428,18 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     color="0.2" if paper else ink,
                     elinewidth=0.6,
                 )
-                if place is not None or paper:
-                    axis.annotate(
-                        _short(method),
-                        (x, point["lost"]),
-                        xytext=(4, -9 if place is not None and place % 2 else 4),
-                        textcoords="offset points",
-                        fontsize=6,
-                        color="0.2" if paper else ink,
-                    )
+                if place is None and not paper:
+                    continue
+                axis.annotate(
+                    _short(method),
+                    (x, point["lost"]),
+                    xytext=(-4, -8) if paper else (4, -9 if below else 4),
+                    ha="right" if paper else "left",
+                    textcoords="offset points",
+                    fontsize=6,
+                    color="0.2" if paper else ink,
+                )
+            _others(axis, points[~points["method"].isin([*named, *PAPERS])])
             axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
             axis.axhline(0, color="0.7", lw=0.7)
             axis.set(title=DIRECTIONS[direction], ylabel=f"{unit} lost")
@@ -443,6 +449,16 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         axes[-1, 0].set_xlabel("bytes (% of dense ones that way)")
         axes[-1, 0].set_xlim(right=1.6 * axes[-1, 0].get_xlim()[1])
     return figure
+
+
+def _others(axis: Axes, points: pd.DataFrame) -> None:
+    """Name the grey points: those of nearly equal bytes in one list, in the order of their loss."""
+    ordered = points.sort_values("lost", ascending=False)
+    for _, near in ordered.groupby((2 * np.log2(ordered["share"])).round()):
+        names = "\n".join(_short(method) for method in near["method"])
+        anchor = (100 * near["share"].max(), near["lost"].max())
+        style = {"fontsize": 5, "color": "0.45", "va": "top", "textcoords": "offset points"}
+        axis.annotate(names, anchor, xytext=(5, 3), **style)
 
 
 def _short(method: str) -> str:

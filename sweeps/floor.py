@@ -122,12 +122,11 @@ def floor_sgd() -> list[Run]:
 
 
 def floor_images() -> list[Run]:
-    """What `cifar_bias_jpeg` lacks: nothing sent, backward and forward, beside its arms."""
+    """What `cifar_bias_jpeg` lacks, the control that sends nothing back, beside its arms."""
     base = preset("cifar_small_jpeg")
     arms = [
         base,
         pair(base, None, {"kind": "zero"}),
-        pair(base, {"kind": "zero"}),
         pair(base, None, kept(0.1)),
         pair(base, None, code(2, "stochastic")),
         pair(base, None, code(2)),

@@ -461,14 +461,14 @@ def _csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _figure(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bias against bytes, a panel a kind of message."""
-    from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, plt
+    """Draw bias against bytes, a panel a kind of message; both axes logarithmic, bias down to 0."""
+    from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic, plt
 
     kinds = list(dict.fromkeys(row["message"] for row in rows))
     names = list(dict.fromkeys(row["codec"] for row in rows))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, len(kinds), figsize=(1.3 * COLUMN * len(kinds), 2.8), squeeze=False, sharey=True
+            1, len(kinds), figsize=(1.3 * COLUMN * len(kinds), 3.6), squeeze=False, sharey=True
         )
         for axis, kind in zip(axes[0], kinds, strict=True):
             for row in rows:
@@ -476,11 +476,13 @@ def _figure(rows: list[dict[str, Any]], path: Path) -> None:
                     continue
                 place = names.index(row["codec"])
                 x, y = 100 * row["bytes_share"], row["bias"]
-                axis.plot(x, y, MARKS[place % 9], color=INK[place % 7], ms=4)
-                axis.annotate(
-                    row["codec"], (x, y), (4, 2), textcoords="offset points", fontsize=5.5
-                )
-            axis.set(title=kind, xlabel="bytes (% of float32)", xscale="log")
-        axes[0, 0].set_ylabel("bias of the message, relative")
+                mark, ink = MARKS[place % 9], INK[place % 7]
+                axis.plot(x, y, mark, color=ink, ms=4, label=row["codec"])
+            axis.set(title=kind, xlabel="bytes (% of float32)")
+            axis.set_yscale("symlog", linthresh=0.1)
+            logarithmic(axis.xaxis)
+        axes[0, 0].set_ylabel("bias, relative")
+        axes[0, 0].set_ylim(bottom=-0.02)
+        legend(figure)
         figure.savefig(path)
         plt.close(figure)

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.style.core import STYLE_BLACKLIST
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from commsweep.reporting.words import in_words
+from commsweep.reporting.words import legible
 
 COLUMN = 3.4  # inches, one column of a two-column page
 INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
@@ -145,7 +145,7 @@ def legend(
         handles, labels = list(found.values()), list(found)
     letter = 0.55 * STYLE["legend.fontsize"] / 72  # inches, on average
     line, room = 0.45, figure.get_figwidth() - 0.2  # of the handle and the space beside it
-    texts = [fill(in_words(label), int((room - line) / letter)) for label in labels]
+    texts = [fill(legible(label), int((room - line) / letter)) for label in labels]
     longest = max((len(part) for text in texts for part in text.split("\n")), default=1)
     columns = max(1, min(len(texts), int(room / (line + letter * longest))))
     figure.legend(list(handles), texts, loc="outside lower center", ncols=columns)
@@ -213,7 +213,7 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     sample standard deviation.
     """
     done = frame[frame.status == "finished"]
-    if curves.empty or "test_on_loss" not in curves:
+    if curves.empty or "test_on_loss" not in curves or curves.groupby("id").size().max() < 2:
         return None
     last = done.groupby("method", sort=False)["test_on_loss"].mean().sort_values()
     plain = done[
@@ -260,9 +260,10 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
                 )
             axis.set(xlabel=title, yscale="log")
             if column == "bytes" and curves[column].max() > 0:
-                axis.set_xscale(
-                    "symlog", linthresh=max(1e-3, unit * curves[column][curves[column] > 0].min())
-                )
+                shown_bytes = unit * curves[column]
+                axis.set_xscale("symlog", linthresh=max(1e-3, shown_bytes[shown_bytes > 0].min()))
+                if shown_bytes.min() > 0:
+                    logarithmic(axis.xaxis)
         axes[0, 0].set_ylabel("loss")
         logarithmic(axes[0, 0].yaxis)
         handles, labels = axes[0, 0].get_legend_handles_labels()

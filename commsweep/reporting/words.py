@@ -22,6 +22,14 @@ WORDS = (
 )
 
 
+def legible(label: str) -> str:
+    """Return a setting's name for a legend: in words; "dense" where it begins with learners."""
+    text = in_words(label)
+    if re.match(r"\d+ (learners|steps? late)", text):
+        return f"dense, {text}"
+    return text
+
+
 def in_words(label: str) -> str:
     """A label as `commsweep` records it, with its settings in words."""
     for pattern, text in WORDS:

@@ -29,13 +29,16 @@ def model():
     )
 
 
-def by_hand(steps, ratio):
-    """Two learners with TopK and error feedback on matrices, vectors dense; plain tensors."""
+def by_hand(steps, ratio, learners=2):
+    """Learners with TopK and error feedback on matrices, vectors dense; plain tensors."""
     net = model()
-    errors = [{name: torch.zeros_like(p) for name, p in net.named_parameters()} for _ in range(2)]
+    parameters = dict(net.named_parameters())
+    errors = [
+        {name: torch.zeros_like(p) for name, p in parameters.items()} for _ in range(learners)
+    ]
     for step in range(steps):
         total = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
-        for rank in range(2):
+        for rank in range(learners):
             net.zero_grad()
             x, y = data(step, rank)
             nn.functional.mse_loss(net(x), y).backward()
@@ -47,19 +50,23 @@ def by_hand(steps, ratio):
                     edge = m.abs().flatten().topk(k).values[-1]
                     sent = m * (m.abs() >= edge)
                     errors[rank][name] = m - sent
-                total[name] += sent / 2
+                total[name] += sent / learners
         with torch.no_grad():
             for name, p in net.named_parameters():
                 p -= 0.1 * total[name]
     return net.state_dict()
 
 
-def _train(rank, port, said, halves, by_host=False):
+def _train(rank, port, said, halves, by_host=False, card=None):
+    """Train by the hook; card: the backend and the number of learners of a real GPU."""
     torch.set_num_threads(1)
     if by_host:  # as if the tensors were on a GPU
         Processes._elsewhere = staticmethod(lambda tensor: True)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    net, kept = model(), None
+    backend, learners = card or ("gloo", 2)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=learners)
+    device = f"cuda:{rank % torch.cuda.device_count()}" if card else "cpu"
+    net, kept = model().to(device), None
     for steps in halves:  # each half begins from what a checkpoint of the last one would hold
         ddp = nn.parallel.DistributedDataParallel(net)
         hook = CompressionHook(net, **EF)
@@ -68,7 +75,7 @@ def _train(rank, port, said, halves, by_host=False):
             hook.load_state_dict(kept)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         for step in steps:
-            x, y = data(step, rank)
+            x, y = (part.to(device) for part in data(step, rank))
             optimizer.zero_grad()
             nn.functional.mse_loss(ddp(x), y).backward()
             optimizer.step()
@@ -106,6 +113,18 @@ def test_ddp_with_the_hook_trains_as_the_formula_says(halves, by_host):
             for k, n in zip(kept, (96, 256, 16), strict=True)
         ]
         assert up == 4 * sum(kept) + sum(places) + 4 * 33
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_hook_on_a_gpu_trains_as_the_formula_says(backend):
+    """NCCL gives every learner a card of its own, so that one card has one learner."""
+    learners = 2 if backend == "gloo" else min(2, torch.cuda.device_count())
+    ((weights, _, steps),) = spawned(_train, learners, (range(6),), False, (backend, learners))
+    wanted = by_hand(6, 0.2, learners)
+    for name, weight in weights.items():
+        assert (torch.tensor(weight) - wanted[name]).abs().max() < 1e-5
+    assert steps == 6
 
 
 @pytest.mark.parametrize(

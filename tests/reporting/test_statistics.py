@@ -150,6 +150,9 @@ def populations(digits):
     return found
 
 
+TYPICAL = float(stats.norm.ppf(0.75))  # the median of values of which a third are far above
+
+
 def draws(world, effects, rng):
     """(a function that draws n values, the typical value) of each effect of a report."""
     made = []
@@ -157,6 +160,10 @@ def draws(world, effects, rng):
         for sd in np.exp(rng.normal(0, 1, effects)):
             made.append((lambda n, sd=sd: rng.normal(0, sd, n), 0.0))
         return made
+    if world == "lognormal":
+        return [(lambda n: rng.lognormal(0, 0.7, n), 1.0)] * effects
+    if world == "collapsed":  # a third of the runs end far away
+        return [(lambda n: rng.normal(0, 1, n) + 30 * (rng.random(n) < 1 / 3), TYPICAL)] * effects
     known = populations(1 if world == "points" else 3)
     for place in rng.integers(0, len(known), effects):
         values = known[place]
@@ -213,6 +220,18 @@ def test_reports_hold_their_level_over_all_their_looks(effects, first, reports, 
     at every look 10 to 15 % of the reports hold an error.)
     """
     assert wrong(effects, first, reports, world) < LEVEL + 2.5 * math.sqrt(LEVEL / reports)
+
+
+@pytest.mark.parametrize("world, first, most", [("lognormal", 5, 0.08), ("collapsed", 8, 0.14)])
+def test_scatter_that_no_t_test_fits_costs_what_the_page_says(world, first, most):
+    """Skewed values, and a third of the runs collapsed, the edge at the median of both modes."""
+    assert wrong(1, first, 300, world) < most + 2.5 * math.sqrt(most / 300)
+
+
+def test_two_outcomes_prevent_errors(monkeypatch):
+    with_rule = wrong(1, 8, 200, "collapsed")
+    monkeypatch.setattr("commsweep.reporting.claim.APART", 1.0)
+    assert wrong(1, 8, 200, "collapsed") > 2 * with_rule
 
 
 def test_the_simulation_sees_a_rule_that_does_not_hold(monkeypatch):
