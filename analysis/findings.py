@@ -209,7 +209,7 @@ FINDINGS = [
         "make demo-gradients",
         "anything of networks that are not small; four learners, three to eight seeds.",
         "demo-gradients/scaling.png",
-        "bytes a learner sends a step by number of learners, dense and AdaComp, for three exchanges",
+        "bytes a learner sends a step by number of learners, dense and AdaComp",
         overturn="the paper's networks at its learning rates, with a loss where it reports none.",
     ),
     Finding(

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep.config import Execution, OwnSet, Run, TextModel, TextSet, run_id
+from commsweep.config import Execution, Run, run_id
+from commsweep.config.training import OwnSet, TextModel, TextSet
 from commsweep.errors import UserError
 from commsweep.store import Row, RunFolder, read_json, write_json
 

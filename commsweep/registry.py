@@ -32,7 +32,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from commsweep.config import LearnerWiring, Run, Wiring, override, own, parse, record, run_id
+from commsweep.config import Run, override, own, record, run_id
+from commsweep.config.execution import LearnerWiring, Wiring
+from commsweep.config.override import parse
 from commsweep.config.own import PROJECT
 from commsweep.errors import UserError, nearest, notice, told
 from commsweep.store import Store

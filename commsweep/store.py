@@ -30,7 +30,10 @@ from typing import Annotated, Any, Required, cast
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
 
-from commsweep.config import SCHEMA, Run, current_names, parse, record, run_id, text_id
+from commsweep.config import Run, record, run_id
+from commsweep.config.override import parse
+from commsweep.config.renames import current_names
+from commsweep.config.run import SCHEMA, text_id
 from commsweep.errors import UserError, notice
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"

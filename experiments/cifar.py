@@ -14,7 +14,8 @@ set is whole.
 
 from __future__ import annotations
 
-from commsweep.config import CosineSpec, ImageModel, ImageSet, Run, override
+from commsweep.config import Run, override
+from commsweep.config.training import CosineSpec, ImageModel, ImageSet
 
 SMALL = Run(
     model=ImageModel(name="resnet_small", width=16),

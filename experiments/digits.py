@@ -11,7 +11,8 @@ Both keep the paper's shape: four stages, three boundaries, SGD with momentum, c
 
 from __future__ import annotations
 
-from commsweep.config import CosineSpec, ImageModel, ImageSet, Run
+from commsweep.config import Run
+from commsweep.config.training import CosineSpec, ImageModel, ImageSet
 
 DIGITS = Run(
     model=ImageModel(name="resnet_small", width=8),

@@ -20,16 +20,13 @@ times less at rank 1, 2 and 4.
 
 from __future__ import annotations
 
-from commsweep.config import (
-    KFAC,
-    AdaCompResidueSpec,
-    AdaCompSpec,
-    Gradients,
-    PowerSGDSpec,
-    ResidueSpec,
-    Run,
-    SGDSpec,
-)
+from commsweep.config import Run
+from commsweep.config.compressors.joint import AdaCompSpec
+from commsweep.config.compressors.lowrank import PowerSGDSpec
+from commsweep.config.feedback import AdaCompResidueSpec, ResidueSpec
+from commsweep.config.gradients import Gradients
+from commsweep.config.second_order import KFAC
+from commsweep.config.training import SGDSpec
 
 from .digits import DIGITS
 from .resnet18 import CORRECTED

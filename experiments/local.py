@@ -26,19 +26,14 @@ trainings are.
 
 from __future__ import annotations
 
-from commsweep.config import (
-    E3M0Spec,
-    ForwardMaskSpec,
-    Gradients,
-    Link,
-    Outer,
-    ResidueSpec,
-    Run,
-    SGDSpec,
-    StatisticalSpec,
-    TopKSpec,
-    UniformSpec,
-)
+from commsweep.config import Run
+from commsweep.config.compressors.sparse import ForwardMaskSpec, TopKSpec
+from commsweep.config.compressors.values.levels import E3M0Spec, StatisticalSpec
+from commsweep.config.compressors.values.quantize import UniformSpec
+from commsweep.config.feedback import ResidueSpec
+from commsweep.config.gradients import Gradients, Outer
+from commsweep.config.links import Link
+from commsweep.config.training import SGDSpec
 
 from .text import NANO
 from .text import PRESETS as TEXT

@@ -20,17 +20,10 @@ Unlike theirs, the test set is always scored whole (they drop its last 16 images
 
 from __future__ import annotations
 
-from commsweep.config import (
-    CosineSpec,
-    ImageModel,
-    ImageSet,
-    Link,
-    Run,
-    SGDSpec,
-    TopKSpec,
-    TopKStrictSpec,
-    override,
-)
+from commsweep.config import Run, override
+from commsweep.config.compressors.sparse import TopKSpec, TopKStrictSpec
+from commsweep.config.links import Link
+from commsweep.config.training import CosineSpec, ImageModel, ImageSet, SGDSpec
 
 PAPER = Run(
     model=ImageModel(name="resnet18", width=64),

@@ -25,16 +25,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from commsweep.config import (
-    AdamWSpec,
-    LinearSpec,
-    Phase,
-    Run,
-    Sparsity,
-    TextModel,
-    TextSet,
-    override,
-)
+from commsweep.config import Run, override
+from commsweep.config.sparsity import Phase, Sparsity
+from commsweep.config.training import AdamWSpec, LinearSpec, TextModel, TextSet
 
 from .text import NANO
 

@@ -30,18 +30,12 @@ ends near perplexity 20.
 
 from __future__ import annotations
 
-from commsweep.config import (
-    AdamWSpec,
-    AQSGDSpec,
-    FixedPointSpec,
-    ForwardMaskSpec,
-    LinearSpec,
-    Link,
-    Run,
-    TextModel,
-    TextSet,
-    TopKStrictSpec,
-)
+from commsweep.config import Run
+from commsweep.config.compressors.sparse import ForwardMaskSpec, TopKStrictSpec
+from commsweep.config.compressors.values.quantize import FixedPointSpec
+from commsweep.config.feedback import AQSGDSpec
+from commsweep.config.links import Link
+from commsweep.config.training import AdamWSpec, LinearSpec, TextModel, TextSet
 
 NANO = Run(
     model=TextModel(name="gpt2-nano"),

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from commsweep.config import LearnerWiring, Run, override, run_id
+from commsweep.config import Run, override, run_id
+from commsweep.config.execution import LearnerWiring
 from commsweep.launching.grid import seeds, union
 from commsweep.registry import preset
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from commsweep.config import LearnerWiring, Run, Wiring, override, run_id
+from commsweep.config import Run, override, run_id
+from commsweep.config.execution import LearnerWiring, Wiring
 from commsweep.registry import preset
 
 from . import local, unequal

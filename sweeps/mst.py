@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from commsweep.config import GPT2_SIZES, Run, Sparsity, override
+from commsweep.config import Run, override
+from commsweep.config.sparsity import Sparsity
+from commsweep.config.training import GPT2_SIZES
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 from commsweep.sparsity import plan

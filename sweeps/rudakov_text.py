@@ -5,7 +5,8 @@ The same grids serve a nano GPT-2 on the embedded corpus in minutes and GPT-2 sm
 
 from __future__ import annotations
 
-from commsweep.config import GPT2_SIZES, Run, TextSet, override
+from commsweep.config import Run, override
+from commsweep.config.training import GPT2_SIZES, TextSet
 from commsweep.launching.grid import in_bfloat16, product, seeds, union
 from commsweep.registry import preset
 

@@ -8,7 +8,8 @@ than that of TopK 10 % everywhere.
 
 from __future__ import annotations
 
-from commsweep.config import Cable, Run, override
+from commsweep.config import Run, override
+from commsweep.config.execution import Cable
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 

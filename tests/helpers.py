@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from commsweep.config import SCHEMA, Execution, Run, TextModel, flatten, override, record, run_id
+from commsweep.config import Execution, Run, flatten, override, record, run_id
+from commsweep.config.base import by_kind
+from commsweep.config.compressors import CompressorSpec
+from commsweep.config.run import SCHEMA
+from commsweep.config.training import TextModel
 from commsweep.registry import preset
 from commsweep.store import Store
 from commsweep.training.run import build, execute, trainer
 from commsweep.training.step import Task
 
-# Every compressor a Run can name, in the settings that exercise its branches. A new compressor adds
-# a line here.
-COMPRESSORS: list[dict[str, Any]] = [
+# Settings that exercise the branches of compressors.
+VARIANTS: list[dict[str, Any]] = [
     {"kind": "none"},
     {"kind": "cast", "to": "float16"},
     {"kind": "cast", "to": "bfloat16"},
@@ -149,6 +152,12 @@ COMPRESSORS: list[dict[str, Any]] = [
         )
         if (kind, bits, rounding) != ("fixed", 1, "stochastic")
     ),
+]
+# Every compressor of a boundary: these settings, and the example of each kind that has none there.
+COMPRESSORS: list[dict[str, Any]] = VARIANTS + [
+    {"kind": kind} | spec.example
+    for kind, spec in by_kind(CompressorSpec).items()
+    if kind != "forward_mask" and kind not in {variant["kind"] for variant in VARIANTS}
 ]
 
 FEEDBACKS: list[dict[str, Any]] = [

@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from commsweep import config
 from commsweep.collectives import BUCKET, Collectives, Processes, Simulated, _joined, _parted, mean
-from commsweep.config import Gradients
+from commsweep.config.compressors.lowrank import PowerSGDSpec
+from commsweep.config.compressors.sparse import TopKSpec
+from commsweep.config.feedback import (
+    EF21GradientSpec,
+    EF21SGDMSpec,
+    MomentumCorrectionSpec,
+    ResidueSpec,
+)
+from commsweep.config.gradients import Gradients
 from commsweep.data_parallel.exchange import Exchange
 from tests.helpers import same_bits
 
@@ -55,16 +62,16 @@ class Elsewhere(Collectives):
 @pytest.mark.parametrize(
     "feedback, tensors, mirrored",
     [
-        (config.ResidueSpec(), 1, 0),
-        (config.MomentumCorrectionSpec(), 2, 0),
-        (config.EF21GradientSpec(), 1, 1),
-        (config.EF21SGDMSpec(), 2, 1),
+        (ResidueSpec(), 1, 0),
+        (MomentumCorrectionSpec(), 2, 0),
+        (EF21GradientSpec(), 1, 1),
+        (EF21SGDMSpec(), 2, 1),
     ],
 )
 def test_a_process_holds_the_residues_of_its_own_learner_only(feedback, tensors, mirrored):
     net = nn.Linear(30, 40, bias=False)
     spec = Gradients(
-        learners=4, exchange="allgather", compressor=config.TopKSpec(ratio=0.1), feedback=feedback
+        learners=4, exchange="allgather", compressor=TopKSpec(ratio=0.1), feedback=feedback
     )
     made = Exchange(spec, net, 0, Elsewhere(4, (2,)))
     held = [sum(one.dim() > 0 for one in own.buffers()) for own in made.memories]
@@ -79,7 +86,7 @@ def test_a_process_holds_the_residues_of_its_own_learner_only(feedback, tensors,
 def test_layers_travel_in_buckets_between_processes_and_alone_in_one():
     # 4 MB of weights each, and a vector
     net = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(8)))
-    spec = Gradients(learners=4, exchange="allgather", compressor=config.TopKSpec(ratio=0.1))
+    spec = Gradients(learners=4, exchange="allgather", compressor=TopKSpec(ratio=0.1))
     apart = Exchange(spec, net, 0)
     together = Exchange(spec, net, 0, Elsewhere(4, (0,)))
     assert all(len(bucket) == 1 for bucket in apart.buckets(0))
@@ -102,9 +109,7 @@ def test_all_layers_of_a_joint_compressor_go_in_two_rounds():
             return super().gather(parts, what)
 
     net = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(5)))
-    spec = Gradients(
-        learners=2, compressor=config.PowerSGDSpec(rank=2), feedback=config.ResidueSpec()
-    )
+    spec = Gradients(learners=2, compressor=PowerSGDSpec(rank=2), feedback=ResidueSpec())
     ours, plain = Exchange(spec, net, 0, Counting(2)), Exchange(spec, net, 0)
     grads = [[torch.randn_like(p) for p in net.parameters()] for _ in range(2)]
     merged = {}

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from commsweep.config import Execution, current_names, run_id
+from commsweep.config import Execution, run_id
+from commsweep.config.renames import current_names
 from commsweep.registry import presets, sweep, sweeps
 from commsweep.store import Store, write_json
 from commsweep.training.record import processor
@@ -115,7 +116,7 @@ def test_a_store_written_in_this_schema_is_read(store):
 
 def main() -> None:
     """Write the files anew."""
-    from commsweep.config import SCHEMA
+    from commsweep.config.run import SCHEMA
 
     HERE.mkdir(exist_ok=True)
     write_json(HERE / "ids.json", ids())

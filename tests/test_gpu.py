@@ -19,7 +19,9 @@ from commsweep.collectives import Simulated
 from commsweep.component import Moment, Pass
 from commsweep.compressors import build, rans, rotation, tah, transform
 from commsweep.compressors.base import divided
-from commsweep.config import KFAC, Execution, Link, override
+from commsweep.config import Execution, override
+from commsweep.config.links import Link
+from commsweep.config.second_order import KFAC
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
 from commsweep.feedback import boundaries as feedback

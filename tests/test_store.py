@@ -10,7 +10,8 @@ import pytest
 
 from commsweep import store as storing
 from commsweep.cli.main import main
-from commsweep.config import SCHEMA, run_id
+from commsweep.config import run_id
+from commsweep.config.run import SCHEMA
 from commsweep.errors import UserError
 from commsweep.reporting import results
 from commsweep.store import Busy, Store, write_json

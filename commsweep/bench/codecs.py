@@ -15,7 +15,10 @@ from torch import Tensor
 
 from commsweep.bench import Result, alternate, paired
 from commsweep.compressors import build
-from commsweep.config import Compression, QSGDSpec, SIDCoSpec, SignSpec, TernSpec
+from commsweep.config.compressors.base import Compression
+from commsweep.config.compressors.qsgd import QSGDSpec
+from commsweep.config.compressors.thresholds import SIDCoSpec
+from commsweep.config.compressors.values.levels import SignSpec, TernSpec
 
 ELEMENTS = 1 << 20
 ROUNDS = 15

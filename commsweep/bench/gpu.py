@@ -25,7 +25,9 @@ from commsweep import compressors
 from commsweep.bench import Result, text
 from commsweep.bench.boundary import step_of
 from commsweep.compressors import Compressor
-from commsweep.config import CompressorSpec, Run, by_kind
+from commsweep.config import Run
+from commsweep.config.base import by_kind
+from commsweep.config.compressors import CompressorSpec
 from commsweep.errors import UserError
 from commsweep.registry import sweep
 

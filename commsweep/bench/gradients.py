@@ -10,10 +10,14 @@ from copy import deepcopy
 import torch
 from torch.nn.functional import cross_entropy
 
-from commsweep import config
 from commsweep.bench import Result, alternate, paired
 from commsweep.component import Moment
-from commsweep.config import ImageModel
+from commsweep.config.compressors.joint import AdaCompSpec
+from commsweep.config.compressors.sparse import TopKSpec
+from commsweep.config.compressors.values.levels import StatisticalSpec
+from commsweep.config.feedback import AdaCompResidueSpec, ResidueSpec
+from commsweep.config.gradients import Gradients, Outer
+from commsweep.config.training import ImageModel
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.learners import Learners
 from commsweep.data_parallel.outer.training import LocalTraining
@@ -37,17 +41,17 @@ def bench() -> Iterator[Result]:
 def _compression(net: torch.nn.Module) -> Iterator[Result]:
     grads = [torch.randn_like(p) * 1e-3 for p in net.parameters()]
     kinds = {
-        "adacomp": (config.AdaCompSpec(), config.AdaCompResidueSpec()),
-        "topk": (config.TopKSpec(ratio=0.01), config.ResidueSpec()),
+        "adacomp": (AdaCompSpec(), AdaCompResidueSpec()),
+        "topk": (TopKSpec(ratio=0.01), ResidueSpec()),
         "sparseloco": (
-            config.TopKSpec(ratio=1 / 64, scope="tile", values=config.StatisticalSpec()),
-            config.ResidueSpec(decay=0.95),
+            TopKSpec(ratio=1 / 64, scope="tile", values=StatisticalSpec()),
+            ResidueSpec(decay=0.95),
         ),
     }
     sides = {}
     for name, (compressor, feedback) in kinds.items():
         exchange = Exchange(
-            config.Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0
+            Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0
         )
 
         def one(exchange: Exchange = exchange) -> None:
@@ -94,15 +98,15 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
     """Steps of learners that exchange each time, and of those that train apart, against the passes
     in them.
     """
-    spec = config.Gradients(
+    spec = Gradients(
         learners=LEARNERS,
         exchange="allgather",
-        compressor=config.AdaCompSpec(),
-        feedback=config.AdaCompResidueSpec(),
+        compressor=AdaCompSpec(),
+        feedback=AdaCompResidueSpec(),
     )
     learners, own = Learners(spec, net, 0, BATCH), deepcopy(net)
     apart = LocalTraining(
-        config.Gradients(learners=LEARNERS, outer=config.Outer(interval=INTERVAL)),
+        Gradients(learners=LEARNERS, outer=Outer(interval=INTERVAL)),
         own,
         0,
         BATCH,

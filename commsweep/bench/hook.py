@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result
-from commsweep.config import ImageModel
 from commsweep.config.execution import Cable
+from commsweep.config.training import ImageModel
 from commsweep.errors import UserError, notice
 from commsweep.models import resnet
 

@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy, unfold
 
 from commsweep.bench import Result, alternate, paired
 from commsweep.component import Moment, Pass
-from commsweep.config import KFAC, ImageModel
+from commsweep.config.second_order import KFAC
+from commsweep.config.training import ImageModel
 from commsweep.models import resnet
 from commsweep.second_order import factors
 from commsweep.second_order.layer import KFACLayer

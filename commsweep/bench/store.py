@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from commsweep.bench import Result
-from commsweep.config import SCHEMA, Run, override, record, run_id
+from commsweep.config import Run, override, record, run_id
+from commsweep.config.run import SCHEMA
 from commsweep.launching.grid import product, seeds
 from commsweep.launching.launch import missing
 from commsweep.registry import preset, sweep

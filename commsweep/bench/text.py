@@ -17,7 +17,8 @@ import torch
 
 from commsweep.bench import Result, alternate, paired
 from commsweep.boundary.insert import Boundaries
-from commsweep.config import Execution, TextModel, TextSet, override
+from commsweep.config import Execution, override
+from commsweep.config.training import TextModel, TextSet
 from commsweep.data import text
 from commsweep.models import causal_lm
 from commsweep.registry import preset

@@ -23,7 +23,7 @@ from commsweep.compressors.base import channels_last
 from commsweep.compressors.coded import Coded, CodedForwardMask
 from commsweep.compressors.coders import Coder, Frozen
 from commsweep.compressors.sparse import FixedK
-from commsweep.config import Link
+from commsweep.config.links import Link
 from commsweep.feedback.boundaries import Feedback
 from commsweep.feedback.memory import Keys
 

@@ -19,7 +19,8 @@ from commsweep.boundary.channel import Boundary, Channel, Step
 from commsweep.boundary.diagnosis import MessageStatistics
 from commsweep.boundary.plan import crossed, message_shapes
 from commsweep.component import Component, Moment, Pass
-from commsweep.config import Link, Links, parse_links
+from commsweep.config.links import Link, Links
+from commsweep.config.override import parse_links
 from commsweep.errors import UserError, nearest, told
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys, MappedMemory

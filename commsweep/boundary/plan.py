@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from commsweep import compressors
 from commsweep.compressors.sparse import ForwardMask
-from commsweep.config import Links, Run
+from commsweep.config import Run
+from commsweep.config.links import Links
 from commsweep.errors import UserError
 from commsweep.feedback import boundaries as feedback
 

@@ -86,7 +86,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _advise(args: argparse.Namespace) -> int:
-    from commsweep.config import Wiring
+    from commsweep.config.execution import Wiring
     from commsweep.processes import pipeline
     from commsweep.registry import plan
     from commsweep.timing import advice

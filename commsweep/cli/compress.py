@@ -61,7 +61,7 @@ def _compress(args: argparse.Namespace) -> int:
     if not isinstance(spec, dict):
         raise UserError("--spec must be a JSON object with a kind")
     compressor = compressors.build(spec)
-    if isinstance(compressor, compressors.KINDS["forward_mask"]):
+    if compressor.spec.shares_mask:
         raise UserError(
             "--spec: forward_mask sends a gradient where the forward message kept the "
             "activation, and there is none here; try topk"

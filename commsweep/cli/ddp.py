@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from commsweep.cli.options import count, number, whole
 from commsweep.cli.pipeline import bandwidth, seconds
 from commsweep.cli.runs import changes, execution, execution_options
-from commsweep.config import LearnerWiring, override, run_id
+from commsweep.config import override, run_id
+from commsweep.config.execution import LearnerWiring
 from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.store import DIVERGED, FINISHED, Row, RunFolder, Store

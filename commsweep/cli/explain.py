@@ -11,7 +11,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from commsweep.config import Compression, Run, Spec, discriminator, members, tags
+from commsweep.config import Run
+from commsweep.config.base import Spec
+from commsweep.config.compressors.base import Compression
+from commsweep.config.override import discriminator, members, tags
 from commsweep.errors import UserError, nearest
 
 

@@ -7,7 +7,9 @@ import json
 from typing import TYPE_CHECKING
 
 from commsweep.cli.options import count, number
-from commsweep.config import GPT2_SIZES, Phase, Sparsity, override
+from commsweep.config import override
+from commsweep.config.sparsity import Phase, Sparsity
+from commsweep.config.training import GPT2_SIZES
 from commsweep.errors import UserError, nearest
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pathlib import Path
 from commsweep.cli.ddp import measure, measured
 from commsweep.cli.options import folder, number, writable
 from commsweep.cli.runs import execution, execution_options
-from commsweep.config import LearnerWiring, run_id
+from commsweep.config import run_id
+from commsweep.config.execution import LearnerWiring
 from commsweep.errors import UserError
 from commsweep.store import Store
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from commsweep.cli.options import count, number, whole
 from commsweep.cli.runs import changes, execution, execution_options
-from commsweep.config import Cable, Run, Wiring, override, run_id
+from commsweep.config import Run, override, run_id
+from commsweep.config.execution import Cable, Wiring
 from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.store import DIVERGED, FINISHED, RunFolder, Store

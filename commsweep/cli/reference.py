@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from commsweep.cli.explain import kind_of, said_of, shown
-from commsweep.config import (
-    CompressorSpec,
-    FeedbackSpec,
-    GradientCompressor,
-    GradientFeedback,
-    Gradients,
-    Links,
-    Run,
-    Spec,
-    by_kind,
-    members,
-)
+from commsweep.config import Run
+from commsweep.config.base import Spec, by_kind
+from commsweep.config.compressors import CompressorSpec, GradientCompressor
+from commsweep.config.feedback import FeedbackSpec, GradientFeedback
+from commsweep.config.gradients import Gradients
+from commsweep.config.links import Links
+from commsweep.config.override import members
 from commsweep.config.rules import EXCLUSIONS
 
 COMPRESSORS = """\

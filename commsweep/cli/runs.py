@@ -11,8 +11,8 @@ from typing import Any
 from commsweep import inputs
 from commsweep.cli.explain import meaning
 from commsweep.cli.options import count, folder, number
-from commsweep.config import Execution, Run, check_device, flatten, override, record, run_id
-from commsweep.config.execution import MODES
+from commsweep.config import Execution, Run, flatten, override, record, run_id
+from commsweep.config.execution import MODES, check_device
 from commsweep.data import sources
 from commsweep.errors import UserError, notice
 from commsweep.registry import grouped, preset, presets

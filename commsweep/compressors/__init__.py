@@ -8,83 +8,24 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from commsweep.compressors.adacomp import AdaComp
-from commsweep.compressors.base import Compressor, Payload
+from commsweep.compressors.base import COMPRESSORS, Compressor, Payload
 from commsweep.compressors.coded import Coded, CodedForwardMask
-from commsweep.compressors.coders import Bottleneck, Subspace
-from commsweep.compressors.controls import Mean, Zero
-from commsweep.compressors.dense import Cast, Dense
-from commsweep.compressors.levels import E3M0, QSGD, Natural, OneBit, Sign, Statistical, Tern
-from commsweep.compressors.lowrank import LowRank
-from commsweep.compressors.mx import MX
-from commsweep.compressors.quantize import FixedBatch, FixedPoint, Uniform
 from commsweep.compressors.rans import Ranged
-from commsweep.compressors.rotation import Eden, MSEden, Rotated
-from commsweep.compressors.sparse import (
-    FixedK,
-    ForwardMask,
-    RandomK,
-    RandTopK,
-    RiceTopK,
-    Sparsifier,
-    TopK,
-    TopKStrict,
-)
-from commsweep.compressors.tah import TAH
-from commsweep.compressors.tah_code import TAHCode
-from commsweep.compressors.thresholds import Dryden, Periodic, SIDCo, Threshold
-from commsweep.config import (
-    CodeSpec,
-    Compression,
-    CompressorSpec,
-    ForwardMaskSpec,
-    RotatedSpec,
-    Selection,
-    TopKSpec,
-    explain,
-)
+from commsweep.compressors.rotation import Rotated
+from commsweep.compressors.sparse import FixedK, RiceTopK, Sparsifier
+from commsweep.config.base import define
+from commsweep.config.compressors import CompressorSpec
+from commsweep.config.compressors.base import CodeSpec, Compression
+from commsweep.config.compressors.rotation import RotatedSpec
+from commsweep.config.compressors.sparse import ForwardMaskSpec, Selection, TopKSpec
+from commsweep.config.override import explain
 from commsweep.errors import UserError
 
-KINDS: dict[str, type[Compressor[Any]]] = {
-    "none": Dense,
-    "zero": Zero,
-    "mean": Mean,
-    "live": Dense,
-    "cast": Cast,
-    "topk": TopK,
-    "topk_strict": TopKStrict,
-    "randomk": RandomK,
-    "randtopk": RandTopK,
-    "forward_mask": ForwardMask,
-    "uniform": Uniform,
-    "fixed": FixedPoint,
-    "fixed_batch": FixedBatch,
-    "mx": MX,
-    "eden": Eden,
-    "ms_eden": MSEden,
-    "rotated": Rotated,
-    "tah": TAH,
-    "tah_code": TAHCode,
-    "lowrank": LowRank,
-    "sign": Sign,
-    "onebit": OneBit,
-    "tern": Tern,
-    "qsgd": QSGD,
-    "natural": Natural,
-    "statistical": Statistical,
-    "e3m0": E3M0,
-    "threshold": Threshold,
-    "dryden": Dryden,
-    "sidco": SIDCo,
-    "periodic": Periodic,
-    "adacomp": AdaComp,
-    "bottleneck": Bottleneck,
-    "subspace": Subspace,
-}
+define(__name__, __file__)
 
 _SPECS: TypeAdapter[Compression] = TypeAdapter(CompressorSpec)
 
-__all__ = ["KINDS", "Compressor", "Payload", "Sparsifier", "build"]
+__all__ = ["COMPRESSORS", "Compressor", "Payload", "Sparsifier", "build"]
 
 
 def build(spec: Compression | dict[str, Any]) -> Compressor:
@@ -103,7 +44,7 @@ def build(spec: Compression | dict[str, Any]) -> Compressor:
     if isinstance(spec, RotatedSpec):
         return Rotated(spec, build(spec.code))
     rice = isinstance(spec, TopKSpec) and spec.index_coding == "rice"
-    kind: type[Compressor[Any]] = RiceTopK if rice else KINDS[spec.kind]
+    kind: type[Compressor[Any]] = RiceTopK if rice else COMPRESSORS[spec.kind]
     if not isinstance(spec, Selection) or spec.values is None:
         return kind(spec)  # pyright: ignore[reportArgumentType]
     values = build(spec.values)

@@ -17,15 +17,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, payload
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 from commsweep.compressors.kernels import cpu, gpu
-from commsweep.config import AdaCompSpec
+from commsweep.config.compressors.joint import AdaCompSpec
 from commsweep.errors import UserError
 
 SHORT = 64  # elements of a bin whose places fit into six bits
 
 
+@COMPRESSORS.of(AdaCompSpec)
 class AdaComp(Compressor[AdaCompSpec]):
     """Of every bin the entries whose look-ahead H reaches the bin's largest |G|; they become
     +-scale.

@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from commsweep.config import Compression
+from commsweep.config.base import Implementations
+from commsweep.config.compressors.base import Compression
 from commsweep.errors import UserError
 
 S = TypeVar("S", bound=Compression)
@@ -55,6 +56,9 @@ class Field:
         return dtype == self.dtype and (
             elements <= self.most if self.shape is None else elements == math.prod(self.shape)
         )
+
+
+COMPRESSORS = Implementations()
 
 
 class Compressor(Generic[S]):

@@ -25,7 +25,7 @@ from commsweep.compressors.base import (
 from commsweep.compressors.bits import taken
 from commsweep.compressors.kernels import cpu
 from commsweep.compressors.sparse import FixedK, ForwardMask, RiceTopK, Sparsifier, TopK, scatter
-from commsweep.config import ForwardMaskSpec, Selection
+from commsweep.config.compressors.sparse import ForwardMaskSpec, Selection
 from commsweep.errors import UserError
 
 PREFIX = "values."  # of the codec's parts

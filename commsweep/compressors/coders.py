@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from commsweep import seeds
-from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, payload
 from commsweep.compressors.features import columns, matrix, tensor
-from commsweep.config import BottleneckSpec, SubspaceSpec
+from commsweep.config.compressors.coders import BottleneckSpec, SubspaceSpec
 
 CoderT = TypeVar("CoderT", BottleneckSpec, SubspaceSpec)
 
@@ -104,6 +104,7 @@ class CoderCompressor(Compressor[CoderT]):
         return self.coder(payload.shape).to(payload.device).decode(payload.parts["code"], payload)
 
 
+@COMPRESSORS.of(BottleneckSpec)
 class Bottleneck(CoderCompressor[BottleneckSpec]):
     """E and D trained with the model (the "ae" of Bian et al., arXiv 2301.02654). They begin as a
     projection (ours).
@@ -112,6 +113,7 @@ class Bottleneck(CoderCompressor[BottleneckSpec]):
     trained = True
 
 
+@COMPRESSORS.of(SubspaceSpec)
 class Subspace(CoderCompressor[SubspaceSpec]):
     """E = U, D = U^T fixed, a = the embedding of the token (arXiv 2506.01260: c = U^T (h -
     E[token])).

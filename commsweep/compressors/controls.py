@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, payload
 from commsweep.compressors.features import columns, matrix, tensor
-from commsweep.config import MeanSpec, ZeroSpec
+from commsweep.config.compressors.controls import MeanSpec, ZeroSpec
 
 
+@COMPRESSORS.of(ZeroSpec)
 class Zero(Compressor[ZeroSpec]):
     """Zeros arrive; nbytes = 0. What is not finite is not seen by the receiver either."""
 
@@ -30,6 +31,7 @@ class Zero(Compressor[ZeroSpec]):
         return _spread(blank, payload)
 
 
+@COMPRESSORS.of(MeanSpec)
 class Mean(Compressor[MeanSpec]):
     """Each feature's running mean arrives at all of its positions; nbytes = 4 * features.
 

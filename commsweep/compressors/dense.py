@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.compressors.base import Compressor, Field, Payload, laid_out, payload
-from commsweep.config import CastSpec, Compression
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, laid_out, payload
+from commsweep.config.compressors.base import Compression
+from commsweep.config.compressors.dense import LiveSpec, NoCompressorSpec
+from commsweep.config.compressors.values.cast import CastSpec
 
 
+@COMPRESSORS.of(NoCompressorSpec, LiveSpec)
 class Dense(Compressor[Compression]):
     """No compression; nbytes = elements * itemsize."""
 
@@ -28,6 +31,7 @@ class Dense(Compressor[Compression]):
         return laid_out(payload.parts["values"], payload)
 
 
+@COMPRESSORS.of(CastSpec)
 class Cast(Compressor[CastSpec]):
     """Round to `to` and back; nbytes = 2 * elements. float16 saturates at its largest value
     (65504).

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from commsweep.compressors import draws
 from commsweep.compressors.base import (
+    COMPRESSORS,
     Compressor,
     Field,
     Payload,
@@ -27,11 +28,11 @@ from commsweep.compressors.base import (
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 from commsweep.compressors.kernels import cpu
 from commsweep.compressors.kernels import levels as kernels
-from commsweep.config import (
+from commsweep.config.compressors.qsgd import QSGDSpec
+from commsweep.config.compressors.values.levels import (
     E3M0Spec,
     NaturalSpec,
     OneBitSpec,
-    QSGDSpec,
     SignSpec,
     StatisticalSpec,
     TernSpec,
@@ -84,6 +85,7 @@ class Levels(Compressor[S]):
         raise NotImplementedError
 
 
+@COMPRESSORS.of(SignSpec)
 class Sign(Levels[SignSpec]):
     """The sign (of zero: +) times a scale: mean |x| (EF-signSGD), |x|_2 / sqrt(n) (1-bit Adam), or
     1 (signSGD).
@@ -104,6 +106,7 @@ class Sign(Levels[SignSpec]):
         return _chosen(codes, -scales, scales)
 
 
+@COMPRESSORS.of(OneBitSpec)
 class OneBit(Levels[OneBitSpec]):
     """Values below zero become their mean, the others theirs (1-bit SGD, Seide 2014).
 
@@ -123,6 +126,7 @@ class OneBit(Levels[OneBitSpec]):
         return _chosen(codes, scales[:, :1], scales[:, 1:])
 
 
+@COMPRESSORS.of(TernSpec)
 class Tern(Levels[TernSpec]):
     """s * sign(x) with probability |x| / s, else zero; s = max |x|, entries clipped at `clip`
     deviations first.
@@ -150,6 +154,7 @@ class Tern(Levels[TernSpec]):
         return torch.where(codes == 1, scales, torch.where(codes == 2, -scales, scales - scales))
 
 
+@COMPRESSORS.of(E3M0Spec)
 class E3M0(Levels[E3M0Spec]):
     """Sign and exponent: s 2^-j for j = 0 .. 6, or zero; s = max |x| of a sample.
 
@@ -174,6 +179,7 @@ class E3M0(Levels[E3M0Spec]):
         return torch.where(codes >= 8, -sizes, sizes)
 
 
+@COMPRESSORS.of(StatisticalSpec)
 class Statistical(Compressor[StatisticalSpec]):
     """2^bits levels over all values: code = round(c / scale + bins / 2) of c = x - mean(x), scale =
     range std / bins, bins = 2^bits; a level stands for the mean of the values that it takes.
@@ -234,6 +240,7 @@ class Statistical(Compressor[StatisticalSpec]):
         )
 
 
+@COMPRESSORS.of(NaturalSpec)
 class Natural(Compressor[NaturalSpec]):
     """To a power of two, up or down so that the expectation is x: sign and exponent travel (Horvath
     2019).
@@ -279,6 +286,7 @@ class Natural(Compressor[NaturalSpec]):
         )
 
 
+@COMPRESSORS.of(QSGDSpec)
 class QSGD(Compressor[QSGDSpec]):
     """norm * sign(x) * level / s, the level drawn around |x| s / norm; norm over `bucket` elements
     (Alistarh 2017).

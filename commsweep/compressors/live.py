@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors.base import Compressor, Field, Payload
-from commsweep.config import NoCompressorSpec
+from commsweep.config.compressors.dense import NoCompressorSpec
 
 
 class LiveEntries(Compressor[NoCompressorSpec]):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors import draws
-from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, payload
 from commsweep.compressors.features import columns, matrix, tensor
-from commsweep.config import LowRankSpec
+from commsweep.config.compressors.lowrank import LowRankSpec
 
 
+@COMPRESSORS.of(LowRankSpec)
 class LowRank(Compressor[LowRankSpec]):
     """M [n, d] (rows: tokens or pixels) -> P = orth(M Q), Q' = M^T P; decoded P Q'^T.
 

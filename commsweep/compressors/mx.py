@@ -15,6 +15,7 @@ from torch import Tensor
 
 from commsweep.compressors import draws
 from commsweep.compressors.base import (
+    COMPRESSORS,
     Compressor,
     Field,
     Payload,
@@ -26,7 +27,7 @@ from commsweep.compressors.base import (
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
 from commsweep.compressors.kernels import cpu, floats
-from commsweep.config import MXSpec
+from commsweep.config.compressors.values.mx import MXSpec
 from commsweep.errors import UserError
 
 
@@ -112,6 +113,7 @@ BIAS = 127  # of an E8M0 scale
 LOWEST, HIGHEST = -127, 127  # its exponents
 
 
+@COMPRESSORS.of(MXSpec)
 class MX(Compressor[MXSpec]):
     """Blocks of small floats under a scale.
 

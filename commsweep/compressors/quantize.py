@@ -10,6 +10,7 @@ from torch import Tensor
 from commsweep import seeds
 from commsweep.compressors import draws
 from commsweep.compressors.base import (
+    COMPRESSORS,
     Compressor,
     Field,
     Payload,
@@ -22,7 +23,9 @@ from commsweep.compressors.base import (
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack
 from commsweep.compressors.kernels import cpu, gpu, packing
-from commsweep.config import FixedBatchSpec, FixedPointSpec, QuantizerSpec, UniformSpec
+from commsweep.config.compressors.base import QuantizerSpec
+from commsweep.config.compressors.batch import FixedBatchSpec
+from commsweep.config.compressors.values.quantize import FixedPointSpec, UniformSpec
 
 QuantizerT = TypeVar("QuantizerT", bound=QuantizerSpec)
 
@@ -208,6 +211,7 @@ class Quantizer(Compressor[QuantizerT]):
         )
 
 
+@COMPRESSORS.of(UniformSpec)
 class Uniform(Quantizer[UniformSpec]):
     """Min-max codes: q = round((x - lo) / (hi - lo) * (2^b - 1)), decoded lo + q (hi - lo) / (2^b -
     1).
@@ -259,6 +263,7 @@ class Uniform(Quantizer[UniformSpec]):
         return codes.mul_(step).add_(lo)
 
 
+@COMPRESSORS.of(FixedPointSpec)
 class FixedPoint(Quantizer[FixedPointSpec]):
     """Symmetric codes: s = max|x|, q = clip(round(x / s * 2^(b-1)), -2^(b-1), 2^(b-1) - 1), decoded
     q / 2^(b-1) * s.
@@ -297,6 +302,7 @@ class FixedPoint(Quantizer[FixedPointSpec]):
         return codes.div_(-self._lowest).mul_(scales[0][:, None])
 
 
+@COMPRESSORS.of(FixedBatchSpec)
 class FixedBatch(Compressor[FixedBatchSpec]):
     """The authors' fixed point: s_j = float16(max over the batch of |x_ij|).
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from commsweep.compressors import draws
 from commsweep.compressors.base import (
+    COMPRESSORS,
     Compressor,
     Field,
     Payload,
@@ -30,7 +31,8 @@ from commsweep.compressors.base import (
 from commsweep.compressors.bits import pack, packed_bytes, unpack
 from commsweep.compressors.mx import E2M1, E4M3, MX
 from commsweep.compressors.transform import matrix_on
-from commsweep.config import EdenSpec, MSEdenSpec, MXSpec, RotatedSpec
+from commsweep.config.compressors.rotation import EdenSpec, MSEdenSpec, RotatedSpec
+from commsweep.config.compressors.values.mx import MXSpec
 from commsweep.errors import UserError
 
 APART = 1 << 61
@@ -162,6 +164,7 @@ def _unit(x: Tensor) -> Tensor:
     return torch.where(extreme, torch.ldexp(torch.ones_like(most), -exponent), 1.0)
 
 
+@COMPRESSORS.of(RotatedSpec)
 class Rotated(Compressor[RotatedSpec]):
     """A code behind a random rotation.
 
@@ -237,6 +240,7 @@ def levels_on(bits: int, device: torch.device) -> Tensor:
     return centroids(bits).to(device)
 
 
+@COMPRESSORS.of(EdenSpec)
 class Eden(Compressor[EdenSpec]):
     """Lloyd-Max levels behind a random rotation, scaled so that the mean of what arrives is x.
 
@@ -322,6 +326,7 @@ class Eden(Compressor[EdenSpec]):
         return uniform_back(spun, self.spec.block, seed) / unit
 
 
+@COMPRESSORS.of(MSEdenSpec)
 class MSEden(Rotated):
     """NVFP4 behind a random rotation, without bias: the scale of each block of 16 is corrected by
     S = sum x^2 / sum x q and rounded stochastically to e4m3.

@@ -12,6 +12,7 @@ from torch import Tensor
 from commsweep import seeds
 from commsweep.compressors import draws, rice
 from commsweep.compressors.base import (
+    COMPRESSORS,
     Compressor,
     Field,
     Payload,
@@ -36,7 +37,7 @@ from commsweep.compressors.bits import (
     unpack_mask,
 )
 from commsweep.compressors.kernels import cpu, gpu, packing
-from commsweep.config import (
+from commsweep.config.compressors.sparse import (
     ForwardMaskSpec,
     RandomKSpec,
     RandTopKSpec,
@@ -152,6 +153,7 @@ class FixedK(Sparsifier[SelectionT]):
         return row_shape(shape)
 
 
+@COMPRESSORS.of(TopKSpec)
 class TopK(FixedK[TopKSpec]):
     """The k = ratio * d largest magnitudes of each sample, of the tensor, or of each last-dimension
     row.
@@ -518,6 +520,7 @@ def _from_gaps(gaps: Tensor, count: int, n: int) -> Tensor:
     return mask.index_fill_(0, places.to(gaps.device), True)
 
 
+@COMPRESSORS.of(TopKStrictSpec)
 class TopKStrict(Counted[TopKStrictSpec]):
     """The authors' operator: per sample, t = the int(d * (1 - ratio))-th smallest |x|, keep |x| >
     t.
@@ -569,6 +572,7 @@ class TopKStrict(Counted[TopKStrictSpec]):
         return super()._decode(payload)
 
 
+@COMPRESSORS.of(RandomKSpec)
 class RandomK(FixedK[RandomKSpec]):
     """k = ratio * d random positions, the same in every sample of a message and new in the next
     one.
@@ -626,6 +630,7 @@ class RandomK(FixedK[RandomKSpec]):
 _LAST = torch.iinfo(torch.int64).max
 
 
+@COMPRESSORS.of(RandTopKSpec)
 class RandTopK(FixedK[RandTopKSpec]):
     """k places of each row, of which m ~ Binomial(k, alpha) are random ones outside the top k; the
     others are random ones of the top k. At inference: TopK (RandTopk, Zheng et al., arXiv
@@ -694,6 +699,7 @@ class RandTopK(FixedK[RandTopKSpec]):
         return self.top._decode(payload)
 
 
+@COMPRESSORS.of(ForwardMaskSpec)
 class ForwardMask(Compressor[ForwardMaskSpec]):
     """The gradient where the forward message kept the activation; both ends know the mask, values
     travel alone.

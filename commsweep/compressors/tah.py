@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, payload
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
-from commsweep.config import TAHSpec
+from commsweep.config.compressors.tah import TAHSpec
 
 
+@COMPRESSORS.of(TAHSpec)
 class TAH(Compressor[TAHSpec]):
     """Per tile t of a token: t' = t H / sqrt(n) if max|t| > tau second|t|, else t; s = max|t'|;
     with b bits a token q = clip(round(t' / s * 2^(b-1)), -2^(b-1), 2^(b-1) - 1).

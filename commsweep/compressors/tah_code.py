@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from commsweep.compressors.base import Compressor, Field, Payload, payload
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, payload
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
 from commsweep.compressors.tah import _tokens
 from commsweep.compressors.transform import matrix_on
-from commsweep.config import TAHCodeSpec
+from commsweep.config.compressors.tah import TAHCodeSpec
 from commsweep.errors import UserError
 
 LEAST = 1e-30  # of a sum and of a scale
 
 
+@COMPRESSORS.of(TAHCodeSpec)
 class TAHCode(Compressor[TAHCodeSpec]):
     """Per tile of a token: if first >= 2 second (largest magnitudes), the largest changes places
     with entry 0 and t <- t H / sqrt(n); z = min t, s = (max t - z) / (2^b - 1); q = round((t - z) /

@@ -9,14 +9,20 @@ import math
 import torch
 from torch import Tensor
 
-from commsweep.compressors.base import Field, Payload, payload, row_shape, rows, unrows
+from commsweep.compressors.base import COMPRESSORS, Field, Payload, payload, row_shape, rows, unrows
 from commsweep.compressors.bits import pack, packed_bytes, unpack_flags
 from commsweep.compressors.kernels import cpu, gpu
 from commsweep.compressors.kernels import thresholds as kernels
 from commsweep.compressors.sparse import Counted, budget, largest, scatter
-from commsweep.config import DrydenSpec, PeriodicSpec, SIDCoSpec, ThresholdSpec
+from commsweep.config.compressors.thresholds import (
+    DrydenSpec,
+    PeriodicSpec,
+    SIDCoSpec,
+    ThresholdSpec,
+)
 
 
+@COMPRESSORS.of(ThresholdSpec)
 class Threshold(Counted[ThresholdSpec]):
     """Entries with |x| > v (Strom 2015; GRACE's threshold-v). nbytes as `Counted`."""
 
@@ -28,6 +34,7 @@ class Threshold(Counted[ThresholdSpec]):
         )
 
 
+@COMPRESSORS.of(PeriodicSpec)
 class Periodic(Counted[PeriodicSpec]):
     """Entries with |x| > edge, where the edge is of an earlier message, or without one of this: it
     leaves the `ratio` of the largest entries (fewer where some tie with the next). nbytes as
@@ -60,6 +67,7 @@ class Periodic(Counted[PeriodicSpec]):
         return _above(x, self.edge_of(x) if self.edge is None else self.edge, want_mask)
 
 
+@COMPRESSORS.of(SIDCoSpec)
 class SIDCo(Counted[SIDCoSpec]):
     """Above a threshold at which a distribution fitted to |x| says that `ratio` of the entries lie.
 
@@ -95,6 +103,7 @@ class SIDCo(Counted[SIDCoSpec]):
         return _above(x, edge, want_mask)
 
 
+@COMPRESSORS.of(DrydenSpec)
 class Dryden(Counted[DrydenSpec]):
     """The top `ratio` of the positive and of the negative entries, each replaced by its group's
     mean.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 Positive = Annotated[float, Field(gt=0)]
+Implementation = TypeVar("Implementation", bound=type)
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
@@ -35,6 +40,40 @@ class Spec(BaseModel):
 def settle(spec: Spec, name: str, value: Any) -> None:
     """Set a field of a frozen record while it is validated: a value that follows from others."""
     object.__setattr__(spec, name, value)
+
+
+class Implementations(dict[str, Any]):
+    """The classes that carry out settings, by the kind of the settings."""
+
+    def of(self, *specs: type[Spec]) -> Callable[[Implementation], Implementation]:
+        """Return a decorator that names a class as what carries these settings out."""
+
+        def register(implementation: Implementation) -> Implementation:
+            for spec in specs:
+                self[spec.model_fields["kind"].default] = implementation
+            return implementation
+
+        return register
+
+
+def define(package: str, file: str) -> None:
+    """Import every module of a package, so that what it defines is known; file: its __init__."""
+    for module in pkgutil.iter_modules([str(Path(file).parent)]):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def union(family: type[Spec], trait: str) -> Any:
+    """Return the union of all kinds of a family, defined so far, that have a trait."""
+    return Union[tuple(spec for spec in kinds_of(family) if getattr(spec, trait))]  # noqa: UP007
+
+
+def kinds_of(family: type[Spec]) -> list[type[Spec]]:
+    """Return every record of a family that has a kind of its own, in the order of definition."""
+    field = family.model_fields.get("kind")
+    known = [family] if field is not None and not field.is_required() else []
+    for member in family.__subclasses__():
+        known += kinds_of(member)
+    return known
 
 
 def by_kind(union: Any) -> dict[str, Any]:

@@ -4,17 +4,21 @@ gradients.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from commsweep.config.base import Spec
+from commsweep.config.base import Spec, union
 
 
 class Correction(Spec):
     """A feedback's settings."""
 
     label: ClassVar[str] = ""  # in tables, before the compressor; nothing where it says nothing
+
+    # where it may stand: at a boundary, and in what learners send
+    crosses: ClassVar[bool] = False
+    exchanged: ClassVar[bool] = False
 
     kind: str
 
@@ -25,6 +29,8 @@ Key = Literal["slot", "sample"]
 class NoFeedbackSpec(Correction):
     """Nothing is remembered: every message is compressed on its own."""
 
+    crosses: ClassVar[bool] = True
+    exchanged: ClassVar[bool] = True
     kind: Literal["none"] = "none"
 
 
@@ -32,6 +38,7 @@ class EFSpec(Correction):
     """Error feedback: send C(x + e), keep e = x + e - C(x + e)."""
 
     label: ClassVar[str] = "EF"
+    crosses: ClassVar[bool] = True
     kind: Literal["ef"] = "ef"
     key: Key = "slot"
 
@@ -44,6 +51,7 @@ class EFMixedSpec(Correction):
     """
 
     label: ClassVar[str] = "EF-mixed"
+    crosses: ClassVar[bool] = True
     kind: Literal["ef_mixed"] = "ef_mixed"
     key: Key = "slot"
 
@@ -52,6 +60,7 @@ class EF21Spec(Correction):
     """Send m = C(x - A); both ends keep A = A + m and use A."""
 
     label: ClassVar[str] = "EF21"
+    crosses: ClassVar[bool] = True
     kind: Literal["ef21"] = "ef21"
     key: Key = "slot"
 
@@ -62,13 +71,9 @@ class AQSGDSpec(Correction):
     """
 
     label: ClassVar[str] = "AQ-SGD"
+    crosses: ClassVar[bool] = True
     kind: Literal["aqsgd"] = "aqsgd"
     buffer: Literal["float32", "bfloat16", "float16"] = "float32"
-
-
-FeedbackSpec = Annotated[
-    NoFeedbackSpec | EFSpec | EFMixedSpec | EF21Spec | AQSGDSpec, Field(discriminator="kind")
-]
 
 
 class ResidueSpec(Correction):
@@ -77,6 +82,7 @@ class ResidueSpec(Correction):
     """
 
     label: ClassVar[str] = "EF"
+    exchanged: ClassVar[bool] = True
     kind: Literal["ef"] = "ef"
     decay: Annotated[float | None, Field(gt=0, lt=1, description="absent: 1")] = None
 
@@ -86,6 +92,7 @@ class AdaCompResidueSpec(Correction):
     R.
     """
 
+    exchanged: ClassVar[bool] = True
     kind: Literal["adacomp"] = "adacomp"
     scale: Annotated[float, Field(ge=1)] = 2.0
 
@@ -96,6 +103,7 @@ class MomentumCorrectionSpec(Correction):
     """
 
     label: ClassVar[str] = "DGC"
+    exchanged: ClassVar[bool] = True
     kind: Literal["dgc"] = "dgc"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     clip: Annotated[
@@ -107,6 +115,7 @@ class LowPassSpec(Correction):
     """ScaleCom's residue: e <- (1 - beta) e + beta (g + e - sent)."""
 
     label: ClassVar[str] = "low-pass"
+    exchanged: ClassVar[bool] = True
     kind: Literal["lowpass"] = "lowpass"
     beta: Annotated[float, Field(gt=0, le=1)] = 0.1
 
@@ -117,6 +126,7 @@ class LoCoSpec(Correction):
     """
 
     label: ClassVar[str] = "LoCo"
+    exchanged: ClassVar[bool] = True
     kind: Literal["loco"] = "loco"
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.8
     reset: Annotated[int, Field(ge=1)] = 1024
@@ -126,6 +136,7 @@ class EF21GradientSpec(Correction):
     """Send m = C(g - A); both ends keep A = A + m and use A."""
 
     label: ClassVar[str] = "EF21"
+    exchanged: ClassVar[bool] = True
     kind: Literal["ef21"] = "ef21"
 
 
@@ -133,6 +144,7 @@ class EF21SGDMSpec(Correction):
     """EF21 on a running mean of the gradients: v <- (1 - eta) v + eta g, send C(v - A), use A."""
 
     label: ClassVar[str] = "EF21-SGDM"
+    exchanged: ClassVar[bool] = True
     kind: Literal["ef21_sgdm"] = "ef21_sgdm"
     eta: Annotated[float, Field(gt=0, le=1)] = 0.1
 
@@ -142,19 +154,13 @@ class DecoupledSpec(Correction):
     momentum.
     """
 
+    exchanged: ClassVar[bool] = True
     kind: Literal["decoupled"] = "decoupled"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
 
 
-GradientFeedback = Annotated[
-    NoFeedbackSpec
-    | ResidueSpec
-    | AdaCompResidueSpec
-    | MomentumCorrectionSpec
-    | LowPassSpec
-    | LoCoSpec
-    | EF21GradientSpec
-    | EF21SGDMSpec
-    | DecoupledSpec,
-    Field(discriminator="kind"),
-]
+if TYPE_CHECKING:
+    FeedbackSpec = GradientFeedback = Correction
+else:
+    FeedbackSpec = Annotated[union(Correction, "crosses"), Field(discriminator="kind")]
+    GradientFeedback = Annotated[union(Correction, "exchanged"), Field(discriminator="kind")]

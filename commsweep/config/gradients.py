@@ -7,19 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from commsweep.config.base import Positive, Spec, by_kind, settle
-from commsweep.config.compressors import (
-    CastSpec,
-    E3M0Spec,
-    FixedPointSpec,
-    GradientCompressor,
-    NoCompressorSpec,
-    StatisticalSpec,
-    UniformSpec,
-    control_fits,
-    group_fits,
-    kinds,
-    values_fit,
-)
+from commsweep.config.compressors import GradientCompressor, kinds, values_fit
+from commsweep.config.compressors.base import control_fits, group_fits
+from commsweep.config.compressors.dense import NoCompressorSpec
+from commsweep.config.compressors.values.cast import CastSpec
+from commsweep.config.compressors.values.levels import E3M0Spec, StatisticalSpec
+from commsweep.config.compressors.values.quantize import FixedPointSpec, UniformSpec
 from commsweep.config.feedback import GradientFeedback, NoFeedbackSpec
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from commsweep.config.base import Spec
-from commsweep.config.compressors import CompressorSpec, NoCompressorSpec
+from commsweep.config.compressors import CompressorSpec
+from commsweep.config.compressors.dense import NoCompressorSpec
 from commsweep.config.feedback import FeedbackSpec, NoFeedbackSpec
 
 

@@ -10,14 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from commsweep.config.base import Spec, settle
-from commsweep.config.compressors import (
-    CompressorSpec,
-    NoCompressorSpec,
-    control_fits,
-    group_fits,
-    kinds,
-    values_fit,
-)
+from commsweep.config.compressors import CompressorSpec, kinds, values_fit
+from commsweep.config.compressors.base import control_fits, group_fits
+from commsweep.config.compressors.dense import NoCompressorSpec
+from commsweep.config.compressors.sparse import ForwardMaskSpec
 from commsweep.config.gradients import Gradients, Outer, check_gradients
 from commsweep.config.links import Link, Links
 from commsweep.config.renames import first_names
@@ -270,7 +266,7 @@ def links_fit(where: str, links: Links) -> None:
         )
     for name, link in (("fwd", fwd), ("bwd", bwd)):
         _link_fits(where + name, link)
-    if bwd.compressor.kind != "forward_mask":
+    if not isinstance(bwd.compressor, ForwardMaskSpec):
         return
     if not fwd.compressor.sparsifier:
         raise ValueError(

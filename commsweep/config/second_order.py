@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from commsweep.config.base import Spec
-from commsweep.config.compressors import CastSpec, FixedPointSpec, NoCompressorSpec, UniformSpec
+from commsweep.config.compressors.dense import NoCompressorSpec
+from commsweep.config.compressors.values.cast import CastSpec
+from commsweep.config.compressors.values.quantize import FixedPointSpec, UniformSpec
 from commsweep.config.feedback import NoFeedbackSpec, ResidueSpec
 
 Interval = Annotated[int, Field(ge=1, le=10**9)]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from commsweep import seeds
-from commsweep.config import OwnSet, own
+from commsweep.config import own
+from commsweep.config.training import OwnSet
 from commsweep.data import parquet, sources
 from commsweep.errors import UserError, told
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from commsweep.config import ImageSet, OwnSet, Run
+from commsweep.config import Run
+from commsweep.config.training import ImageSet, OwnSet
 from commsweep.data import images, text
 from commsweep.data.module import Batches, Blocks, ImageData
 

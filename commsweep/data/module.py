@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from commsweep import seeds
-from commsweep.config import ImageSet, OwnSet, TextSet
+from commsweep.config.training import ImageSet, OwnSet, TextSet
 from commsweep.data.images import Images
 from commsweep.data.text import Corpus
 from commsweep.errors import UserError

@@ -20,7 +20,7 @@ from commsweep.compressors import Compressor, message
 from commsweep.compressors.live import LiveEntries
 from commsweep.compressors.sparse import TILE
 from commsweep.compressors.transform import transformed
-from commsweep.config import Gradients
+from commsweep.config.gradients import Gradients
 from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer, layers
 from commsweep.data_parallel.ledger import Ledger

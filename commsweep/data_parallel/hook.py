@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from commsweep.collectives import Processes, gathered_states, needs_group
-from commsweep.config import parse_gradients
+from commsweep.config.override import parse_gradients
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
 

@@ -15,11 +15,16 @@ from commsweep.collectives import Collectives, Parts
 from commsweep.compressors import Compressor
 from commsweep.compressors.bits import mask_bytes, pack_mask, taken, unpack_mask
 from commsweep.compressors.sparse import budget, keep_largest
-from commsweep.config import CLTKSpec, DionFactorsSpec, PowerSGDSpec
+from commsweep.config.base import Implementations
+from commsweep.config.compressors.joint import CLTKSpec
+from commsweep.config.compressors.lowrank import DionFactorsSpec, PowerSGDSpec
 
 WHAT = "gradients"
 Combined = tuple[Parts, list[Tensor] | None]
 S = TypeVar("S", CLTKSpec, PowerSGDSpec, DionFactorsSpec)
+
+
+JOINT = Implementations()
 
 
 class JointCompressor(Generic[S]):
@@ -62,6 +67,7 @@ class JointCompressor(Generic[S]):
         raise NotImplementedError
 
 
+@JOINT.of(CLTKSpec)
 class Leader(JointCompressor[CLTKSpec]):
     """CLT-k: learner (step mod n) picks its k largest places and broadcasts them; all send those
     (arXiv 2104.11125).
@@ -132,6 +138,7 @@ class Leader(JointCompressor[CLTKSpec]):
 RankT = TypeVar("RankT", PowerSGDSpec, DionFactorsSpec)
 
 
+@JOINT.of(PowerSGDSpec)
 class PowerIteration(JointCompressor[RankT]):
     """PowerSGD: P = orth(mean of M_l Q), Q = mean of M_l^T P; all receive P Q^T (Vogels 2019, Alg.
     1).
@@ -195,6 +202,7 @@ class PowerIteration(JointCompressor[RankT]):
         return 4 * self.rank(shape) * (shape[0] + shape.numel() // shape[0])
 
 
+@JOINT.of(DionFactorsSpec)
 class Orthonormal(PowerIteration[DionFactorsSpec]):
     """Dion: P = orth(mean of M_l Q), R = mean of M_l^T P, Q = R with columns of length one (arXiv
     2504.05295).
@@ -238,13 +246,6 @@ def _keep(kept: list[Tensor], factors: list[Tensor]) -> None:
         state[:, : factor.shape[1]] = factor
 
 
-KINDS: dict[str, type[JointCompressor[Any]]] = {
-    "cltk": Leader,
-    "powersgd": PowerIteration,
-    "dion": Orthonormal,
-}
-
-
 def build(spec: Any) -> Compressor | JointCompressor[Any]:
     """The compressor of a spec, joint ones included."""
-    return KINDS[spec.kind](spec) if spec.kind in KINDS else compressors.build(spec)
+    return JOINT[spec.kind](spec) if spec.kind in JOINT else compressors.build(spec)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from commsweep.config import Gradients
+from commsweep.config.gradients import Gradients
 from commsweep.errors import UserError, nearest
 from commsweep.second_order.factors import turned
 

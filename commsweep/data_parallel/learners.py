@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from commsweep import seeds
 from commsweep.collectives import Collectives
 from commsweep.component import Component, Moment, Pass
-from commsweep.config import Gradients, NoCompressorSpec
+from commsweep.config.compressors.dense import NoCompressorSpec
+from commsweep.config.gradients import Gradients
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.errors import UserError
@@ -179,7 +180,7 @@ def memory_bytes(
     """
     if _alone(spec):
         return 0
-    here, kind = spec.learners if here is None else here, feedback.KINDS[spec.feedback.kind]
+    here, kind = spec.learners if here is None else here, feedback.MEMORIES[spec.feedback.kind]
     tensors = here * (1 + kind.tensors) + (spec.learners - here) * kind.mirrored
     tensors += 2 * (spec.sharded is not None)  # the owners' weights, and parts on their way
     if spec.outer is not None:

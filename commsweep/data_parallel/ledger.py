@@ -10,7 +10,7 @@ from torch import Tensor
 
 from commsweep.compressors.bits import packed_bytes
 from commsweep.compressors.sparse import Counted
-from commsweep.config import Gradients
+from commsweep.config.gradients import Gradients
 from commsweep.data_parallel.layers import Layer
 
 

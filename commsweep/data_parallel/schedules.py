@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors import Compressor
-from commsweep.config import AccordionSpec, Gradients, Spec
+from commsweep.config.base import Spec
+from commsweep.config.gradients import AccordionSpec, Gradients
 from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer
 

@@ -26,7 +26,7 @@ from commsweep import seeds
 from commsweep.collectives import Collectives, Message
 from commsweep.component import Moment
 from commsweep.compressors import build, message
-from commsweep.config import Gradients, Sharded
+from commsweep.config.gradients import Gradients, Sharded
 from commsweep.data_parallel.exchange import WHAT, Exchange
 from commsweep.data_parallel.learners import Learners
 

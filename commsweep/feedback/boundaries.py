@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from commsweep.compressors import Compressor, message
 from commsweep.compressors.base import channels_last
 from commsweep.compressors.kernels import gpu
-from commsweep.config import FeedbackSpec
+from commsweep.config.base import Implementations
+from commsweep.config.feedback import AQSGDSpec, EF21Spec, EFMixedSpec, EFSpec, FeedbackSpec
 from commsweep.feedback.memory import AnyMemory, Keys, MappedMemory, Memory
+
+FEEDBACKS = Implementations()
 
 
 class Sender(Protocol):
@@ -84,6 +87,7 @@ class Remembering(Feedback):
         self.memory = memory
 
 
+@FEEDBACKS.of(EFSpec)
 class EF(Remembering):
     """y = C(x + e); e <- x + e - y, so that sum(y) + e == sum(x) at any time (Seide 2014, Stich
     2018).
@@ -104,6 +108,7 @@ class EF(Remembering):
         return y
 
 
+@FEEDBACKS.of(EFMixedSpec)
 class EFMixed(Remembering):
     """y = C_half(x) + C_half(e); e <- x + e - y. It telescopes like EF. The reading of "mixed" is
     ours.
@@ -124,6 +129,7 @@ class EFMixed(Remembering):
         return message.most_bytes(compressor.halved(), shape, dtype, payloads=2)
 
 
+@FEEDBACKS.of(EF21Spec)
 class EF21(Remembering):
     """y = A <- A + C(x - A): the state is the sum of all messages (Richtarik 2021)."""
 
@@ -147,6 +153,7 @@ class EF21(Remembering):
         self.memory.write(keys, x)
 
 
+@FEEDBACKS.of(AQSGDSpec)
 class AQSGD(Remembering):
     """Per sample i: first visit y = m_i <- x, sent dense; later y = m_i <- m_i + C(x - m_i) (Wang
     2022, Alg. 1).
@@ -232,14 +239,6 @@ class Visited(nn.Module):
         return self
 
 
-KINDS: dict[str, type[Remembering]] = {
-    "ef": EF,
-    "ef_mixed": EFMixed,
-    "ef21": EF21,
-    "aqsgd": AQSGD,
-}
-
-
 def sample_keyed(spec: FeedbackSpec) -> bool:
     """Whether the memory holds one row a training sample (else one a batch slot)."""
     return spec.kind == "aqsgd" or getattr(spec, "key", "slot") == "sample"
@@ -281,4 +280,4 @@ def build(
         if by_sample and file is not None
         else Memory(slots, sample, buffer_dtype(spec), by_sample, channels_last, device)
     )
-    return KINDS[spec.kind](spec, memory)
+    return FEEDBACKS[spec.kind](spec, memory)

@@ -10,20 +10,28 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import (
+from commsweep.config.base import Implementations
+from commsweep.config.feedback import (
     AdaCompResidueSpec,
+    Correction,
     DecoupledSpec,
+    EF21GradientSpec,
     EF21SGDMSpec,
     LoCoSpec,
     LowPassSpec,
     MomentumCorrectionSpec,
+    NoFeedbackSpec,
+    ResidueSpec,
 )
-from commsweep.config.feedback import Correction
 
 S = TypeVar("S", bound=Correction)
 Step = tuple[Tensor, int | Tensor, int | Tensor]  # what arrives, its bytes, its entries
 
 
+MEMORIES = Implementations()
+
+
+@MEMORIES.of(NoFeedbackSpec)
 class GradientMemory(nn.Module, Generic[S]):
     """Nothing is remembered: m = g."""
 
@@ -58,6 +66,7 @@ class GradientMemory(nn.Module, Generic[S]):
         return g
 
 
+@MEMORIES.of(ResidueSpec)
 class Residue(GradientMemory[S]):
     """m = g + e; e <- m - y, so that sum(y) + e == sum(g) at any time; or m = g + decay e, which
     forgets.
@@ -80,6 +89,7 @@ class Residue(GradientMemory[S]):
         return y
 
 
+@MEMORIES.of(AdaCompResidueSpec)
 class LookAhead(Residue[AdaCompResidueSpec]):
     """AdaComp's residue, which the selection reads: e <- e + g; H = e + (scale - 1) g decides what
     is sent; e <- e - y.
@@ -93,6 +103,7 @@ class LookAhead(Residue[AdaCompResidueSpec]):
         return y
 
 
+@MEMORIES.of(DecoupledSpec)
 class Decoupled(Residue[DecoupledSpec]):
     """m = e + g, a learner's own momentum; e <- m - (1 - momentum) y (Dion)."""
 
@@ -101,6 +112,7 @@ class Decoupled(Residue[DecoupledSpec]):
         return y
 
 
+@MEMORIES.of(LowPassSpec)
 class LowPass(Residue[LowPassSpec]):
     """m = g + e; e <- (1 - beta) e + beta (m - y) (ScaleCom; beta 1 is error feedback)."""
 
@@ -112,6 +124,7 @@ class LowPass(Residue[LowPassSpec]):
         return y
 
 
+@MEMORIES.of(LoCoSpec)
 class LoCo(Residue[LoCoSpec]):
     """m = g + e; e <- beta e + (1 - beta) (m - y), stored in 8 bits with one scale a layer (arXiv
     2407.04480).
@@ -136,6 +149,7 @@ class LoCo(Residue[LoCoSpec]):
         return y
 
 
+@MEMORIES.of(MomentumCorrectionSpec)
 class MomentumCorrection(GradientMemory[MomentumCorrectionSpec]):
     """u <- mu u + g; v <- v + u; m = v; both zero where something was sent (DGC, Lin 2018).
 
@@ -204,6 +218,7 @@ class Mirror(nn.Module):
         self.a.copy_(y)
 
 
+@MEMORIES.of(EF21GradientSpec)
 class EF21Memory(GradientMemory[S]):
     """m = g - A; A <- A + y is what is used (Richtarik 2021)."""
 
@@ -225,6 +240,7 @@ class EF21Memory(GradientMemory[S]):
         return g
 
 
+@MEMORIES.of(EF21SGDMSpec)
 class EF21SGDMMemory(EF21Memory[EF21SGDMSpec]):
     """v <- (1 - eta) v + eta g; m = v - A; A <- A + y is what is used (Fatkhullin 2023). The first
     v is the first g.
@@ -252,19 +268,6 @@ class EF21SGDMMemory(EF21Memory[EF21SGDMSpec]):
         return self.v
 
 
-KINDS: dict[str, type[GradientMemory]] = {
-    "none": GradientMemory,
-    "ef": Residue,
-    "adacomp": LookAhead,
-    "dgc": MomentumCorrection,
-    "lowpass": LowPass,
-    "loco": LoCo,
-    "ef21": EF21Memory,
-    "ef21_sgdm": EF21SGDMMemory,
-    "decoupled": Decoupled,
-}
-
-
 def build(spec: Correction, shape: torch.Size, learners: int, dense: bool) -> GradientMemory:
     """What a learner remembers of a layer; `dense`: which travels as it is."""
     return _kind(spec, dense)(spec, shape, learners)
@@ -278,5 +281,5 @@ def mirror(
 
 
 def _kind(spec: Correction, dense: bool) -> type[GradientMemory]:
-    kind = KINDS[spec.kind]
+    kind = MEMORIES[spec.kind]
     return GradientMemory if dense and not kind.carries else kind

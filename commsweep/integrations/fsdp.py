@@ -21,7 +21,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from commsweep import compressors, seeds
 from commsweep.collectives import Message, Processes
 from commsweep.compressors import message
-from commsweep.config import ShardCode, by_kind
+from commsweep.config.base import by_kind
+from commsweep.config.gradients import ShardCode
 from commsweep.errors import UserError
 from commsweep.integrations import steps
 

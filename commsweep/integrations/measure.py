@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors import Compressor, Payload, build
-from commsweep.config import CompressorSpec, MXSpec, by_kind
+from commsweep.config.base import by_kind
+from commsweep.config.compressors import CompressorSpec
+from commsweep.config.compressors.values.mx import MXSpec
 from commsweep.errors import UserError, nearest
 
 # A codec that is one word and a number: the number is the first of these that its kind has.
@@ -150,22 +152,10 @@ def compared(x: Tensor, name: str, payload: Payload, y: Tensor, again: Tensor) -
 
 def _draws(compressor: Compressor) -> bool:
     """Whether another seed may give another message."""
-    rounding = getattr(compressor.spec, "rounding", "nearest")
-    values = getattr(compressor.spec, "values", None)
-    drawn = (
-        "randomk",
-        "randtopk",
-        "tern",
-        "qsgd",
-        "natural",
-        "lowrank",
-        "eden",
-        "ms_eden",
-        "rotated",
-    )
-    if rounding == "stochastic" or getattr(values, "rounding", "") == "stochastic":
-        return True
-    return compressor.spec.kind in drawn or getattr(values, "kind", "") in drawn
+    for spec in (compressor.spec, getattr(compressor.spec, "values", None)):
+        if spec is not None and (spec.draws or getattr(spec, "rounding", "") == "stochastic"):
+            return True
+    return False
 
 
 def _entropy(parts: Any) -> float:

@@ -23,7 +23,7 @@ from torch import nn
 
 from commsweep.collectives import Processes, gathered, needs_group
 from commsweep.component import Moment, Pass
-from commsweep.config import parse_gradients
+from commsweep.config.override import parse_gradients
 from commsweep.data_parallel.outer.training import LocalTraining
 from commsweep.errors import UserError
 

@@ -7,16 +7,9 @@ from collections.abc import Iterable
 from itertools import product as cartesian
 from typing import Any
 
-from commsweep.config import (
-    CompressorSpec,
-    GradientCompressor,
-    Run,
-    by_kind,
-    flatten,
-    override,
-    record,
-    run_id,
-)
+from commsweep.config import Run, flatten, override, record, run_id
+from commsweep.config.base import by_kind
+from commsweep.config.compressors import CompressorSpec, GradientCompressor
 from commsweep.errors import UserError, notice
 
 # Seeds from this one on are for tuning rates, never for evidence.

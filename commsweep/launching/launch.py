@@ -10,7 +10,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from commsweep.config import Run, parse, record, run_id
+from commsweep.config import Run, record, run_id
+from commsweep.config.override import parse
 from commsweep.errors import UserError, nearest, notice
 from commsweep.launching.executors.job import Job, Launched, missing
 from commsweep.launching.grid import setting, union

@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep import inputs
-from commsweep.config import GPT2_SIZES, Execution, Run, TextModel, canonical, override, run_id
+from commsweep.config import Execution, Run, override, run_id
+from commsweep.config.run import canonical
+from commsweep.config.training import GPT2_SIZES, TextModel
 from commsweep.errors import UserError, nearest, notice
 from commsweep.launching.executors.local import FORKS
 from commsweep.registry import preset, presets

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from commsweep.config import ImageModel, OwnModel, Run
+from commsweep.config import Run
+from commsweep.config.training import ImageModel, OwnModel
 from commsweep.errors import UserError
 from commsweep.models import cuts, layout, mlp, own, resnet
 

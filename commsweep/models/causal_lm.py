@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from commsweep.config import GPT2_SIZES, GRU_SIZE, GRUS, Run, TextModel
+from commsweep.config import Run
+from commsweep.config.training import GPT2_SIZES, GRU_SIZE, GRUS, TextModel
 from commsweep.data.pretrained import source
 from commsweep.errors import UserError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from commsweep.config import ImageModel, OwnModel
+from commsweep.config.training import ImageModel, OwnModel
 from commsweep.errors import UserError, nearest
 
 

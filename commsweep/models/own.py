@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import OwnModel, own
+from commsweep.config import own
+from commsweep.config.training import OwnModel
 from commsweep.errors import UserError, told
 from commsweep.models.trial import undisturbed
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from commsweep.config import ImageModel
+from commsweep.config.training import ImageModel
 
 
 def build(spec: ImageModel, channels: int, classes: int) -> nn.Module:

@@ -23,21 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep import inputs
-from commsweep.config import (
-    SCHEMA,
-    Cable,
-    Execution,
-    LearnerWiring,
-    Link,
-    Links,
-    OwnModel,
-    Run,
-    canonical,
-    own,
-    parse,
-    record,
-    run_id,
-)
+from commsweep.config import Execution, Run, own, record, run_id
+from commsweep.config.execution import Cable, LearnerWiring
+from commsweep.config.links import Link, Links
+from commsweep.config.override import parse
+from commsweep.config.run import SCHEMA, canonical
+from commsweep.config.training import OwnModel
 from commsweep.errors import Diverged, UserError
 from commsweep.feedback.boundaries import sample_keyed
 from commsweep.processes import launch

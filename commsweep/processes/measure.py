@@ -18,7 +18,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from commsweep.config import Cable, Execution, Run, Wiring, parse, record
+from commsweep.config import Execution, Run, record
+from commsweep.config.execution import Cable, Wiring
+from commsweep.config.override import parse
 from commsweep.processes import launch, namespaces, pipeline, stages
 from commsweep.startup import leaving
 from commsweep.store import Row, RunFolder, Store, read_json, write_json

@@ -12,7 +12,8 @@ from commsweep import inputs, models
 from commsweep.boundary.insert import Boundaries
 from commsweep.boundary.plan import check_room, memory_bytes, message_shapes
 from commsweep.compressors import message
-from commsweep.config import Execution, Run, canonical
+from commsweep.config import Execution, Run
+from commsweep.config.run import canonical
 from commsweep.data.module import Blocks, ImageData
 from commsweep.data_parallel.layers import identified
 from commsweep.processes import stages

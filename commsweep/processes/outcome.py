@@ -10,7 +10,8 @@ import torch
 
 from commsweep.boundary.insert import sections
 from commsweep.collectives import gathered, gathered_tensors
-from commsweep.config import Links, run_id
+from commsweep.config import run_id
+from commsweep.config.links import Links
 from commsweep.data_parallel.ledger import Ledger
 from commsweep.processes.timing import summary
 from commsweep.store import FINISHED, Row

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from commsweep import inputs
-from commsweep.config import SCHEMA, Cable, Execution, Run, Wiring, canonical, record, run_id
+from commsweep.config import Execution, Run, record, run_id
+from commsweep.config.execution import Cable, Wiring
+from commsweep.config.run import SCHEMA, canonical
 from commsweep.errors import UserError
 from commsweep.processes import launch, stages
 from commsweep.startup import leaving

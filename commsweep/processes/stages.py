@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import Execution, ImageModel, OwnModel, Run, TextModel, Wiring
+from commsweep.config import Execution, Run
+from commsweep.config.compressors.coders import SubspaceSpec
+from commsweep.config.execution import Wiring
 from commsweep.config.rules import PIPELINE, broken
+from commsweep.config.training import ImageModel, OwnModel, TextModel
 from commsweep.errors import UserError
 from commsweep.processes.ddp import check_memories
 
@@ -39,7 +42,8 @@ def with_stages(run: Run, stages: int) -> dict[str, int]:
 
 def check(run: Run, execution: Execution) -> None:
     """Raise UserError for what processes cannot train."""
-    if run.fwd.compressor.kind == "subspace" and not run.fwd.compressor.frozen:
+    coder = run.fwd.compressor
+    if isinstance(coder, SubspaceSpec) and not coder.frozen:
         raise UserError(
             "fwd.compressor.kind=subspace measures from the tokens' embeddings, which only the "
             "first stage has: set fwd.compressor.frozen=true to measure from those of the "

@@ -27,7 +27,9 @@ from commsweep.boundary.plan import check_room
 from commsweep.collectives import Processes, gathered
 from commsweep.component import Component, Moment, Pass
 from commsweep.compressors import message
-from commsweep.config import Execution, Run, Wiring, canonical
+from commsweep.config import Execution, Run
+from commsweep.config.execution import Wiring
+from commsweep.config.run import canonical
 from commsweep.data import load as datasets
 from commsweep.data.module import Batch
 from commsweep.data_parallel import learners

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import Delay
+from commsweep.config.training import Delay
 
 
 class Versions:

@@ -10,14 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from commsweep.config import (
-    CompressorSpec,
-    FeedbackSpec,
-    GradientCompressor,
-    GradientFeedback,
-    Spec,
-    by_kind,
-)
+from commsweep.config.base import Spec, by_kind
+from commsweep.config.compressors import CompressorSpec, GradientCompressor
+from commsweep.config.feedback import FeedbackSpec, GradientFeedback
 
 CROSSING, CORRECTED = by_kind(CompressorSpec), by_kind(FeedbackSpec)
 EXCHANGED, REMEMBERED = by_kind(GradientCompressor), by_kind(GradientFeedback)

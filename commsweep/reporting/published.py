@@ -17,7 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from commsweep.config import SCHEMA, Run, record, run_id
+from commsweep.config import Run, record, run_id
+from commsweep.config.run import SCHEMA
 from commsweep.errors import UserError
 from commsweep.store import DIVERGED, FINISHED, Row
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from commsweep.config import first_names, flatten
+from commsweep.config import flatten
+from commsweep.config.renames import first_names
 from commsweep.errors import UserError, nearest
 from commsweep.inputs import mixed
 from commsweep.reporting import index

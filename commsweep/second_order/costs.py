@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from commsweep.collectives import Collectives
-from commsweep.config import KFAC
+from commsweep.config.second_order import KFAC
 from commsweep.second_order.placement import cheaper
 
 TURNS = 3

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import KFAC
+from commsweep.config.second_order import KFAC
 from commsweep.second_order import factors
 
 SIDES = ("a", "g")

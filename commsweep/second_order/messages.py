@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from commsweep import seeds
 from commsweep.collectives import Collectives, Handle, Message, mean
 from commsweep.compressors import build, message
-from commsweep.config import KFAC, LearnerWiring
+from commsweep.config.execution import LearnerWiring
+from commsweep.config.second_order import KFAC
 from commsweep.feedback import gradients as feedback
 from commsweep.modules import Modules
 from commsweep.second_order import fusion

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from commsweep import seeds
 from commsweep.collectives import Collectives, Handle, Processes, Simulated
 from commsweep.component import Component, Moment, Pass
-from commsweep.config import KFAC, LearnerWiring
+from commsweep.config.execution import LearnerWiring
+from commsweep.config.second_order import KFAC
 from commsweep.errors import UserError, notice
 from commsweep.modules import Modules
 from commsweep.second_order import costs, factors, placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from commsweep.config import Sparsity
+from commsweep.config.sparsity import Sparsity
 from commsweep.errors import UserError
 
 Shape = tuple[int, ...]  # of a weight: [out, in, kernel ...], or [in, out]

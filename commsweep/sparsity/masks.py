@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep import seeds
-from commsweep.config import Sparsity
+from commsweep.config.sparsity import Sparsity
 
 NEVER = -1.0  # below every score
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from commsweep.config import GPT2_SIZES, Run, Sparsity, TextModel, TextSet
+from commsweep.config import Run
+from commsweep.config.sparsity import Sparsity
+from commsweep.config.training import GPT2_SIZES, TextModel, TextSet
 from commsweep.errors import UserError
 from commsweep.sparsity import densities, flops
 from commsweep.sparsity.flops import Account, Attention, NetworkShape, Product

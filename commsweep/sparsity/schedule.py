@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from commsweep.config import Phase, Sparsity
+from commsweep.config.sparsity import Phase, Sparsity
 from commsweep.errors import UserError
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from commsweep.component import Component, Moment, Pass
 from commsweep.compressors.bits import mask_bytes, pack_mask, unpack_mask
-from commsweep.config import Sparsity
+from commsweep.config.sparsity import Sparsity
 from commsweep.errors import UserError
 from commsweep.modules import Modules
 from commsweep.sparsity import densities, flops, masks

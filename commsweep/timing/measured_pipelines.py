@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from commsweep.config import Delay, Wiring, flatten
-from commsweep.config.execution import bucket
+from commsweep.config import flatten
+from commsweep.config.execution import Wiring, bucket
+from commsweep.config.training import Delay
 from commsweep.errors import UserError
 from commsweep.reporting.labels import describe
 from commsweep.store import FINISHED, Row, Store, read_json, write_json

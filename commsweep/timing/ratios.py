@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from commsweep.config import ForwardMaskSpec, Run, override
+from commsweep.config import Run, override
+from commsweep.config.compressors.sparse import ForwardMaskSpec
 from commsweep.errors import UserError
 from commsweep.timing.measured_pipelines import PipelineModel
 from commsweep.timing.timeline.pipelines import Network, step_seconds

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from commsweep.component import Component, Moment, Pass
-from commsweep.config import Delay
+from commsweep.config.training import Delay
 
 
 class Delayed(Component):

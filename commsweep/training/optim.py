@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from commsweep.config import DionSpec, MuonSpec, Run
+from commsweep.config import Run
+from commsweep.config.training import DionSpec, MuonSpec
 from commsweep.errors import UserError
 
 

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from commsweep.compressors.base import channels_last
-from commsweep.config import (
+from commsweep.config import Run, flatten, record
+from commsweep.config.base import Spec
+from commsweep.config.training import (
     AdamWSpec,
     ConstantSpec,
     CosineSpec,
@@ -23,12 +25,8 @@ from commsweep.config import (
     LinearSpec,
     MuonSpec,
     OwnModel,
-    Run,
     SGDSpec,
-    Spec,
     TextModel,
-    flatten,
-    record,
 )
 from commsweep.models import causal_lm
 from commsweep.training.optim import MatricesAndRest

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from commsweep.boundary.insert import traffic
-from commsweep.config import SCHEMA, Run, record, run_id
+from commsweep.config import Run, record, run_id
+from commsweep.config.run import SCHEMA
 from commsweep.store import CONTINUABLE, FINISHED, Row
 from commsweep.training.readback import Installed
 

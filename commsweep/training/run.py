@@ -28,7 +28,11 @@ from commsweep.boundary.insert import Boundaries
 from commsweep.boundary.plan import check_room, gib, memory_bytes, message_shapes
 from commsweep.collectives import Collectives
 from commsweep.component import Component, Pass
-from commsweep.config import Execution, LearnerWiring, OwnModel, Run, own, parse, record, run_id
+from commsweep.config import Execution, Run, own, record, run_id
+from commsweep.config.compressors.coders import SubspaceSpec
+from commsweep.config.execution import LearnerWiring
+from commsweep.config.override import parse
+from commsweep.config.training import OwnModel
 from commsweep.data import load as datasets
 from commsweep.data.module import Blocks, ImageData
 from commsweep.data_parallel import learners
@@ -195,7 +199,7 @@ def build(
         run, trained, optim.embedded(trained), len(data.train) * run.epochs, collectives
     )
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
-    if run.fwd.compressor.kind == "subspace" and boundaries:
+    if isinstance(run.fwd.compressor, SubspaceSpec) and boundaries:
         components["subspace"] = coder = SubspaceTraining(run, model, boundaries)
         if run.fwd.compressor.constrain:
             coder.check(model, data.example)

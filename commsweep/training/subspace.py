@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from commsweep.boundary.insert import Boundaries
 from commsweep.component import Component, Moment
 from commsweep.compressors.coders import Coder, Frozen
-from commsweep.config import Run, SubspaceSpec, TextModel
+from commsweep.config import Run
+from commsweep.config.compressors.coders import SubspaceSpec
+from commsweep.config.training import TextModel
 from commsweep.errors import UserError
 from commsweep.models import causal_lm
 

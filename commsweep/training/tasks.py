@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from commsweep.component import Component, Pass
-from commsweep.config import Run, TextModel
+from commsweep.config import Run
+from commsweep.config.training import TextModel
 from commsweep.training.step import Task
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commsweep.config import SCHEMA, record, run_id
+from commsweep.config import record, run_id
+from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
 from commsweep.reporting import contents, labels, results

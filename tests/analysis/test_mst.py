@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from commsweep.config import SCHEMA, flatten, override, record, run_id
+from commsweep.config import flatten, override, record, run_id
+from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, preset, sweep
 from commsweep.reporting import contents, labels, results

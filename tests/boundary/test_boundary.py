@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from commsweep.boundary.channel import Counts
 from commsweep.compressors import build as compressor
-from commsweep.config import Execution, ImageModel, override
+from commsweep.config import Execution, override
+from commsweep.config.training import ImageModel
 from commsweep.errors import UserError
 from commsweep.feedback.memory import Keys
 from commsweep.models import resnet

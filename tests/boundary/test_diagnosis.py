@@ -9,7 +9,8 @@ import torch
 
 from commsweep.boundary.channel import Channel, Step
 from commsweep.boundary.diagnosis import EVERY, MessageStatistics
-from commsweep.config import Execution, Link, override, run_id
+from commsweep.config import Execution, override, run_id
+from commsweep.config.links import Link
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys
 from commsweep.store import DIAGNOSIS, Store

@@ -18,7 +18,7 @@ from commsweep.boundary.channel import Channel, Step
 from commsweep.compressors import build, draws, thresholds
 from commsweep.compressors.bits import pack
 from commsweep.compressors.kernels import cpu, gpu, packing
-from commsweep.config import Link
+from commsweep.config.links import Link
 from commsweep.feedback import boundaries
 from commsweep.feedback.memory import Keys
 from tests.helpers import same_bits

@@ -7,11 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commsweep.compressors import KINDS, build, message
+from commsweep.compressors import build, message
 from commsweep.compressors.adacomp import AdaComp
 from commsweep.compressors.base import Payload
 from commsweep.compressors.kernels import cpu, packing
-from commsweep.config import AdaCompSpec, ForwardMaskSpec
+from commsweep.compressors.sparse import ForwardMask
+from commsweep.config.compressors.joint import AdaCompSpec
+from commsweep.config.compressors.sparse import ForwardMaskSpec
 from commsweep.errors import UserError
 from tests.compressors.test_compressors import inputs
 from tests.helpers import COMPRESSORS, name, same_bits
@@ -97,7 +99,7 @@ def adacomp():
 
 def masked():
     kept = torch.rand(3, 41, generator=torch.Generator().manual_seed(1)) > 0.5
-    return KINDS["forward_mask"](ForwardMaskSpec()).given(kept)
+    return ForwardMask(ForwardMaskSpec()).given(kept)
 
 
 def test_learners_messages_and_shared_masks_travel_too():

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from commsweep.compressors import build
 from commsweep.compressors.kernels import cpu
 from commsweep.compressors.mx import E2M1, E2M3, E4M3, E5M2
-from commsweep.config import CompressorSpec, by_kind
+from commsweep.config.base import by_kind
+from commsweep.config.compressors import CompressorSpec
 from commsweep.errors import UserError
 from tests.helpers import same_bits
 

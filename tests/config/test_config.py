@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from commsweep.config import Run, canonical, flatten, override, parse, record, run_id
+from commsweep.config import Run, flatten, override, record, run_id
+from commsweep.config.override import parse
+from commsweep.config.run import canonical
 from commsweep.errors import UserError
 from commsweep.registry import preset, presets
 from tests.helpers import linked, tiny

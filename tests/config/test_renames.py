@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from commsweep.config import canonical, override, parse, record, run_id
+from commsweep.config import override, record, run_id
+from commsweep.config.override import parse
 from commsweep.config.renames import RENAMED, current_name, current_names, first_names
+from commsweep.config.run import canonical
 from commsweep.registry import preset, presets, sweep, sweeps
 from commsweep.store import Store
 

@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from commsweep.config import Run, Spec, canonical, override, parse, record, rules, run_id
+from commsweep.config import Run, override, record, rules, run_id
+from commsweep.config.base import Spec
+from commsweep.config.override import parse
+from commsweep.config.run import canonical
 from commsweep.errors import UserError
 from commsweep.registry import preset, presets
 

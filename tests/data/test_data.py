@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
 
-from commsweep.config import ImageSet
+from commsweep.config.training import ImageSet
 from commsweep.data import module
 from commsweep.data.images import CIFAR_MEAN, CIFAR_STD, load
 from commsweep.data.module import Batches, ImageData, _moved

@@ -12,7 +12,8 @@ import torch
 from datasets import Dataset
 from transformers import GPT2TokenizerFast
 
-from commsweep.config import Execution, TextSet, override
+from commsweep.config import Execution, override
+from commsweep.config.training import TextSet
 from commsweep.data import text
 from commsweep.data.module import Blocks
 from commsweep.errors import UserError

@@ -15,12 +15,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from commsweep import config
 from commsweep.cli.main import main
 from commsweep.collectives import Handle, Simulated
 from commsweep.compressors.adacomp import AdaComp
 from commsweep.compressors.kernels import cpu
-from commsweep.config import Execution, Gradients, ImageModel, LearnerWiring, override, record
+from commsweep.config import Execution, override, record
+from commsweep.config.compressors.dense import NoCompressorSpec
+from commsweep.config.compressors.joint import AdaCompSpec
+from commsweep.config.compressors.lowrank import PowerSGDSpec
+from commsweep.config.compressors.qsgd import QSGDSpec
+from commsweep.config.compressors.sparse import TopKSpec
+from commsweep.config.compressors.thresholds import PeriodicSpec
+from commsweep.config.compressors.values.levels import NaturalSpec, OneBitSpec, SignSpec, TernSpec
+from commsweep.config.compressors.values.quantize import FixedPointSpec
+from commsweep.config.execution import LearnerWiring
+from commsweep.config.feedback import (
+    AdaCompResidueSpec,
+    EF21GradientSpec,
+    EF21SGDMSpec,
+    LoCoSpec,
+    LowPassSpec,
+    MomentumCorrectionSpec,
+    NoFeedbackSpec,
+    ResidueSpec,
+)
+from commsweep.config.gradients import AccordionSpec, Gradients, RampSpec
+from commsweep.config.training import ImageModel
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.joint import build
 from commsweep.data_parallel.layers import layers
@@ -56,7 +76,7 @@ def exchange(compressor, memory=None, learners=1, shape=(40, 30), **more):
         learners=learners,
         exchange=more.pop("exchange", "allgather"),
         compressor=compressor,
-        feedback=memory or config.NoFeedbackSpec(),
+        feedback=memory or NoFeedbackSpec(),
         **more,
     )
     return Exchange(spec, net, seed=0)
@@ -251,7 +271,7 @@ def test_adacomps_worked_case(compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(cpu, "numba", None)
     r, d, sent, left = worked()
-    made = exchange(config.AdaCompSpec(fc=4), config.AdaCompResidueSpec(), shape=(2, 4))
+    made = exchange(AdaCompSpec(fc=4), AdaCompResidueSpec(), shape=(2, 4))
     made.memories[0][0].e.copy_(r.reshape(2, 4))
     assert torch.equal(made.send(0, [d.reshape(2, 4)], 0, 0).flatten(), sent)
     assert torch.equal(made.memories[0][0].e.flatten(), left)
@@ -274,7 +294,7 @@ def test_adacomp_against_a_plain_loop_and_its_payload(data):
         keep = (np.abs(g[part] + d[part]) >= top) & (g[part] != 0)
         want[part] = np.sign(g[part]) * keep
     want *= np.float32(np.mean(tops)) if tops else 0
-    method = AdaComp(config.AdaCompSpec(fc=size))
+    method = AdaComp(AdaCompSpec(fc=size))
     y = method.look_ahead(torch.from_numpy(g)[None], torch.from_numpy(d)[None], 1.0)
     assert np.allclose(y[0].numpy(), want, rtol=1e-6, atol=0)
     e = torch.from_numpy(g - d)
@@ -293,7 +313,7 @@ def test_adacomp_against_a_plain_loop_and_its_payload(data):
 def test_a_bad_gradient_stays_visible(bad, compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(cpu, "numba", None)
-    made = exchange(config.AdaCompSpec(), config.AdaCompResidueSpec())
+    made = exchange(AdaCompSpec(), AdaCompResidueSpec())
     grad = torch.randn(40, 30)
     grad[3, 3] = bad
     assert not made.send(0, [grad], 0, 0).isfinite().all()
@@ -301,8 +321,8 @@ def test_a_bad_gradient_stays_visible(bad, compiled, monkeypatch):
 
 def test_adacomps_layout_gives_the_published_rates_at_five_elements_a_bin():
     for spec, shape, rate in (
-        (config.AdaCompSpec(), (1, 100, 50, 10, 10), 40),
-        (config.AdaCompSpec(), (1, 1000, 500), 200),
+        (AdaCompSpec(), (1, 100, 50, 10, 10), 40),
+        (AdaCompSpec(), (1, 1000, 500), 200),
     ):
         y = torch.zeros(shape)
         size = AdaComp(spec).bin_size(torch.Size(shape))
@@ -312,7 +332,7 @@ def test_adacomps_layout_gives_the_published_rates_at_five_elements_a_bin():
 
 def test_bins_of_zeros_send_nothing_and_a_bitmap_names_them():
     y = torch.zeros(1, 4, 500)
-    method = AdaComp(config.AdaCompSpec())
+    method = AdaComp(AdaCompSpec())
     assert int(method.bytes_sent(y)) == 1 + 4 + 1
     assert torch.equal(method.decode(method.pack(y)), y)
 
@@ -350,15 +370,15 @@ def reference(kind, grads, compress, **p):
 @pytest.mark.parametrize(
     "kind, spec",
     [
-        ("ef", config.ResidueSpec()),
-        ("lowpass", config.LowPassSpec(beta=0.3)),
-        ("ef21", config.EF21GradientSpec()),
-        ("ef21_sgdm", config.EF21SGDMSpec(eta=0.2)),
-        ("dgc", config.MomentumCorrectionSpec(momentum=0.8)),
+        ("ef", ResidueSpec()),
+        ("lowpass", LowPassSpec(beta=0.3)),
+        ("ef21", EF21GradientSpec()),
+        ("ef21_sgdm", EF21SGDMSpec(eta=0.2)),
+        ("dgc", MomentumCorrectionSpec(momentum=0.8)),
     ],
 )
 def test_feedbacks_follow_their_formulas(kind, spec):
-    made = exchange(config.TopKSpec(ratio=0.1), spec)
+    made = exchange(TopKSpec(ratio=0.1), spec)
     grads = [
         torch.randn(40, 30, generator=torch.Generator().manual_seed(step)) for step in range(6)
     ]
@@ -377,9 +397,7 @@ def test_feedbacks_follow_their_formulas(kind, spec):
 
 
 def test_loco_keeps_a_mean_error_in_eight_bits_and_forgets_it():
-    made = exchange(
-        config.FixedPointSpec(bits=4, scale="sample"), config.LoCoSpec(beta=0.8, reset=3)
-    )
+    made = exchange(FixedPointSpec(bits=4, scale="sample"), LoCoSpec(beta=0.8, reset=3))
     errors = []
     for step in range(3):
         made.send(0, [torch.randn(40, 30, generator=torch.Generator().manual_seed(step))], step, 0)
@@ -420,20 +438,20 @@ def sent(spec, *values, seed=0):
     "got, want",
     [
         (
-            sent(config.TopKSpec(ratio=3 / 8), 1, 3, 5, 12, 5, 3, -11, 9),
+            sent(TopKSpec(ratio=3 / 8), 1, 3, 5, 12, 5, 3, -11, 9),
             [0, 0, 0, 12, 0, 0, -11, 9],
         ),
-        (sent(config.TopKSpec(ratio=0.5), 1, 2, 3, 4, 5, 6, 7, -8), [0, 0, 0, 0, 5, 6, 7, -8]),
-        (sent(config.TopKSpec(ratio=2 / 3), 1, -2.75, 2.75), [0, -2.75, 2.75]),
-        (sent(config.TopKSpec(ratio=0.5), 1, 2, 3, 4), [0, 0, 3, 4]),
-        (sent(config.OneBitSpec(), 3, -1, 2, -2), [2.5, -1.5, 2.5, -1.5]),
-        (sent(config.OneBitSpec(), 0, 2, -1), [1, 1, -1]),
-        (sent(config.QSGDSpec(levels=7), 2, 3, 6), [2, 3, 6]),
-        (sent(config.QSGDSpec(levels=1), 1), [1]),
-        (sent(config.QSGDSpec(levels=2), 2), [2]),
-        (sent(config.TernSpec(clip=0.0), -1, 0, 1), [-1, 0, 1]),
-        (sent(config.TernSpec(clip=0.0), -1, 0, 1e5), [0, 0, 1e5]),
-        (sent(config.SignSpec(), 1, -2, 3), [2, -2, 2]),
+        (sent(TopKSpec(ratio=0.5), 1, 2, 3, 4, 5, 6, 7, -8), [0, 0, 0, 0, 5, 6, 7, -8]),
+        (sent(TopKSpec(ratio=2 / 3), 1, -2.75, 2.75), [0, -2.75, 2.75]),
+        (sent(TopKSpec(ratio=0.5), 1, 2, 3, 4), [0, 0, 3, 4]),
+        (sent(OneBitSpec(), 3, -1, 2, -2), [2.5, -1.5, 2.5, -1.5]),
+        (sent(OneBitSpec(), 0, 2, -1), [1, 1, -1]),
+        (sent(QSGDSpec(levels=7), 2, 3, 6), [2, 3, 6]),
+        (sent(QSGDSpec(levels=1), 1), [1]),
+        (sent(QSGDSpec(levels=2), 2), [2]),
+        (sent(TernSpec(clip=0.0), -1, 0, 1), [-1, 0, 1]),
+        (sent(TernSpec(clip=0.0), -1, 0, 1e5), [0, 0, 1e5]),
+        (sent(SignSpec(), 1, -2, 3), [2, -2, 2]),
     ],
 )
 def test_published_cases(got, want):
@@ -441,7 +459,7 @@ def test_published_cases(got, want):
 
 
 def test_two_clients_sum():
-    made = exchange(config.TopKSpec(ratio=0.5), learners=2, shape=(1, 4))
+    made = exchange(TopKSpec(ratio=0.5), learners=2, shape=(1, 4))
     clients = [torch.tensor([[1.0, 2, 3, 4]]), torch.tensor([[4.0, 3, 2, 1]])]
     assert (2 * made.send(0, clients, 0, 0)).tolist() == [[4, 3, 3, 4]]
 
@@ -449,9 +467,9 @@ def test_two_clients_sum():
 @pytest.mark.parametrize(
     "spec, values, code_bits",
     [
-        (config.QSGDSpec(levels=7), [2, 3, 6], 17),
-        (config.QSGDSpec(levels=1), [1], 3),
-        (config.QSGDSpec(levels=2), [2], 5),
+        (QSGDSpec(levels=7), [2, 3, 6], 17),
+        (QSGDSpec(levels=1), [1], 3),
+        (QSGDSpec(levels=2), [2], 5),
     ],
 )
 def test_qsgds_code_has_the_published_length(spec, values, code_bits):
@@ -476,9 +494,9 @@ def test_elias_codes_come_back(levels):
 @pytest.mark.parametrize(
     "spec, omega",
     [
-        (config.NaturalSpec(), 1 / 8),
-        (config.QSGDSpec(levels=4, bucket=64), min(64 / 16, 8 / 4)),
-        (config.TernSpec(clip=0.0), 64.0),
+        (NaturalSpec(), 1 / 8),
+        (QSGDSpec(levels=4, bucket=64), min(64 / 16, 8 / 4)),
+        (TernSpec(clip=0.0), 64.0),
     ],
 )
 def test_stochastic_methods_are_unbiased_with_the_stated_variance_and_do_something(spec, omega):
@@ -491,7 +509,7 @@ def test_stochastic_methods_are_unbiased_with_the_stated_variance_and_do_somethi
 
 
 def test_natural_rounds_to_the_neighbouring_powers_with_the_right_chance():
-    draws = build(config.NaturalSpec()).apply(torch.full((1, 20000), 2.75), 1)
+    draws = build(NaturalSpec()).apply(torch.full((1, 20000), 2.75), 1)
     assert set(draws.unique().tolist()) == {2.0, 4.0}
     assert float((draws == 4).float().mean()) == pytest.approx(0.375, abs=0.015)
 
@@ -504,9 +522,7 @@ def test_natural_rounds_to_the_neighbouring_powers_with_the_right_chance():
 )
 def test_powersgds_volumes_come_out_of_the_ledger(rank, ratio, mib):
     net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
-    spec = Gradients(
-        learners=16, compressor=config.PowerSGDSpec(rank=rank), feedback=config.ResidueSpec()
-    )
+    spec = Gradients(learners=16, compressor=PowerSGDSpec(rank=rank), feedback=ResidueSpec())
     made = Exchange(spec, nn.ModuleDict({"model": net}), 0)
     grads = [torch.randn(p.shape) for p in made.trained]
     for place, grad in enumerate(grads):
@@ -530,7 +546,7 @@ def test_patterns_cost_what_their_links_carry():
         ("allgather", 3, 3, 12),
         ("server", 1, 1, 8),
     ):
-        made = exchange(config.NoCompressorSpec(), learners=4, exchange=pattern)
+        made = exchange(NoCompressorSpec(), learners=4, exchange=pattern)
         made.send(0, [torch.ones(40, 30)] * 4, 0, 0)
         made.ledger.steps = 1
         totals = made.ledger.totals()
@@ -540,7 +556,7 @@ def test_patterns_cost_what_their_links_carry():
 
 
 def test_a_servers_answer_is_as_sparse_as_the_union_of_what_it_got():
-    made = exchange(config.TopKSpec(ratio=0.01), learners=2, exchange="server")
+    made = exchange(TopKSpec(ratio=0.01), learners=2, exchange="server")
     grads = [torch.zeros(40, 30), torch.zeros(40, 30)]
     grads[0][0, :12], grads[1][1, :12] = 1.0, 1.0
     made.send(0, grads, 0, 0)
@@ -570,7 +586,7 @@ def test_dense_warm_up_steps_and_vectors_are_counted(store):
 
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3])
 def test_the_entropy_bound_is_that_of_places_and_values_and_lies_below_what_is_sent(ratio):
-    made = exchange(config.TopKSpec(ratio=ratio), learners=2)
+    made = exchange(TopKSpec(ratio=ratio), learners=2)
     made.send(0, [torch.randn(40, 30), torch.randn(40, 30)], 0, 0)
     made.ledger.steps = 1
     k = round(1200 * ratio)
@@ -580,7 +596,7 @@ def test_the_entropy_bound_is_that_of_places_and_values_and_lies_below_what_is_s
     assert (
         totals["bound"]
         < totals["up"]
-        == build(config.TopKSpec(ratio=ratio)).formula_bytes(torch.Size([1, 40, 30]), torch.float32)
+        == build(TopKSpec(ratio=ratio)).formula_bytes(torch.Size([1, 40, 30]), torch.float32)
     )
 
 
@@ -616,7 +632,7 @@ def test_coders_learn_with_learners(store):
 
 
 def test_a_ramp_keeps_less_every_epoch():
-    made = exchange(config.TopKSpec(ratio=0.01), schedule=config.RampSpec(epochs=3))
+    made = exchange(TopKSpec(ratio=0.01), schedule=RampSpec(epochs=3))
     assert [made.compressor(0, epoch).spec.ratio for epoch in range(5)] == [
         0.25,
         0.0625,
@@ -628,10 +644,10 @@ def test_a_ramp_keeps_less_every_epoch():
 
 def test_accordion_is_mild_while_gradients_change():
     made = exchange(
-        config.PowerSGDSpec(rank=1),
-        config.ResidueSpec(),
+        PowerSGDSpec(rank=1),
+        ResidueSpec(),
         exchange="allreduce",
-        schedule=config.AccordionSpec(mild=4, eta=0.5, every=1),
+        schedule=AccordionSpec(mild=4, eta=0.5, every=1),
     )
     ranks = []
     for epoch, size in enumerate((1.0, 1.0, 1.1, 3.0)):
@@ -855,7 +871,7 @@ def test_learners_that_cannot_fit_are_refused(monkeypatch):
 
 
 def test_feedback_kinds_are_all_reached():
-    assert set(feedback.KINDS) - {"decoupled"} == {  # Dion's, in test_optim
+    assert set(feedback.MEMORIES) - {"decoupled"} == {  # Dion's, in test_optim
         override(tiny(), {"grad.learners": 2} | change).grad.feedback.kind
         for change in METHODS.values()
     }
@@ -869,9 +885,9 @@ def test_accordions_rank_is_the_one_that_is_used_and_charged():
     rank 4.
     """
     made = exchange(
-        config.PowerSGDSpec(rank=1),
+        PowerSGDSpec(rank=1),
         exchange="allreduce",
-        schedule=config.AccordionSpec(mild=4, eta=0.5, every=1),
+        schedule=AccordionSpec(mild=4, eta=0.5, every=1),
     )
     basis = torch.randn(40, 4) @ torch.randn(4, 30)  # of rank 4
     for step in range(8):
@@ -888,7 +904,7 @@ def test_accordions_rank_is_the_one_that_is_used_and_charged():
 
 
 def test_a_servers_downlink_and_the_bound_count_dense_warm_up_steps():
-    spec = Gradients(exchange="server", compressor=config.TopKSpec(ratio=0.01), start_epoch=1)
+    spec = Gradients(exchange="server", compressor=TopKSpec(ratio=0.01), start_epoch=1)
     made = Exchange(spec, nn.Linear(100, 100, bias=False), 0)
     g = torch.randn(100, 100)
     for epoch in (0, 1):
@@ -906,8 +922,8 @@ def test_a_servers_downlink_and_the_bound_count_dense_warm_up_steps():
 @pytest.mark.parametrize(
     "kind, spec",
     [
-        ("dgc", config.MomentumCorrectionSpec(momentum=0.5)),
-        ("ef21_sgdm", config.EF21SGDMSpec(eta=0.25)),
+        ("dgc", MomentumCorrectionSpec(momentum=0.5)),
+        ("ef21_sgdm", EF21SGDMSpec(eta=0.25)),
     ],
 )
 def test_what_travels_dense_has_the_methods_momentum(kind, spec):
@@ -918,7 +934,7 @@ def test_what_travels_dense_has_the_methods_momentum(kind, spec):
     made = Exchange(
         Gradients(
             exchange="allgather",
-            compressor=config.TopKSpec(ratio=0.5),
+            compressor=TopKSpec(ratio=0.5),
             feedback=spec,
             start_epoch=5,
         ),
@@ -945,7 +961,7 @@ def test_a_periodic_threshold_is_looked_for_every_n_messages():
     """By hand: |g + e| above the (k+1)-th largest of the message at the last look; what stays is
     remembered.
     """
-    made = exchange(config.PeriodicSpec(ratio=0.1, every=3), config.ResidueSpec(), learners=2)
+    made = exchange(PeriodicSpec(ratio=0.1, every=3), ResidueSpec(), learners=2)
     draws = torch.Generator().manual_seed(0)
     residues, edges, kept = [torch.zeros(40, 30)] * 2, [0.0, 0.0], []
     for step in range(7):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from commsweep.config import Execution, override, parse_gradients
+from commsweep.config import Execution, override
+from commsweep.config.override import parse_gradients
 from commsweep.data_parallel.layers import layers
 from commsweep.errors import UserError
 from commsweep.registry import preset

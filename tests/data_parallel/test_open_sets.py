@@ -1,27 +1,36 @@
-"""A new compressor or memory is its own file and one line of a table: what carries messages asks
-for methods and traits, and names no member.
+"""A new compressor is a file of settings and a file of arithmetic, found by their being there. What
+carries messages asks for methods and traits, and names no member.
 """
 
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 import torch
 from torch import nn
 
-from commsweep import compressors, config
+from commsweep import compressors
 from commsweep.boundary import channel
 from commsweep.collectives import Simulated
 from commsweep.compressors.base import Compressor
+from commsweep.config.compressors.base import Compression
+from commsweep.config.feedback import EFSpec
+from commsweep.config.gradients import Gradients
 from commsweep.data_parallel import exchange, hook, learners
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.feedback import gradients
 from commsweep.training import step
 
+ROOT = Path(__file__).resolve().parents[2]
 
-class DeltaSpec(config.Compression):
+
+class DeltaSpec(Compression):
     """A message that depends on the last one."""
 
     label: ClassVar[str] = "delta"
@@ -65,14 +74,14 @@ class Halving(gradients.Residue):
 
 
 def _exchange(learners=2, feedback=None):
-    spec = config.Gradients(learners=learners, exchange="allgather").model_copy(
+    spec = Gradients(learners=learners, exchange="allgather").model_copy(
         update={"compressor": DeltaSpec(), **({"feedback": feedback} if feedback else {})}
     )
     return Exchange(spec, nn.Linear(3, 2, bias=False), 0, Simulated(learners))
 
 
 def test_a_compressor_with_a_memory_of_its_own_is_one_line_of_a_table(monkeypatch):
-    monkeypatch.setitem(compressors.KINDS, "delta", Delta)
+    monkeypatch.setitem(compressors.COMPRESSORS, "delta", Delta)
     made = _exchange()
     first, second = torch.ones(2, 3), torch.full((2, 3), 2.0)
     for step_number, expected in enumerate(([0.0, 0.0], [6.0, 12.0])):
@@ -87,9 +96,9 @@ def test_a_compressor_with_a_memory_of_its_own_is_one_line_of_a_table(monkeypatc
 
 
 def test_a_memory_that_compresses_in_one_step_is_one_line_of_a_table(monkeypatch):
-    monkeypatch.setitem(compressors.KINDS, "delta", Delta)
-    monkeypatch.setitem(gradients.KINDS, "ef", Halving)
-    made = _exchange(feedback=config.EFSpec())
+    monkeypatch.setitem(compressors.COMPRESSORS, "delta", Delta)
+    monkeypatch.setitem(gradients.MEMORIES, "ef", Halving)
+    made = _exchange(feedback=EFSpec())
     grads = [torch.ones(2, 3), torch.full((2, 3), 3.0)]
     assert torch.equal(made.send(0, grads, 0, 0), torch.full((2, 3), 1.0))
     assert torch.equal(made.send(0, grads, 1, 0), torch.full((2, 3), 1.5))
@@ -99,11 +108,59 @@ def test_a_memory_that_compresses_in_one_step_is_one_line_of_a_table(monkeypatch
 
 @pytest.mark.parametrize("module", [channel, exchange, hook, learners, step])
 def test_what_carries_messages_names_no_compressor_and_no_memory(module):
-    members = {kind.__name__ for kind in compressors.KINDS.values()}
-    members |= {kind.__name__ for kind in gradients.KINDS.values()}
+    members = {kind.__name__ for kind in compressors.COMPRESSORS.values()}
+    members |= {kind.__name__ for kind in gradients.MEMORIES.values()}
     members |= {"Leader", "PowerIteration", "Orthonormal", "RiceTopK"}
     with open(module.__file__, encoding="utf-8") as file:
         tree = ast.parse(file.read())
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not names & members
+
+
+SETTINGS = '''
+"""Half of every value."""
+from pathlib import Path
+from typing import ClassVar, Literal
+from commsweep.config.compressors.base import Compression
+
+class HalvesSpec(Compression):
+    """Send half of every value."""
+    label: ClassVar[str] = "halves"
+    cost: ClassVar[str] = "4 x elements"
+    kind: Literal["halves"] = "halves"
+'''
+ARITHMETIC = '''
+"""Half of every value."""
+from commsweep.compressors.base import COMPRESSORS, Compressor
+from commsweep.config.compressors.halves import HalvesSpec
+
+@COMPRESSORS.of(HalvesSpec)
+class Halves(Compressor[HalvesSpec]):
+    """Sends half of every value, as it is."""
+
+    def apply(self, x, seed=0):
+        return x / 2
+
+    def formula_bytes(self, shape, dtype):
+        return 4 * shape.numel()
+'''
+USE = """
+from commsweep.cli.main import main
+from commsweep.cli.reference import compressors
+from tests.helpers import COMPRESSORS
+assert {"kind": "halves"} in COMPRESSORS and "| `halves` |" in compressors()
+main(["run", "synthetic", "epochs=1", "bwd.compressor.kind=halves", "--store", "store"])
+"""
+
+
+def test_a_new_compressor_is_two_files(tmp_path):
+    for room in ("commsweep", "tests", "sweeps", "analysis", "experiments"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "commsweep/config/compressors/halves.py").write_text(SETTINGS)
+    (tmp_path / "commsweep/compressors/halves.py").write_text(ARITHMETIC)
+    outcome = subprocess.run(
+        [sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert "finished" in outcome.stdout

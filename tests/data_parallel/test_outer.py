@@ -14,7 +14,10 @@ from torch import nn
 
 from commsweep import seeds
 from commsweep.cli.main import main
-from commsweep.config import Execution, LearnerWiring, Outer, override, parse, record
+from commsweep.config import Execution, override, record
+from commsweep.config.execution import LearnerWiring
+from commsweep.config.gradients import Outer
+from commsweep.config.override import parse
 from commsweep.data_parallel.outer.noloco import pairs
 from commsweep.data_parallel.outer.streaming import fragments
 from commsweep.errors import UserError
@@ -600,7 +603,8 @@ def test_senders_share_a_place_among_themselves():
     """Of disjoint places the mean of senders is the sum, learners times the mean of all; of equal
     ones both agree.
     """
-    from commsweep.config import Gradients, TopKSpec
+    from commsweep.config.compressors.sparse import TopKSpec
+    from commsweep.config.gradients import Gradients
     from commsweep.data_parallel.exchange import Exchange
 
     def exchanged(aggregate, messages, **more):

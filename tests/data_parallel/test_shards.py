@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from commsweep.compressors import build as compressor
-from commsweep.config import Execution, LearnerWiring, override, record
+from commsweep.config import Execution, override, record
+from commsweep.config.execution import LearnerWiring
 from commsweep.errors import UserError
 from commsweep.processes import ddp
 from commsweep.store import Store

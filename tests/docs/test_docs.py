@@ -13,16 +13,10 @@ import pytest
 from commsweep import registry
 from commsweep.cli import reference
 from commsweep.cli.main import main
-from commsweep.config import (
-    CompressorSpec,
-    FeedbackSpec,
-    GradientCompressor,
-    GradientFeedback,
-    by_kind,
-    flatten,
-    override,
-    record,
-)
+from commsweep.config import flatten, override, record
+from commsweep.config.base import by_kind
+from commsweep.config.compressors import CompressorSpec, GradientCompressor
+from commsweep.config.feedback import FeedbackSpec, GradientFeedback
 from commsweep.reporting.results import SECTIONS
 from tests.test_layout import ROOT
 

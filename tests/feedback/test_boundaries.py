@@ -9,7 +9,7 @@ import torch
 
 from commsweep import compressors
 from commsweep.boundary.channel import SimulatedSender
-from commsweep.config import AQSGDSpec, EF21Spec, EFMixedSpec, EFSpec
+from commsweep.config.feedback import AQSGDSpec, EF21Spec, EFMixedSpec, EFSpec
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys
 

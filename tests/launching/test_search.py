@@ -22,7 +22,8 @@ import psycopg
 import pytest
 
 from commsweep.cli.main import main
-from commsweep.config import Execution, TextModel, run_id
+from commsweep.config import Execution, run_id
+from commsweep.config.training import TextModel
 from commsweep.errors import UserError
 from commsweep.launching import search as searching
 from commsweep.launching.launch import register

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from commsweep.cli.main import main
-from commsweep.config import Execution, Run, override, parse, record, run_id
+from commsweep.config import Execution, Run, override, record, run_id
+from commsweep.config.override import parse
 from commsweep.errors import UserError
 from commsweep.store import FAILED
 from commsweep.training.run import build, execute

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from commsweep.config import Execution, Wiring, parse
+from commsweep.config import Execution
+from commsweep.config.execution import Wiring
+from commsweep.config.override import parse
 from commsweep.errors import UserError
 from commsweep.processes.trainer import Trainer, connect
 from commsweep.store import RunFolder

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from commsweep.cli.main import main
-from commsweep.config import Delay, Wiring
+from commsweep.config.execution import Wiring
+from commsweep.config.training import Delay
 from commsweep.errors import UserError
 from commsweep.processes import stages
 from commsweep.processes.versions import Versions, memory_bytes

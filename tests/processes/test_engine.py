@@ -17,7 +17,10 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from commsweep.boundary.channel import Step
 from commsweep.compressors import build
-from commsweep.config import Cable, Execution, Link, TopKSpec, Wiring, run_id
+from commsweep.config import Execution, run_id
+from commsweep.config.compressors.sparse import TopKSpec
+from commsweep.config.execution import Cable, Wiring
+from commsweep.config.links import Link
 from commsweep.errors import UserError
 from commsweep.processes import launch, pipeline, stages
 from commsweep.processes.engine import Stage

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from commsweep.config import Cable
-from commsweep.config.execution import bucket
+from commsweep.config.execution import Cable, bucket
 from commsweep.processes import awake, namespaces
 from commsweep.store import Store
 from tests.helpers import free_port

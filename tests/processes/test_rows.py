@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from commsweep.config import Execution, LearnerWiring, override
+from commsweep.config import Execution, override
+from commsweep.config.execution import LearnerWiring
 from commsweep.processes import ddp
 from commsweep.training.run import execute
 from tests.helpers import tiny_text

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from commsweep.config import KFAC, Execution, LearnerWiring, override, record, run_id
+from commsweep.config import Execution, override, record, run_id
+from commsweep.config.execution import LearnerWiring
+from commsweep.config.second_order import KFAC
 from commsweep.errors import UserError
 from commsweep.processes import ddp
 from commsweep.registry import preset

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from commsweep.config import Execution, Sparsity, override
+from commsweep.config import Execution, override
+from commsweep.config.sparsity import Sparsity
 from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.sparsity import flops

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from commsweep.component import Component
-from commsweep.config import Execution, Sparsity, override, record, run_id
+from commsweep.config import Execution, override, record, run_id
+from commsweep.config.sparsity import Sparsity
 from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.sparsity.densities import live

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commsweep.config import Phase, Sparsity, override
+from commsweep.config import override
+from commsweep.config.sparsity import Phase, Sparsity
 from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.sparsity.densities import densities, live, scores

@@ -13,7 +13,8 @@ from commsweep.compressors import build as compressor
 from commsweep.compressors import message
 from commsweep.compressors.bits import mask_bytes
 from commsweep.compressors.live import LiveEntries
-from commsweep.config import Execution, LearnerWiring, override, record
+from commsweep.config import Execution, override, record
+from commsweep.config.execution import LearnerWiring
 from commsweep.processes import ddp
 from commsweep.training.run import build, execute, trainer
 from tests.helpers import same_bits, tiny_text

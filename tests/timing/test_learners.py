@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from commsweep.config import SCHEMA, override, record, run_id
+from commsweep.config import override, record, run_id
+from commsweep.config.run import SCHEMA
 from commsweep.processes import ddp
 from commsweep.registry import content, plan
 from commsweep.second_order.placement import Factor, place

@@ -14,7 +14,10 @@ import pandas as pd
 import pytest
 
 from commsweep.cli.main import main
-from commsweep.config import SCHEMA, Wiring, parse, record, run_id
+from commsweep.config import record, run_id
+from commsweep.config.execution import Wiring
+from commsweep.config.override import parse
+from commsweep.config.run import SCHEMA
 from commsweep.errors import UserError
 from commsweep.processes import pipeline
 from commsweep.registry import content, plan

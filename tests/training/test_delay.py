@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from commsweep.component import Moment, Pass
-from commsweep.config import Delay, Execution, override
+from commsweep.config import Execution, override
+from commsweep.config.training import Delay
 from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.store import Store

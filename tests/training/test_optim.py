@@ -9,7 +9,8 @@ import copy
 import pytest
 import torch
 
-from commsweep.config import Execution, LearnerWiring, override, record
+from commsweep.config import Execution, override, record
+from commsweep.config.execution import LearnerWiring
 from commsweep.errors import UserError
 from commsweep.processes import ddp
 from commsweep.training import optim
@@ -170,7 +171,7 @@ def test_a_run_with_dion_is_what_it_says_and_processes_are_it(store):
 
 def test_a_factor_without_a_gradient_stays():
     from commsweep.collectives import Simulated
-    from commsweep.config import DionFactorsSpec
+    from commsweep.config.compressors.lowrank import DionFactorsSpec
     from commsweep.data_parallel.joint import Orthonormal
 
     one = Orthonormal(DionFactorsSpec(fraction=0.5))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from commsweep.config import Outer
+from commsweep.config.gradients import Outer
 from commsweep.data_parallel.outer.diloco import OuterSGD
 
 

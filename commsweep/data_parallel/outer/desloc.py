@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import Outer
+from commsweep.config.gradients import Outer
 from commsweep.errors import UserError
 
 # what optimizers call them

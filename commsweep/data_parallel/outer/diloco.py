@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from commsweep.config import Outer
+from commsweep.config.gradients import Outer
 
 
 class OuterSGD:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from commsweep.config import Outer
+from commsweep.config.gradients import Outer
 from commsweep.data_parallel.outer.diloco import TakeCommon
 from commsweep.errors import UserError
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from commsweep.collectives import Collectives
 from commsweep.component import Moment, Pass
-from commsweep.config import Gradients, Outer
+from commsweep.config.gradients import Gradients, Outer
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners

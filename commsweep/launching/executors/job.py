@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from commsweep.config import SCHEMA, Run, record, run_id
+from commsweep.config import Run, record, run_id
+from commsweep.config.run import SCHEMA
 from commsweep.store import Store
 
 

@@ -16,7 +16,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from commsweep.config import Run, parse, record
+from commsweep.config import Run, record
+from commsweep.config.override import parse
 from commsweep.errors import UserError
 from commsweep.launching.executors import local
 from commsweep.launching.executors.job import Interrupts, Job, Launched, StopFile, record_end

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commsweep.config import Run, parse, record, run_id
+from commsweep.config import Run, record, run_id
+from commsweep.config.override import parse
 from commsweep.errors import UserError, nearest
 from commsweep.launching.executors import local
 from commsweep.launching.executors.job import (

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from commsweep.config import ConstantSpec, OwnModel, OwnSet, Run, override
+from commsweep.config import Run, override
+from commsweep.config.training import ConstantSpec, OwnModel, OwnSet
 
 MINE = Run(
     model=OwnModel(build="mine.py:net", options={"hidden": 64}, cuts=("2", "4")),
