@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import SLIGHT, Claim, Effect, paired
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, logarithmic
+from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic
 from commsweep.reporting.labels import second_order
 from commsweep.reporting.report import More
 from commsweep.reporting.results import CHANCE, base, distinct
@@ -394,11 +394,16 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     color=INK[turn % 7],
                     ls="none",
                     elinewidth=0.7,
-                    label=way + (f" ({lost} of {lost + len(runs)} diverged)" if lost else ""),
+                    label=way,
                 )
+                if lost:
+                    place = (_mean(runs, "second_order.factors_up"), error.mean())
+                    text = f"{lost} of {lost + len(runs)} diverged"
+                    style = {"fontsize": 6, "ha": "right", "textcoords": "offset points"}
+                    axis.annotate(text, place, xytext=(-6, 3), **style)
             axis.set(title=model, xlabel="bytes of factors a step", ylabel="test error (%)")
             axis.set_xscale("symlog", linthresh=1e4)
-            axis.legend(loc="upper left", bbox_to_anchor=(-0.05, -0.25), fontsize=6)
+        legend(figure)
     return figure
 
 
