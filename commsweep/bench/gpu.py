@@ -122,12 +122,12 @@ def equality(device: str) -> Iterator[Result]:
     """
     x = torch.randn(16, 8, 16, 16, generator=torch.Generator().manual_seed(0))
     x[0, 0], x[1] = 0.0, (x[1] * 2).round() / 2  # zeros and ties
-    kinds = [
-        kind
-        for kind in by_kind(CompressorSpec)
-        if kind not in ("forward_mask", "bottleneck", "subspace")
+    examples = [
+        {"kind": kind} | spec.example
+        for kind, spec in by_kind(CompressorSpec).items()
+        if kind not in ("forward_mask", "bottleneck", "subspace", "own")
     ]
-    for spec in [*({"kind": kind} for kind in kinds), *VARIANTS]:
+    for spec in [*examples, *VARIANTS]:
         compressor, exact, shares = compressors.build(spec), spec["kind"] in EXACT, {}
         for dtype in (torch.float32, torch.bfloat16):
             here = x.to(dtype)

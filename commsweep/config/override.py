@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from commsweep.config.base import Spec
+from commsweep.config.compressors.spelling import spelled
 from commsweep.config.gradients import Gradients, check_gradients
 from commsweep.config.links import Link, Links
 from commsweep.config.renames import current_name, current_names
@@ -92,6 +93,14 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     return parse(tree, kind)
 
 
+def _meant(key: str, word: str) -> dict[str, Any] | None:
+    """The settings of a compressor in one word, such as "topk:0.1"; None where it is none."""
+    try:
+        return spelled(word)
+    except ValueError as error:
+        raise UserError(f"{key}={error}") from None
+
+
 def _current(key: str) -> str:
     """A setting under its name of today; says so where it is another."""
     name = current_name(key)
@@ -124,6 +133,9 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
     node, spec, field, parts = tree, kind, None, iter(path)
     for part in parts:
         parent, field = field, spec.model_fields.get(part)
+        if field is not None and get_origin(field.annotation) is dict and not members(field):
+            node[part] = {**node.get(part, {}), leaf: value}  # arguments of a user's own code
+            return
         if field is None or not members(field):
             hint = _elsewhere(parent, part, node) or _like(key, _known(tree, kind))
             raise UserError(f"unknown setting '{key}'{hint}")
@@ -166,6 +178,9 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
     if leaf in spec.model_fields and members(own := spec.model_fields[leaf]):
         name = "NAME." if get_origin(own.annotation) is dict else ""
         chosen = [tag for member in members(own) for tag in tags(member, discriminator(own))]
+        if leaf == "compressor" and isinstance(value, str) and (settings := _meant(key, value)):
+            node[leaf] = settings
+            return
         if isinstance(value, str) and chosen:
             if value in chosen:
                 raise UserError(f"'{key}' is a section: write {key}.{own.discriminator}={value}")

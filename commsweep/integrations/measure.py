@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ from torch import Tensor
 from commsweep.compressors import Compressor, Payload, build
 from commsweep.config.base import by_kind
 from commsweep.config.compressors import CompressorSpec
-from commsweep.config.compressors.values.mx import MXSpec
+from commsweep.config.compressors.spelling import FORMATS, spelled
 from commsweep.errors import UserError, nearest
 
 # A codec that is one word and a number: the number is the first of these that its kind has.
-MAIN = ("ratio", "bits", "rank", "levels")
 # Kinds that need more than a tensor: a forward mask, or weights of their own.
 TIED = ("forward_mask", "bottleneck", "subspace", "live", "adacomp")
 
@@ -55,37 +54,18 @@ def codec(text: str | dict[str, Any]) -> Compressor:
     """
     if isinstance(text, dict):
         return build(text)
-    kind, rest = [*re.split("[:,]", text, maxsplit=1), ""][:2]  # "mxfp4,rounding=stochastic"
-    kinds = by_kind(CompressorSpec)
-    formats = get_args(get_type_hints(MXSpec)["format"])
-    if kind in formats:  # "mxfp4" is a codec by itself
-        kind, rest = "mx", ",".join(part for part in (f"format={kind}", rest) if part)
-    if kind not in kinds or kind in TIED:
-        near = [*(name for name in kinds if name not in TIED), *formats]
+    try:
+        settings = spelled(text)
+    except ValueError as error:
+        raise UserError(f"codec {error}") from None
+    kinds = [kind for kind in by_kind(CompressorSpec) if kind not in (*TIED, "own")]
+    if settings is None or settings["kind"] not in (*kinds, "own"):
+        kind, near = re.split("[:,]", text, maxsplit=1)[0], [*kinds, *FORMATS]
         raise UserError(
-            f"codec '{text}': no kind '{kind}'{nearest(kind, near)} (kinds: {', '.join(near)})"
+            f"codec '{text}': no kind '{kind}'{nearest(kind, near)} (kinds: {', '.join(near)}, "
+            "file.py:class)"
         )
-    settings: dict[str, Any] = {"kind": kind}
-    for place, part in enumerate(one for one in rest.split(",") if one):
-        key, has_name, value = part.partition("=")
-        if not has_name:
-            main = next((name for name in MAIN if name in kinds[kind].model_fields), None)
-            if place or main is None:
-                raise UserError(
-                    f"codec '{text}': '{part}' names no setting; write {kind}:NAME=VALUE"
-                )
-            key, value = main, part
-        settings[key] = _value(value)
     return build(settings)
-
-
-def _value(text: str) -> Any:
-    for cast in (int, float):
-        try:
-            return cast(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text, text)
 
 
 def measure(

@@ -53,6 +53,7 @@ def exchange(row: dict[str, Any]) -> str:
     if kind == "none":
         return f"{learners} learner{'s' * (learners > 1)}{local}" if learners > 1 or local else ""
     text = label(EXCHANGED, kind) + _amounts(row, "grad.compressor.")
+    text = _own(row, "grad.compressor.") if kind == "own" else text
     text += (
         f" of {row['grad.transform'].upper()}"
         if not pd.isna(row.get("grad.transform", math.nan))
@@ -72,6 +73,15 @@ def exchange(row: dict[str, Any]) -> str:
         f"{feedback}{text}{', vote' if row.get('grad.vote') else ''}{schedule}{_groups(row)}"
         f"{local}, {learners} learners"
     )
+
+
+def _own(row: Any, prefix: str) -> str:
+    """The class and the options of a compressor of one's own: "RowSigns k 4"."""
+    words = [row[f"{prefix}code"].rpartition(":")[2]]
+    for key, value in row.items():
+        if key.startswith(f"{prefix}options.") and not pd.isna(value):
+            words += [key.rpartition(".")[2], value if isinstance(value, str) else f"{value:g}"]
+    return " ".join(words)
 
 
 def _amounts(row: dict[str, Any], prefix: str) -> str:
@@ -295,7 +305,7 @@ def _pair(row: dict[str, Any]) -> str:
 
 def _link(row: Any, side: str) -> str:
     kind = row[f"{side}.compressor.kind"]
-    text = label(CROSSING, kind)
+    text = label(CROSSING, kind) if kind != "own" else _own(row, f"{side}.compressor.")
     format_ = row.get(f"{side}.compressor.format")
     if isinstance(format_, str):  # of microscaling: it is the name
         text = format_.replace("mx", "MX", 1).replace("nv", "NV", 1).replace("fp", "FP", 1)

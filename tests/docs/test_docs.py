@@ -4,6 +4,7 @@ blocks run as written.
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
 import shlex
@@ -209,9 +210,26 @@ def commands(verb):
 
 
 @pytest.mark.parametrize("words", commands("run"), ids=" ".join)
-def test_settings_of_printed_commands_exist(words):
+def test_settings_of_printed_commands_exist(words, monkeypatch):
+    monkeypatch.chdir(ROOT / "commsweep" / "template")  # what `commsweep new` writes
     changes = dict(word.split("=", 1) for word in words[1:] if "=" in word)
     override(registry.preset(words[0]), changes)
+
+
+def test_the_guide_shows_the_codec_that_a_new_project_has():
+    page = (ROOT / "docs" / "guide" / "codec.md").read_text()
+    shown = ast.parse(blocks(page, "python")[0]).body[0]
+    written = ast.parse((ROOT / "commsweep" / "template" / "codec.py").read_text()).body[-1]
+    codes = []
+    for node in (shown, written):
+        for method in node.body[1:]:
+            method.body = [
+                part
+                for part in method.body
+                if not isinstance(part, ast.Expr) or isinstance(part.value, ast.Call)
+            ]
+            codes.append(ast.unparse(method))
+    assert codes[:3] == codes[3:]
 
 
 def test_every_column_of_the_published_rows_is_described():

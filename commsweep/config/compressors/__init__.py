@@ -6,17 +6,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from commsweep.config.base import Spec, by_kind, define, union
 from commsweep.config.compressors.base import Compression, group_fits
+from commsweep.config.compressors.spelling import in_full
 
 define(__name__, __file__)
 if TYPE_CHECKING:
     CompressorSpec = GradientCompressor = Compression
 else:
-    CompressorSpec = Annotated[union(Compression, "crosses"), Field(discriminator="kind")]
-    GradientCompressor = Annotated[union(Compression, "exchanged"), Field(discriminator="kind")]
+    CompressorSpec = Annotated[
+        union(Compression, "crosses"), Field(discriminator="kind"), BeforeValidator(in_full)
+    ]
+    GradientCompressor = Annotated[
+        union(Compression, "exchanged"), Field(discriminator="kind"), BeforeValidator(in_full)
+    ]
 
 
 def values_fit(name: str, compressor: Spec) -> None:

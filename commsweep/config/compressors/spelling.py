@@ -1,0 +1,74 @@
+"""A compressor in one word: "topk:0.1", "uniform:4,rounding=stochastic", "mxfp4",
+"mine.py:RowSigns,k=4".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+from commsweep.config.base import kinds_of
+from commsweep.config.compressors.base import Compression
+from commsweep.config.compressors.own import OwnCodeSpec
+from commsweep.config.compressors.values.mx import MXSpec
+
+MAIN = ("ratio", "bits", "rank", "levels")  # what a number without a name means
+FORMATS = get_args(MXSpec.model_fields["format"].annotation)
+OWN = re.compile(r"[^:,=\s]+:[A-Za-z_]\w*")
+
+
+def spelled(text: str) -> dict[str, Any] | None:
+    """Return the settings that a word means; None where it begins with no kind of compressor.
+
+    Raises ValueError naming a part that is no setting.
+    """
+    known = {spec.model_fields["kind"].default: spec for spec in kinds_of(Compression)}
+    head, _, rest = text.partition(",")
+    kind, _, first = head.partition(":")
+    if kind not in known and OWN.fullmatch(head):
+        return {"kind": "own", "code": head} | _options(text, rest)
+    if first:
+        rest = f"{first},{rest}" if rest else first
+    if kind in FORMATS:
+        return {"kind": "mx", "format": kind} | _settings(text, rest, MXSpec)
+    if kind not in known or known[kind] is OwnCodeSpec:
+        return None
+    return {"kind": kind} | _settings(text, rest, known[kind])
+
+
+def in_full(value: Any) -> Any:
+    """Return the settings that a word means, and anything else as it is."""
+    settings = spelled(value) if isinstance(value, str) else None
+    return value if settings is None else settings
+
+
+def _settings(text: str, rest: str, spec: type[Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    main = next((name for name in MAIN if name in spec.model_fields), None)
+    for position, part in enumerate(part for part in rest.split(",") if part):
+        key, has_name, value = part.partition("=")
+        if not has_name:
+            if position or main is None:
+                raise ValueError(f"'{text}': '{part}' names no setting; write NAME=VALUE")
+            key, value = main, part
+        settings[key] = _value(value)
+    return settings
+
+
+def _options(text: str, rest: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, has_name, value = part.partition("=")
+        if not has_name:
+            raise ValueError(f"'{text}': '{part}' names no option; write NAME=VALUE")
+        options[key] = _value(value)
+    return {"options": options} if options else {}
+
+
+def _value(text: str) -> Any:
+    for cast in (int, float):
+        try:
+            return cast(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text, text)

@@ -1,0 +1,33 @@
+"""A compressor of your own. Use it wherever a compressor is named:
+
+commsweep run digits fwd.compressor=codec.py:RowSigns,k=4
+commsweep sweep launch mine --base digits --axis bwd.compressor.options.k=1,2,4,8
+"""
+
+import torch
+
+from commsweep.compressors.bits import pack, unpack
+
+
+class RowSigns:
+    """Sends the signs of the k largest entries of each row, and one scale a row."""
+
+    def __init__(self, k=8):
+        self.k = k
+
+    def encode(self, x, seed):
+        """Return exactly what travels: a dict of tensors, whose sizes are the message's bytes."""
+        rows = x.reshape(len(x), -1).float()
+        k = min(self.k, rows.shape[1])
+        places = rows.abs().topk(k).indices
+        kept = rows.gather(1, places)
+        signs = pack((kept >= 0).int(), bits=1)
+        return {"places": places.to(torch.int32), "signs": signs, "scale": kept.abs().mean(1)}
+
+    def decode(self, parts, like):
+        """Return a tensor of like's shape and type; like's values are zeros."""
+        rows = torch.zeros(len(like), like[:1].numel(), device=like.device)
+        places, scale = parts["places"].long(), parts["scale"][:, None]
+        signs = 2.0 * unpack(parts["signs"], bits=1, count=places.numel()).view(places.shape) - 1
+        rows.scatter_(1, places, signs * scale)
+        return rows.reshape(like.shape).to(like.dtype)
