@@ -615,7 +615,7 @@ def rates(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             at = x.index(best[str(arm)])
             axis.plot(x[at], means[at], "o", ms=9, mfc="none", mec=ink)
         logarithmic(axis.xaxis)
-        axis.set_xticks(x, [f"{rate:g}" for rate in x])
+        axis.set_xticks(x, [f"{rate:g}" for rate in x], fontsize=6, rotation=30)
         axis.minorticks_off()
         axis.set(xlabel="learning rate", ylabel="test loss (nats a byte)")
         legend(figure)

@@ -88,9 +88,9 @@ def test_claims_follow_the_rows(world, verdict, tmp_path):
     claims = adjust([claim(frame) for claim in local.CLAIMS])
     assert [claim.name for claim in claims] == [f"L{number}" for number in range(1, 9)]
     # each beside plain training with its own optimizer, whatever the world
-    adamw, muon = claims[-1].effects
+    adamw, muon, uncompressed = claims[-1].effects
     assert "plain AdamW" in adamw.what and "plain Muon" in muon.what
-    assert len(adamw.values) == len(muon.values) == 3
+    assert len(adamw.values) == len(muon.values) == len(uncompressed.values) == 3
     if world is good:
         assert adamw.values == pytest.approx([2.5 - 2.42] * 3)
     for claim in claims[:-1]:
@@ -105,7 +105,7 @@ def test_claims_follow_the_rows(world, verdict, tmp_path):
 def test_the_table_goes_from_many_bytes_to_few_and_the_figure_is_drawn(tmp_path):
     frame = local.rows(fill(tmp_path, good))
     (table,) = local.tables(frame)
-    assert len(table.rows) == 28 and all(row[2] == "3" for row in table.texts())
+    assert len(table.rows) == 29 and all(row[2] == "3" for row in table.texts())
     sizes = [float(row[3].replace(",", "")) for row in table.texts() if row[3] != "-"]
     assert sizes == sorted(sizes, reverse=True)
     assert local.bytes_up(frame, frame) is not None
