@@ -29,9 +29,9 @@ FINDINGS = [
         ),
         "commsweep sweep launch floor_text && commsweep report floor_text --papers floor",
         "anything of larger models; 400 steps and three seeds; all settings have the learning rate "
-        "of the dense one (answer 5 tunes some). Why a steady mean does harm is not found. It is not "
-        "AdamW alone: with SGD at rates of their own TopK 10 % ends above nothing sent, too, but "
-        "400 steps of SGD are so few that dense itself does not gain on nothing.",
+        "of the dense one (answer 5 tunes some). Why a steady mean does harm is not found. It is "
+        "not AdamW alone: with SGD at rates of their own TopK 10 % ends above nothing sent, too, "
+        "but 400 steps of SGD are so few that dense itself does not gain on nothing.",
         "floor_text/worth_kept.png",
         "worth kept by code: dense at 100 percent, nothing sent at 0, TopK far below",
         answer="It depends on the model. After 400 steps of a nano GPT-2, two EDEN bits keep "
