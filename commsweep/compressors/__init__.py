@@ -28,13 +28,13 @@ _SPECS: TypeAdapter[Compression] = TypeAdapter(CompressorSpec)
 __all__ = ["COMPRESSORS", "Compressor", "Payload", "Sparsifier", "build"]
 
 
-def build(spec: Compression | dict[str, Any]) -> Compressor:
-    """The compressor of a spec such as {"kind": "topk", "ratio": 0.1}.
+def build(spec: Compression | dict[str, Any] | str) -> Compressor:
+    """Return the compressor of a spec such as {"kind": "topk", "ratio": 0.1}, or "topk:0.1".
 
     The result has `encode(x)`, `decode(payload)`, `roundtrip(x)`; `payload.nbytes` is what would
     travel. Raises UserError when the kind or a parameter is unknown or out of range.
     """
-    if isinstance(spec, dict):
+    if isinstance(spec, dict | str):
         try:
             spec = _SPECS.validate_python(spec)
         except ValidationError as error:

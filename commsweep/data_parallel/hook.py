@@ -49,14 +49,14 @@ class CompressionHook(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        compressor: dict[str, Any],
+        compressor: dict[str, Any] | str,
         feedback: dict[str, Any] | None = None,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         scaler: torch.amp.GradScaler | None = None,
         **more: Any,
     ) -> None:
-        """compressor, feedback, more: as the settings of a Run's `grad`, for instance
+        """compressor ("topk:0.1", or its settings), feedback, more: as of a Run's `grad`, such as
         exchange="server". group: the process group that DistributedDataParallel was given (None: of
         all processes). scaler: of the loss, if there is one.
 

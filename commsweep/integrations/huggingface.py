@@ -40,7 +40,7 @@ class CompressionCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        compressor: dict[str, Any],
+        compressor: dict[str, Any] | str,
         feedback: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:

@@ -46,7 +46,7 @@ class CompressionCallback(pl.Callback):
     """
 
     def __init__(
-        self, compressor: dict[str, Any], feedback: dict[str, Any] | None = None, **more: Any
+        self, compressor: dict[str, Any] | str, feedback: dict[str, Any] | None = None, **more: Any
     ) -> None:
         """As of CompressionHook."""
         self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **more}

@@ -114,6 +114,7 @@ def test_runs_sweeps_and_reports_name_it(tmp_path, capsys):
     assert "EF + RowSigns k 1" in text and "EF + RowSigns k 4" in text
 
 
+@pytest.mark.slow
 def test_learners_send_it_as_in_the_simulation_and_as_processes_do(tmp_path, capsys):
     changes = ["grad.learners=2", "grad.exchange=allgather", f"grad.compressor={WORD}", "epochs=1"]
     store = ["--store", str(tmp_path / "store")]

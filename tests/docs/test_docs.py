@@ -8,6 +8,7 @@ import ast
 import csv
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -210,8 +211,9 @@ def commands(verb):
 
 
 @pytest.mark.parametrize("words", commands("run"), ids=" ".join)
-def test_settings_of_printed_commands_exist(words, monkeypatch):
-    monkeypatch.chdir(ROOT / "commsweep" / "template")  # what `commsweep new` writes
+def test_settings_of_printed_commands_exist(words, tmp_path, monkeypatch):
+    shutil.copy(ROOT / "commsweep" / "template" / "codec.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
     changes = dict(word.split("=", 1) for word in words[1:] if "=" in word)
     override(registry.preset(words[0]), changes)
 

@@ -130,6 +130,9 @@ LATER = (
     "bottleneck",
     "aqsgd-mask",
     "text",
+    "microbatches",
+    "text-microbatches",
+    "late-aqsgd",
     "late-text-stages",
     "late-many",
 )

@@ -28,6 +28,8 @@ def test_the_page_in_the_repository_is_written_from_its_results():
 )
 def test_every_number_leads_to_rows_in_the_repository(folder):
     rows = (RESULTS / folder / "rows.csv").read_text()
+    if (measured := RESULTS / folder / "measurements.jsonl").exists():
+        rows += measured.read_text()
     told = json.loads((RESULTS / folder / "claims.json").read_text())["claims"]
     ids = {one for claim in told for effect in claim["effects"] for one in effect["ids"]}
     assert ids and all(one in rows for one in ids)
