@@ -57,8 +57,9 @@ gpu: $(VENV)/ready
 	mkdir -p $(BACK)
 	-$(BIN)/python -m pytest -q -n 0 tests/data_parallel/test_hook.py -k on_a_gpu
 	test ! -f docs/results/$(QUEUE)/rows.csv || $(SWEEP) sweep adopt $(QUEUE) docs/results/$(QUEUE)/rows.csv --store $(STORE)
-	-timeout --signal INT $(GPU_SECONDS) $(SWEEP) sweep launch $(QUEUE) --data-root $(DATA) --per-gpu $(PER_GPU) --store $(STORE)
-	-$(SWEEP) report $(QUEUE) --store $(STORE) --out $(BACK)/report
+	timeout --signal INT $(GPU_SECONDS) $(SWEEP) sweep launch $(QUEUE) --per-gpu $(PER_GPU) --store $(STORE) \
+		$(if $(wildcard $(DATA)),--data-root $(DATA)) || [ $$? -eq 124 ]
+	$(SWEEP) report $(QUEUE) --store $(STORE) --out $(BACK)/report
 	tar --exclude='*.ckpt' --exclude='*.pt' -czf $(BACK)/store.tar.gz -C $(STORE) .
 
 test: $(VENV)/ready
