@@ -225,7 +225,7 @@ def _length(codes: np.ndarray, table: np.ndarray) -> int:
 
 
 @_compiled
-def _spread(packed, bits, out):  # pragma: no cover (compiled)
+def _spread(packed, bits, out):
     window, filled, at, low = 0, 0, 0, (1 << bits) - 1
     for i in range(out.size):
         if filled < bits:
@@ -238,7 +238,7 @@ def _spread(packed, bits, out):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _write(codes, table, starts, inverse, scale, states, words):  # pragma: no cover (compiled)
+def _write(codes, table, starts, inverse, scale, states, words):
     """Fills words from their end; how many. Codes are taken from the last to the first."""
     at = words.size
     for i in range(codes.size - 1, -1, -1):
@@ -261,7 +261,7 @@ def _write(codes, table, starts, inverse, scale, states, words):  # pragma: no c
 
 
 @_compiled
-def _read(words, slots, table, starts, scale, states, codes):  # pragma: no cover (compiled)
+def _read(words, slots, table, starts, scale, states, codes):
     """Fills codes; how many words were read, or -1 where they end too early or a state is none."""
     at = 0
     for lane in range(4):

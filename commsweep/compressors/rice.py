@@ -75,7 +75,7 @@ def decode(code: np.ndarray, count: int, b: int) -> np.ndarray:
 
 
 @_compiled
-def _length(places, b):  # pragma: no cover (compiled)
+def _length(places, b):
     bits, last = places.size * (b + 1), -1
     for i in range(places.size):
         bits += (places[i] - last - 1) >> b
@@ -84,7 +84,7 @@ def _length(places, b):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _write(places, b, out):  # pragma: no cover (compiled)
+def _write(places, b, out):
     """A window of bits is filled from below and emptied a byte at a time."""
     window, filled, at, last = np.uint64(0), 0, 0, -1
     low = (1 << b) - 1
@@ -113,7 +113,7 @@ def _write(places, b, out):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _read(code, b, places):  # pragma: no cover (compiled)
+def _read(code, b, places):
     """Fills places; returns the bytes that were read, or -1 where they end within a code or their
     rest is not zero.
     """

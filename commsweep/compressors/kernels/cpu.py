@@ -200,7 +200,7 @@ def _compiled(function: Callable) -> Callable:
 
 
 @_compiled
-def _bisect(pool, n, k, exact):  # pragma: no cover (compiled)
+def _bisect(pool, n, k, exact):
     """(t, entries above t, entries of at least t): with `exact` t is the k-th largest, else any t
     that k entries reach.
 
@@ -222,7 +222,6 @@ def _bisect(pool, n, k, exact):  # pragma: no cover (compiled)
 
 
 @_compiled
-# pragma: no cover (compiled)
 def _keep(row, threshold, need, ties, strict, want_mask, sent, places):
     """Entries above the threshold and, unless strict, the first `need` of the `ties` with it."""
     n = row.size
@@ -247,7 +246,7 @@ def _keep(row, threshold, need, ties, strict, want_mask, sent, places):
 
 
 @_compiled
-def _candidates(row, k, most, groups, pool, places):  # pragma: no cover (compiled)
+def _candidates(row, k, most, groups, pool, places):
     """Magnitudes of a row of bits that may be among the k largest -> pool [n], where they lie ->
     places, ascending; how many. most, groups: [4 k] to work in.
 
@@ -278,7 +277,7 @@ def _candidates(row, k, most, groups, pool, places):  # pragma: no cover (compil
 
 
 @_compiled
-def _tiles(x, k, values, columns, first, last):  # pragma: no cover (compiled)
+def _tiles(x, k, values, columns, first, last):
     _, down, a, across, b = x.shape
     n = a * b
     band, pool, places = (
@@ -312,7 +311,7 @@ def _tiles(x, k, values, columns, first, last):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _put_tiles(values, columns, out, first, last):  # pragma: no cover (compiled)
+def _put_tiles(values, columns, out, first, last):
     _, down, _, across, b = out.shape
     for own in range(first, last):  # while a band is at hand
         band = out[own // down, own % down]
@@ -325,7 +324,7 @@ def _put_tiles(values, columns, out, first, last):  # pragma: no cover (compiled
 
 
 @_compiled
-def _reach(row, at, count):  # pragma: no cover (compiled)
+def _reach(row, at, count):
     """How many entries of a row of bits reach each of four thresholds -> count; one pass, which
     vectorises.
     """
@@ -341,7 +340,7 @@ def _reach(row, at, count):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _narrow(row, k, pool, hint):  # pragma: no cover (compiled)
+def _narrow(row, k, pool, hint):
     """(low, high, entries that reach high): bounds of the k-th largest of a long row of bits, at
     most _CLOSE entries apart; low -1 where none are found soon (ties, steep steps).
 
@@ -384,7 +383,6 @@ def _narrow(row, k, pool, hint):  # pragma: no cover (compiled)
 
 
 @_compiled
-# pragma: no cover (compiled)
 def _keep_near(row, low, high, need, strict, want_mask, sent, kept, pool, places):
     """`_keep` by bounds: entries of at least high, and of the few down to low the `need` largest;
     the threshold.
@@ -419,7 +417,7 @@ def _keep_near(row, low, high, need, strict, want_mask, sent, kept, pool, places
 
 
 @_compiled
-def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
+def _rank(row, k, exact, counts, pool, places):
     """(threshold, entries to keep that equal it, entries that equal it) for the k largest
     magnitudes of a row of bits.
 
@@ -485,7 +483,7 @@ def _rank(row, k, exact, counts, pool, places):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _ranked(row, k, counts, pool, places, hint):  # pragma: no cover (compiled)
+def _ranked(row, k, counts, pool, places, hint):
     """`_rank`, of a long row like one whose threshold was `hint` (0: none) by bounds."""
     low = high = above = np.int32(-1)
     if row.size >= _LONG:
@@ -510,7 +508,7 @@ def _ranked(row, k, counts, pool, places, hint):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no cover (compiled)
+def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):
     n = x.shape[1]
     # Four interleaved counters: neighbouring equal values would otherwise wait for each other's
     # store.
@@ -539,7 +537,7 @@ def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):  # pragma: no c
 
 
 @_compiled
-def _word(start, i):  # pragma: no cover (compiled)
+def _word(start, i):
     """Word i of SplitMix64 from this start; every number here is a uint64, as numba would make
     others float64.
     """
@@ -550,13 +548,13 @@ def _word(start, i):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _draw_words(start, first, out):  # pragma: no cover (compiled)
+def _draw_words(start, first, out):
     for i in range(out.size):
         out[i] = _word(start, first + i)
 
 
 @_compiled
-def _draw_normal(start, first, n, out):  # pragma: no cover (compiled)
+def _draw_normal(start, first, n, out):
     for i in range(out.size):
         pairs = np.uint64(0)
         for turn in range(3):
@@ -571,7 +569,7 @@ def _draw_normal(start, first, n, out):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _draw_uniform(start, first, low, high):  # pragma: no cover (compiled)
+def _draw_uniform(start, first, low, high):
     """Words from `first` on: their low halves, and their high halves, of which there may be one
     less.
     """
@@ -587,7 +585,7 @@ def _draw_uniform(start, first, low, high):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _uniform(x, lo, gains, steps, out, row_from, row_to, a, b):  # pragma: no cover (compiled)
+def _uniform(x, lo, gains, steps, out, row_from, row_to, a, b):
     for r in range(row_from, row_to):
         low, gain, step = lo[r], gains[r], steps[r]
         row, near = x[r, a:b], out[r, a:b]
@@ -596,7 +594,7 @@ def _uniform(x, lo, gains, steps, out, row_from, row_to, a, b):  # pragma: no co
 
 
 @_compiled
-def _level_means(x, span, codes, book):  # pragma: no cover (compiled)
+def _level_means(x, span, codes, book):
     """Sums are float64; where a value is not finite, nor is what any code stands for."""
     n, bins = x.size, book.size
     total, square = 0.0, 0.0
@@ -637,7 +635,7 @@ def elias_decode(code: np.ndarray, n: int) -> np.ndarray:
 
 
 @_compiled
-def _elias(levels, out, write):  # pragma: no cover (compiled)
+def _elias(levels, out, write):
     """Bits of the code; written most significant bit of a number first, into the low bits of each
     byte first.
     """
@@ -666,7 +664,7 @@ def _elias(levels, out, write):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _elias_back(code, levels):  # pragma: no cover (compiled)
+def _elias_back(code, levels):
     """Reads until no further code fits; zeros pad the last byte, and a code has at least one set
     bit.
     """
@@ -696,7 +694,7 @@ def _elias_back(code, levels):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _adacomp_tops(e, bits, d, size, top, row_from, row_to):  # pragma: no cover (compiled)
+def _adacomp_tops(e, bits, d, size, top, row_from, row_to):
     """e += d, and the bits of the largest |e| of every bin in [row_from, row_to) -> top."""
     whole, new = e[row_from * size : row_to * size], d[row_from * size : row_to * size]
     for i in range(whole.size):
@@ -711,7 +709,6 @@ def _adacomp_tops(e, bits, d, size, top, row_from, row_to):  # pragma: no cover 
 
 
 @_compiled
-# pragma: no cover (compiled)
 def _adacomp_send(e, d, ahead, size, top, scale, out, sent, row_from, row_to):
     """What is sent of the bins in [row_from, row_to), taken off e: +-scale where |e + ahead d|
     reaches the top.

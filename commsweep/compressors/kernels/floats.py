@@ -53,7 +53,7 @@ def codes(blocks: Tensor, scales: Tensor, drawn: Tensor | None, element: Element
 
 
 @_compiled
-def _tops(bits, out, first, last):  # pragma: no cover (compiled)
+def _tops(bits, out, first, last):
     for b in range(first, last):
         most = np.int32(0)
         for i in range(bits.shape[1]):
@@ -62,18 +62,18 @@ def _tops(bits, out, first, last):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _power(exponent):  # pragma: no cover (compiled)
+def _power(exponent):
     """2^exponent of a normal number."""
     return np.int32((exponent + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 @_compiled
-def _exponent(x, least):  # pragma: no cover (compiled)
+def _exponent(x, least):
     return max((np.float32(x).view(np.int32) >> np.int32(23)) - np.int32(127), least)
 
 
 @_compiled
-def _rounded(x, scale, drawn, b, i, mantissa, least, most):  # pragma: no cover (compiled)
+def _rounded(x, scale, drawn, b, i, mantissa, least, most):
     """The magnitude that x becomes, in units of its block's scale."""
     size = min(abs(x) / scale, np.float32(2.0**20))
     step = _exponent(size, least) - mantissa
@@ -86,7 +86,7 @@ def _rounded(x, scale, drawn, b, i, mantissa, least, most):  # pragma: no cover 
 
 
 @_compiled
-def _values(blocks, scales, drawn, element, out, first, last):  # pragma: no cover (compiled)
+def _values(blocks, scales, drawn, element, out, first, last):
     mantissa, least = np.int32(element.mantissa), np.int32(element.least)
     most = np.float32(element.most)
     for b in range(first, last):
@@ -103,7 +103,7 @@ def _values(blocks, scales, drawn, element, out, first, last):  # pragma: no cov
 
 
 @_compiled
-def _codes(blocks, scales, drawn, element, out, first, last):  # pragma: no cover (compiled)
+def _codes(blocks, scales, drawn, element, out, first, last):
     mantissa, least = np.int32(element.mantissa), np.int32(element.least)
     most, sign = np.float32(element.most), np.int32(1 << (element.bits - 1))
     for b in range(first, last):

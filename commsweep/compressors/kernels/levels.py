@@ -92,7 +92,7 @@ def _over_pieces(task, n: int) -> None:  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _two_values(flags, low, high, n, out, first, last):  # pragma: no cover (compiled)
+def _two_values(flags, low, high, n, out, first, last):
     here = first
     while here < last:  # the part of each row that lies in this piece
         r = here // n
@@ -105,7 +105,7 @@ def _two_values(flags, low, high, n, out, first, last):  # pragma: no cover (com
 
 
 @_compiled
-def _tern(x, drawn, s, n, out, first, last):  # pragma: no cover (compiled)
+def _tern(x, drawn, s, n, out, first, last):
     here = first
     while here < last:
         r = here // n
@@ -119,7 +119,7 @@ def _tern(x, drawn, s, n, out, first, last):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _untern(codes, s, n, out, first, last):  # pragma: no cover (compiled)
+def _untern(codes, s, n, out, first, last):
     here = first
     while here < last:
         r = here // n
@@ -134,7 +134,7 @@ def _untern(codes, s, n, out, first, last):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _levels(x, gain, drawn, most, n, out, first, last):  # pragma: no cover (compiled)
+def _levels(x, gain, drawn, most, n, out, first, last):
     here = first
     while here < last:
         g = here // n
@@ -149,20 +149,20 @@ def _levels(x, gain, drawn, most, n, out, first, last):  # pragma: no cover (com
 
 
 @_compiled
-def _fold(levels, codes):  # pragma: no cover (compiled)
+def _fold(levels, codes):
     for i in range(levels.size):
         codes[i] = np.int32(2) * abs(levels[i]) + np.int32(levels[i] < 0)
 
 
 @_compiled
-def _unfold(codes, levels):  # pragma: no cover (compiled)
+def _unfold(codes, levels):
     for i in range(codes.size):
         size = np.int32(codes[i] >> 1)
         levels[i] = -size if codes[i] & 1 else size
 
 
 @_compiled
-def _unlevel(levels, step, group, out, row_from, row_to):  # pragma: no cover (compiled)
+def _unlevel(levels, step, group, out, row_from, row_to):
     for r in range(row_from, row_to):
         for g in range(step.shape[1]):
             size = step[r, g]

@@ -153,7 +153,7 @@ def _over_blocks(task, n: int) -> None:  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _checksum(words):  # pragma: no cover (compiled)
+def _checksum(words):
     low = np.uint64(0xFFFFFFFF)
     total, product = np.uint64(0), np.uint64(0)
     for i in range(words.size):
@@ -165,7 +165,7 @@ def _checksum(words):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _pack(codes, bits, out, block_from, block_to):  # pragma: no cover (compiled)
+def _pack(codes, bits, out, block_from, block_to):
     start, stop = block_from * _BLOCK, min(codes.size, block_to * _BLOCK)
     place, held, fill = start * bits // 8, np.uint64(0), np.uint64(0)
     for i in range(start, stop):
@@ -181,7 +181,7 @@ def _pack(codes, bits, out, block_from, block_to):  # pragma: no cover (compiled
 
 
 @_compiled
-def _unpack(packed, bits, out, block_from, block_to):  # pragma: no cover (compiled)
+def _unpack(packed, bits, out, block_from, block_to):
     start, stop = block_from * _BLOCK, min(out.size, block_to * _BLOCK)
     place, held, fill = start * bits // 8, np.uint64(0), np.uint64(0)
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
@@ -196,7 +196,7 @@ def _unpack(packed, bits, out, block_from, block_to):  # pragma: no cover (compi
 
 
 @_compiled
-def _pack_blocks(codes, bits, out, block_from, block_to):  # pragma: no cover (compiled)
+def _pack_blocks(codes, bits, out, block_from, block_to):
     for block in range(block_from, block_to):
         start, stop = block * _BLOCK, min(codes.size, (block + 1) * _BLOCK)
         place = start * bits // 8
@@ -205,7 +205,7 @@ def _pack_blocks(codes, bits, out, block_from, block_to):  # pragma: no cover (c
 
 
 @_compiled
-def _unpack_blocks(packed, bits, out, block_from, block_to):  # pragma: no cover (compiled)
+def _unpack_blocks(packed, bits, out, block_from, block_to):
     for block in range(block_from, block_to):
         start, stop = block * _BLOCK, min(out.size, (block + 1) * _BLOCK)
         place = start * bits // 8
@@ -214,7 +214,6 @@ def _unpack_blocks(packed, bits, out, block_from, block_to):  # pragma: no cover
 
 
 @_compiled
-# pragma: no cover (compiled)
 def _quantize(x, shift, gain, bits, signed, out, block_from, block_to):
     n = x.shape[1]
     flat = x.reshape(-1)
@@ -254,7 +253,7 @@ def _quantize(x, shift, gain, bits, signed, out, block_from, block_to):
 
 
 @_compiled
-def _pack_block(codes, bits, out):  # pragma: no cover (compiled)
+def _pack_block(codes, bits, out):
     """Codes below 2**bits, bits <= 8, into exactly as many bytes as they need."""
     n = codes.size
     if bits == 8:
@@ -302,7 +301,7 @@ def _pack_block(codes, bits, out):  # pragma: no cover (compiled)
 
 
 @_compiled
-def _unpack_block(packed, bits, codes):  # pragma: no cover (compiled)
+def _unpack_block(packed, bits, codes):
     """Inverse of `_pack_block`."""
     n = codes.size
     if bits == 8:
@@ -342,7 +341,6 @@ def _unpack_block(packed, bits, codes):  # pragma: no cover (compiled)
 
 
 @_compiled
-# pragma: no cover (compiled)
 def _dequantize(packed, shift, step, bits, signed, out, block_from, block_to):
     n = out.shape[1]
     flat = out.reshape(-1)
@@ -371,7 +369,7 @@ def _dequantize(packed, shift, step, bits, signed, out, block_from, block_to):
 
 
 @_compiled
-def _select(x, k, as_mask, values, columns, mask, row_from, row_to):  # pragma: no cover (compiled)
+def _select(x, k, as_mask, values, columns, mask, row_from, row_to):
     n = x.shape[1]
     magnitude = np.int32(0x7FFFFFFF)
     counts = np.zeros((4, 2048), np.int32)
@@ -407,7 +405,7 @@ def _select(x, k, as_mask, values, columns, mask, row_from, row_to):  # pragma: 
 
 
 @_compiled
-def _place(values, columns, out, good, row_from, row_to):  # pragma: no cover (compiled)
+def _place(values, columns, out, good, row_from, row_to):
     row = out.shape[1]
     for r in range(row_from, row_to):
         last = -1
@@ -421,7 +419,7 @@ def _place(values, columns, out, good, row_from, row_to):  # pragma: no cover (c
 
 
 @_compiled
-def _spread(values, mask, each, out):  # pragma: no cover (compiled)
+def _spread(values, mask, each, out):
     p, padded = 0, np.append(values, np.float32(0))  # one more, which is read behind the last value
     for r in range(mask.shape[0]):
         row, made = mask[r], out[r]

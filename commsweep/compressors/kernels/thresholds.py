@@ -34,7 +34,7 @@ def count_above(size: Tensor, edge: Tensor) -> Tensor:
 
 
 @_compiled
-def _above(bits, edges, n, want_mask, sent, mask, first, last):  # pragma: no cover (compiled)
+def _above(bits, edges, n, want_mask, sent, mask, first, last):
     here = first
     while here < last:  # the part of each row that lies in this piece
         r = here // n
@@ -45,7 +45,7 @@ def _above(bits, edges, n, want_mask, sent, mask, first, last):  # pragma: no co
 
 
 @_compiled
-def _count(size, edges, counts, row_from, row_to):  # pragma: no cover (compiled)
+def _count(size, edges, counts, row_from, row_to):
     for r in range(row_from, row_to):
         edge, found = edges[r, 0], np.int64(0)
         source = size[r]
