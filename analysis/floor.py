@@ -72,7 +72,11 @@ RECIPE: Wanted = {
 def gain(
     frame: pd.DataFrame, what: str, arms: list[tuple[float, Wanted]], **region: Any
 ) -> list[Effect]:
-    """The weighted sum of scores, in nats or points that are better where they are more."""
+    """The weighted sum of scores, in nats or points that are better where they are more; nothing of
+    no runs.
+    """
+    if frame.empty:
+        return []
     if is_text(frame):
         turned = [(-factor, wanted) for factor, wanted in arms]
         return weighted(frame, what, turned, LOSS, guess=math.log(256), digits=3, **region)
@@ -94,16 +98,12 @@ def _models(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
 
 def z1(frame: pd.DataFrame) -> Claim:
     """Harm on GPT-2."""
-    rows_of_gpt, effects = _models(frame, "gpt2-nano"), []
-    if len(rows_of_gpt):
-        effects = gain(
-            rows_of_gpt, "TopK 10 % over nothing", [(1.0, TOP_10), (-1.0, ZERO)], below=-LARGE
-        )
+    gpt, arms = _models(frame, "gpt2-nano"), [(1.0, TOP_10), (-1.0, ZERO)]
     return Claim(
         "Z1",
         "On a nano GPT-2, tied and untied, TopK 10 % of activation gradients is worse than sending "
         f"none (by more than {LARGE:g} nats).",
-        effects,
+        gain(gpt, "TopK 10 % over nothing", arms, below=-LARGE),
     )
 
 
@@ -119,15 +119,11 @@ def z2(frame: pd.DataFrame) -> Claim:
 
 def z3(frame: pd.DataFrame) -> Claim:
     """Error feedback on GPT-2."""
-    rows_of_gpt, effects = _models(frame, "gpt2-nano"), []
-    if len(rows_of_gpt):
-        effects = gain(
-            rows_of_gpt, "EF + TopK 10 % over nothing", [(1.0, TOP_10_EF), (-1.0, ZERO)], below=0.0
-        )
+    gpt, arms = _models(frame, "gpt2-nano"), [(1.0, TOP_10_EF), (-1.0, ZERO)]
     return Claim(
         "Z3",
         "On a nano GPT-2 error feedback does not save TopK 10 %: it stays worse than nothing.",
-        effects,
+        gain(gpt, "EF + TopK 10 % over nothing", arms, below=0.0),
     )
 
 
@@ -144,7 +140,7 @@ def z4(frame: pd.DataFrame) -> Claim:
 def z5(frame: pd.DataFrame) -> Claim:
     """Images."""
     digits = frame[frame["data.name"] == "digits"]
-    effects = over_share(digits, "TopK 10 %", TOP_10, MOST, above=0.0) if len(digits) else []
+    effects = over_share(digits, "TopK 10 %", TOP_10, MOST, above=0.0)
     return Claim("Z5", "On digits TopK 10 % keeps more than four fifths.", effects)
 
 
@@ -163,8 +159,8 @@ def z7(frame: pd.DataFrame) -> Claim:
     """Bias by architecture."""
     gpt, gru = _models(frame, "gpt2-nano"), _models(frame, "gru", "gru-residual", "gru-prenorm")
     what, arms = "2 bits, unbiased over nearest", [(1.0, UNBIASED), (-1.0, NEAREST)]
-    effects = gain(gpt, f"{what}, GPT-2", arms, above=0.0) if len(gpt) else []
-    effects += gain(gru, f"{what}, GRU", arms, within=LARGE / 2) if len(gru) else []
+    effects = gain(gpt, f"{what}, GPT-2", arms, above=0.0)
+    effects += gain(gru, f"{what}, GRU", arms, within=LARGE / 2)
     return Claim(
         "Z7",
         f"Without bias is better on GPT-2; between GRU layers it makes no difference (within "
@@ -176,9 +172,8 @@ def z7(frame: pd.DataFrame) -> Claim:
 def z8(frame: pd.DataFrame) -> Claim:
     """What makes TopK harmful."""
     bare, residual = _models(frame, "gru"), _models(frame, "gru-residual", "gru-prenorm")
-    effects = over_share(bare, "TopK 10 %", TOP_10, HALF, above=0.0) if len(bare) else []
-    if len(residual):
-        effects += over_share(residual, "TopK 10 %, residual", TOP_10, HALF, below=0.0)
+    effects = over_share(bare, "TopK 10 %", TOP_10, HALF, above=0.0)
+    effects += over_share(residual, "TopK 10 %, residual", TOP_10, HALF, below=0.0)
     return Claim(
         "Z8",
         "Residual streams make TopK of activation gradients costly: it keeps more than half of "

@@ -241,7 +241,6 @@ def _tuned(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float], int] | 
 class AtBestRate:
     """The test losses of an arm at the rate that a held-out seed chose."""
 
-    rate: float
     losses: dict[int, float]  # by the seeds that judge
     ids: list[str]
 
@@ -256,7 +255,7 @@ def at_best_rates(frame: pd.DataFrame) -> dict[str, AtBestRate]:
     for arm, rate in best.items():
         part = done[(done.arm == arm) & (done[RATE] == rate)]
         losses = dict(zip(part.seed.astype(int), part[LOSS], strict=True))
-        chosen[arm] = AtBestRate(rate, losses, list(part.id))
+        chosen[arm] = AtBestRate(losses, list(part.id))
     return chosen
 
 

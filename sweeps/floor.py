@@ -7,11 +7,12 @@ before the runs; the seeds are new, because other ones had been looked at.
 from __future__ import annotations
 
 from commsweep.config import Run, override
+from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 
 from .recipe import MASK_2, TERN, code, kept, pair
 
-SEEDS = (20, 21, 22)
+FIRST = 20  # of the seeds
 STEPS_400 = {"data.train_blocks": 6400}
 STEPS_1600 = {"data.train_blocks": 25600}
 EDEN = {"kind": "eden", "bits": 2}
@@ -44,18 +45,13 @@ def _forward(base: Run) -> list[Run]:
     return [*_controls(base, "fwd")[1:], pair(base, kept(0.1)), pair(base, code(2))]
 
 
-def _seeded(runs: list[Run], seeds: tuple[int, ...] = SEEDS) -> list[Run]:
-    """All runs of a seed, then those of the next, so that a part of the sweep is of use."""
-    return [run.model_copy(update={"seed": seed}) for seed in seeds for run in runs]
-
-
 def floor_text() -> list[Run]:
     """A nano GPT-2, its head tied and untied, 400 steps, three seeds; TopK by its ratio."""
     base = override(preset("sotu_nano"), STEPS_400)
     untied = override(base, {"model.tied": False})
     more = [pair(base, None, kept(0.7)), pair(base, None, TERN), *_forward(base)]
     tied = [*_controls(base), *_backward(base), *more]
-    return _seeded([*tied, *_controls(untied)[:2], *_backward(untied)])
+    return seeds([*tied, *_controls(untied)[:2], *_backward(untied)], 3, FIRST)
 
 
 def floor_gru() -> list[Run]:
@@ -67,14 +63,14 @@ def floor_gru() -> list[Run]:
         arms = _backward(base)
         few = [arms[0], arms[3]]  # of the one between: TopK 10 % and two unbiased bits
         runs += [*_controls(base)[:2], *(few if name == "gru-residual" else arms)]
-    return _seeded(runs)
+    return seeds(runs, 3, FIRST)
 
 
 def floor_length() -> list[Run]:
     """The nano GPT-2 for 1,600 steps, and the recipe by its parts; three seeds."""
     base = override(preset("sotu_nano"), STEPS_1600)
     forward = pair(base, kept(0.2, 4))
-    return _seeded(
+    return seeds(
         [
             *_controls(base)[:2],
             pair(base, None, kept(0.1)),
@@ -82,7 +78,9 @@ def floor_length() -> list[Run]:
             pair(base, kept(0.2, 4), MASK_2),
             forward,
             pair(base, kept(0.2, 4), {"kind": "forward_mask"}),
-        ]
+        ],
+        3,
+        FIRST,
     )
 
 
@@ -90,7 +88,7 @@ def floor_digits() -> list[Run]:
     """The small ResNet on digits, both directions, five seeds; minutes."""
     base = preset("digits")
     runs = [*_controls(base), *_backward(base), *_forward(base)]
-    return _seeded(runs, (*SEEDS, 23, 24))
+    return seeds(runs, 5, FIRST)
 
 
 def _at_rates(arms: list[tuple[Run, tuple[float, ...]]]) -> list[Run]:
@@ -98,7 +96,7 @@ def _at_rates(arms: list[tuple[Run, tuple[float, ...]]]) -> list[Run]:
     runs = []
     for arm, rates in arms:
         runs += [override(arm, {"optim.lr": rate}) for rate in rates]
-    return _seeded(runs, (23, *SEEDS))
+    return seeds(runs, 1, FIRST + 3) + seeds(runs, 3, FIRST)
 
 
 def floor_rates() -> list[Run]:
@@ -131,7 +129,7 @@ def floor_images() -> list[Run]:
         pair(base, None, code(2, "stochastic")),
         pair(base, None, code(2)),
     ]
-    return _seeded(arms, (0, 1, 2))
+    return seeds(arms, 3)
 
 
 SWEEPS = {

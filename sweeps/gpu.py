@@ -5,15 +5,16 @@ an earlier card left.
 from __future__ import annotations
 
 from commsweep.config import Run, override
+from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 
 from .recipe import code, kept, pair
 from .rudakov import aqsgd, feedback, topk
 
 
-def _images(base: Run, seeds: int) -> list[Run]:
-    """Eight arms, the most wanted first, seed after seed."""
-    arms: list[Run] = [
+def _images(base: Run) -> list[Run]:
+    """Eight arms, the most wanted first."""
+    return [
         base,
         pair(base, None, {"kind": "zero"}),
         *topk(base, (0.1,)),
@@ -23,7 +24,6 @@ def _images(base: Run, seeds: int) -> list[Run]:
         *topk(base, (0.05,)),
         *aqsgd(base, (0.3,)),
     ]
-    return [arm.model_copy(update={"seed": seed}) for seed in range(seeds) for arm in arms]
 
 
 def _text(base: Run) -> list[Run]:
@@ -40,14 +40,14 @@ def gpu_queue() -> list[Run]:
     """ResNet-18 on the JPEG copy for 100 epochs, bfloat16: eight cells in half an hour of four at
     once; then GPT-2 small from scratch; then two more seeds of the images.
     """
-    images = _images(preset("resnet18_jpeg"), 3)
+    images = seeds(_images(preset("resnet18_jpeg")), 3)
     return [*images[:8], *_text(preset("gpt2_scratch")), *images[8:]]
 
 
 def smoke_gpu() -> list[Run]:
     """The queue at toy size on a CPU, for tests."""
     text = override(preset("synthetic_text"), {"epochs": 1})
-    return [*_images(preset("synthetic"), 1), *_text(text)]
+    return [*_images(preset("synthetic")), *_text(text)]
 
 
 SWEEPS = {"gpu_queue": gpu_queue, "smoke-gpu": smoke_gpu}

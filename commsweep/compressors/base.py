@@ -185,7 +185,7 @@ class Compressor(Generic[S]):
         raise NotImplementedError
 
 
-def payload(x: Tensor, **parts: Tensor) -> Payload:
+def payload(x: Tensor, /, **parts: Tensor) -> Payload:
     """A Payload of `parts` for the message `x`."""
     return Payload(parts, x.shape, x.dtype, x.device, channels_last(x))
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, channels_last
+from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, laid_out, payload
 from commsweep.config import own
 from commsweep.config.compressors.own import OwnCodeSpec
 from commsweep.errors import UserError
@@ -73,8 +73,7 @@ class Own(Compressor[OwnCodeSpec]):
                 "parts of one message have other sizes than those of another of its shape; such "
                 "codes are simulated (commsweep run), not sent between processes"
             )
-        parts = {name: part.contiguous() for name, part in parts.items()}
-        return Payload(parts, x.shape, x.dtype, x.device, channels_last(x))
+        return payload(x, **{name: part.contiguous() for name, part in parts.items()})
 
     def _decode(self, payload: Payload) -> Tensor:
         # an expanded zero has shape, type and device, and takes no memory
@@ -88,10 +87,7 @@ class Own(Compressor[OwnCodeSpec]):
                 f"decode returned {y.dtype} {tuple(y.shape)}; {payload.dtype} "
                 f"{tuple(like.shape)}, like the message, is wanted"
             )
-        y = y.reshape(payload.shape)
-        if payload.channels_last:
-            return y.contiguous(memory_format=torch.channels_last)
-        return y.contiguous()
+        return laid_out(y.reshape(payload.shape), payload)
 
     def _instance(self) -> Any:
         spec = self.spec

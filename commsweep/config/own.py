@@ -23,6 +23,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, NoReturn
 
+from commsweep.config.base import settle
 from commsweep.errors import UserError, nearest, notice, told
 
 TEXTS = (".py", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".txt")
@@ -63,6 +64,18 @@ def source(name: str) -> str:
     project's own modules that it imports, if it imports any.
     """
     return _digest(files(locate(name)[0]))
+
+
+def fill_in(spec: Any, setting: str, name: str) -> None:
+    """Note in `spec.source` the hash of the file that a name means, unless the record has one.
+
+    Raises ValueError naming the setting where there is no such file.
+    """
+    if not spec.source:
+        try:
+            settle(spec, "source", source(name))
+        except UserError as error:
+            raise ValueError(f"{setting}: {error}") from None
 
 
 def files(path: Path) -> list[Path]:

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from commsweep.config import own
-from commsweep.config.base import Count, Positive, Spec, settle
-from commsweep.errors import UserError
+from commsweep.config.base import Count, Positive, Spec
 
 
 class ImageModel(Spec):
@@ -39,7 +38,7 @@ class OwnModel(Spec):
 
     @model_validator(mode="after")
     def _is_known(self) -> OwnModel:
-        _fill_in(self, "model.build", self.build)
+        own.fill_in(self, "model.build", self.build)
         return self
 
 
@@ -126,17 +125,8 @@ class OwnSet(ImageSet):
 
     @model_validator(mode="after")
     def _is_known(self) -> OwnSet:
-        _fill_in(self, "data.load", self.load)
+        own.fill_in(self, "data.load", self.load)
         return self
-
-
-def _fill_in(spec: OwnModel | OwnSet, setting: str, name: str) -> None:
-    """Note the hash of the file that a name means, unless the Run has it already."""
-    if not spec.source:
-        try:
-            settle(spec, "source", own.source(name))
-        except UserError as error:
-            raise ValueError(f"{setting}: {error}") from None
 
 
 class TextSet(Spec):

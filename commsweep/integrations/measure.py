@@ -58,9 +58,10 @@ def codec(text: str | dict[str, Any]) -> Compressor:
         settings = spelled(text)
     except ValueError as error:
         raise UserError(f"codec {error}") from None
-    kinds = [kind for kind in by_kind(CompressorSpec) if kind not in (*TIED, "own")]
-    if settings is None or settings["kind"] not in (*kinds, "own"):
-        kind, near = re.split("[:,]", text, maxsplit=1)[0], [*kinds, *FORMATS]
+    kinds = [kind for kind in by_kind(CompressorSpec) if kind not in TIED]
+    if settings is None or settings["kind"] not in kinds:
+        kind = re.split("[:,]", text, maxsplit=1)[0]
+        near = [*(name for name in kinds if name != "own"), *FORMATS]
         raise UserError(
             f"codec '{text}': no kind '{kind}'{nearest(kind, near)} (kinds: {', '.join(near)}, "
             "file.py:class)"

@@ -52,8 +52,7 @@ def exchange(row: dict[str, Any]) -> str:
     local += _outer(row) + _shards(row)
     if kind == "none":
         return f"{learners} learner{'s' * (learners > 1)}{local}" if learners > 1 or local else ""
-    text = label(EXCHANGED, kind) + _amounts(row, "grad.compressor.")
-    text = _own(row, "grad.compressor.") if kind == "own" else text
+    text = _named(EXCHANGED, row, "grad.compressor.") + _amounts(row, "grad.compressor.")
     text += (
         f" of {row['grad.transform'].upper()}"
         if not pd.isna(row.get("grad.transform", math.nan))
@@ -75,8 +74,11 @@ def exchange(row: dict[str, Any]) -> str:
     )
 
 
-def _own(row: Any, prefix: str) -> str:
-    """The class and the options of a compressor of one's own: "RowSigns k 4"."""
+def _named(kinds: dict[str, type[Spec]], row: Any, prefix: str) -> str:
+    """A compressor's kind, and of one of one's own its class and options: "RowSigns k 4"."""
+    kind = row[f"{prefix}kind"]
+    if kind != "own":
+        return label(kinds, kind)
     words = [row[f"{prefix}code"].rpartition(":")[2]]
     for key, value in row.items():
         if key.startswith(f"{prefix}options.") and not pd.isna(value):
@@ -103,7 +105,7 @@ def _groups(row: dict[str, Any]) -> str:
         if kind is None or pd.isna(kind):
             continue
         name, prefix = key.split(".")[2], key.removesuffix("kind")
-        text += f", {name}: {label(EXCHANGED, kind)}{_amounts(row, prefix)}"
+        text += f", {name}: {_named(EXCHANGED, row, prefix)}{_amounts(row, prefix)}"
     return text
 
 
@@ -304,8 +306,7 @@ def _pair(row: dict[str, Any]) -> str:
 
 
 def _link(row: Any, side: str) -> str:
-    kind = row[f"{side}.compressor.kind"]
-    text = label(CROSSING, kind) if kind != "own" else _own(row, f"{side}.compressor.")
+    text = _named(CROSSING, row, f"{side}.compressor.")
     format_ = row.get(f"{side}.compressor.format")
     if isinstance(format_, str):  # of microscaling: it is the name
         text = format_.replace("mx", "MX", 1).replace("nv", "NV", 1).replace("fp", "FP", 1)

@@ -7,9 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from commsweep.config import own
-from commsweep.config.base import settle
 from commsweep.config.compressors.base import Compression
-from commsweep.errors import UserError
 
 Option = bool | int | float | str
 
@@ -33,9 +31,5 @@ class OwnCodeSpec(Compression):
 
     @model_validator(mode="after")
     def _is_known(self) -> OwnCodeSpec:
-        if not self.source:
-            try:
-                settle(self, "source", own.source(self.code))
-            except UserError as error:
-                raise ValueError(f"code: {error}") from None
+        own.fill_in(self, "code", self.code)
         return self

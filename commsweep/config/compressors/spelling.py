@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-from commsweep.config.base import kinds_of
+from commsweep.config.base import Spec, kinds_of
 from commsweep.config.compressors.base import Compression
 from commsweep.config.compressors.own import OwnCodeSpec
 from commsweep.config.compressors.values.mx import MXSpec
@@ -26,7 +26,8 @@ def spelled(text: str) -> dict[str, Any] | None:
     head, _, rest = text.partition(",")
     kind, _, first = head.partition(":")
     if kind not in known and OWN.fullmatch(head):
-        return {"kind": "own", "code": head} | _options(text, rest)
+        options = _pairs(text, rest, "option")
+        return {"kind": "own", "code": head} | ({"options": options} if options else {})
     if first:
         rest = f"{first},{rest}" if rest else first
     if kind in FORMATS:
@@ -42,27 +43,22 @@ def in_full(value: Any) -> Any:
     return value if settings is None else settings
 
 
-def _settings(text: str, rest: str, spec: type[Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
+def _settings(text: str, rest: str, spec: type[Spec]) -> dict[str, Any]:
     main = next((name for name in MAIN if name in spec.model_fields), None)
-    for position, part in enumerate(part for part in rest.split(",") if part):
-        key, has_name, value = part.partition("=")
+    return _pairs(text, rest, "setting", main)
+
+
+def _pairs(text: str, rest: str, what: str, main: str | None = None) -> dict[str, Any]:
+    """Return the values of "NAME=VALUE,..." by name; a first value may stand for `main`."""
+    values: dict[str, Any] = {}
+    for position, part in enumerate(filter(None, rest.split(","))):
+        name, has_name, value = part.partition("=")
         if not has_name:
             if position or main is None:
-                raise ValueError(f"'{text}': '{part}' names no setting; write NAME=VALUE")
-            key, value = main, part
-        settings[key] = _value(value)
-    return settings
-
-
-def _options(text: str, rest: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, has_name, value = part.partition("=")
-        if not has_name:
-            raise ValueError(f"'{text}': '{part}' names no option; write NAME=VALUE")
-        options[key] = _value(value)
-    return {"options": options} if options else {}
+                raise ValueError(f"'{text}': '{part}' names no {what}; write NAME=VALUE")
+            name, value = main, part
+        values[name] = _value(value)
+    return values
 
 
 def _value(text: str) -> Any:
