@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.reporting.claim import SLIGHT, Claim, Effect, paired
+from commsweep.reporting import report
+from commsweep.reporting.claim import SLIGHT, Claim, Effect, markdown, paired
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic
 from commsweep.reporting.labels import second_order
-from commsweep.reporting.report import More
 from commsweep.reporting.results import CHANCE, base, distinct
 from commsweep.reporting.table import ON, RATE, Cell, Table, cell
-from commsweep.timing import kfac_report
 from commsweep.timing.measured_learners import LearnerStep
 from commsweep.timing.timeline.iterations import broadcast, ring
+
+from . import kfac_steps
+from .links import learner_steps
 
 NAME = "second_order"
 SHARES = (0.97, 0.99)  # of tuned SGD's final accuracy: the targets
@@ -410,8 +414,41 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 FIGURES = {"progress": progress, "factor_bytes": factor_bytes}
 
 
-def beside(found: list[LearnerStep], frame: pd.DataFrame, curves: pd.DataFrame) -> More:
-    """What `commsweep kfac` adds to the report of the runs: measured iterations, and epochs to a
-    target.
+@dataclass(frozen=True)
+class PlanReport:
+    """The report of a plan: what its sweep reached, and its measured iterations."""
+
+    report: report.Report
+    steps: list[LearnerStep]
+
+    def record(self) -> dict[str, Any]:
+        """Return names of tables and verdicts of claims, for programs."""
+        return {
+            "folder": str(self.report.folder),
+            "tables": [table.name for table in self.report.tables],
+            "claims": {claim.name: claim.verdict for claim in self.report.claims},
+        }
+
+    def text(self) -> str:
+        """Return tables, claims and the errors of the predictions, for people."""
+        tables = "\n".join(table.markdown() for table in self.report.tables[:-1])
+        claims = markdown(self.report.claims, self.report.note)
+        accuracy = kfac_steps.accuracy(self.steps)
+        written = f"written to {self.report.folder}, page {self.report.page}"
+        return f"{tables}\n{claims}\n{accuracy}\n{written}"
+
+
+def plan_report(store: Path, plan: str, measurements: list[Any], folder: Path) -> PlanReport:
+    """Write the report of the sweep of a plan's name, with the plan's measured iterations.
+
+    Raises UserError where measurements are missing or no run of the sweep is finished.
     """
-    return kfac_report.beside(found, [target_table(frame, curves)], [k4(frame, curves)])
+    steps = learner_steps(store, plan, measurements)
+
+    def beside(frame: pd.DataFrame, curves: pd.DataFrame) -> report.More:
+        return kfac_steps.beside(steps, [target_table(frame, curves)], [k4(frame, curves)])
+
+    return PlanReport(report.write(store, plan, folder, beside=beside), steps)
+
+
+PROVIDES = {"report of kfac": plan_report}

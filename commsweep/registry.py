@@ -6,7 +6,9 @@ define
     experiments/   PRESETS    name -> Run
     sweeps/        SWEEPS     name -> function that returns a list of Runs
                    PLANS      name -> function that returns a list of (Run, Wiring)
+                   CALIBRATION  the plan that a machine's constants are fitted to
     analysis/      a paper: NAME, rows(frame), tables(rows), CLAIMS, FIGURES
+                   PROVIDES   name -> function that a command asks for: the report of a plan
                    FINDINGS   list of commsweep.reporting.findings.Finding
 
 The content that comes with commsweep is always there. A project of the user's own is the nearest
@@ -44,7 +46,7 @@ PAPER = ("NAME", "rows", "tables", "CLAIMS", "FIGURES")
 DEFINES = {
     "experiments": ("PRESETS",),
     "sweeps": ("SWEEPS", "PLANS"),
-    "analysis": ("CLAIMS", "FINDINGS"),
+    "analysis": ("CLAIMS", "FINDINGS", "PROVIDES"),
 }
 SHIPPED = "commsweep_content"  # the import name of what comes with commsweep
 
@@ -139,6 +141,22 @@ def plan(name: str) -> list[Any]:
     if name not in known:
         raise UserError(f"unknown plan '{name}'{nearest(name, known)} (one of: {', '.join(known)})")
     return known[name]()
+
+
+def calibration_plan() -> str:
+    """Return the name of the plan that the constants of a machine are fitted to."""
+    modules = [module for _, module in _modules("sweeps")]
+    return next(module.CALIBRATION for module in modules if hasattr(module, "CALIBRATION"))
+
+
+def calibration() -> list[Any]:
+    """Return the measurements of that plan, (Run, Wiring)."""
+    return plan(calibration_plan())
+
+
+def provided(name: str) -> Callable[..., Any]:
+    """Return the function that `analysis` provides to a command under this name."""
+    return _named("analysis", "PROVIDES", "a function", callable)[name]
 
 
 def papers() -> list[ModuleType]:

@@ -225,6 +225,8 @@ def smoke_links() -> list[Measurement]:
     )
 
 
+# The plan whose measurements the constants of a machine are fitted to.
+CALIBRATION = "calibrate-links"
 PLANS = {
     "calibrate-links": calibrate_links,
     "heldout-links": heldout_links,

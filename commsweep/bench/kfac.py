@@ -1,12 +1,7 @@
-"""`commsweep bench kfac`: factors, steps, inversions beside the same by hand; predictions beside
-measurements.
-"""
+"""`commsweep bench kfac`: factors, steps and inversions beside the same by hand."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
@@ -31,15 +26,12 @@ ROWS = 1152
 
 
 def bench() -> Iterator[Result]:
-    """Everything; measured iterations only where links can be shaped (Linux, root, iproute2)."""
+    """Yield factors, inversions and steps, beside the same by hand."""
     torch.manual_seed(0)
     with torch.no_grad():
         yield _factor()
         yield _inversion()
     yield from _steps()
-    yield _prediction()
-    if os.geteuid() == 0:
-        yield from _measured()
 
 
 def _factor() -> Result:
@@ -228,74 +220,6 @@ class _ByHand:
             grad = factors.weight_matrix(module)
             bias: Any = module.bias
             _ = g @ (grad if bias is None else torch.cat([grad, bias[:, None]], 1)) @ a
-
-
-def _prediction() -> Result:
-    from commsweep.timing.spd_kfac import setting
-    from commsweep.timing.timeline.iterations import ALGORITHMS, planned
-
-    here = setting("resnet152")
-    began = time.perf_counter()
-    for name in ALGORITHMS:
-        planned(here.work, here.cluster, name)
-    took = time.perf_counter() - began
-    return Result(
-        "prediction of an iteration of ResNet-152 on 64 GPUs, all arms: seconds / 1",
-        took,
-        1.0,
-        medians={"s": took},
-    )
-
-
-def _measured() -> Iterator[Result]:
-    """The algorithms over four of the demo's five networks, in a store of its own: about a minute
-    and a half.
-    """
-    from commsweep.config import Execution
-    from commsweep.processes import ddp
-    from commsweep.registry import plan
-    from commsweep.store import Store
-    from commsweep.timing.kfac_report import WORST, errors, misordered
-    from commsweep.timing.measured_learners import measurements
-
-    algorithms = (
-        ("after", "everywhere"),
-        ("after", "spread"),
-        ("pipelined", "balanced"),
-    )  # D-, MPD-, SPD-KFAC
-    wanted = [
-        (run, wiring)
-        for run, wiring in plan("demo-kfac")
-        if wiring.bandwidth != 1e9 and (wiring.fusion, wiring.placement) in algorithms
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(folder)
-        ddp.execute(wanted, store, Execution("cpu", progress=False))
-        found = measurements(store, [ddp.folder_of(store, *one).path.name for one in wanted])
-    off = [abs(error) for error in errors(found)]
-    medians = {
-        "settings": float(len(off)),
-        "median %": 100 * median(off),
-        "worst %": 100 * max(off),
-    }
-    yield Result(
-        "predicted steps of real learners: median error / 8 %",
-        median(off) / 0.08,
-        1.0,
-        medians=medians,
-    )
-    yield Result(
-        "predicted steps of real learners: worst error / 20 %",
-        max(off) / WORST,
-        1.0,
-        medians=medians,
-    )
-    yield Result(
-        "pairs of algorithms more than 20 % apart, predicted in the wrong order",
-        float(len(misordered(found, WORST))),
-        0.0,
-        medians=medians,
-    )
 
 
 def _medians(seconds: dict[str, list[float]], parts: int = 1) -> dict[str, float]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROUGH = (
     "  note: this machine was not calibrated for slow links, so predictions over them are "
-    "rough: commsweep links calibrate-links"
+    "rough: commsweep links {plan}"
 )
 
 
@@ -88,10 +88,10 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 def _advise(args: argparse.Namespace) -> int:
     from commsweep.config.execution import Wiring
     from commsweep.processes import pipeline
-    from commsweep.registry import plan
+    from commsweep.registry import calibration, calibration_plan
     from commsweep.timing import advice
     from commsweep.timing.measured_pipelines import network_of
-    from commsweep.timing.network_report import CALIBRATION, latencies, rates
+    from commsweep.timing.timeline.pipelines import bandwidth_text, latency_text
 
     if args.trace is not None:
         return trace(args)
@@ -110,10 +110,10 @@ def _advise(args: argparse.Namespace) -> int:
         Wiring(bandwidth=args.bandwidth or 0.0, latency=args.latency, links=args.links)
     )
     store, run = Store(args.store), override(preset(args.preset), changes(args.settings))
-    calibration = [pipeline.folder_of(store, *one).path.name for one in plan(CALIBRATION)]
+    fitted = [pipeline.folder_of(store, *measurement).path.name for measurement in calibration()]
     if args.ratios:
-        return _ratios(args, store, run, network, calibration)
-    made = advice.advise(store, run, network, calibration)
+        return _ratios(args, store, run, network, fitted)
+    made = advice.advise(store, run, network, fitted)
     if args.json:
         print(json.dumps(made.record()))
         return 0
@@ -122,7 +122,7 @@ def _advise(args: argparse.Namespace) -> int:
         if made.metric.endswith("acc")
         else f"perplexity {made.target:.3f}"
     )
-    print(f"to test {shown} over {rates(network)}, {latencies(network)} one way:")
+    print(f"to test {shown} over {bandwidth_text(network)}, {latency_text(network)} one way:")
     for title, choice in zip(("best", "runner-up"), made.choices, strict=False):
         print(f"  {title:10} {choice.text()}")
     for choice in made.choices[2:]:
@@ -133,30 +133,31 @@ def _advise(args: argparse.Namespace) -> int:
             "do not tell apart: " + "; ".join(f"{one.method}, {one.schedule}" for one in made.close)
         )
     if not made.calibrated and any(not choice.measured for choice in made.choices):
-        print(ROUGH)
+        print(ROUGH.format(plan=calibration_plan()))
     if made.missed:
         print(f"  not reached by {', '.join(made.missed)}")
     return 0
 
 
 def _ratios(
-    args: argparse.Namespace, store: Store, run: Run, network: Network, calibration: list[str]
+    args: argparse.Namespace, store: Store, run: Run, network: Network, fitted: list[str]
 ) -> int:
     import torch
 
     from commsweep import models as networks
     from commsweep.boundary.plan import message_bytes, message_shapes
     from commsweep.data import load as datasets
+    from commsweep.registry import calibration_plan
     from commsweep.timing import ratios
     from commsweep.timing.measured_pipelines import Machine, machine_of, measurements, models
-    from commsweep.timing.network_report import rates
+    from commsweep.timing.timeline.pipelines import bandwidth_text
 
     if not args.links:
         raise UserError(
             "--ratios needs --links FILE: where all links are alike, one ratio everywhere is "
             "the choice"
         )
-    machine = machine_of(store, calibration)
+    machine = machine_of(store, fitted)
     schedule = args.schedule or schedule_of(run)
     model = models(measurements(store), machine).get((run_id(run), schedule))
     asked = " ".join([args.preset, *args.settings])
@@ -183,11 +184,11 @@ def _ratios(
         )
         return 0
     print(
-        f"over {rates(network)}, predicted: {1e3 * made.one:.0f} ms a step with one ratio "
+        f"over {bandwidth_text(network)}, predicted: {1e3 * made.one:.0f} ms a step with one ratio "
         f"everywhere, {1e3 * made.step:.0f} ms with\n"
         f"  commsweep run {asked} "
         + " ".join(f"{key}={value:g}" for key, value in made.settings.items())
     )
     if machine == Machine():
-        print(ROUGH)
+        print(ROUGH.format(plan=calibration_plan()))
     return 0

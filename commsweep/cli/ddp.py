@@ -17,7 +17,7 @@ from commsweep.registry import preset
 from commsweep.store import DIVERGED, FINISHED, Row, RunFolder, Store
 
 if TYPE_CHECKING:
-    from commsweep.timing.measured_learners import LearnerStep
+    pass
 
 BUFFER = LearnerWiring().buffer
 # Parts of a step in the order of tables, and what people call them.
@@ -183,20 +183,6 @@ def measure(args: argparse.Namespace, plan: list, store: Store, calm: bool = Fal
         ddp.execute(
             plan, store, execution(args), args.patience, lambda n: bar.update(n - bar.n), calm=calm
         )
-
-
-def measured(args: argparse.Namespace, plan: list, store: Store) -> list[LearnerStep]:
-    """A plan's measurements. Raises UserError when some are missing."""
-    from commsweep.processes import ddp
-    from commsweep.timing.measured_learners import measurements
-
-    found = measurements(store, [ddp.folder_of(store, *one).path.name for one in plan])
-    if len(found) < len(plan):
-        raise UserError(
-            f"{len(plan) - len(found)} of {len(plan)} measurements are missing in "
-            f"'{args.store}'; {args.program} {args.plan} --only measure takes them (Linux, root)"
-        )
-    return found
 
 
 def describe(row: Row, compared: str, folder: RunFolder) -> str:

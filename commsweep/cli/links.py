@@ -1,6 +1,4 @@
-"""`commsweep links`: a plan of measurements over links of real bandwidth and latency, and what they
-say.
-"""
+"""`commsweep links`: measure a plan over links of real bandwidth and latency, and report."""
 
 from __future__ import annotations
 
@@ -8,13 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
-from commsweep.cli.ddp import measure, measured
+from commsweep.cli.ddp import measure
 from commsweep.cli.options import folder, number, writable
 from commsweep.cli.runs import execution, execution_options
 from commsweep.config import run_id
 from commsweep.config.execution import LearnerWiring
 from commsweep.errors import UserError
+from commsweep.registry import Measurement
 from commsweep.store import Store
 
 
@@ -26,22 +26,15 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         help="measure step times over links of real bandwidth",
         description=(
             "Measure every run of a plan as real processes in network namespaces, over links "
-            "shaped to each bandwidth and latency (Linux, root), skipping what STORE/pipelines "
-            "already holds; train the same runs to the end in simulation, which gives the "
+            "shaped to each bandwidth and latency (Linux, root), skipping what the store already "
+            "holds; train the runs of pipelines to the end in simulation, which gives the "
             "quality reached; then write tables and figures: step time against bandwidth, time "
             "to target quality, what the timeline predicts beside what was measured, and beyond "
-            "it."
+            "it. The report of K-FAC takes its trainings from the sweep of the plan's name."
         ),
+        epilog=cast(str, _plans),  # called when it is shown: it loads content
     )
-    parser.add_argument(
-        "plan",
-        help=(
-            "calibrate-links (what slow links do to this machine), heldout-links (predictions "
-            "put to the test), heldout-learners, heldout-advice, local-links (learners that "
-            "meet rarely), unequal-links, late-links (gradients a step late), demo-links, "
-            "links-text or smoke-links"
-        ),
-    )
+    parser.add_argument("plan", help="a plan of measurements, from the list below")
     parser.add_argument("--out", type=folder, help="folder to write to (default: out/PLAN)")
     parser.add_argument(
         "--only", choices=("measure", "train", "report"), help="do one of the three parts"
@@ -51,45 +44,48 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         type=number(0, 1e6),
         default=120.0,
         metavar="SECONDS",
-        help="silence of a neighbour after which a stage gives up (default: 120)",
+        help="silence of another process after which one gives up (default: 120)",
     )
-    parser.set_defaults(command=_links, program="commsweep links")
+    parser.set_defaults(command=_links)
+
+
+def _plans() -> str:
+    from commsweep.registry import first_sentence, plans
+
+    lines = [f"  {name:18} {first_sentence(plan.__doc__)}" for name, plan in plans().items()]
+    return "\n".join(["plans:", *lines])
 
 
 def _links(args: argparse.Namespace) -> int:
-    from commsweep.registry import plan
+    from commsweep.registry import plan, provided
 
     measurements, store = plan(args.plan), Store(args.store)
-    if any(run.kfac for run, _ in measurements):
+    out = args.out or Path("out") / args.plan
+    writable(out)
+    kind = _kind(measurements)
+    if args.only == "train" and kind != "stages":
         raise UserError(
-            f"plan '{args.plan}' measures K-FAC; use commsweep kfac {args.plan} instead"
+            f"--only train: plan '{args.plan}' measures {kind}, whose trainings are a sweep's "
+            "(commsweep sweep --help)"
         )
-    writable(args.out or Path("out") / args.plan)
-    if isinstance(measurements[0][1], LearnerWiring):
-        return _learners(args, measurements, store)
     if args.only in (None, "measure"):
-        _measure(args, measurements, store)
-    if args.only in (None, "train"):
+        if kind == "stages":
+            _measure(args, measurements, store)
+        else:
+            measure(args, measurements, store, calm=kind == "learners")
+    if args.only in (None, "train") and kind == "stages":
         _train(args, measurements, store)
     if args.only in (None, "report"):
-        return _report(args, measurements, store)
+        report = provided(f"report of {kind}")(args.store, args.plan, measurements, out)
+        print(json.dumps(report.record()) if args.json else report.text())
     return 0
 
 
-def _learners(args: argparse.Namespace, measurements: list, store: Store) -> int:
-    """A plan of learners instead of stages; it asks for times only."""
-    from commsweep.launching.grid import TUNING_SEED
-    from commsweep.timing import network_report
-
-    if args.only in (None, "measure"):
-        measure(args, measurements, store, calm=True)
-    if args.only in (None, "report"):
-        found = measured(args, measurements, store)
-        made = network_report.write_learners(
-            found, args.out or Path("out") / args.plan, store, range(TUNING_SEED)
-        )
-        print(json.dumps(made.record()) if args.json else made.text())
-    return 0
+def _kind(measurements: list[Measurement]) -> str:
+    """Return what the processes of a plan are: stages of a pipeline, learners, or kfac."""
+    if any(run.kfac for run, _ in measurements):
+        return "kfac"
+    return "learners" if isinstance(measurements[0][1], LearnerWiring) else "stages"
 
 
 def _measure(args: argparse.Namespace, measurements: list, store: Store) -> None:
@@ -104,26 +100,10 @@ def _measure(args: argparse.Namespace, measurements: list, store: Store) -> None
 
 
 def _train(args: argparse.Namespace, measurements: list, store: Store) -> None:
-    """The quality that each run reaches, from the simulation (which the processes equal bit for
-    bit).
-    """
+    """Train every run in simulation, which the processes equal bit for bit."""
     from commsweep.launching.launch import launch
 
-    runs = list({run_id(one): one for one, _ in measurements}.values())
-    made = launch(runs, store, execution(args, by="sweep"))
-    if made.errors:
-        raise UserError(f"{len(made.errors)} of the runs failed: {made.errors[0]}")
-
-
-def _report(args: argparse.Namespace, measurements: list, store: Store) -> int:
-    from commsweep.processes import pipeline
-    from commsweep.registry import plan
-    from commsweep.timing import network_report
-
-    named, calibration = (
-        [pipeline.folder_of(store, *one).path.name for one in every]
-        for every in (measurements, plan(network_report.CALIBRATION))
-    )
-    made = network_report.write(args.store, named, args.out or Path("out") / args.plan, calibration)
-    print(json.dumps(made.record()) if args.json else made.text())
-    return 0
+    runs = list({run_id(run): run for run, _ in measurements}.values())
+    launched = launch(runs, store, execution(args, by="sweep"))
+    if launched.errors:
+        raise UserError(f"{len(launched.errors)} of the runs failed: {launched.errors[0]}")

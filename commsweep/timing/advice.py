@@ -102,7 +102,7 @@ def advise(
     if not found:
         raise UserError(
             "the store has no step times of this training: take some with commsweep links "
-            "demo-links, or commsweep pipeline PRESET ... --steps 30 for each setting in "
+            "PLAN, or commsweep pipeline PRESET ... --steps 30 for each setting in "
             "question"
         )
     machine = machine_of(store, calibration or [])

@@ -226,6 +226,38 @@ class LearnerModel:
         return iteration(Work(items, factors), cluster, how).seconds + rest
 
 
+def errors(found: list[LearnerStep]) -> list[float]:
+    """Of the predictions, as shares of what was measured; measurements that went into the model are
+    left out.
+    """
+    model = LearnerModel(found)
+    return [
+        guess / measurement.seconds - 1
+        for measurement in found
+        if not model.fitted(measurement) and (guess := model.step(measurement)) is not None
+    ]
+
+
+def misordered(found: list[LearnerStep], apart: float) -> list[tuple[str, str]]:
+    """Pairs over one network whose steps differ by more than this share, and which the prediction
+    orders otherwise.
+    """
+    model = LearnerModel(found)
+    guesses = [
+        (measurement, guess)
+        for measurement in found
+        if (guess := model.step(measurement)) is not None
+    ]
+    return [
+        (one.algorithm, other.algorithm)
+        for one, first in guesses
+        for other, second in guesses
+        if one.network == other.network
+        and one.seconds * (1 + apart) < other.seconds
+        and first >= second
+    ]
+
+
 class ExchangeModel:
     """Predicted steps of plain S-SGD over links that nobody probed: computing, packing and what the
     exchanges take on this machine from the run's own measurement over unlimited links; the

@@ -1,4 +1,4 @@
-"""`commsweep kfac`, and K-FAC on the command line: mistakes in one line, a plan from end to end."""
+"""A plan of K-FAC, and K-FAC on the command line: mistakes in one line, a plan from end to end."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_wirings_that_cannot_be(options, says, capsys, tmp_path):
 
 
 def test_plans_that_are_not_there_and_reports_without_measurements(capsys, tmp_path):
-    assert "did you mean 'demo-kfac'?" in refused(capsys, "kfac", "demo-kfak", "--store", tmp_path)
+    assert "did you mean 'demo-kfac'?" in refused(capsys, "links", "demo-kfak", "--store", tmp_path)
     test_kfac.fill(Store(tmp_path), test_kfac.best_at, lambda run: 3)
     said = refused(
         capsys,
-        "kfac",
+        "links",
         "demo-kfac",
         "--only",
         "report",
@@ -143,14 +143,14 @@ def test_a_plan_is_trained_measured_and_reported(tmp_path):
         )
 
     assert done("sweep", "launch", "smoke-kfac").returncode == 0
-    made = done("kfac", "smoke-kfac", "--out", str(out))
+    made = done("links", "smoke-kfac", "--out", str(out))
     assert made.returncode == 0, made.stderr
     assert (
         "steps predicted: median error" in made.stdout and (out / "figures" / "steps.png").exists()
     )
     told = json.loads((out / "claims.json").read_text())["claims"]
     assert {one["claim"] for one in told} == {f"K{n}" for n in range(1, 7)}
-    assert "8 measurements, 0 missing" in done("kfac", "smoke-kfac", "--only", "measure").stderr
+    assert "8 measurements, 0 missing" in done("links", "smoke-kfac", "--only", "measure").stderr
 
 
 @pytest.mark.parametrize(

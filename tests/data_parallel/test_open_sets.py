@@ -147,7 +147,7 @@ class Halves(Compressor[HalvesSpec]):
 '''
 USE = """
 from commsweep.cli.main import main
-from commsweep.cli.reference import compressors
+from docs.tools.reference import compressors
 from tests.helpers import COMPRESSORS
 assert {"kind": "halves"} in COMPRESSORS and "| `halves` |" in compressors()
 main(["run", "synthetic", "epochs=1", "bwd.compressor.kind=halves", "--store", "store"])

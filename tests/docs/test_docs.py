@@ -13,13 +13,13 @@ import shutil
 import pytest
 
 from commsweep import registry
-from commsweep.cli import reference
 from commsweep.cli.main import main
 from commsweep.config import flatten, override, record
 from commsweep.config.base import by_kind
 from commsweep.config.compressors import CompressorSpec, GradientCompressor
 from commsweep.config.feedback import FeedbackSpec, GradientFeedback
 from commsweep.reporting.results import SECTIONS
+from docs.tools import reference
 from tests.test_layout import ROOT
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

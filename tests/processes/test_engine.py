@@ -26,9 +26,11 @@ from commsweep.processes import launch, pipeline, stages
 from commsweep.processes.engine import Stage
 from commsweep.processes.timing import summary
 from commsweep.processes.trainer import connect
+from commsweep.registry import content
 from commsweep.store import Store
-from commsweep.timing import network_report as links
 from tests.helpers import outcome, tiny
+
+links = content("analysis.links")
 
 
 @pytest.fixture

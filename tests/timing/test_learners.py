@@ -10,8 +10,6 @@ from commsweep.config.run import SCHEMA
 from commsweep.processes import ddp
 from commsweep.registry import content, plan
 from commsweep.second_order.placement import Factor, place
-from commsweep.timing import kfac_report as spd_iterations
-from commsweep.timing import network_report as links
 from commsweep.timing.measured_learners import (
     ACKNOWLEDGED,
     ExchangeModel,
@@ -22,6 +20,10 @@ from commsweep.timing.measured_learners import (
 )
 from commsweep.timing.timeline.pipelines import Network as Wire
 from tests.helpers import outcome, tiny, tiny_text
+
+spd_iterations = content("analysis.kfac_steps")
+
+links = content("analysis.links")
 
 kfac = content("sweeps.kfac")
 

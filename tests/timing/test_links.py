@@ -23,12 +23,14 @@ from commsweep.processes import pipeline
 from commsweep.registry import content, plan
 from commsweep.store import Store
 from commsweep.timing import advice as advising
-from commsweep.timing import late_figure
 from commsweep.timing import measured_pipelines as measured
-from commsweep.timing import network_report as links
 from commsweep.timing.timeline.pipelines import SCHEDULES, TORCH, Network, Times, step_seconds
 from tests.helpers import linked, outcome, tiny
 from tests.test_layout import ROOT
+
+late_links = content("analysis.late_links")
+
+links = content("analysis.links")
 
 RATES = (1e6, 1e8, 0.0)
 COMPUTE = {"dense": 0.004, "topk": 0.006}
@@ -530,8 +532,8 @@ def test_late_and_punctual_steps_of_a_method_share_a_colour():
         for (method, run_id), run in runs.items()
         for turn, network in enumerate(networks)
     ]
-    assert late_figure.asked(found) and not late_figure.asked(found[:2])
-    drawn = late_figure.by_link(found, {}, steps, {one: str(one.latency) for one in networks})
+    assert late_links.asked(found) and not late_links.asked(found[:2])
+    drawn = late_links.by_link(found, {}, steps, {one: str(one.latency) for one in networks})
     lines = {line.get_label(): line for line in drawn.axes[0].get_lines()}
     assert list(lines["dense"].get_ydata()) == [1000, 2000]
     assert (

@@ -157,6 +157,25 @@ class Network:
         return self.latency + (self.crossing if self.latency else 0.0)
 
 
+def rate_text(bits: float) -> str:
+    """Return a bandwidth (bits a second; 0: unlimited) for people."""
+    if not bits:
+        return "unlimited"
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def bandwidth_text(network: Network) -> str:
+    """Return the bandwidth of all links of a network for people."""
+    return " / ".join(rate_text(link.bandwidth) for link in network.links) or rate_text(
+        network.bandwidth
+    )
+
+
+def latency_text(network: Network) -> str:
+    """Return the latency of all links of a network for people."""
+    return f"{' / '.join(f'{1e3 * link.latency:g}' for link in network.links or [network])} ms"
+
+
 @dataclass(frozen=True)
 class Cold:
     """What work takes longer on a machine that has waited: nothing up to `after` seconds of

@@ -1,6 +1,6 @@
 """Every step that was measured and published here, as one table with a schema.
 
-`python -m commsweep.timing.corpus` writes `docs/results/steps`: `steps.csv`, and `datapackage.json`
+`python -m docs.tools.corpus` writes `docs/results/steps`: `steps.csv`, and `datapackage.json`
 that describes its columns (Frictionless Data's Table Schema).
 """
 

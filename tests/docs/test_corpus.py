@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from commsweep.timing.corpus import COLUMNS, FOLDER, PACKAGE, RESULTS, SOURCES, TABLE, write
+from docs.tools.corpus import COLUMNS, FOLDER, PACKAGE, RESULTS, SOURCES, TABLE, write
 
 TYPES = {"string": (str,), "integer": (int,), "number": (int, float)}
 

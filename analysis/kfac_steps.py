@@ -26,10 +26,13 @@ from commsweep.reporting import report
 from commsweep.reporting.claim import Claim, Effect
 from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.reporting.table import Table
-from commsweep.timing import spd_kfac
-from commsweep.timing.measured_learners import FUSIONS, LearnerModel, LearnerStep
-from commsweep.timing.network_report import rate
-from commsweep.timing.spd_kfac import PUBLISHED, TITLES, Setting, setting
+from commsweep.timing.measured_learners import (
+    FUSIONS,
+    LearnerModel,
+    LearnerStep,
+    errors,
+    misordered,
+)
 from commsweep.timing.timeline.iterations import (
     ALGORITHMS,
     FACTOR_MESSAGES,
@@ -44,6 +47,10 @@ from commsweep.timing.timeline.iterations import (
     planned,
     seconds,
 )
+from commsweep.timing.timeline.pipelines import rate_text
+
+from . import spd_kfac
+from .spd_kfac import PUBLISHED, TITLES, Setting, setting
 
 THREE = ("d", "mpd", "spd")
 PLACES = {"d": "everywhere", "mpd": "spread", "d+balance": "balanced"}
@@ -210,7 +217,7 @@ def measured(found: list[LearnerStep]) -> Table:
         table.rows.append(
             [
                 str(measurement.network.learners),
-                rate(measurement.network.bandwidth),
+                rate_text(measurement.network.bandwidth),
                 measurement.algorithm,
                 f"{1e3 * measurement.seconds:.0f}",
                 str(measurement.timing["steps"]),
@@ -231,38 +238,6 @@ def _order(measurement: LearnerStep) -> tuple[int, float, str]:
         measurement.network.bandwidth or math.inf,
         measurement.algorithm,
     )
-
-
-def errors(found: list[LearnerStep]) -> list[float]:
-    """Of the predictions, as shares of what was measured; measurements that went into the model are
-    left out.
-    """
-    model = LearnerModel(found)
-    return [
-        guess / measurement.seconds - 1
-        for measurement in found
-        if not model.fitted(measurement) and (guess := model.step(measurement)) is not None
-    ]
-
-
-def misordered(found: list[LearnerStep], apart: float) -> list[tuple[str, str]]:
-    """Pairs over one network whose steps differ by more than this share, and which the prediction
-    orders otherwise.
-    """
-    model = LearnerModel(found)
-    guesses = [
-        (measurement, guess)
-        for measurement in found
-        if (guess := model.step(measurement)) is not None
-    ]
-    return [
-        (one.algorithm, other.algorithm)
-        for one, first in guesses
-        for other, second in guesses
-        if one.network == other.network
-        and one.seconds * (1 + apart) < other.seconds
-        and first >= second
-    ]
 
 
 # Claims.
@@ -688,7 +663,8 @@ def steps(found: list[LearnerStep]) -> Figure:
                     mfc="white" if model.fitted(one) else "black",
                 )
         axis.set(
-            title=f"{group.learners} learners,\n{rate(group.bandwidth)}", xticks=range(len(own))
+            title=f"{group.learners} learners,\n{rate_text(group.bandwidth)}",
+            xticks=range(len(own)),
         )
         axis.set_xticklabels([_short(one) for one in own], rotation=90, fontsize=5.5)
         axis.grid(axis="x", visible=False)

@@ -21,11 +21,14 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
 from commsweep.errors import UserError
+from commsweep.launching.grid import TUNING_SEED
+from commsweep.processes import ddp, pipeline
+from commsweep.registry import calibration
 from commsweep.reporting import figure
 from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.reporting.table import Table
 from commsweep.store import Row, Store
-from commsweep.timing import advice, late_figure, measured_learners
+from commsweep.timing import advice, measured_learners
 from commsweep.timing.measured_pipelines import (
     Machine,
     PipelineModel,
@@ -42,11 +45,16 @@ from commsweep.timing.timeline.pipelines import (
     SCHEDULES,
     Network,
     Times,
+    bandwidth_text,
     interleaved,
+    latency_text,
     plan,
+    rate_text,
     shares,
     step_seconds,
 )
+
+from . import late_links
 
 
 @dataclass
@@ -102,23 +110,22 @@ def said(errors: list[float]) -> str:
 
 
 def write(
-    root: str | Path, names: list[str], folder: Path, calibration: list[str] | None = None
+    root: str | Path,
+    plan: str,
+    names: list[str],
+    folder: Path,
+    fitted: list[str] | None = None,
 ) -> Made:
-    """Tables and figures of these measurements. Raises UserError when some are missing.
+    """Write tables and figures of these measurements. Raises UserError where some are missing.
 
-    calibration: measurements that the machine's constants are fitted to; those that the store has.
+    fitted: measurements that the machine's constants are fitted to; those that the store has.
     """
     store = Store(root)
-    if gone := sum(
-        not (row := store.pipeline(name).row()) or not row["timing"] for name in set(names)
-    ):
-        raise UserError(
-            f"{gone} of {len(set(names))} measurements are missing in '{root}'; commsweep links "
-            "PLAN --only measure takes them (Linux, root)"
-        )
+    rows = [store.pipeline(name).row() for name in set(names)]
+    _check_complete(root, plan, sum(not row or not row["timing"] for row in rows), len(rows))
     found = measurements(store, names)
-    machine = machine_of(store, calibration or [])
-    fits, known = models(found, machine), set(calibration or [])
+    machine = machine_of(store, fitted or [])
+    fits, known = models(found, machine), set(fitted or [])
     compared = [
         measurement
         for measurement in found
@@ -151,9 +158,12 @@ def write(
         drawn["step_time"] = step_time(found, fits)
         if steps is not None:
             drawn["time_to_target"] = time_to_target(found, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
-    if steps is not None and late_figure.asked(found):
-        of_links = {one.network: f"{rates(one.network)}\n{latencies(one.network)}" for one in found}
-        drawn["late"] = late_figure.by_link(found, fits, steps, of_links)
+    if steps is not None and late_links.asked(found):
+        of_links = {
+            one.network: f"{bandwidth_text(one.network)}\n{latency_text(one.network)}"
+            for one in found
+        }
+        drawn["late"] = late_links.by_link(found, fits, steps, of_links)
     (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n", encoding="utf-8")
     pd.DataFrame(
         [
@@ -164,9 +174,7 @@ def write(
                 "stages": len(measurement.row["transport"]),
                 "bandwidth": measurement.network.bandwidth,
                 "latency": measurement.network.latency,
-                "links": f"{rates(measurement.network)}, {latencies(measurement.network)}"
-                if measurement.network.links
-                else "",
+                "links": _links_text(measurement.network),
                 "method": measurement.method,
                 "bytes": measurement.bytes_a_step,
                 "seconds": measurement.seconds,
@@ -242,7 +250,7 @@ def write_learners(
         rows.append(
             [
                 str(measurement.network.learners),
-                rate(measurement.network.bandwidth),
+                rate_text(measurement.network.bandwidth),
                 f"{1e3 * measurement.network.latency:g} ms",
                 measurement.method,
                 f"{measurement.row['gradients']['up']:,.0f}",
@@ -340,7 +348,7 @@ def _endings(ends: list[End]) -> Table:
         ["bandwidth", "latency", "method", "seconds", "predicted", "perplexity", "seeds"],
         [
             [
-                rate(end.network.bandwidth),
+                rate_text(end.network.bandwidth),
                 f"{1e3 * end.network.latency:g} ms",
                 end.method,
                 f"{end.seconds:.1f}",
@@ -381,7 +389,7 @@ def endings(ends: list[End]) -> Figure:
                 )
         ax.set(
             xlabel="seconds",
-            title=rate(network.bandwidth)
+            title=rate_text(network.bandwidth)
             + (f", {1e3 * network.latency:g} ms" if network.latency else ""),
         )
         logarithmic(ax.xaxis)
@@ -445,8 +453,8 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
                 [
                     schedule,
                     str(stages),
-                    rates(network),
-                    latencies(network),
+                    bandwidth_text(network),
+                    latency_text(network),
                     str(len(own)),
                     ranked(*times),
                     *map(str, counts[-1]),
@@ -501,25 +509,7 @@ def in_order(measured: list[float], predicted: list[float]) -> tuple[int, int]:
     return len(pairs), sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
 
 
-CALIBRATION = "calibrate-links"  # the plan whose measurements the machine's constants are fitted to
 ALIKE = 0.02  # of a step: less is within what a measurement repeats to
-
-
-def rates(network: Network) -> str:
-    """The bandwidth of its links, for people."""
-    return " / ".join(rate(link.bandwidth) for link in network.links) or rate(network.bandwidth)
-
-
-def latencies(network: Network) -> str:
-    """The latency of its links, for people."""
-    return f"{' / '.join(f'{1e3 * one.latency:g}' for one in network.links or [network])} ms"
-
-
-def rate(bits: float) -> str:
-    """A bandwidth for people."""
-    if not bits:
-        return "unlimited"
-    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
 
 
 def _order(measurement: PipelineStep) -> tuple[Any, ...]:
@@ -547,8 +537,8 @@ def steps_table(
             [
                 measurement.schedule,
                 str(len(measurement.row["transport"])),
-                rates(measurement.network),
-                latencies(measurement.network),
+                bandwidth_text(measurement.network),
+                latency_text(measurement.network),
                 measurement.method,
                 f"{measurement.bytes_a_step:,.0f}",
                 f"{1e3 * measurement.seconds:.0f}",
@@ -588,8 +578,8 @@ def target_table(
         rows.append(
             [
                 measurement.schedule,
-                rates(measurement.network),
-                latencies(measurement.network),
+                bandwidth_text(measurement.network),
+                latency_text(measurement.network),
                 measurement.method,
                 "not reached" if n is None else str(n),
                 "-" if n is None else f"{n * measurement.seconds:.1f}",
@@ -622,8 +612,8 @@ def regret_table(
     rows = [
         [
             str(len(one.row["transport"])),
-            rates(one.network),
-            latencies(one.network),
+            bandwidth_text(one.network),
+            latency_text(one.network),
             *(f"{own.method}, {own.schedule}" for own in (one, best)),
             f"{100 * share:.1f} %",
         ]
@@ -836,7 +826,7 @@ def gantt(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel])
     for axis, title in zip(axes, titles, strict=True):
         axis.set(
             ylabel="stage",
-            title=f"{title}: {chosen.method}, {chosen.schedule}, {rates(chosen.network)}",
+            title=f"{title}: {chosen.method}, {chosen.schedule}, {bandwidth_text(chosen.network)}",
             yticks=range(devices),
         )
         axis.invert_yaxis()
@@ -885,7 +875,7 @@ def bubble(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]
                 continue  # it needs twice the stages; the figure of far links has it
             for bits in (1e7, 1e8, 1e9):
                 made = shares(plan(make(devices, 8), times, Network(bits), 2, IDEAL), devices)
-                bars.append((f"{schedule}\n{rate(bits)}", made))
+                bars.append((f"{schedule}\n{rate_text(bits)}", made))
         bottom = [0.0] * len(bars)
         for part, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
             heights = [made[part] for _, made in bars]
@@ -1017,3 +1007,47 @@ def _repeated(model: PipelineModel, n: int, network: Network, schedule: str) -> 
         max(times.fwd_bytes),
     )
     return _cached(mean, n, network, schedule)
+
+
+def _links_text(network: Network) -> str:
+    """Return bandwidth and latency of links that differ, or nothing."""
+    if not network.links:
+        return ""
+    return f"{bandwidth_text(network)}, {latency_text(network)}"
+
+
+def stages_report(store: Path, plan: str, measurements: list[Any], folder: Path) -> Made:
+    """Write the report of a plan of pipelines. Raises UserError where measurements are missing."""
+    names, fitted = (
+        [pipeline.folder_of(Store(store), *measurement).path.name for measurement in taken]
+        for taken in (measurements, calibration())
+    )
+    return write(store, plan, names, folder, fitted)
+
+
+def learner_steps(
+    store: Path, plan: str, measurements: list[Any]
+) -> list[measured_learners.LearnerStep]:
+    """Return a plan's measured steps of learners. Raises UserError where some are missing."""
+    kept = Store(store)
+    names = [ddp.folder_of(kept, *measurement).path.name for measurement in measurements]
+    steps = measured_learners.measurements(kept, names)
+    _check_complete(store, plan, len(names) - len(steps), len(names))
+    return steps
+
+
+def _check_complete(store: str | Path, plan: str, missing: int, wanted: int) -> None:
+    if missing:
+        raise UserError(
+            f"{missing} of {wanted} measurements are missing in '{store}'; commsweep links "
+            f"{plan} --only measure takes them (Linux, root)"
+        )
+
+
+def learners_report(store: Path, plan: str, measurements: list[Any], folder: Path) -> Made:
+    """Write the report of a plan of learners. Raises UserError where measurements are missing."""
+    steps = learner_steps(store, plan, measurements)
+    return write_learners(steps, folder, Store(store), range(TUNING_SEED))
+
+
+PROVIDES = {"report of stages": stages_report, "report of learners": learners_report}

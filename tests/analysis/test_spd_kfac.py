@@ -10,16 +10,19 @@ import json
 import pytest
 
 from commsweep.cli.main import main
+from commsweep.registry import content
 from commsweep.second_order.loads import kronecker, loads
 from commsweep.second_order.placement import inverse_elements, place
-from commsweep.timing import kfac_report as spd_iterations
-from commsweep.timing import spd_kfac
 from commsweep.timing.timeline.iterations import (
     FACTOR_MESSAGES,
     INVERSE_MESSAGES,
     INVERSION,
     planned,
 )
+
+spd_kfac = content("analysis.spd_kfac")
+
+spd_iterations = content("analysis.kfac_steps")
 
 
 @pytest.mark.parametrize("name", spd_kfac.PUBLISHED)

@@ -4,14 +4,18 @@ of what happens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from commsweep.errors import UserError
 from commsweep.reporting.figure import COLUMN, INK, STYLE, legend
 from commsweep.reporting.table import Table
-from commsweep.timing.spd_kfac import PUBLISHED, Setting
 from commsweep.timing.timeline.iterations import NAMES, SENDS, STACK, Iteration, average, planned
+
+from .spd_kfac import GPUS, PUBLISHED, Setting, setting
 
 # parts on average, and an iteration in which all is new
 Found = dict[str, tuple[dict[str, float], Iteration]]
@@ -45,6 +49,49 @@ def table(
                 [NAMES[name], "published", *_shown(list(PUBLISHED[setting.name][name]))]
             )
     return made, found
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One iteration of a network on a cluster, predicted for some algorithms."""
+
+    setting: Setting
+    table: Table
+    found: Found
+
+    def figure(self) -> Figure:
+        """Return the figure of what happens when."""
+        return timelines(self.setting, self.found)
+
+    def record(self) -> dict[str, dict[str, float | dict[str, float]]]:
+        """Return seconds by algorithm, and by part, for programs."""
+        return {
+            name: {"seconds": sum(parts.values()), "parts": parts}
+            for name, (parts, _) in self.found.items()
+        }
+
+
+def predict(
+    network: str,
+    algorithms: list[str],
+    gpus: int = GPUS,
+    every: int = 1,
+    small: int | None = None,
+    published: bool = False,
+    **cluster: float | str,
+) -> Prediction:
+    """Predict one iteration; `cluster`: what `setting` knows of messages, inversion and batch.
+
+    Raises UserError when the network is unknown, or has fewer layers than DP-KFAC needs owners.
+    """
+    here = setting(network, gpus, **cluster)  # pyright: ignore[reportArgumentType]
+    layers = len(here.work.factors) // 2
+    if "dp" in algorithms and gpus > layers:
+        raise UserError(
+            f"--gpus {gpus}: DP-KFAC has an owner for each layer, and {network} has {layers} "
+            "layers; use fewer GPUs (with --bandwidth), or another algorithm"
+        )
+    return Prediction(here, *table(here, algorithms, every, small, published))
 
 
 def _shown(values: list[float]) -> list[str]:
@@ -81,3 +128,6 @@ def timelines(setting: Setting, found: Found) -> Figure:
         handles = [Rectangle((0, 0), 1, 1, color=ink) for ink in INK[: len(STACK)]]
         legend(figure, handles, STACK)
     return figure
+
+
+PROVIDES = {"iteration": predict}
