@@ -31,8 +31,9 @@ from commsweep.config.compressors.sparse import ForwardMaskSpec, TopKSpec
 from commsweep.config.compressors.values.levels import E3M0Spec, StatisticalSpec
 from commsweep.config.compressors.values.quantize import UniformSpec
 from commsweep.config.feedback import ResidueSpec
-from commsweep.config.gradients import Gradients, Outer
+from commsweep.config.gradients import Gradients
 from commsweep.config.links import Link
+from commsweep.config.outer import Outer
 from commsweep.config.training import SGDSpec
 
 from .text import NANO

@@ -16,7 +16,8 @@ from commsweep.config.compressors.joint import AdaCompSpec
 from commsweep.config.compressors.sparse import TopKSpec
 from commsweep.config.compressors.values.levels import StatisticalSpec
 from commsweep.config.feedback import AdaCompResidueSpec, ResidueSpec
-from commsweep.config.gradients import Gradients, Outer
+from commsweep.config.gradients import Gradients
+from commsweep.config.outer import Outer
 from commsweep.config.training import ImageModel
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.learners import Learners

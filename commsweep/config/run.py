@@ -14,8 +14,9 @@ from commsweep.config.compressors import CompressorSpec, kinds, values_fit
 from commsweep.config.compressors.base import control_fits, group_fits
 from commsweep.config.compressors.dense import NoCompressorSpec
 from commsweep.config.compressors.sparse import ForwardMaskSpec
-from commsweep.config.gradients import Gradients, Outer, check_gradients
+from commsweep.config.gradients import Gradients, check_gradients
 from commsweep.config.links import Link, Links
+from commsweep.config.outer import Outer
 from commsweep.config.renames import first_names
 from commsweep.config.rules import broken
 from commsweep.config.second_order import KFAC

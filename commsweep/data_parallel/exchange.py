@@ -8,7 +8,7 @@ collectives' matter alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from commsweep.config.gradients import Gradients
 from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer, layers
 from commsweep.data_parallel.ledger import Ledger
-from commsweep.data_parallel.outer.sparseloco import clipped, over_senders
 from commsweep.data_parallel.schedules import Accordion, greatest, scheduled
 from commsweep.feedback import gradients as feedback
 from commsweep.modules import Modules
@@ -32,6 +31,18 @@ from commsweep.modules import Modules
 # what the optimizer sees of the layers of a bucket, once it is there
 Arrival = Callable[[], list[Tensor]]
 WHAT = "gradients"
+
+
+class Merge:
+    """A change of the messages of a layer, or of their mean."""
+
+    def messages(self, arrived: list[Tensor]) -> list[Tensor]:
+        """Return the messages of all learners as they enter the mean."""
+        return arrived
+
+    def mean(self, mean: Tensor, arrived: list[Tensor]) -> Tensor:
+        """Return the mean as it is used; arrived: what it was made of."""
+        return mean
 
 
 class Exchange(nn.Module):
@@ -66,6 +77,7 @@ class Exchange(nn.Module):
             if not layer.dense:
                 self.register_buffer(f"kept{index}", self._begun(index))
         self._join_devices()
+        self.merges: Sequence[Merge] = ()
         self.messages = [0] * len(self.layers)  # compressed ones of a learner, of each layer
         self.accordion = Accordion(spec, self.layers) if spec.schedule.kind == "accordion" else None
         self.ledger = Ledger(self.layers, spec, len(self.collectives.here))
@@ -434,12 +446,11 @@ class Exchange(nn.Module):
 
     def merge(self, index: int, used: list[Tensor]) -> Tensor:
         """The gradient that the optimizer sees; and what a server would send back."""
-        outer = self.spec.outer
-        if outer is not None and outer.clip:
-            used = clipped(used)
+        for change in self.merges:
+            used = change.messages(used)
         merged = mean(used)
-        if outer is not None and outer.aggregate == "senders":
-            merged = over_senders(merged, used)
+        for change in self.merges:
+            merged = change.mean(merged, used)
         if self.spec.vote:
             size = mean([y.abs() for y in used])
             merged = torch.where(merged >= 0, size, -size)
@@ -481,14 +492,6 @@ class Exchange(nn.Module):
         if self.accordion is not None:
             self.accordion.decide(epoch)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Reads checkpoints of earlier versions, too, which named these buffers by compressor."""
-        for index in range(len(self.layers)):
-            for former in ("warm", "edge"):
-                if (name := f"{prefix}{former}{index}") in state_dict:
-                    state_dict[f"{prefix}kept{index}"] = state_dict.pop(name)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def get_extra_state(self) -> dict[str, Any]:
         return {
             "ledger": self.ledger.state(),
@@ -498,7 +501,6 @@ class Exchange(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.ledger.load(state["ledger"])
-        # checkpoints of earlier versions have none
-        self.messages = state.get("messages", self.messages)
+        self.messages = state["messages"]
         if self.accordion is not None:
             self.accordion.load(state["accordion"])

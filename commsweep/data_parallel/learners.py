@@ -17,7 +17,6 @@ from commsweep.config.gradients import Gradients
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.errors import UserError
-from commsweep.feedback import gradients as feedback
 
 
 class Learners(Component):
@@ -44,7 +43,9 @@ class Learners(Component):
         """
         super().__init__()
         self.spec, self.batch, self.microbatches = spec, batch, microbatches
-        self.exchange = None if _alone(spec) else Exchange(spec, model, seed, collectives, known)
+        self.exchange = (
+            None if exchanges_nothing(spec) else Exchange(spec, model, seed, collectives, known)
+        )
         self.here = (0,) if self.exchange is None else self.exchange.collectives.here
         self._norms = [
             module
@@ -168,33 +169,8 @@ class Learners(Component):
         return {} if self.exchange is None else {"rates": self.exchange.ledger.rates()}
 
 
-def memory_bytes(
-    spec: Gradients, model: nn.Module, here: int | None = None, states: int = 0
-) -> int:
-    """Bytes of the learners' gradients, of what they remember, and of what is remembered of others;
-    0 without them.
-
-    here: learners in this process (None: all). states: tensors that an optimizer keeps of a weight;
-    where learners train apart each has an optimizer and weights of its own, beside the common
-    weights and the outer momentum.
-    """
-    if _alone(spec):
-        return 0
-    here, kind = spec.learners if here is None else here, feedback.MEMORIES[spec.feedback.kind]
-    tensors = here * (1 + kind.tensors) + (spec.learners - here) * kind.mirrored
-    tensors += 2 * (spec.sharded is not None)  # the owners' weights, and parts on their way
-    if spec.outer is not None:
-        # plain SGD: what it has moved by
-        tensors += here * (1 + max(states, 1) + (spec.outer.local_update == "add"))
-        alone = spec.outer.peers == "pairs" or spec.outer.eager is True
-        tensors += (here if alone else 1) * (1 + (spec.outer.momentum > 0))
-        if spec.outer.eager:  # of the last exchange: its mean, and what each learner used at once
-            tensors += here + 1
-    return tensors * sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def _alone(spec: Gradients) -> bool:
-    """Whether there is nothing to exchange."""
+def exchanges_nothing(spec: Gradients) -> bool:
+    """Return whether one learner has nothing to exchange."""
     return (
         spec.learners == spec.local_steps == 1
         and isinstance(spec.compressor, NoCompressorSpec)

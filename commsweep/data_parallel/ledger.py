@@ -28,6 +28,8 @@ class Ledger:
         self.coded = [0] * len(layers)  # compressed messages
         self.plain = [0] * len(layers)  # those that travelled dense
         self.places = 0  # bytes that say which weights live, each from one learner to all
+        # whether each message is counted once for everyone that gets it
+        self.direct = spec.sharded is not None
         self._seen, self._seen_steps = [0] * len(layers), 0
 
     def sent(
@@ -93,15 +95,9 @@ class Ledger:
         n = self.spec.learners
         places, own = self.places / max(1, self.steps) / n, sum(up)
         served = self.spec.exchange == "server"
-        straight = (
-            self.spec.sharded is not None
-            or (  # each message is counted once for everyone that gets it
-                self.spec.outer is not None and self.spec.outer.peers == "pairs"
-            )
-        )
         factor = (
             1
-            if straight
+            if self.direct
             else {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
         )
         receives = down if served else factor * own
@@ -208,7 +204,7 @@ class Ledger:
         )
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
         self.plain = state.get("plain", [self.steps * self.here - n for n in self.coded])
-        self.places = state.get("places", 0)  # checkpoints of earlier versions have none
+        self.places = state["places"]
         self.entries = state.get(
             "entries",
             [n * layer.shape.numel() for n, layer in zip(self.coded, self.layers, strict=True)],

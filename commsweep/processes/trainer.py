@@ -32,7 +32,7 @@ from commsweep.config.execution import Wiring
 from commsweep.config.run import canonical
 from commsweep.data import load as datasets
 from commsweep.data.module import Batch
-from commsweep.data_parallel import learners
+from commsweep.data_parallel.memory import memory_bytes as learner_memory
 from commsweep.errors import UserError, notice
 from commsweep.feedback.memory import Keys
 from commsweep.processes import launch, stages
@@ -178,7 +178,7 @@ class Trainer:
     def _make_components(self, steps: int) -> None:
         """What takes part in this stage's training, in the order of a step."""
         run, network = self.run, self.network
-        need = {"learners": learners.memory_bytes(run.grad, network.part, 1, optim.states(run))}
+        need = {"learners": learner_memory(run.grad, network.part, 1, optim.states(run))}
         if run.delay is not None:
             need["delay"] = memory_bytes(run.delay, network.delays)
         check_room(need, self.device, None)

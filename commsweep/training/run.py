@@ -35,9 +35,9 @@ from commsweep.config.override import parse
 from commsweep.config.training import OwnModel
 from commsweep.data import load as datasets
 from commsweep.data.module import Blocks, ImageData
-from commsweep.data_parallel import learners
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
+from commsweep.data_parallel.memory import memory_bytes as learner_memory
 from commsweep.data_parallel.outer.training import Clip, LocalTraining
 from commsweep.data_parallel.shards import Shards
 from commsweep.errors import Diverged, Stopped, UserError, notice, told
@@ -164,7 +164,7 @@ def build(
     n, links = len(data.train.y), {cut: run.links(cut) for cut in modules}
     check_microbatches(run, n, data.train.drop_last)
     need = memory_bytes(links, shapes, run.data.batch_size, n) | {
-        "learners": learners.memory_bytes(
+        "learners": learner_memory(
             run.grad, model, collectives and len(collectives.here), optim.states(run)
         )
     }

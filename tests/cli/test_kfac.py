@@ -153,10 +153,6 @@ def test_a_plan_is_trained_measured_and_reported(tmp_path):
     assert "8 measurements, 0 missing" in done("links", "smoke-kfac", "--only", "measure").stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "other"),
-    [("kfac", "smoke-links", "links"), ("links", "smoke-kfac", "kfac")],
-)
-def test_a_plan_of_the_other_command_is_one_line(command, name, other, tmp_path, capsys):
-    assert main([command, name, "--store", str(tmp_path)]) == 2
-    assert f"use commsweep {other} {name} instead" in capsys.readouterr().err
+def test_a_plan_without_trainings_of_its_own_refuses_to_train(tmp_path, capsys):
+    assert main(["links", "smoke-kfac", "--only", "train", "--store", str(tmp_path)]) == 2
+    assert "plan 'smoke-kfac' measures kfac, whose trainings are" in capsys.readouterr().err

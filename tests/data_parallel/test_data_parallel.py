@@ -44,7 +44,7 @@ from commsweep.config.training import ImageModel
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.joint import build
 from commsweep.data_parallel.layers import layers
-from commsweep.data_parallel.learners import memory_bytes
+from commsweep.data_parallel.memory import memory_bytes
 from commsweep.errors import UserError
 from commsweep.feedback import gradients as feedback
 from commsweep.models import resnet

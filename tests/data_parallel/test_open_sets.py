@@ -25,6 +25,7 @@ from commsweep.config.gradients import Gradients
 from commsweep.data_parallel import exchange, hook, learners
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.feedback import gradients
+from commsweep.store import Store
 from commsweep.training import step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,22 +146,47 @@ class Halves(Compressor[HalvesSpec]):
     def formula_bytes(self, shape, dtype):
         return 4 * shape.numel()
 '''
+FIELD = """    clip: bool = False
+    damped: Annotated[
+        float | None, Field(gt=0, lt=1, description="share of a step that is taken; absent: all")
+    ] = None
+"""
+METHOD = '''
+"""A share of every outer step."""
+from commsweep.data_parallel.outer.roles import STEPS, OuterSGD
+
+@STEPS.when(lambda outer: outer.damped is not None)
+class Damped(OuterSGD):
+    """The outer step of a share of what arrives."""
+
+    def step(self, arrived, rate):
+        super().step({index: self.spec.damped * y for index, y in arrived.items()}, rate)
+'''
 USE = """
 from commsweep.cli.main import main
 from docs.tools.reference import compressors
 from tests.helpers import COMPRESSORS
 assert {"kind": "halves"} in COMPRESSORS and "| `halves` |" in compressors()
-main(["run", "synthetic", "epochs=1", "bwd.compressor.kind=halves", "--store", "store"])
+common = ["run", "synthetic", "epochs=1", "--store", "store"]
+main([*common, "bwd.compressor.kind=halves"])
+learners = ["model.cuts=[]", "grad.learners=2", "grad.outer.interval=2"]
+main([*common, *learners])
+main([*common, *learners, "grad.outer.damped=0.5"])
 """
 
 
-def test_a_new_compressor_is_two_files(tmp_path):
-    for room in ("commsweep", "tests", "sweeps", "analysis", "experiments"):
+def test_a_new_compressor_or_outer_method_is_two_files(tmp_path):
+    for room in ("commsweep", "tests", "sweeps", "analysis", "experiments", "docs/tools"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "commsweep/config/compressors/halves.py").write_text(SETTINGS)
-    (tmp_path / "commsweep/compressors/halves.py").write_text(ARITHMETIC)
+    library = tmp_path / "commsweep"
+    (library / "config/compressors/halves.py").write_text(SETTINGS)
+    (library / "compressors/halves.py").write_text(ARITHMETIC)
+    outer = library / "config/outer.py"
+    outer.write_text(outer.read_text().replace("    clip: bool = False\n", FIELD))
+    (library / "data_parallel/outer/damped.py").write_text(METHOD)
     outcome = subprocess.run(
         [sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, timeout=240
     )
     assert outcome.returncode == 0, outcome.stderr
-    assert "finished" in outcome.stdout
+    losses = [row["metrics"]["test_on_loss"] for row in Store(tmp_path / "store").rows()]
+    assert len(losses) == len(set(losses)) == 3

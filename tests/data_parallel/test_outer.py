@@ -16,9 +16,10 @@ from commsweep import seeds
 from commsweep.cli.main import main
 from commsweep.config import Execution, override, record
 from commsweep.config.execution import LearnerWiring
-from commsweep.config.gradients import Outer
+from commsweep.config.outer import Outer
 from commsweep.config.override import parse
 from commsweep.data_parallel.outer.noloco import pairs
+from commsweep.data_parallel.outer.roles import MERGES
 from commsweep.data_parallel.outer.streaming import fragments
 from commsweep.errors import UserError
 from commsweep.processes import ddp
@@ -616,6 +617,7 @@ def test_senders_share_a_place_among_themselves():
             outer=Outer(aggregate=aggregate, **more),
         )
         made = Exchange(spec, nn.Linear(4, 1, bias=False), 0)
+        made.merges = [method() for method in MERGES.asked(spec.outer)]
         return made.begin([[one] for one in messages], 0, 0, [0])()[0]
 
     apart_, same = (

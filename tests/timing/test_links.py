@@ -234,13 +234,13 @@ def test_turns_of_a_measurement_are_one_their_mean(store, tmp_path):
     assert mean.row["timing"]["steps"] == 27 and mean.network == one.network
     names = [place.name for place in (store.root / "pipelines").iterdir() if len(place.name) == 12]
     with pytest.raises(UserError, match=f"1 of {len(names) + 1}"):
-        links.write(store.root, [*names, "000000000000"], tmp_path / "other")
+        links.write(store.root, "demo-links", [*names, "000000000000"], tmp_path / "other")
 
 
 @pytest.mark.slow
 def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_path):
     names = [row["id"] for row in store.pipelines()]
-    made = links.write(store.root, names, tmp_path / "out")
+    made = links.write(store.root, "demo-links", names, tmp_path / "out")
     assert made.error < 0.01
     steps, target, ranks, regret = (table.texts() for table in made.tables)
     assert len(steps) == len(target) == 12 and not ranks  # two methods are no ranking
@@ -254,7 +254,7 @@ def test_tables_and_figures_are_written_and_name_what_is_predicted(store, tmp_pa
     for name in ("bubble", "far"):
         assert "predicted" in (tmp_path / "out" / f"{name}.svg").read_text()
     with pytest.raises(UserError, match="1 of 13 measurements are missing"):
-        links.write(store.root, [*names, "other"], tmp_path / "out")
+        links.write(store.root, "demo-links", [*names, "other"], tmp_path / "out")
 
 
 def test_advice_that_is_wrong_costs_what_was_measured(store):

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from commsweep.data_parallel.outer.diloco import TakeCommon
+from commsweep.data_parallel.outer.roles import UPDATES, TakeCommon
 
 
+@UPDATES.when(lambda outer: outer.local_update == "add")
 class AddMeanwhile(TakeCommon):
-    """A learner's steps since it sent are added to the common weights."""
+    """The addition of a learner's steps since it sent to the common weights."""
 
     keeps_sent = True
 
-    def apply(self, own: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
+    def apply(self, weights: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
         if sent.numel():
-            own.add_(common - sent)
+            weights.add_(common - sent)
         else:
-            own.copy_(common)
+            weights.copy_(common)

@@ -4,16 +4,15 @@ With interval 1, plain SGD inside, a decaying residue and a DCT of tiles (`grad.
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from commsweep.config.gradients import Outer
-from commsweep.data_parallel.outer.diloco import OuterSGD
+from commsweep.config.outer import Outer
+from commsweep.data_parallel.outer.roles import STEPS, Layers, OuterSGD
 
 
+@STEPS.when(lambda outer: outer.sign)
 class SignStep(OuterSGD):
     """ref <- ref - eta * learning rate * sign(D)."""
 
-    def step(self, arrived: dict[int, Tensor], rate: float) -> None:
+    def step(self, arrived: Layers, rate: float) -> None:
         for gradient in arrived.values():
             gradient.sign_()
         self.sgd.param_groups[0]["lr"] = self.spec.rate * rate
@@ -21,5 +20,5 @@ class SignStep(OuterSGD):
 
     @property
     def installed(self) -> Outer:
-        """The rate follows the learning rate, so it is the factor that is read back."""
+        """Return the settings; the rate follows the learning rate, so its factor is read back."""
         return super().installed.model_copy(update={"rate": self.spec.rate})

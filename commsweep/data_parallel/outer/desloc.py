@@ -7,41 +7,63 @@ The paper averages weights every K steps, first moments every 3 K, second moment
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from commsweep.config.gradients import Outer
+from commsweep.data_parallel.outer.roles import EXTRAS, Extra, Layers
 from commsweep.errors import UserError
+
+if TYPE_CHECKING:
+    from commsweep.data_parallel.outer.training import LocalTraining
 
 # what optimizers call them
 FIRST, SECOND = ("exp_avg", "momentum_buffer"), ("exp_avg_sq",)
 
 
-def due(outer: Outer, step: int) -> list[tuple[str, ...]]:
-    """The moments that are averaged after so many steps."""
-    found = []
-    for interval, names in ((outer.first_moment, FIRST), (outer.second_moment, SECOND)):
-        if interval is not None and step % interval == 0:
-            found.append(names)
-    return found
+@EXTRAS.when(lambda outer: outer.first_moment or outer.second_moment)
+class Moments(Extra):
+    """The mean of the learners' inner moments."""
+
+    def _names(self, step: int) -> list[tuple[str, ...]]:
+        intervals = ((self.outer.first_moment, FIRST), (self.outer.second_moment, SECOND))
+        return [names for interval, names in intervals if interval and step % interval == 0]
+
+    def due(self, step: int) -> bool:
+        return bool(self._names(step))
+
+    def exchange(self, training: LocalTraining, step: int) -> None:
+        for names in self._names(step):
+            self._average(training, names)
+
+    def _average(self, training: LocalTraining, names: tuple[str, ...]) -> None:
+        exchange = training.exchange
+        learners = [moments(optimizer, training.trained, names) for optimizer in training.inners]
+        tensors = [list(layers.values()) for layers in learners]
+        means = exchange.collectives.all_reduce(tensors, "moments").wait()
+        for index, mean in zip(learners[0], means, strict=True):
+            exchange.ledger.dense(index, len(learners), mean.element_size())
+        for row in tensors:
+            for moment, mean in zip(row, means, strict=True):
+                moment.copy_(mean)
 
 
 def moments(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], names: tuple[str, ...]
-) -> dict[int, Tensor]:
-    """A moment of each parameter by its place. Raises UserError where the optimizer keeps none."""
-    parts = getattr(optimizer, "parts", (optimizer,))
-    states = {p: state for part in parts for p, state in part.state.items()}
-    found = {}
-    for place, parameter in enumerate(parameters):
+) -> Layers:
+    """Return a moment of each parameter by its number. Raises UserError where there is none."""
+    optimizers = getattr(optimizer, "parts", (optimizer,))
+    states = {p: state for each in optimizers for p, state in each.state.items()}
+    layers = {}
+    for number, parameter in enumerate(parameters):
         for name in names:
-            kept = states.get(parameter, {}).get(name)
-            if isinstance(kept, Tensor):
-                found[place] = kept
-    if not found:
+            moment = states.get(parameter, {}).get(name)
+            if isinstance(moment, Tensor):
+                layers[number] = moment
+    if not layers:
         raise UserError(
             f"{type(optimizer).__name__} keeps no {' or '.join(names)}: leave out "
             f"grad.outer.{'second' if names == SECOND else 'first'}_moment"
         )
-    return found
+    return layers

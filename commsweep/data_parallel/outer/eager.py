@@ -8,19 +8,87 @@ is left for later: D_m = mean_j y_j(t) + (mean_j y_j(t-1) - d_m(t-1) / M).
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
-Layers = dict[int, Tensor]
+import torch
+from torch import Tensor, nn
+
+from commsweep.component import Moment
+from commsweep.data_parallel.exchange import Exchange
+from commsweep.data_parallel.outer.roles import PEERS, Arrival, Everybody, Layers
 
 
-def merged(now: list[Layers], before: tuple[Layers, list[Layers]] | None) -> list[Layers]:
-    """D of each learner here. now: what it uses at once. before: what arrived of the last exchange,
-    and what each used of it at once.
+@PEERS.when(lambda outer: outer.eager)
+class Eager(Everybody):
+    """The exchange among all learners, whose result is used when the next one begins."""
+
+    separate = True
+    remembered = remembered_each = 1  # of the last exchange: its mean, and each learner's share
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        # by fragment: what waits for the mean, or the mean; each learner's share
+        self.pending: dict[int, tuple[Any, list[Layers]]] = {}
+
+    def send(
+        self,
+        number: int,
+        layers: list[int],
+        moved: list[list[Tensor | None]],
+        references: list[list[nn.Parameter]],
+        moment: Moment,
+        last: bool,
+    ) -> Arrival:
+        # What was remembered of the last exchange is settled before the next one goes on from it.
+        before = self.late(number)
+        arrival = self.exchange.begin(moved, moment.step, moment.epoch, layers)
+        if last:
+            return lambda: merged([arrival()] * len(moved), before)
+        shares = [self._share(tensors, layers) for tensors in moved]
+        self.pending[number] = arrival, shares
+        return lambda: merged(shares, before)
+
+    def _share(self, tensors: list[Tensor | None], layers: list[int]) -> Layers:
+        share = {}
+        for index in layers:
+            tensor = tensors[index]
+            assert tensor is not None, "a fragment's layers have moved"
+            share[index] = tensor / self.exchange.spec.learners
+        return share
+
+    def late(self, number: int) -> tuple[Layers, list[Layers]] | None:
+        pending = self.pending.pop(number, None)
+        if pending is None:
+            return None
+        mean, shares = pending
+        return mean if isinstance(mean, dict) else mean(), shares
+
+    def state(self) -> dict[int, Any]:
+        for number in tuple(self.pending):
+            late = self.late(number)
+            assert late is not None
+            self.pending[number] = late
+        return dict(self.pending)
+
+    def load(self, state: dict[int, Any], device: torch.device) -> None:
+        for number, (mean, shares) in state.items():
+            first, *others = (
+                {index: tensor.to(device) for index, tensor in tensors.items()}
+                for tensors in (mean, *shares)
+            )
+            self.pending[number] = first, others
+
+
+def merged(shares: list[Layers], before: tuple[Layers, list[Layers]] | None) -> list[Layers]:
+    """Return D of each learner here.
+
+    shares: what each uses at once. before: the mean that arrived of the last exchange, and what
+    each used of it at once.
     """
-    made = [dict(layers) for layers in now]
+    result = [dict(layers) for layers in shares]
     if before is not None:
-        mean, sent = before
-        for layers, theirs in zip(made, sent, strict=True):
+        mean, used = before
+        for layers, early in zip(result, used, strict=True):
             for index in layers:
-                layers[index] = layers[index] + (mean[index] - theirs[index])
-    return made
+                layers[index] = layers[index] + (mean[index] - early[index])
+    return result

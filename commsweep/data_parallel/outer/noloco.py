@@ -5,53 +5,70 @@ both pseudo-gradients, plus ref - mean of both refs. Here without Nesterov.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from commsweep import seeds
 from commsweep.collectives import mean
+from commsweep.component import Moment
 from commsweep.data_parallel.exchange import WHAT, Exchange
+from commsweep.data_parallel.outer.roles import PEERS, Arrival, Everybody, Layers
 
 
 def pairs(learners: int, seed: int) -> list[int]:
-    """Every learner's partner, drawn; an even number of them."""
+    """Return every learner's partner, drawn; an even number of them."""
     order = torch.randperm(learners, generator=torch.Generator().manual_seed(seed)).tolist()
     partner = dict(zip(order[::2], order[1::2], strict=True))
     partner |= {b: a for a, b in partner.items()}
     return [partner[learner] for learner in range(learners)]
 
 
-def exchange_with_partner(
-    exchange: Exchange,
-    among: Sequence[int],
-    references: list[list[Tensor]],
-    moved: list[list[Tensor]],
-    step: int,
-) -> Callable[[], list[dict[int, Tensor]]]:
-    """Send ref and pseudo-gradient, [learner here][turn] of the layers `among`, to the partner of
-    this step. What is waited for: D of each learner here, by layer.
-    """
-    here = exchange.collectives.here
-    partners = pairs(exchange.spec.learners, seeds.draw(seeds.PAIRS, exchange.seed, step))
-    told = [refs + steps for refs, steps in zip(references, moved, strict=True)]
-    under_way = exchange.collectives.swap(told, partners, WHAT)
-    for index in among:
-        exchange.ledger.dense(index, 2 * len(here))
+@PEERS.when(lambda outer: outer.peers == "pairs")
+class Pairs(Everybody):
+    """The exchange of weights and pseudo-gradients in drawn pairs."""
 
-    def arrived() -> list[dict[int, Tensor]]:
-        every = []
-        for learner, mine, theirs in zip(here, told, under_way.wait(), strict=True):
-            # sums depend on their order
-            both = (mine, theirs) if learner < partners[learner] else (theirs, mine)
-            common = [mean(list(pair)) for pair in zip(*both, strict=True)]
-            every.append(
-                {
-                    index: common[len(among) + place] + (mine[place] - common[place])
-                    for place, index in enumerate(among)
-                }
-            )
-        return every
+    separate = True
 
-    return arrived
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        exchange.ledger.direct = True
+
+    def send(
+        self,
+        number: int,
+        layers: list[int],
+        moved: list[list[Tensor | None]],
+        references: list[list[nn.Parameter]],
+        moment: Moment,
+        last: bool,
+    ) -> Arrival:
+        exchange = self.exchange
+        draw = seeds.draw(seeds.PAIRS, exchange.seed, moment.step)
+        partners = pairs(exchange.spec.learners, draw)
+        messages: list[list[Tensor]] = []
+        for tensors, reference in zip(moved, references, strict=True):
+            slow = [reference[index].data.clone() for index in layers]
+            fast = [tensor for tensor in tensors if tensor is not None]
+            messages.append(slow + fast)
+        under_way = exchange.collectives.swap(messages, partners, WHAT)
+        for index in layers:
+            exchange.ledger.dense(index, 2 * len(messages))
+
+        def arrived() -> list[Layers]:
+            results = []
+            received = under_way.wait()
+            for learner, mine, theirs in zip(
+                exchange.collectives.here, messages, received, strict=True
+            ):
+                # sums depend on their order
+                both = (mine, theirs) if learner < partners[learner] else (theirs, mine)
+                results.append(_step(mine, [mean(list(pair)) for pair in zip(*both, strict=True)]))
+            return results
+
+        def _step(mine: list[Tensor], common: list[Tensor]) -> Layers:
+            return {
+                index: common[len(layers) + at] + (mine[at] - common[at])
+                for at, index in enumerate(layers)
+            }
+
+        return arrived

@@ -12,17 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def over_senders(mean: Tensor, arrived: list[Tensor]) -> Tensor:
-    """The mean over all learners as the mean over those that sent something, place by place."""
-    senders: Any = sum((y != 0).to(y.dtype) for y in arrived)
-    return mean * len(arrived) / senders.clamp(min=1)
+from commsweep.data_parallel.exchange import Merge
+from commsweep.data_parallel.outer.roles import MERGES
 
 
-def clipped(arrived: list[Tensor]) -> list[Tensor]:
-    """Messages for a layer, those longer than the median norm scaled to it."""
-    norms = torch.stack([torch.linalg.vector_norm(y) for y in arrived])
-    middle = slice((len(arrived) - 1) // 2, len(arrived) // 2 + 1)
-    median = norms.sort().values[middle].mean()
-    factors = [(median / norm.clamp(min=1e-30)).clamp(max=1.0) for norm in norms]
-    return [y * factor for y, factor in zip(arrived, factors, strict=True)]
+@MERGES.when(lambda outer: outer.clip)
+class Clip(Merge):
+    """The scaling of messages longer than the median norm to that norm."""
+
+    def messages(self, arrived: list[Tensor]) -> list[Tensor]:
+        norms = torch.stack([torch.linalg.vector_norm(y) for y in arrived])
+        middle = slice((len(arrived) - 1) // 2, len(arrived) // 2 + 1)
+        median = norms.sort().values[middle].mean()
+        factors = [(median / norm.clamp(min=1e-30)).clamp(max=1.0) for norm in norms]
+        return [y * factor for y, factor in zip(arrived, factors, strict=True)]
+
+
+@MERGES.when(lambda outer: outer.aggregate == "senders")
+class MeanOverSenders(Merge):
+    """The mean over those that sent something, place by place, instead of all learners."""
+
+    def mean(self, mean: Tensor, arrived: list[Tensor]) -> Tensor:
+        senders: Any = sum((y != 0).to(y.dtype) for y in arrived)
+        return mean * len(arrived) / senders.clamp(min=1)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commsweep.data_parallel.outer.diloco import TakeCommon
+from commsweep.data_parallel.outer.roles import UPDATES, TakeCommon
 
 
+@UPDATES.when(lambda outer: outer.local_update == "sent")
 class TakeSent(TakeCommon):
-    """The common weights at places that were sent; the learner's own elsewhere."""
+    """The common weights at places that were sent; the learner's elsewhere."""
 
     apart = True
 
-    def apply(self, own: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
-        own.copy_(torch.where(arrived != 0, common, own))
+    def apply(self, weights: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
+        weights.copy_(torch.where(arrived != 0, common, weights))

@@ -10,40 +10,46 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from commsweep.config.gradients import Outer
-from commsweep.data_parallel.outer.diloco import TakeCommon
+from commsweep.config.outer import Outer
+from commsweep.data_parallel.outer.roles import UPDATES, TakeCommon
 from commsweep.errors import UserError
 
 
+@UPDATES.when(lambda outer: outer.local_update == "mix" and outer.local_share)
 class Mix(TakeCommon):
-    """A learner keeps `local_share` of its own weights."""
+    """The mix of common weights with a share `local_share` of a learner's own."""
 
-    def apply(self, own: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
-        own.lerp_(common, 1 - self.spec.local_share)
+    shares_statistics = False
+
+    def apply(self, weights: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
+        weights.lerp_(common, 1 - self.spec.local_share)
 
 
 def fragments(names: Sequence[str], outer: Outer) -> list[tuple[int, list[int]]]:
-    """(offset in steps, places of its parameters) of each fragment: block i belongs to fragment i
-    mod `fragments`, what is in no block (embeddings, heads) is one of its own. One fragment holds
-    everything.
+    """Return (offset in steps, numbers of its parameters) of each fragment.
 
-    A parameter's block is the part of its name up to the first number. Raises UserError where there
-    are fewer blocks.
+    Block i belongs to fragment i mod `fragments`; what is in no block (embeddings, heads) is one
+    more. A parameter's block is the part of its name up to the first number. Raises UserError where
+    there are fewer blocks than fragments.
     """
     if outer.fragments == 1:
         return [(0, list(range(len(names))))]
     blocks: dict[str, list[int]] = {}
-    rest: list[int] = []
-    for place, name in enumerate(names):
-        found = re.match(r"(.*?(?:^|\.)\d+)\.", name)
-        (blocks.setdefault(found[1], []) if found else rest).append(place)
+    outside: list[int] = []
+    for number, name in enumerate(names):
+        block = re.match(r"(.*?(?:^|\.)\d+)\.", name)
+        (blocks.setdefault(block[1], []) if block else outside).append(number)
     if len(blocks) < outer.fragments:
         raise UserError(
             f"grad.outer.fragments={outer.fragments}: the model has {len(blocks)} blocks, so "
             "some fragments would be empty; choose no more"
         )
-    every = [
-        [place for own in list(blocks.values())[turn :: outer.fragments] for place in own]
-        for turn in range(outer.fragments)
-    ] + ([rest] if rest else [])
-    return [(turn * outer.interval // len(every), own) for turn, own in enumerate(every)]
+    members = []
+    for first in range(outer.fragments):
+        turns = list(blocks.values())[first :: outer.fragments]
+        members.append([number for block in turns for number in block])
+    if outside:
+        members.append(outside)
+    return [
+        (index * outer.interval // len(members), numbers) for index, numbers in enumerate(members)
+    ]

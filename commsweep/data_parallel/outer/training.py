@@ -19,23 +19,27 @@ from torch import Tensor, nn
 
 from commsweep.collectives import Collectives
 from commsweep.component import Moment, Pass
-from commsweep.config.gradients import Gradients, Outer
+from commsweep.config.gradients import Gradients
+from commsweep.config.outer import Outer
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.layers import Layer
 from commsweep.data_parallel.learners import Learners
-from commsweep.data_parallel.outer import desloc, eager
-from commsweep.data_parallel.outer.delayed import AddMeanwhile
-from commsweep.data_parallel.outer.demo import SignStep
-from commsweep.data_parallel.outer.diloco import OuterSGD, TakeCommon
-from commsweep.data_parallel.outer.noloco import exchange_with_partner
-from commsweep.data_parallel.outer.sparta import TakeSent
-from commsweep.data_parallel.outer.streaming import Mix, fragments
+from commsweep.data_parallel.outer.roles import (
+    EXTRAS,
+    MERGES,
+    PEERS,
+    STEPS,
+    UPDATES,
+    Arrival,
+    Everybody,
+    Layers,
+    OuterSGD,
+    TakeCommon,
+)
+from commsweep.data_parallel.outer.streaming import fragments
 
 Inner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Clip = Callable[[list[nn.Parameter]], object]
-
-
-LOCAL_UPDATES: dict[str, type[TakeCommon]] = {"mix": Mix, "add": AddMeanwhile, "sent": TakeSent}
 
 
 class LocalTraining(Learners):
@@ -72,21 +76,19 @@ class LocalTraining(Learners):
             (offset, [here[place] for place in among if place in here])
             for offset, among in fragments([layer.name for layer in whole], self.outer)
         ]
-        mixes = self.outer.local_update != "mix" or self.outer.local_share
-        update = LOCAL_UPDATES[self.outer.local_update] if mixes else TakeCommon
-        self.local_update = update(self.outer)
-        self.paired = self.outer.peers == "pairs"
-        # whether every learner has outer weights of its own
-        self.alone = self.paired or self.outer.eager is True
+        self.exchange.merges = [method() for method in MERGES.asked(self.outer)]
+        self.extras = [method(self.outer) for method in EXTRAS.asked(self.outer)]
+        self.local_update = UPDATES.of(self.outer, TakeCommon)(self.outer)
+        self.peers = PEERS.of(self.outer, Everybody)(self.exchange)
+        self.separate = self.peers.separate
         # Where every learner begins at the common weights and takes plain SGD steps, what it has
         # moved by is known better than by the difference of weights, which rounds a small step
         # away.
-        self._adds_up = plain and update is TakeCommon and not self.alone and not self.outer.overlap
+        takes_all = type(self.local_update) is TakeCommon and not self.outer.overlap
+        self._adds_up = plain and takes_all and not self.separate
         self._moved: list[list[Tensor]] = []
         # by fragment: when it is used, and what has arrived
         self._pending: dict[int, tuple[int, Any]] = {}
-        # by fragment, of eager learners: what travels since the last exchange, what was sent
-        self._late: dict[int, tuple[Any, list[dict[int, Tensor]]]] = {}
         # by fragment: the number of steps after which it was sent last
         self._sent_after: dict[int, int] = {}
         # the learner whose weights the model holds; None: the common ones
@@ -104,17 +106,17 @@ class LocalTraining(Learners):
         # The common weights and their optimizer; in pairs, those of each learner here.
         self.references = [
             [nn.Parameter(p.detach().clone()) for p in self.trained]
-            for _ in (here if self.alone else (0,))
+            for _ in (here if self.separate else (0,))
         ]
         # what a learner that adds sent last
         self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]
         if self._adds_up:
             self._moved = [[torch.zeros_like(p) for p in self.trained] for _ in here]
-        self._inner = []
+        self.inners = []
         for turn in here:
             self.take(turn)
-            self._inner.append(self.inner(self.trained))
-        step = SignStep if self.outer.sign else OuterSGD
+            self.inners.append(self.inner(self.trained))
+        step = STEPS.of(self.outer, OuterSGD)
         self.outer_steps = [step(self.outer, reference) for reference in self.references]
         if self._told is not None:
             self._restore(self._told)
@@ -137,7 +139,7 @@ class LocalTraining(Learners):
         meet.
         """
         common = [reference.data for reference in self.references[0]]
-        if self.alone or self.local_update.apart:
+        if self.separate or self.local_update.apart:
             common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
         for p, one in zip(self.trained, common, strict=True):
             p.data = one
@@ -169,12 +171,12 @@ class LocalTraining(Learners):
         if self.clip is not None:
             self.clip(self.trained)
         for group, told in zip(
-            self._inner[turn].param_groups, self._rates.param_groups, strict=True
+            self.inners[turn].param_groups, self._rates.param_groups, strict=True
         ):
             group["lr"] = told["lr"]
         if self._adds_up:
             self._add_up(turn)
-        self._inner[turn].step()
+        self.inners[turn].step()
         for p in self.trained:
             p.grad = None
         for kept, buffer in zip(self._kept[turn], self._statistics(), strict=True):
@@ -182,7 +184,7 @@ class LocalTraining(Learners):
 
     def _add_up(self, turn: int) -> None:
         """Add the plain SGD step that a learner here is about to take to what it has moved by."""
-        group = self._inner[turn].param_groups[0]
+        group = self.inners[turn].param_groups[0]
         for moved, p in zip(self._moved[turn], self.trained, strict=True):
             if p.grad is not None:
                 moved.add_(p.grad, alpha=group["lr"])
@@ -193,8 +195,8 @@ class LocalTraining(Learners):
         """All learners have stepped: use what has arrived, and send what is due."""
         done, last = moment.step + 1, moment.step + 1 == self.steps
         self.exchange.ledger.steps += 1
-        for names in desloc.due(self.outer, done):
-            self._average(names)
+        for extra in self.extras:
+            extra.exchange(self, done)
         for number, (due, _) in list(self._pending.items()):
             if due == done or last:
                 self._use(number, moment.rate)
@@ -214,7 +216,7 @@ class LocalTraining(Learners):
         """Return whether the learners exchange anything after so many steps."""
         used = any(due == done for due, _ in self._pending.values())
         sent = any(self._is_due(number, done) for number in range(len(self.fragments)))
-        return used or sent or bool(desloc.due(self.outer, done))
+        return used or sent or any(extra.due(done) for extra in self.extras)
 
     @torch.no_grad()
     def finish(self, moment: Moment) -> None:
@@ -228,80 +230,43 @@ class LocalTraining(Learners):
             if self._sent_after.get(number, 0) < done:
                 self._pending[number] = done, self._send(number, moment, last=True)
                 self._use(number, moment.rate)
-            elif (before := self._arrived(number)) is not None:
-                self._amend(*before)
+            elif (late := self.peers.late(number)) is not None:
+                self._amend(*late)
 
-    def _amend(self, mean: dict[int, Tensor], shares: list[dict[int, Tensor]]) -> None:
+    def _amend(self, mean: Layers, shares: list[Layers]) -> None:
         """Add what the others sent to an eager exchange that turned out to be the last one."""
         for turn, (outer_step, used) in enumerate(zip(self.outer_steps, shares, strict=True)):
             outer_step.amend({index: mean[index] - used[index] for index in mean})
             for index in mean:
                 self._own[turn][index].copy_(self._reference(turn)[index].data)
 
-    def _average(self, names: tuple[str, ...]) -> None:
-        """Give every learner the mean of their inner optimizers' moments."""
-        every = [desloc.moments(optimizer, self.trained, names) for optimizer in self._inner]
-        parts = [list(kept.values()) for kept in every]
-        means = self.exchange.collectives.all_reduce(parts, "moments").wait()
-        for index, merged in zip(every[0], means, strict=True):
-            self.exchange.ledger.dense(index, len(every), merged.element_size())
-        for kept in parts:
-            for moment, merged in zip(kept, means, strict=True):
-                moment.copy_(merged)
-
-    def _send(
-        self, number: int, moment: Moment, last: bool
-    ) -> Callable[[], list[dict[int, Tensor]]]:
-        """Send what the learners have moved by in a fragment; what arrives, for each of
+    def _send(self, number: int, moment: Moment, last: bool) -> Arrival:
+        """Send what the learners have moved by in a fragment; return what waits for D of each of
         `references`. last: no exchange of this fragment follows.
         """
-        among = self.fragments[number][1]
+        layers = self.fragments[number][1]
         self._sent_after[number] = moment.step + 1
-        moved: list[list[Tensor | None]] = []
-        every_turn = range(len(self.here))
-        for turn in every_turn:
-            every: list[Tensor | None] = [None] * len(self.trained)
-            for index in among:
-                if self._adds_up:
-                    every[index] = self._moved[turn][index].clone()
-                    self._moved[turn][index].zero_()
-                    continue
-                every[index] = self._reference(turn)[index].data - self._own[turn][index]
-                if self.local_update.keeps_sent:
-                    self._sent[turn][index] = self._own[turn][index].clone()
-            moved.append(every)
-        if self.paired:
-            slow = [[self._reference(turn)[i].data.clone() for i in among] for turn in every_turn]
-            fast = [[own[i] for i in among] for own in moved]
-            return exchange_with_partner(self.exchange, among, slow, fast, moment.step)  # pyright: ignore[reportArgumentType]
-        before = self._arrived(number)
-        arrival = self.exchange.begin(moved, moment.step, moment.epoch, among)
-        if self.outer.eager:
-            if not last:
-                shares = [
-                    {index: every[index] / self.spec.learners for index in among}  # pyright: ignore[reportOptionalOperand]
-                    for every in moved
-                ]
-                self._late[number] = arrival, shares
-                return lambda: eager.merged(shares, before)
-            # nothing is left for later
-            return lambda: eager.merged([arrival()] * len(self.here), before)
-        return lambda: [arrival()]
+        learners = range(len(self.here))
+        moved = [self._moved_by(learner, layers) for learner in learners]
+        references = [self._reference(learner) for learner in learners]
+        return self.peers.send(number, layers, moved, references, moment, last)
 
-    def _arrived(self, number: int) -> tuple[dict[int, Tensor], list[dict[int, Tensor]]] | None:
-        """Of an eager fragment's last exchange: the mean, and what each learner here used at once.
-
-        Waited for before the next one begins, which goes on from what was remembered of this one.
-        """
-        late = self._late.pop(number, None)
-        if late is None:
-            return None
-        mean, shares = late
-        return mean if isinstance(mean, dict) else mean(), shares
+    def _moved_by(self, learner: int, layers: list[int]) -> list[Tensor | None]:
+        """Return the pseudo-gradient of a learner here, by layer; None outside `layers`."""
+        moved: list[Tensor | None] = [None] * len(self.trained)
+        for index in layers:
+            if self._adds_up:
+                moved[index] = self._moved[learner][index].clone()
+                self._moved[learner][index].zero_()
+                continue
+            moved[index] = self._reference(learner)[index].data - self._own[learner][index]
+            if self.local_update.keeps_sent:
+                self._sent[learner][index] = self._own[learner][index].clone()
+        return moved
 
     def _reference(self, turn: int) -> list[nn.Parameter]:
         """What a learner here has moved from since it was last given weights."""
-        return self.references[turn if self.alone else 0]
+        return self.references[turn if self.separate else 0]
 
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the
@@ -332,7 +297,7 @@ class LocalTraining(Learners):
         for place, one in enumerate(first):
             self._common[place].copy_(one)
             for kept in self._kept:
-                if not self.outer.local_share and not self.alone:
+                if self.local_update.shares_statistics and not self.separate:
                     kept[place].copy_(one)
         # the buffers are others than the learner's now
         self._loaded = None if self._loaded is None else -1
@@ -351,10 +316,6 @@ class LocalTraining(Learners):
             arrived,
         ) in self._pending.items():  # what is under way has been decided when it was sent
             self._pending[number] = due, arrived() if callable(arrived) else arrived
-        for number in tuple(self._late):
-            arrived = self._arrived(number)
-            assert arrived is not None
-            self._late[number] = arrived
         return {
             "own": self._own,
             "kept": self._kept,
@@ -362,33 +323,23 @@ class LocalTraining(Learners):
             "common": self._common,
             "sent": self._sent,
             "references": [[one.data for one in own] for own in self.references],
-            "inner": [one.state_dict() for one in self._inner],
+            "inner": [one.state_dict() for one in self.inners],
             "outers": [step.sgd.state_dict() for step in self.outer_steps],
             "pending": self._pending,
-            "late": self._late,
+            "late": self.peers.state(),
             "sent_after": self._sent_after,
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        if "reference" in state:  # checkpoints of earlier versions know no pairs
-            state |= {
-                "references": [state["reference"]],
-                "outers": [state["outer"]],
-                "pending": {
-                    number: (due, [arrived]) for number, (due, arrived) in state["pending"].items()
-                },
-            }
         self._told = state
 
     def _restore(self, told: dict[str, Any]) -> None:
         references = [[one.data for one in own] for own in self.references]
-        # earlier checkpoints have none
-        own_too = (("moved", self._moved),) if "moved" in told else ()
         for name, own in (
             ("own", self._own),
             ("kept", self._kept),
             ("references", references),
-            *own_too,
+            ("moved", self._moved),
         ):
             for mine, theirs in zip(own, told[name], strict=True):
                 for one, other in zip(mine, theirs, strict=True):
@@ -404,13 +355,9 @@ class LocalTraining(Learners):
             )
             for number, (due, arrived) in told["pending"].items()
         }
-        for number, (arrived, own) in told.get("late", {}).items():
-            mean, *sent = (
-                {index: one.to(device) for index, one in every.items()} for every in (arrived, *own)
-            )
-            self._late[number] = mean, sent
-        self._sent_after = dict(told.get("sent_after", {}))
-        for turn, (optimizer, state) in enumerate(zip(self._inner, told["inner"], strict=True)):
+        self.peers.load(told["late"], device)
+        self._sent_after = dict(told["sent_after"])
+        for turn, (optimizer, state) in enumerate(zip(self.inners, told["inner"], strict=True)):
             self.take(turn)
             optimizer.load_state_dict(state)
         for step, state in zip(self.outer_steps, told["outers"], strict=True):
