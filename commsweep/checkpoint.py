@@ -29,12 +29,12 @@ RARELY = 20  # times as long as a checkpoint takes passes at least before the ne
 
 
 class Pace:
-    """When the next checkpoint is due: after `every` seconds, later where taking them would slow
+    """When the next checkpoint is due: after `seconds` seconds, later where taking them would slow
     the training down; always, if that is 0.
     """
 
-    def __init__(self, every: float) -> None:
-        self.every, self.last, self.took = every, time.monotonic(), 0.0
+    def __init__(self, seconds: float) -> None:
+        self.every, self.last, self.took = seconds, time.monotonic(), 0.0
 
     def due(self) -> bool:
         """Whether it is time for the next."""
@@ -51,14 +51,14 @@ class Pace:
 
 def save(state: Any, folder: Path, name: str, step: int) -> Path:
     """Write a checkpoint, whole or not at all, and remove those that are no longer needed."""
-    part = folder / f".{name}.part"
-    with open(part, "wb") as raw:
+    partial = folder / f".{name}.part"
+    with open(partial, "wb") as raw:
         hashing = _Hashing(raw)
         torch.save(state, hashing)  # pyright: ignore[reportArgumentType]
         raw.flush()
         os.fsync(raw.fileno())
     path = folder / f"{name}.{step}.{hashing.digest()}.ckpt"
-    os.replace(part, path)
+    os.replace(partial, path)
     flush_folder(folder)
     for _, old in saved(folder, name)[KEPT:]:
         old.unlink()
@@ -69,20 +69,20 @@ def saved(folder: Path, name: str) -> list[tuple[int, Path]]:
     """(step, file) of the checkpoints of this name, newest first; whether they are whole is another
     question.
     """
-    found = [
-        (int(parts[-3]), path)
+    numbered = [
+        (int(pieces[-3]), path)
         for path in folder.glob(f"{name}.*.ckpt")
-        if len(parts := path.name.split(".")) >= 4 and parts[-3].isdecimal()
+        if len(pieces := path.name.split(".")) >= 4 and pieces[-3].isdecimal()
     ]
-    return sorted(found, key=lambda one: (-one[0], one[1].name))
+    return sorted(numbered, key=lambda entry: (-entry[0], entry[1].name))
 
 
-def whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
     """Whether a file has the bytes that its name promises."""
-    wanted = path.name.removesuffix(".ckpt").rsplit(".", 1)[-1]
+    expected = path.name.removesuffix(".ckpt").rsplit(".", 1)[-1]
     try:
         with open(path, "rb") as handle:
-            return digest(handle) == wanted
+            return digest(handle) == expected
     except OSError:
         return False
 
@@ -91,17 +91,17 @@ def newest(folder: Path, name: str, copies: Iterable[Path] = ()) -> tuple[Path |
     """(the newest whole checkpoint, a line about each damaged one). `copies`: files that need a
     whole copy, too.
     """
-    said = []
+    reasons = []
     for step, path in saved(folder, name):
-        if whole(path) and all(
-            any(map(whole, copy.parent.glob(f"{copy.name}.{step}.*"))) for copy in copies
+        if is_whole(path) and all(
+            any(map(is_whole, copy.parent.glob(f"{copy.name}.{step}.*"))) for copy in copies
         ):
-            return path, said
-        said.append(
+            return path, reasons
+        reasons.append(
             f"checkpoint '{path.name}' (or what goes with it) is damaged: going on from an "
             "older one, or from the beginning"
         )
-    return None, said
+    return None, reasons
 
 
 def digest(handle: BinaryIO) -> str:

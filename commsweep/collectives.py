@@ -95,26 +95,27 @@ def gathered_tensors(
     mine: dict[str, Tensor], group: dist.ProcessGroup | None = None
 ) -> list[dict[str, Tensor]]:
     """Every process's named tensors, which may differ in number and shape; on the host."""
-    every = gathered(
+    layouts = gathered(
         [
-            [name, str(one.dtype).removeprefix("torch."), list(one.shape)]
-            for name, one in mine.items()
+            [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            for name, tensor in mine.items()
         ],
         group,
     )
-    parts = _gathered_bytes(_joined([one.cpu() for one in mine.values()]), group)
+    joined = _joined([tensor.cpu() for tensor in mine.values()])
+    buffers = _gathered_bytes(joined, group)
     return [
         dict(
             zip(
-                (name for name, _, _ in told),
+                (name for name, _, _ in layout),
                 _parted(
-                    part,
-                    [torch.empty(shape, dtype=getattr(torch, kind)) for _, kind, shape in told],
+                    received,
+                    [torch.empty(shape, dtype=getattr(torch, kind)) for _, kind, shape in layout],
                 ),
                 strict=True,
             )
         )
-        for told, part in zip(every, parts, strict=True)
+        for layout, received in zip(layouts, buffers, strict=True)
     ]
 
 
@@ -141,9 +142,9 @@ def _gathered_bytes(mine: Tensor, group: dist.ProcessGroup | None) -> list[Tenso
     lengths = [int(size) for size in sizes]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
     padded[: mine.numel()] = mine.to(device)
-    every = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(every, padded, group)
-    return [one[:length].cpu() for one, length in zip(every, lengths, strict=True)]
+    buffers = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(buffers, padded, group)
+    return [buffer[:length].cpu() for buffer, length in zip(buffers, lengths, strict=True)]
 
 
 def told_by_first(value: Any, group: dist.ProcessGroup | None = None) -> Any:
@@ -161,21 +162,21 @@ class Collectives:
     # that it computed since it sent its last message, before it waited for what answers it
     meanwhile = 0.0
 
-    def __init__(self, learners: int, here: tuple[int, ...]) -> None:
-        self.learners, self.here = learners, here
+    def __init__(self, learners: int, learners_here: tuple[int, ...]) -> None:
+        self.learners, self.here = learners, learners_here
         self.sent: Counter[str] = Counter()
         # of these, what says where a message belongs and ends
         self.framing: Counter[str] = Counter()
 
-    def gather(self, parts: Parts, what: str) -> Handle[Parts]:
+    def gather(self, tensors: Parts, label: str) -> Handle[Parts]:
         """Every learner's tensors, [learner][tensor]; all have the same shapes."""
         raise NotImplementedError
 
     def broadcast(
         self,
-        parts: Callable[[int], list[Tensor]],
+        tensors: Callable[[int], list[Tensor]],
         leader: int,
-        what: str,
+        label: str,
         among: tuple[int, ...] | None = None,
     ) -> Handle[list[Tensor]]:
         """The leader's tensors; `parts(i)` makes those of the i-th learner here, of the leader's
@@ -186,7 +187,11 @@ class Collectives:
         raise NotImplementedError
 
     def share(
-        self, messages: list[list[Message]], address: message.Address, what: str, even: bool = False
+        self,
+        messages: list[list[Message]],
+        address: message.Address,
+        label: str,
+        even: bool = False,
     ) -> Handle[Parts]:
         """What arrives of every learner's messages, [learner][layer]. Raises UserError on bytes
         that are none.
@@ -196,7 +201,7 @@ class Collectives:
         raise NotImplementedError
 
     def scatter(
-        self, messages: list[dict[int, list[Message]]], address: message.Address, what: str
+        self, messages: list[dict[int, list[Message]]], address: message.Address, label: str
     ) -> Handle[list[Parts]]:
         """An all-to-all: messages [learner here]{to whom: [layer]}, each of a length that its shape
         says, to as many others, or none, as one has messages from. [learner here][from whom, in
@@ -204,7 +209,7 @@ class Collectives:
         """
         raise NotImplementedError
 
-    def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
+    def swap(self, tensors: Parts, partners: list[int], label: str) -> Handle[Parts]:
         """Of each learner here its partner's tensors; partners: of every learner, each other's. All
         have the same shapes.
         """
@@ -214,10 +219,12 @@ class Collectives:
         """The first learner's value, small and as JSON has it."""
         return value
 
-    def all_reduce(self, parts: Parts, what: str) -> Handle[list[Tensor]]:
+    def all_reduce(self, tensors: Parts, label: str) -> Handle[list[Tensor]]:
         """The mean of the learners' tensors, in their order."""
-        every = self.gather(parts, what)
-        return Handle(lambda: [mean(list(column)) for column in zip(*every.wait(), strict=True)])
+        gathered_ = self.gather(tensors, label)
+        return Handle(
+            lambda: [mean(list(column)) for column in zip(*gathered_.wait(), strict=True)]
+        )
 
 
 class Simulated(Collectives):
@@ -226,42 +233,47 @@ class Simulated(Collectives):
     def __init__(self, learners: int) -> None:
         super().__init__(learners, tuple(range(learners)))
 
-    def gather(self, parts: Parts, what: str) -> Handle[Parts]:
-        return Handle(lambda: parts)
+    def gather(self, tensors: Parts, label: str) -> Handle[Parts]:
+        return Handle(lambda: tensors)
 
     def broadcast(
         self,
-        parts: Callable[[int], list[Tensor]],
+        tensors: Callable[[int], list[Tensor]],
         leader: int,
-        what: str,
+        label: str,
         among: tuple[int, ...] | None = None,
     ) -> Handle[list[Tensor]]:
-        made = parts(leader)
-        return Handle(lambda: made)
+        sent = tensors(leader)
+        return Handle(lambda: sent)
 
     def share(
-        self, messages: list[list[Message]], address: message.Address, what: str, even: bool = False
+        self,
+        messages: list[list[Message]],
+        address: message.Address,
+        label: str,
+        even: bool = False,
     ) -> Handle[Parts]:
-        arrived = [[one.arrive() for one in own] for own in messages]
+        arrived = [[payload.arrive() for payload in message] for message in messages]
         return Handle(lambda: arrived)
 
     def scatter(
-        self, messages: list[dict[int, list[Message]]], address: message.Address, what: str
+        self, messages: list[dict[int, list[Message]]], address: message.Address, label: str
     ) -> Handle[list[Parts]]:
         arrived = [
-            [[one.arrive() for one in own[to]] for own in messages if to in own] for to in self.here
+            [[message.arrive() for message in outbox[to]] for outbox in messages if to in outbox]
+            for to in self.here
         ]
         return Handle(lambda: arrived)
 
-    def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
-        return Handle(lambda: [parts[partner] for partner in partners])
+    def swap(self, tensors: Parts, partners: list[int], label: str) -> Handle[Parts]:
+        return Handle(lambda: [tensors[partner] for partner in partners])
 
 
-def needs_group(what: str) -> None:
-    """Raise UserError unless this process belongs to a process group, which `what` needs."""
+def needs_group(label: str) -> None:
+    """Raise UserError unless this process belongs to a process group, which `label` needs."""
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(
-            f"{what} belongs to a process group, and there is none: call "
+            f"{label} belongs to a process group, and there is none: call "
             "torch.distributed.init_process_group first"
         )
 
@@ -294,105 +306,107 @@ class Processes(Collectives):
         """Of a learner's process among all there are."""
         return learner if self.group is None else dist.get_global_rank(self.group, learner)
 
-    def gather(self, parts: Parts, what: str) -> Handle[Parts]:
-        mine = _joined(parts[0])
-        self.sent[what] += mine.numel()
+    def gather(self, label: Parts, tensors: str) -> Handle[Parts]:
+        mine = _joined(label[0])
+        self.sent[tensors] += mine.numel()
         under_way = self._round(mine) if self.ring else self._exchanged(mine)
-        return Handle(lambda: [_parted(one, parts[0]) for one in under_way.wait()])
+        return Handle(lambda: [_parted(buffer, label[0]) for buffer in under_way.wait()])
 
     def _round(self, mine: Tensor) -> Handle[list[Tensor]]:
         """The learners' bytes, all of as many as one's own, round a ring."""
-        every = [torch.empty_like(mine) for _ in range(self.learners)]
-        work = dist.all_gather(every, mine, self.group, async_op=True)
+        buffers = [torch.empty_like(mine) for _ in range(self.learners)]
+        work = dist.all_gather(buffers, mine, self.group, async_op=True)
 
         def finish() -> list[Tensor]:
             self._wait(work)
-            return every
+            return buffers
 
         return Handle(finish)
 
     def scatter(
-        self, messages: list[dict[int, list[Message]]], address: message.Address, what: str
+        self, messages: list[dict[int, list[Message]]], address: message.Address, label: str
     ) -> Handle[list[Parts]]:
-        own, mine = self.here[0], messages[0]
-        payloads = {to: [one.pack() for one in every] for to, every in mine.items()}
-        packed = {to: message.pack(every, address) for to, every in payloads.items()}
-        came = {other: torch.empty_like(one) for other, one in packed.items()} | {own: packed[own]}
-        others = [to for to in self._others() if to in packed]
-        for to in others:
-            self._count(what, packed[to].numel(), payloads[to])
-        under_way = self._posted(packed, came, others)
+        rank, mine = self.here[0], messages[0]
+        payloads = {to: [message.pack() for message in outbox] for to, outbox in mine.items()}
+        packed = {to: message.pack(payloads_to, address) for to, payloads_to in payloads.items()}
+        came = {to: torch.empty_like(sent) for to, sent in packed.items()} | {rank: packed[rank]}
+        ranks = [to for to in self._other_ranks() if to in packed]
+        for to in ranks:
+            self._count(label, packed[to].numel(), payloads[to])
+        under_way = self._posted(packed, came, ranks)
 
         def finish() -> list[Parts]:
             under_way.wait()
-            return [[self._read(came[k], mine[own], payloads[own], address) for k in sorted(came)]]
+            return [
+                [self._read(came[k], mine[rank], payloads[rank], address) for k in sorted(came)]
+            ]
 
         return Handle(finish)
 
-    def swap(self, parts: Parts, partners: list[int], what: str) -> Handle[Parts]:
-        mine, other = _joined(parts[0]), partners[self.here[0]]
-        self.sent[what] += mine.numel()
-        under_way = self._exchanged(mine, others=[other])
-        return Handle(lambda: [_parted(under_way.wait()[other], parts[0])])
+    def swap(self, label: Parts, partners: list[int], tensors: str) -> Handle[Parts]:
+        mine, partner = _joined(label[0]), partners[self.here[0]]
+        self.sent[tensors] += mine.numel()
+        under_way = self._exchanged(mine, ranks=[partner])
+        return Handle(lambda: [_parted(under_way.wait()[partner], label[0])])
 
     def _exchanged(
-        self, mine: Tensor, sizes: list[int] | None = None, others: list[int] | None = None
+        self, mine: Tensor, sizes: list[int] | None = None, ranks: list[int] | None = None
     ) -> Handle[list[Tensor]]:
         """The learners' bytes, each of as many as one's own or of these sizes; everyone sends
         straight to everyone, or to these others.
 
         As many bytes as a ring takes, in one round instead of learners - 1.
         """
-        own, n = self.here[0], self.learners
-        every = [
-            mine if k == own else mine.new_empty(mine.numel() if sizes is None else sizes[k])
+        rank, n = self.here[0], self.learners
+        buffers = [
+            mine if k == rank else mine.new_empty(mine.numel() if sizes is None else sizes[k])
             for k in range(n)
         ]
-        others = self._others() if others is None else others
-        under_way = self._posted(dict.fromkeys(others, mine), dict(enumerate(every)), others)
+        ranks = self._other_ranks() if ranks is None else ranks
+        under_way = self._posted(dict.fromkeys(ranks, mine), dict(enumerate(buffers)), ranks)
 
         def finish() -> list[Tensor]:
             under_way.wait()
-            return every
+            return buffers
 
         return Handle(finish)
 
-    def _others(self) -> list[int]:
+    def _other_ranks(self) -> list[int]:
         """The other learners, from the next one on, so that not all begin with the same."""
-        return [(self.here[0] + turn) % self.learners for turn in range(1, self.learners)]
+        return [(self.here[0] + shift) % self.learners for shift in range(1, self.learners)]
 
     def _posted(
-        self, out: dict[int, Tensor], into: dict[int, Tensor], others: list[int]
+        self, out: dict[int, Tensor], into: dict[int, Tensor], ranks: list[int]
     ) -> Handle[None]:
         """To each of these others its bytes, and theirs into `into`; empty ones are not sent.
 
         Receives are posted before anything is sent: the word that one waits for a message must not
         itself wait behind what one sends.
         """
-        moved = self._by_host and any(self._elsewhere(one) for one in out.values())
+        moved = self._by_host and any(self._elsewhere(tensor) for tensor in out.values())
         landing = {
-            k: into[k].new_empty(into[k].shape, device="cpu") if moved else into[k] for k in others
+            k: into[k].new_empty(into[k].shape, device="cpu") if moved else into[k] for k in ranks
         }
         posted = [
             dist.P2POp(dist.irecv, landing[k], self._rank(k), self.group)
-            for k in reversed(others)
+            for k in reversed(ranks)
             if into[k].numel()
         ]
         posted += [
             dist.P2POp(dist.isend, out[k].cpu() if moved else out[k], self._rank(k), self.group)
-            for k in others
+            for k in ranks
             if out[k].numel()
         ]
         self._posts += 1
-        turn, began, waited = self._posts, time.perf_counter(), self.waited
+        post, began, waited = self._posts, time.perf_counter(), self.waited
         works = dist.batch_isend_irecv(posted) if posted else []
 
         def finish() -> None:
-            if works and turn == self._posts:
+            if works and post == self._posts:
                 self.meanwhile += time.perf_counter() - began - (self.waited - waited)
             self._wait(*works)
             if moved:
-                for k in others:
+                for k in ranks:
                     into[k].copy_(landing[k])
 
         return Handle(finish)
@@ -410,16 +424,16 @@ class Processes(Collectives):
 
     def broadcast(
         self,
-        parts: Callable[[int], list[Tensor]],
+        tensors: Callable[[int], list[Tensor]],
         leader: int,
-        what: str,
+        label: str,
         among: tuple[int, ...] | None = None,
     ) -> Handle[list[Tensor]]:
-        own = parts(0)
+        sent = tensors(0)
         if among is not None and len(among) == 1:
-            return Handle(lambda: own)
-        mine, leads = _joined(own), leader in self.here
-        self.sent[what] += mine.numel() * leads
+            return Handle(lambda: sent)
+        mine, leads = _joined(sent), leader in self.here
+        self.sent[label] += mine.numel() * leads
         if self.ring:
             work = dist.broadcast(
                 mine,
@@ -429,17 +443,19 @@ class Processes(Collectives):
             )
             under_way = Handle(lambda: self._wait(work))  # pyright: ignore[reportArgumentType]
         else:  # down a tree it would take a latency more for each of its levels
-            others = (
-                [k for k in self._others() if among is None or k in among] if leads else [leader]
+            ranks = (
+                [k for k in self._other_ranks() if among is None or k in among]
+                if leads
+                else [leader]
             )
             ours, theirs = (mine, mine[:0]) if leads else (mine[:0], mine)
             under_way = self._posted(
-                dict.fromkeys(others, ours), dict.fromkeys(others, theirs), others
+                dict.fromkeys(ranks, ours), dict.fromkeys(ranks, theirs), ranks
             )
 
         def finish() -> list[Tensor]:
             under_way.wait()
-            return _parted(mine, own)
+            return _parted(mine, sent)
 
         return Handle(finish)
 
@@ -447,12 +463,16 @@ class Processes(Collectives):
         return told_by_first(value, self.group)
 
     def share(
-        self, messages: list[list[Message]], address: message.Address, what: str, even: bool = False
+        self,
+        messages: list[list[Message]],
+        address: message.Address,
+        label: str,
+        even: bool = False,
     ) -> Handle[Parts]:
-        even = even or all(_even(one) for one in messages[0])
-        payloads = [one.pack() for one in messages[0]]
+        even = even or all(_even(message) for message in messages[0])
+        payloads = [message.pack() for message in messages[0]]
         mine = message.pack(payloads, address)
-        self._count(what, mine.numel(), payloads)
+        self._count(label, mine.numel(), payloads)
         lengths = (
             None if even else self._exchanged(torch.tensor([mine.numel()], device=mine.device))
         )
@@ -461,45 +481,48 @@ class Processes(Collectives):
             self.sent["lengths"] += 8
 
         def finish() -> Parts:
-            arrived = under_way or self._exchanged(mine, [int(one) for one in lengths.wait()])  # pyright: ignore[reportOptionalMemberAccess]
+            arrived = under_way or self._exchanged(mine, [int(length) for length in lengths.wait()])  # pyright: ignore[reportOptionalMemberAccess]
             return [self._read(text, messages[0], payloads, address) for text in arrived.wait()]
 
         return Handle(finish)
 
-    def _count(self, what: str, packed: int, payloads: list[Payload]) -> None:
+    def _count(self, label: str, packed: int, payloads: list[Payload]) -> None:
         """Note a message of so many bytes that is handed to the transport."""
-        self.sent[what] += packed
-        self.framing[what] += message.framing(payloads)
+        self.sent[label] += packed
+        self.framing[label] += message.framing(payloads)
 
     @staticmethod
     def _read(
-        text: Tensor, messages: list[Message], own: list[Payload], address: message.Address
+        text: Tensor, messages: list[Message], payloads: list[Payload], address: message.Address
     ) -> list[Tensor]:
         reader = message.Reader(text, address)
         arrived = [
-            one.compressor.decode(reader.take(one.compressor, payload.shape))[0]
-            for one, payload in zip(messages, own, strict=True)
+            message.compressor.decode(reader.take(message.compressor, payload.shape))[0]
+            for message, payload in zip(messages, payloads, strict=True)
         ]
         reader.finish()
         return arrived
 
 
-def _even(one: Message) -> bool:
+def _even(message: Message) -> bool:
     """Whether messages of its shape are all of one length, which then needs not be told."""
     try:
-        return one.compressor.formula_bytes(torch.Size([1, *one.x.shape]), one.x.dtype) >= 0
+        return (
+            message.compressor.formula_bytes(torch.Size([1, *message.x.shape]), message.x.dtype)
+            >= 0
+        )
     except NotImplementedError:
         return False
 
 
-def mean(parts: list[Tensor]) -> Tensor:
+def mean(tensors: list[Tensor]) -> Tensor:
     """The mean in the order given; of one, itself."""
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total.div_(len(parts))
+    if len(tensors) == 1:
+        return tensors[0]
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total.div_(len(tensors))
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -514,9 +537,9 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 def _parted(joined: Tensor, like: list[Tensor]) -> list[Tensor]:
     """Inverse of `_joined`, of the shapes, types and layouts in memory of `like`."""
     out, at = [], 0
-    for one in like:
-        n = one.numel() * one.element_size()
-        part = joined[at : at + n].clone().view(one.dtype).reshape(one.shape)
-        out.append(torch.empty_like(one).copy_(part))
+    for tensor in like:
+        n = tensor.numel() * tensor.element_size()
+        piece = joined[at : at + n].clone().view(tensor.dtype).reshape(tensor.shape)
+        out.append(torch.empty_like(tensor).copy_(piece))
         at += n
     return out

@@ -53,18 +53,22 @@ class Component(nn.Module):
         """Training begins, or goes on, with this optimizer."""
 
     def before_pass(
-        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+        self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
         """A forward begins; samples: numbers of its rows, int64 on the host."""
 
     def after_forward(
-        self, moment: Moment, part: Pass, logits: Tensor, drawn: Callable[[torch.Generator], Tensor]
+        self,
+        moment: Moment,
+        pass_: Pass,
+        logits: Tensor,
+        drawn: Callable[[torch.Generator], Tensor],
     ) -> None:
         """Its logits are there, and the backward comes next; drawn: the loss of labels that the
         model itself draws.
         """
 
-    def after_pass(self, moment: Moment, part: Pass) -> None:
+    def after_pass(self, moment: Moment, pass_: Pass) -> None:
         """Its backward is done."""
 
     def before_exchange(self, moment: Moment) -> None:

@@ -125,9 +125,9 @@ def test_accordions_memory_is_in_the_checkpoint_as_of_the_epochs_end(tmp_path):
 
 def test_the_names_promise_the_bytes(tmp_path):
     path = checkpoint.save({"x": torch.arange(1000)}, tmp_path, "last", 7)
-    assert checkpoint.whole(path) and torch.load(path, weights_only=True)["x"].sum() == 499500
+    assert checkpoint.is_whole(path) and torch.load(path, weights_only=True)["x"].sum() == 499500
     flip(path, 1500)
-    assert not checkpoint.whole(path) and not checkpoint.whole(tmp_path / "none.ckpt")
+    assert not checkpoint.is_whole(path) and not checkpoint.is_whole(tmp_path / "none.ckpt")
 
 
 def test_a_checkpoint_of_an_earlier_version_is_named_and_the_run_begins_anew(

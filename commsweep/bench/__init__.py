@@ -39,11 +39,11 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Seconds of each side, run in turn A B A B ... after `warmup` uncounted rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(warmup + rounds):
+    for round_ in range(warmup + rounds):
         for name, side in sides.items():
             started = time.perf_counter()
             side()
-            if turn >= warmup:
+            if round_ >= warmup:
                 seconds[name].append(time.perf_counter() - started)
     return seconds
 
@@ -72,13 +72,13 @@ BENCHES = (
 
 def table(name: str, results: list[Result]) -> str:
     """A bench's results in Markdown, with what its module says of how they are measured."""
-    said = (import_module(f"commsweep.bench.{name}").__doc__ or "").strip()
-    lines = [f"## {name}", "", said, "", "| measure | ratio | bound | |", "|---|---|---|---|"]
+    summary = (import_module(f"commsweep.bench.{name}").__doc__ or "").strip()
+    lines = [f"## {name}", "", summary, "", "| measure | ratio | bound | |", "|---|---|---|---|"]
     for result in results:
         sign = "at most" if result.at_most else "at least"
         bound = "-" if result.bound is None else f"{sign} {result.bound:g}"
-        kept = "" if result.bound is None else "holds" if result.holds else "missed"
-        lines.append(f"| {result.name} | {result.ratio:.2f} | {bound} | {kept} |")
+        verdict = "" if result.bound is None else "holds" if result.holds else "missed"
+        lines.append(f"| {result.name} | {result.ratio:.2f} | {bound} | {verdict} |")
     return "\n".join(lines) + "\n"
 
 
@@ -89,21 +89,23 @@ def run(name: str | None, as_json: bool, as_table: bool = False) -> int:
             f"unknown bench '{name}'{nearest(name, BENCHES)} (one of: {', '.join(BENCHES)})"
         )
     results: list[Result] = []
-    told = not (as_json or as_table)
-    for each in [name] if name else [one for one in BENCHES if one != "gpu"]:
+    as_lines = not (as_json or as_table)
+    for part_name in [name] if name else [bench for bench in BENCHES if bench != "gpu"]:
         began, before = time.perf_counter(), len(results)
-        for result in import_module(f"commsweep.bench.{each}").bench():
+        for result in import_module(f"commsweep.bench.{part_name}").bench():
             results.append(result)
-            if told:
+            if as_lines:
                 sign = "<=" if result.at_most else ">="
                 bound = "" if result.bound is None else f" {sign} {result.bound:g}"
-                kept = "shown " if result.bound is None else "holds " if result.holds else "MISSED"
+                verdict = (
+                    "shown " if result.bound is None else "holds " if result.holds else "MISSED"
+                )
                 raw = ", ".join(f"{key} {value:.4g}" for key, value in result.medians.items())
-                print(f"{kept} {result.name}: {result.ratio:.3f}{bound}   ({raw})", flush=True)
+                print(f"{verdict} {result.name}: {result.ratio:.3f}{bound}   ({raw})", flush=True)
         if as_table:
-            print(table(each, results[before:]), flush=True)
-        if told:
-            print(f"       bench {each} took {time.perf_counter() - began:.0f} s", flush=True)
+            print(table(part_name, results[before:]), flush=True)
+        if as_lines:
+            print(f"       bench {part_name} took {time.perf_counter() - began:.0f} s", flush=True)
     if as_json:
         print(json.dumps([asdict(result) | {"holds": result.holds} for result in results]))
     return 0 if all(result.holds for result in results) else 1

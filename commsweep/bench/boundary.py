@@ -82,10 +82,10 @@ def _public(x: Tensor) -> Tensor:
 def _step() -> Iterator[Result]:
     seconds = alternate({name: step_of(links) for name, links in LINKS.items()}, rounds=5)
     medians = _milliseconds(seconds)
-    for name, what, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
+    for name, label, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
         pair = {key: medians[key] for key in ("dense ms", f"{name} ms")}
         yield Result(
-            f"ResNet-18 step, batch {BATCH}, {what} at 3 boundaries both ways / dense",
+            f"ResNet-18 step, batch {BATCH}, {label} at 3 boundaries both ways / dense",
             paired(seconds, name, "dense"),
             bound,
             medians=pair,
@@ -105,30 +105,30 @@ def step_of(
     samples: of which each batch takes the next. compile: a mode of `--compile`.
     """
     run = override(preset("resnet18_corrected"), changes)
-    there = torch.device(device)
-    arithmetic.install(run, there)
+    target = torch.device(device)
+    arithmetic.install(run, target)
     torch.manual_seed(0)
     model, boundaries = _staged(run, batch, samples)
     if compile is not None:
-        compiled.install(model, compile, there)
-    model, boundaries = model.to(there), boundaries.to(there)
+        compiled.install(model, compile, target)
+    model, boundaries = model.to(target), boundaries.to(target)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=True)
-    x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last).to(there)
-    y = torch.randint(0, 10, (batch,)).to(there)
+    x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last).to(target)
+    y = torch.randint(0, 10, (batch,)).to(target)
     number = count()
 
-    def one() -> None:
+    def step() -> None:
         step = next(number)
         boundaries.begin(
-            step, torch.arange(step * batch, (step + 1) * batch) % samples, device=there
+            step, torch.arange(step * batch, (step + 1) * batch) % samples, device=target
         )
         optimizer.zero_grad()
-        with torch.autocast(there.type, torch.bfloat16, enabled=run.precision == "bfloat16"):
+        with torch.autocast(target.type, torch.bfloat16, enabled=run.precision == "bfloat16"):
             loss = cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
 
-    return one
+    return step
 
 
 def _staged(run: Run, batch: int, samples: int) -> tuple[torch.nn.Module, Boundaries]:

@@ -44,7 +44,7 @@ def tern(x: Tensor) -> Tensor:
 def qsgd(levels: int) -> Callable[[Tensor], Tensor]:
     """QSGD with one norm a bucket of 512; whole levels, not coded further."""
 
-    def made(x: Tensor) -> Tensor:
+    def encode(x: Tensor) -> Tensor:
         groups = x.view(-1, 512)
         norm = groups.norm(dim=1, keepdim=True)
         size = levels / norm * groups.abs()
@@ -53,7 +53,7 @@ def qsgd(levels: int) -> Callable[[Tensor], Tensor]:
         codes = ((low + up) * groups.sign()).to(torch.int16)
         return (norm / levels * codes.to(torch.float32)).view_as(x)
 
-    return made
+    return encode
 
 
 def sampled(x: Tensor) -> Tensor:
@@ -61,12 +61,12 @@ def sampled(x: Tensor) -> Tensor:
     size = x.abs()
     chosen = size.flatten()[torch.randint(0, x.numel(), (x.numel() // 100,))]
     edge = chosen.topk(max(1, int(0.01 * chosen.numel()))).values[-1]
-    wanted = 0.01 * x.numel()
+    quota = 0.01 * x.numel()
     for _ in range(10):
-        kept = int((size >= edge).sum())
-        if 0.7 * wanted <= kept <= 1.3 * wanted:
+        count = int((size >= edge).sum())
+        if 0.7 * quota <= count <= 1.3 * quota:
             break
-        edge = edge * (1.25 if kept > wanted else 0.9)
+        edge = edge * (1.25 if count > quota else 0.9)
     return x * (size >= edge)
 
 
@@ -93,14 +93,14 @@ def bench() -> Iterator[Result]:
                 "ours": lambda ours=ours: ours.apply(x, 1),
                 "peer": lambda peer=peer: peer(x),
             }
-            yield _beside(name, sides)
+            yield _ratio_to(name, sides)
             sides["ours"] = lambda ours=ours: ours.decode(ours.encode(x, 1))
-            yield _beside(f"{name}, through bytes", sides)
+            yield _ratio_to(f"{name}, through bytes", sides)
     finally:
         torch.set_num_threads(threads)
 
 
-def _beside(name: str, sides: dict[str, Callable[[], object]]) -> Result:
+def _ratio_to(name: str, sides: dict[str, Callable[[], object]]) -> Result:
     seconds = alternate(sides, ROUNDS, warmup=2)
     medians = {side: sorted(seconds[side])[ROUNDS // 2] for side in sides}
     return Result(name, paired(seconds, "ours", "peer"), 1.0, medians=medians)

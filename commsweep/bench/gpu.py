@@ -130,17 +130,17 @@ def equality(device: str) -> Iterator[Result]:
     for spec in [*examples, *VARIANTS]:
         compressor, exact, shares = compressors.build(spec), spec["kind"] in EXACT, {}
         for dtype in (torch.float32, torch.bfloat16):
-            here = x.to(dtype)
-            wanted = compressor.apply(here, 7).float()
-            decoded = compressor.decode(compressor.encode(here.to(device), 7))
-            for what, y in (
-                ("applied", compressor.apply(here.to(device), 7)),
+            source = x.to(dtype)
+            reference = compressor.apply(source, 7).float()
+            decoded = compressor.decode(compressor.encode(source.to(device), 7))
+            for operation, y in (
+                ("applied", compressor.apply(source.to(device), 7)),
                 ("decoded", decoded),
             ):
-                apart = (y.cpu().float() - wanted).abs() > (
+                differs = (y.cpu().float() - reference).abs() > (
                     0.0 if exact else 1e-5 * float(x.abs().max())
                 )
-                shares[f"{what} {dtype}".replace("torch.", "")] = float(apart.float().mean())
+                shares[f"{operation} {dtype}".replace("torch.", "")] = float(differs.float().mean())
         yield Result(
             f"{' '.join(spec.values())}: entries other than the CPU's",
             max(shares.values()),
@@ -169,34 +169,34 @@ def kernels(device: str, sizes: Sizes) -> Iterator[Result]:
     for shape in sizes.rows:
         for dtype in (torch.float32, torch.bfloat16):
             # More of them than a cache holds.
-            some = [torch.randn(shape, device=device).to(dtype) for _ in range(4)]
-            copied = timed(torch.clone, some, device)
+            tensors = [torch.randn(shape, device=device).to(dtype) for _ in range(4)]
+            copied = timed(torch.clone, tensors, device)
             for name, compressor in built.items():
-                for what, function in (
+                for label, function in (
                     ("what arrives", compressor.apply),
                     ("message", compressor._encode),
                 ):
-                    taken = timed(lambda x, function=function: function(x, 3), some, device)
+                    taken = timed(lambda x, function=function: function(x, 3), tensors, device)
                     first = shape == sizes.rows[0] and dtype is torch.float32
                     yield Result(
-                        f"{name} of {list(shape)} {str(dtype).removeprefix('torch.')}, {what} / "
+                        f"{name} of {list(shape)} {str(dtype).removeprefix('torch.')}, {label} / "
                         "copy",
                         taken / copied,
-                        goals.get((name, what)) if first else None,
+                        goals.get((name, label)) if first else None,
                         medians={"us": 1e6 * taken, "copy us": 1e6 * copied},
                     )
 
 
 def timed(
-    function: Callable[[Tensor], object], some: list[Tensor], device: str, rounds: int = 20
+    function: Callable[[Tensor], object], tensors: list[Tensor], device: str, rounds: int = 20
 ) -> float:
     """Median seconds of a call that the device takes, inputs in turn."""
-    inputs, took = cycle(some), []
+    inputs, seconds = cycle(tensors), []
     for x in islice(inputs, 3 + rounds):
         if device == "cpu":
             began = time.perf_counter()
             function(x)
-            took.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
             continue
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(2_000_000)  # the calls wait in a queue, so that only the device is timed
@@ -204,8 +204,8 @@ def timed(
         function(x)
         end.record()
         end.synchronize()
-        took.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(took[3:])
+        seconds.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(seconds[3:])
 
 
 # Steps.
@@ -321,20 +321,20 @@ def cells(device: str, sizes: Sizes, rates: dict[int, float]) -> Iterator[Result
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(several)
         ]
-        for each in workers:  # all have warmed up before any begins
-            assert each.stdout is not None
-            each.stdout.readline()
-        for each in workers:
-            if each.poll() is None:
-                assert each.stdin is not None
-                each.stdin.write("begin\n")
-                each.stdin.flush()
-        made = [each.communicate()[0] for each in workers]
-        if any(each.returncode for each in workers):
+        for worker in workers:  # all have warmed up before any begins
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        for worker in workers:
+            if worker.poll() is None:
+                assert worker.stdin is not None
+                worker.stdin.write("begin\n")
+                worker.stdin.flush()
+        outputs = [worker.communicate()[0] for worker in workers]
+        if any(worker.returncode for worker in workers):
             raise UserError(
                 f"bench gpu: a process of {several} at once on {device} ended with an error (above)"
             )
-        rates[several] = sum(float(text) for text in made) / sizes.seconds
+        rates[several] = sum(float(text) for text in outputs) / sizes.seconds
         first = rates[sizes.cells[0]]
         yield Result(
             f"{several} cells at once / {sizes.cells[0]}, TopK 10 %, bfloat16",

@@ -55,11 +55,11 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
             Gradients(exchange="allgather", compressor=compressor, feedback=feedback), net, 0
         )
 
-        def one(exchange: Exchange = exchange) -> None:
-            for place, grad in enumerate(grads):
-                exchange.send(place, [grad], 0, 0)
+        def step(exchange: Exchange = exchange) -> None:
+            for index, grad in enumerate(grads):
+                exchange.send(index, [grad], 0, 0)
 
-        sides[name] = one
+        sides[name] = step
     residues = [torch.zeros_like(grad) for grad in grads]
     sides["public"] = lambda: [_public(grad, e) for grad, e in zip(grads, residues, strict=True)]
     with torch.no_grad():
@@ -73,13 +73,13 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
         1.0,
         medians=medians,
     )
-    for name, what, bound in (
+    for name, label, bound in (
         ("adacomp", "AdaComp", 0.3),
         ("sparseloco", "SparseLoCo's message (tiles, 2-bit levels)", 0.6),
         ("topk", "exact TopK 1 %", 0.4),
     ):
         yield Result(
-            f"{what} / TopK 1 % by torch.topk, both with residue, 11.2 M",
+            f"{label} / TopK 1 % by torch.topk, both with residue, 11.2 M",
             paired(seconds, name, "public"),
             bound,
             medians=medians,
@@ -89,8 +89,8 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
 def _public(grad: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
     """The common way to TopK with a residue: torch.topk of magnitudes, the rest stays."""
     flat = e.add_(grad).view(-1)
-    places = flat.abs().topk(max(1, flat.numel() // 100), sorted=False).indices
-    sent = torch.zeros_like(flat).index_put_((places,), flat[places])
+    top = flat.abs().topk(max(1, flat.numel() // 100), sorted=False).indices
+    sent = torch.zeros_like(flat).index_put_((top,), flat[top])
     flat.sub_(sent)
     return sent
 
@@ -105,39 +105,39 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
         compressor=AdaCompSpec(),
         feedback=AdaCompResidueSpec(),
     )
-    learners, own = Learners(spec, net, 0, BATCH), deepcopy(net)
-    apart = LocalTraining(
+    learners, copy = Learners(spec, net, 0, BATCH), deepcopy(net)
+    local = LocalTraining(
         Gradients(learners=LEARNERS, outer=Outer(interval=INTERVAL)),
-        own,
+        copy,
         0,
         BATCH,
         _sgd,
         None,
         10**9,
     )
-    apart.configured(_sgd(list(own.parameters())))
+    local.configured(_sgd(list(copy.parameters())))
     plain = _sgd(list(net.parameters()))
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
     between, due = (Moment(number, 0, 1e-3, 0, 0) for number in (0, INTERVAL - 1))
 
     def exchanging() -> None:
         net.zero_grad()
-        for part in learners.passes(BATCH):
-            cross_entropy(net(x[part.rows]), y[part.rows]).backward()
-            learners.after_pass(between, part)
+        for pass_ in learners.passes(BATCH):
+            cross_entropy(net(x[pass_.rows]), y[pass_.rows]).backward()
+            learners.after_pass(between, pass_)
         learners.after_backward(between)
 
     def training_apart() -> None:
-        for part in apart.passes(BATCH):
-            apart.before_pass(between, part, y, x.device)
-            cross_entropy(own(x[part.rows]), y[part.rows]).backward()
-            apart.after_pass(between, part)
-        apart.after_backward(between)
+        for pass_ in local.passes(BATCH):
+            local.before_pass(between, pass_, y, x.device)
+            cross_entropy(copy(x[pass_.rows]), y[pass_.rows]).backward()
+            local.after_pass(between, pass_)
+        local.after_backward(between)
 
     def passes() -> None:
-        for part in learners.passes(BATCH):
+        for pass_ in learners.passes(BATCH):
             net.zero_grad()
-            cross_entropy(net(x[part.rows]), y[part.rows]).backward()
+            cross_entropy(net(x[pass_.rows]), y[pass_.rows]).backward()
 
     def updates() -> None:
         for _ in range(LEARNERS):
@@ -149,7 +149,7 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
             "passes": passes,
             "updates": updates,
             "apart": training_apart,
-            "exchange": lambda: apart.after_backward(due),
+            "exchange": lambda: local.after_backward(due),
         },
         rounds=4,
     )

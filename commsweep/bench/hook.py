@@ -38,16 +38,16 @@ def bench() -> Iterator[Result]:
     """Medians over rounds of a step over that of the plain one in the same round."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    alone = [os.environ | place | {"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = [os.environ | address | {"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     command = [sys.executable, "-m", "commsweep.bench.hook"]
-    yield from _results("loopback", _taken([command] * 2, alone), {"dense": 1.10})
+    yield from _results("loopback", _taken([command] * 2, ranks), {"dense": 1.10})
     from commsweep.processes.namespaces import star
 
     try:
-        with star(2, Cable(bandwidth=100e6)) as made:
-            told = [os.environ | one for one in made.environments()]
-            seconds = _taken(made.commands(["commsweep.bench.hook"]), told)
+        with star(2, Cable(bandwidth=100e6)) as network:
+            ranks = [os.environ | environment for environment in network.environments()]
+            seconds = _taken(network.commands(["commsweep.bench.hook"]), ranks)
     except UserError as error:
         notice(f"bench hook: 100 Mbit/s is left out ({error})")
         return
@@ -66,12 +66,12 @@ def _results(
 def _ratio(
     where: str, seconds: dict[str, list[float]], a: str, b: str, bound: float | None
 ) -> Result:
-    ratios = [one / other for one, other in zip(seconds[a], seconds[b], strict=True)]
+    ratios = [first / second for first, second in zip(seconds[a], seconds[b], strict=True)]
     medians = {f"{name} ms": 1e3 * statistics.median(seconds[name]) for name in (a, b)}
     return Result(f"{where}: {a} / {b}", statistics.median(ratios), bound, medians=medians)
 
 
-def _taken(commands: list[list[str]], told: list[dict[str, str]]) -> dict[str, list[float]]:
+def _taken(commands: list[list[str]], environments: list[dict[str, str]]) -> dict[str, list[float]]:
     """Seconds of a step by method and round, as the first process says."""
     from tempfile import TemporaryDirectory
 
@@ -79,17 +79,17 @@ def _taken(commands: list[list[str]], told: list[dict[str, str]]) -> dict[str, l
         workers = [
             subprocess.Popen(
                 command,
-                env=one | {"OMP_NUM_THREADS": "1"},
+                env=environment | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=folder,
             )
-            for command, one in zip(commands, told, strict=True)
+            for command, environment in zip(commands, environments, strict=True)
         ]
-        said = [worker.communicate()[0] for worker in workers]
+        outputs = [worker.communicate()[0] for worker in workers]
     if any(worker.returncode for worker in workers):
         raise UserError("bench hook: a process ended with an error (above)")
-    return json.loads(said[0].splitlines()[-1])
+    return json.loads(outputs[0].splitlines()[-1])
 
 
 def _work() -> dict[str, list[float]]:
@@ -98,12 +98,12 @@ def _work() -> dict[str, list[float]]:
     dist.init_process_group("gloo")
     sides = {name: _step(attach) for name, attach in _methods().items()}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(-2, ROUNDS):
+    for round_ in range(-2, ROUNDS):
         for name, step in sides.items():
             dist.barrier()
             began = time.perf_counter()
             step()
-            if turn >= 0:
+            if round_ >= 0:
                 seconds[name].append(time.perf_counter() - began)
     dist.barrier()
     dist.destroy_process_group()
@@ -136,12 +136,12 @@ def _step(attach: Callable[[nn.Module, Any], None]) -> Callable[[], None]:
     optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
 
-    def one() -> None:
+    def step() -> None:
         optimizer.zero_grad()
         cross_entropy(ddp(x), y).backward()
         optimizer.step()
 
-    return one
+    return step
 
 
 if __name__ == "__main__":

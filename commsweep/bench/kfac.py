@@ -54,10 +54,10 @@ def _factor() -> Result:
 
 def _product(columns: Tensor) -> Tensor:
     """Sum over samples [n, d, s] of c c^T."""
-    made = columns.new_zeros(columns.shape[1], columns.shape[1])
+    product = columns.new_zeros(columns.shape[1], columns.shape[1])
     for column in columns:
-        made.addmm_(column, column.mT)
-    return made
+        product.addmm_(column, column.mT)
+    return product
 
 
 def _inversion() -> Result:
@@ -99,13 +99,13 @@ class _Training:
 
     def __call__(self) -> None:
         """One step."""
-        whole, moment = (
+        batch, moment = (
             Pass(slice(0, BATCH), BATCH, 1.0),
             Moment(self.steps, 0, 1e-3, self.steps, self.steps + 1),
         )
         self.optimizer.zero_grad()
         if self.kfac is not None:
-            self.kfac.before_pass(moment, whole, self.y, self.x.device)
+            self.kfac.before_pass(moment, batch, self.y, self.x.device)
         cross_entropy(self.net(self.x), self.y).backward()
         if self.kfac is not None:
             self.kfac.before_exchange(moment)
@@ -146,26 +146,31 @@ def _steps() -> Iterator[Result]:
         },
         rounds=3,
     )
-    turns = [dict(zip(seconds, turn, strict=True)) for turn in zip(*seconds.values(), strict=True)]
-    seconds["every 10"] = [(turn["new"] + (STEPS - 1) * turn["old"]) / STEPS for turn in turns]
+    turns = [
+        dict(zip(seconds, round_, strict=True)) for round_ in zip(*seconds.values(), strict=True)
+    ]
+    seconds["every 10"] = [
+        (round_["new"] + (STEPS - 1) * round_["old"]) / STEPS for round_ in turns
+    ]
     seconds["every 1"] = [
-        (turn["new"] + (STEPS - 1) * turn["factors new"]) / STEPS for turn in turns
+        (round_["new"] + (STEPS - 1) * round_["factors new"]) / STEPS for round_ in turns
     ]
     fixed = [
-        turn["plain"] + turn["gradients by hand"] + turn["inverses by hand"] / STEPS
-        for turn in turns
+        round_["plain"] + round_["gradients by hand"] + round_["inverses by hand"] / STEPS
+        for round_ in turns
     ]
     for name, share in (("every 10", 1 / STEPS), ("every 1", 1.0)):
         seconds[f"{name} by hand"] = [
-            rest + share * turn["factors by hand"] for rest, turn in zip(fixed, turns, strict=True)
+            fixed_share + share * round_["factors by hand"]
+            for fixed_share, round_ in zip(fixed, turns, strict=True)
         ]
     medians = _medians(seconds)
-    for name, what in (
+    for name, label in (
         ("every 10", "factors and inverses every 10"),
         ("every 1", "factors in every one"),
     ):
         yield Result(
-            f"K-FAC step of ResNet-18, batch 64, {what} / plain step and the same products by hand",
+            f"K-FAC step of ResNet-18, batch 64, {label} / plain step and the same by hand",
             paired(seconds, name, f"{name} by hand"),
             1.2,
             medians=medians,
@@ -210,7 +215,7 @@ class _ByHand:
     @torch.no_grad()
     def inverses(self) -> None:
         self.made = [
-            [torch.cholesky_inverse(torch.linalg.cholesky(one)) for one in pair]
+            [torch.cholesky_inverse(torch.linalg.cholesky(factor)) for factor in pair]
             for pair in self.damped
         ]
 
@@ -222,5 +227,5 @@ class _ByHand:
             _ = g @ (grad if bias is None else torch.cat([grad, bias[:, None]], 1)) @ a
 
 
-def _medians(seconds: dict[str, list[float]], parts: int = 1) -> dict[str, float]:
-    return {f"{name} ms": 1000 * median(times) / parts for name, times in seconds.items()}
+def _medians(seconds: dict[str, list[float]], count: int = 1) -> dict[str, float]:
+    return {f"{name} ms": 1000 * median(times) / count for name, times in seconds.items()}

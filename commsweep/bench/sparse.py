@@ -55,7 +55,7 @@ def _steps() -> Iterator[Result]:
     seconds = alternate(
         {"dense": _step_of({}), "masks": _step_of(sparse), **updates}, rounds=13, warmup=2
     )
-    for side, what, bound in (
+    for side, label, bound in (
         ("masks", "GPT-2 micro step, 80 % zero / dense", 1.05),
         *(
             (growth, f"update of all masks, {growth} growth / dense step", 1.0)
@@ -63,7 +63,7 @@ def _steps() -> Iterator[Result]:
         ),
     ):
         yield Result(
-            what,
+            label,
             paired(seconds, side, "dense"),
             bound,
             medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (side, "dense")},
@@ -75,24 +75,24 @@ def _task(settings: dict[str, Any]) -> tuple:
         preset("sotu_micro"),
         {"data.batch_size": 8, "data.train_blocks": 8192, "data.eval_blocks": 8} | settings,
     )
-    parts = build(run, Execution("cpu", threads=torch.get_num_threads()))
-    task = parts.task.train()
+    built = build(run, Execution("cpu", threads=torch.get_num_threads()))
+    task = built.task.train()
     optimizer = torch.optim.AdamW(task.parameters(), 1e-4, fused=True)
     for component in task.components.values():
         component.configured(optimizer)
-    return task, optimizer, next(iter(parts.data.train))
+    return task, optimizer, next(iter(built.data.train))
 
 
 def _step_of(settings: dict[str, Any]) -> Callable[[], object]:
     """One training step in its order, without Lightning around it."""
     task, optimizer, (x, y, samples) = _task(settings)
-    number, one = count(1), Pass(slice(0, len(y)), len(y), 1.0)
+    number, pass_ = count(1), Pass(slice(0, len(y)), len(y), 1.0)
 
     def step() -> None:
         moment = Moment(next(number), 0, 1e-4, 0, 0)
         optimizer.zero_grad()
         for component in task.components.values():
-            component.before_pass(moment, one, samples, x.device)
+            component.before_pass(moment, pass_, samples, x.device)
         task.loss(task.logits(x), y).backward()
         for component in task.components.values():
             component.before_exchange(moment)
@@ -106,20 +106,20 @@ def _step_of(settings: dict[str, Any]) -> Callable[[], object]:
 def _update_of(settings: dict[str, Any]) -> Callable[[], object]:
     """The exchange's moments of a step in which all masks move, gradients being there."""
     task, optimizer, (x, y, samples) = _task(settings)
-    own, number = task.components["sparsity"], count(1)
+    training, number = task.components["sparsity"], count(1)
     task.components["boundaries"].begin(0, samples)
     task.loss(task.logits(x), y).backward()
     optimizer.step()
-    grads = [mask.weight.grad.clone() for mask in own.masks]
+    grads = [mask.weight.grad.clone() for mask in training.masks]
 
     def update() -> None:
         moment = Moment(next(number), 0, 1e-4, 0, 0)
-        for mask, grad in zip(own.masks, grads, strict=True):
+        for mask, grad in zip(training.masks, grads, strict=True):
             mask.weight.grad.copy_(grad)
-        own.before_exchange(moment)
-        own.after_backward(moment)
+        training.before_exchange(moment)
+        training.after_backward(moment)
 
-    own._rows = 8
+    training._rows = 8
     return update
 
 
@@ -152,7 +152,7 @@ def _linear() -> Iterator[Result]:
     masked = {level: weight * (torch.rand_like(weight) >= level) for level in LEVELS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CSR is called a beta
-        rows = {level: one.to_sparse_csr() for level, one in masked.items()}
+        rows = {level: weight.to_sparse_csr() for level, weight in masked.items()}
         sides: dict[str, Callable[[], object]] = {"dense": lambda: linear(x, weight)}
         sides |= {
             f"masked {level}": lambda level=level: linear(x, masked[level]) for level in LEVELS
@@ -167,7 +167,7 @@ def _linear() -> Iterator[Result]:
                 f"linear layer, {100 * level:g} % zero, {kind} / dense",
                 paired(seconds, name, "dense"),
                 None,
-                medians={f"{one} ms": 1e3 * median(seconds[one]) for one in (name, "dense")},
+                medians={f"{key} ms": 1e3 * median(seconds[key]) for key in (name, "dense")},
             )
 
 
@@ -183,11 +183,11 @@ def _two_in_four() -> Iterator[Result]:
     packed = to_sparse_semi_structured(weight * keep)
 
     def timed(product: Callable[[], Tensor]) -> Callable[[], object]:
-        def one() -> None:
+        def multiply() -> None:
             product()
             torch.cuda.synchronize()
 
-        return one
+        return multiply
 
     seconds = alternate(
         {"dense": timed(lambda: linear(x, weight)), "2:4": timed(lambda: linear(x, packed))}, 50, 10
@@ -196,5 +196,5 @@ def _two_in_four() -> Iterator[Result]:
         "linear layer on a GPU, two of four zero / dense",
         paired(seconds, "2:4", "dense"),
         None,
-        medians={f"{name} ms": 1e3 * median(own) for name, own in seconds.items()},
+        medians={f"{name} ms": 1e3 * median(seconds_of) for name, seconds_of in seconds.items()},
     )

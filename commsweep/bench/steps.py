@@ -33,31 +33,33 @@ def bench() -> Iterator[Result]:
         run = override(preset(base), changes)
         ours, bare = [], []
         for _ in range(1 + ROUNDS):
-            ours.append(whole(run))
-            bare.append(alone(run))
-        took, wanted = statistics.median(ours[1:]), statistics.median(bare[1:])
-        medians = {"run ms": 1e3 * took, "loop ms": 1e3 * wanted}
-        yield Result(f"{name}: a run's step / a bare loop's", took / wanted, bound, True, medians)
+            ours.append(training(run))
+            bare.append(bare_loop(run))
+        ours_median, bare_median = statistics.median(ours[1:]), statistics.median(bare[1:])
+        medians = {"run ms": 1e3 * ours_median, "loop ms": 1e3 * bare_median}
+        yield Result(
+            f"{name}: a run's step / a bare loop's", ours_median / bare_median, bound, True, medians
+        )
 
 
-def whole(run: Run) -> float:
+def training(run: Run) -> float:
     """Seconds of a step of a run."""
-    took = {}
+    seconds = {}
     for epochs in (FEW, MANY):
         with tempfile.TemporaryDirectory() as folder:
             trained = override(run, {"epochs": epochs, "eval_every": epochs})
             began = time.perf_counter()
             row = execute(trained, Store(folder), Execution("cpu"))
-            took[epochs] = time.perf_counter() - began
+            seconds[epochs] = time.perf_counter() - began
             steps = row["steps"]
-    return (took[MANY] - took[FEW]) / (steps * (MANY - FEW) / MANY)  # pyright: ignore[reportPossiblyUnboundVariable]
+    return (seconds[MANY] - seconds[FEW]) / (steps * (MANY - FEW) / MANY)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
-def alone(run: Run) -> float:
+def bare_loop(run: Run) -> float:
     """Seconds of a step of the loop that one would write, with the same threads."""
     with tempfile.TemporaryDirectory() as folder:
-        parts = build(run, Execution("cpu"), Path(folder))
-    task, boundaries = parts.task, parts.task.components["boundaries"]
+        built = build(run, Execution("cpu"), Path(folder))
+    task, boundaries = built.task, built.task.components["boundaries"]
     for hook in boundaries.hooks:
         hook.remove()
     model = task.model.train()
@@ -67,7 +69,7 @@ def alone(run: Run) -> float:
     for epoch in range(1 + MANY - FEW):
         if epoch == 1:  # the first is not counted
             began = time.perf_counter()
-        for x, y, _ in parts.data.train:
+        for x, y, _ in built.data.train:
             optimizer.zero_grad()
             task.loss(task.logits(x), y).backward()
             optimizer.step()

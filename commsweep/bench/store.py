@@ -66,16 +66,16 @@ def grid() -> list[Run]:
 def generate(store: Store, runs: list[Run]) -> None:
     """A finished run folder for each, and the sweep that names them."""
     named = {}
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         name, settings = run_id(run), record(run)
         named[name] = settings
         folder = store.root / name
         folder.mkdir()
         scores = {
-            f"{split}_{mode}_{what}": 0.5 + (place % 97) / 200
+            f"{split}_{mode}_{metric}": 0.5 + (index % 97) / 200
             for split in ("val", "test")
             for mode in ("on", "off")
-            for what in ("acc", "loss")
+            for metric in ("acc", "loss")
         }
         boundaries = {
             cut: {

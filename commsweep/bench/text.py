@@ -51,12 +51,12 @@ def bench() -> Iterator[Result]:
         for _ in range(BATCHES):  # AQ-SGD's first visits are dense
             sides["aqsgd"]()
         seconds = alternate(sides, rounds=11, warmup=2)
-    for a, b, what in (
+    for a, b, label in (
         ("topk", "dense", "TopK 10 % per token / dense"),
         ("aqsgd", "topk", "AQ-SGD, mapped bfloat16 buffers / the same TopK without memory"),
     ):
         raw = {f"{name} ms": 1e3 * statistics.median(seconds[name]) for name in (a, b)}
-        yield Result(f"GPT-2 micro step, {what}", paired(seconds, a, b), 1.10, medians=raw)
+        yield Result(f"GPT-2 micro step, {label}", paired(seconds, a, b), 1.10, medians=raw)
     yield _tokenising()
 
 
@@ -67,20 +67,20 @@ def step_of(settings: dict[str, Any], folder: Path) -> Callable[[], object]:
         preset("sotu_micro"),
         {"data.batch_size": 8, "data.train_blocks": 8 * BATCHES, "data.eval_blocks": 8} | settings,
     )
-    parts = build(run, Execution("cpu", buffers="mmap"), folder)
-    task, boundaries, number = parts.task.train(), parts.task.components["boundaries"], count()
+    built = build(run, Execution("cpu", buffers="mmap"), folder)
+    task, boundaries, number = built.task.train(), built.task.components["boundaries"], count()
     optimizer = torch.optim.AdamW(task.parameters(), 1e-4, fused=True)
-    batches = list(parts.data.train)
+    batches = list(built.data.train)
 
-    def one() -> None:
-        now = next(number)
-        x, y, samples = batches[now % len(batches)]
-        boundaries.begin(now, samples)
+    def step() -> None:
+        number_now = next(number)
+        x, y, samples = batches[number_now % len(batches)]
+        boundaries.begin(number_now, samples)
         optimizer.zero_grad()
         task.loss(task.logits(x), y).backward()
         optimizer.step()
 
-    return one
+    return step
 
 
 def gpu_step(settings: dict[str, Any], device: str) -> Callable[[], None]:
@@ -89,8 +89,8 @@ def gpu_step(settings: dict[str, Any], device: str) -> Callable[[], None]:
     """
     run = override(preset("gpt2_scratch"), settings)
     assert isinstance(run.model, TextModel) and isinstance(run.data, TextSet)
-    batch, block, there = run.data.batch_size, run.data.block_size, torch.device(device)
-    arithmetic.install(run, there)
+    batch, block, target = run.data.batch_size, run.data.block_size, torch.device(device)
+    arithmetic.install(run, target)
     torch.manual_seed(0)
     model = causal_lm.build(run.model, VOCABULARY, block, None)
     modules = causal_lm.cut_points(run.model, model)
@@ -103,25 +103,25 @@ def gpu_step(settings: dict[str, Any], device: str) -> Callable[[], None]:
         4 * batch,
         run.seed,
     )
-    torch.nn.Module.to(model, there)
-    boundaries = boundaries.to(there)
+    torch.nn.Module.to(model, target)
+    boundaries = boundaries.to(target)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    tokens = torch.randint(0, VOCABULARY, (4, batch, block)).to(there)
+    tokens = torch.randint(0, VOCABULARY, (4, batch, block)).to(target)
     number = count()
 
-    def one() -> None:
+    def step() -> None:
         step = next(number)
         boundaries.begin(
-            step, torch.arange(step * batch, (step + 1) * batch) % (4 * batch), device=there
+            step, torch.arange(step * batch, (step + 1) * batch) % (4 * batch), device=target
         )
         optimizer.zero_grad()
         x = tokens[step % 4]
-        with torch.autocast(there.type, torch.bfloat16, enabled=run.precision == "bfloat16"):
+        with torch.autocast(target.type, torch.bfloat16, enabled=run.precision == "bfloat16"):
             loss = LanguageModelling.loss(model(input_ids=x).logits, x)
         loss.backward()
         optimizer.step()
 
-    return one
+    return step
 
 
 def _tokenising() -> Result:
@@ -133,19 +133,21 @@ def _tokenising() -> Result:
 
     content = "\n".join(text.documents("sotu", None)["train"])[: 10**7]
     with tempfile.TemporaryDirectory() as folder:
-        made = ByteLevelBPETokenizer()
-        made.train_from_iterator([content[: 10**6]], vocab_size=5000, show_progress=False)
-        made.save_model(folder)
+        trained_tokenizer = ByteLevelBPETokenizer()
+        trained_tokenizer.train_from_iterator(
+            [content[: 10**6]], vocab_size=5000, show_progress=False
+        )
+        trained_tokenizer.save_model(folder)
         tokenizer = GPT2TokenizerFast.from_pretrained(folder)
-        kept = os.environ.get("XDG_CACHE_HOME")
+        cache = os.environ.get("XDG_CACHE_HOME")
         os.environ["XDG_CACHE_HOME"] = folder  # nothing is cached here yet
         try:
             started = time.perf_counter()
             tokens = len(text.tokenise(content, tokenizer, "10 MB"))
         finally:
             os.environ.pop("XDG_CACHE_HOME")
-            if kept is not None:
-                os.environ["XDG_CACHE_HOME"] = kept
+            if cache is not None:
+                os.environ["XDG_CACHE_HOME"] = cache
     seconds = time.perf_counter() - started
     return Result(
         "seconds to tokenise 10 MB", seconds, 15.0, medians={"tokens": tokens, "MB": 10.0}

@@ -68,9 +68,9 @@ def _streams(x: torch.Tensor) -> Iterator[Result]:
         "encode": lambda: rans.encode(codes, table),
         "decode": lambda: rans.decode(stream, table, n),
     }
-    for way, seconds in alternate(sides, rounds=15, warmup=2).items():
+    for operation, seconds in alternate(sides, rounds=15, warmup=2).items():
         speed = n / sorted(seconds)[len(seconds) // 2] / 1e9
-        yield Result(f"rANS: {way}, 10^9 codes a second on one core", speed, 0.2, False)
+        yield Result(f"rANS: {operation}, 10^9 codes a second on one core", speed, 0.2, False)
 
 
 def _rotation(x: torch.Tensor) -> Result:
@@ -88,14 +88,14 @@ def _codec(
     dense, gigabytes = x.numpy().tobytes(), x.numel() * x.element_size() / 1e9
     packed_message = message.pack([compressor.encode(x)], address)
     # zlib on a hundredth, or the bench would wait for nothing else.
-    part = dense[: len(dense) // 100]
-    packed = zlib.compress(part, 1)
+    head = dense[: len(dense) // 100]
+    packed = zlib.compress(head, 1)
     sides = {
         "pack": lambda: message.pack([compressor._encode(x, 0)], address),
         "unpack": lambda: compressor.decode(
             message.Reader(packed_message, address).take(compressor, x.shape)
         ),
-        "zlib": lambda: zlib.compress(part, 1),
+        "zlib": lambda: zlib.compress(head, 1),
         "unzlib": lambda: zlib.decompress(packed),
         "copy": lambda: copy.copy_(x),
     }
@@ -103,15 +103,15 @@ def _codec(
     median = {name: sorted(times)[len(times) // 2] for name, times in seconds.items()}
     speed = {name: gigabytes / median[name] for name in ("pack", "unpack", "copy")}
     speed |= {name: gigabytes / 100 / median[name] for name in ("zlib", "unzlib")}
-    for way, other in (("pack", "zlib"), ("unpack", "unzlib")):
+    for operation, peer in (("pack", "zlib"), ("unpack", "unzlib")):
         yield Result(
-            f"{title}: {way} {'x'.join(map(str, SHAPE))}, GB/s of dense input on one core",
-            speed[way],
+            f"{title}: {operation} {'x'.join(map(str, SHAPE))}, GB/s of dense input on one core",
+            speed[operation],
             bound,
             False,
             {
-                f"{other} level 1 GB/s" if other == "zlib" else "unzip GB/s": speed[other],
+                f"{peer} level 1 GB/s" if peer == "zlib" else "unzip GB/s": speed[peer],
                 "memory copy GB/s": speed["copy"],
-                "copies it takes": paired(seconds, way, "copy"),
+                "copies it takes": paired(seconds, operation, "copy"),
             },
         )

@@ -208,14 +208,14 @@ class Counts:
         """A training message x arrived at the sender; dense, it would be `stretch` times as
         long.
         """
-        place = self.calls % RING
+        slot = self.calls % RING
         if self._sums is None:
             self._sums = torch.zeros(RING, device=x.device)
-        elif place == 0:
+        elif slot == 0:
             self._bad = self.first_bad
             self._sums.zero_()
         # one launch a message
-        torch.sum(x, tuple(range(x.dim())), dtype=torch.float32, out=self._sums[place])
+        torch.sum(x, tuple(range(x.dim())), dtype=torch.float32, out=self._sums[slot])
         self.calls += 1
         self.samples += x.shape[0]
         self.dense_bytes += round(x.numel() * x.element_size() * stretch)
@@ -307,11 +307,11 @@ class SimulatedSender:
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
         """Signal and residue as two payloads at half the budget each; returns their sum."""
         half = self.compressor.halved()
-        parts = half.apply(x, self.seed), half.apply(e, self.seed + 1)
-        self.nbytes += [half.bytes_sent(part) for part in parts]
-        self._note(half, x, self.seed, parts[0])
-        self._note(half, e, self.seed + 1, parts[1])
-        return parts[0] + parts[1]
+        halves = half.apply(x, self.seed), half.apply(e, self.seed + 1)
+        self.nbytes += [half.bytes_sent(half_sent) for half_sent in halves]
+        self._note(half, x, self.seed, halves[0])
+        self._note(half, e, self.seed + 1, halves[1])
+        return halves[0] + halves[1]
 
     def send_dense(self, x: Tensor) -> Tensor:
         """x as it is."""
@@ -359,8 +359,8 @@ class PackedSender(SimulatedSender):
 
     def send_halves(self, x: Tensor, e: Tensor) -> Tensor:
         half = self.compressor.halved()
-        parts = self._post(half, x, self.seed), self._post(half, e, self.seed + 1)
-        return half.decode(parts[0]) + half.decode(parts[1])
+        halves = self._post(half, x, self.seed), self._post(half, e, self.seed + 1)
+        return half.decode(halves[0]) + half.decode(halves[1])
 
     def send_dense(self, x: Tensor) -> Tensor:
         self._post(_DENSE, x, 0)
@@ -406,8 +406,8 @@ class PackedReceiver:
     def receive_halves(self, shape: torch.Size) -> Tensor:
         """Signal and residue, summed."""
         half = self.compressor.halved()
-        parts = [half.decode(self.reader.take(half, shape)) for _ in range(2)]
-        return parts[0] + parts[1]
+        halves = [half.decode(self.reader.take(half, shape)) for _ in range(2)]
+        return halves[0] + halves[1]
 
     def receive_dense(self, shape: torch.Size) -> Tensor:
         """A tensor as it was."""
@@ -424,11 +424,11 @@ def _widened(mask: Tensor | None, rows: Tensor, batch: int) -> Tensor | None:
     """
     if mask is None:
         return None
-    whole = torch.ones((batch, *mask.shape[1:]), dtype=torch.bool, device=mask.device).to(
+    full = torch.ones((batch, *mask.shape[1:]), dtype=torch.bool, device=mask.device).to(
         memory_format=torch.channels_last if channels_last(mask) else torch.contiguous_format
     )
-    whole[rows] = mask
-    return whole
+    full[rows] = mask
+    return full
 
 
 class Boundary(nn.Module):

@@ -56,26 +56,26 @@ class Boundaries(NamedModules[Boundary], Component):
         n_samples: int,
         seed: int = 0,
         *,
-        own: Collection[str] = (),
+        set_apart: Collection[str] = (),
         channels_last: bool = False,
         folder: Path | None = None,
         only: Collection[str] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """links, modules, shapes: by cut. own: cuts whose links are not those of all others.
+        """links, modules, shapes: by cut. set_apart: cuts whose links are not those of all others.
         folder: of memories with a row a sample, if they lie in files. only: the cuts beside one
         stage of a real pipeline; these are not hooked, for each has two ends. device: of the
         memories.
         """
         super().__init__()
-        self.step, self.own = Step(), set(own)
+        self.step, self.own = Step(), set(set_apart)
         self.hooks: list[RemovableHandle] = []
         self.on = Switch()
-        for turn, (cut, module) in enumerate(modules.items()):
+        for index, (cut, module) in enumerate(modules.items()):
             if only is not None and cut not in only:
                 continue
             channels = []
-            for way, side in enumerate(("fwd", "bwd")):
+            for direction, side in enumerate(("fwd", "bwd")):
                 link: Link = getattr(links[cut], side)
                 memory = feedback.build(
                     link.feedback,
@@ -87,7 +87,7 @@ class Boundaries(NamedModules[Boundary], Component):
                     device,
                 )
                 channels.append(
-                    Channel(link, memory, self.step, (seed, 2 * turn + way), shapes[cut])
+                    Channel(link, memory, self.step, (seed, 2 * index + direction), shapes[cut])
                 )
             compressor = channels[0].compressor
             coder = (
@@ -107,13 +107,13 @@ class Boundaries(NamedModules[Boundary], Component):
         self._set(epoch, number, True, Keys(samples, torch.device(device)), training=True)
 
     def before_pass(
-        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+        self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
         self._set(
             moment.epoch,
-            moment.passed + part.turn,
+            moment.passed + pass_.turn,
             True,
-            Keys(samples, device, part.slot),
+            Keys(samples, device, pass_.slot),
             training=True,
         )
 
@@ -172,10 +172,11 @@ class Boundaries(NamedModules[Boundary], Component):
     def diagnosis(self) -> list[dict[str, Any]]:
         """What was seen since the last time, by boundary and direction (waits for the device)."""
         return [
-            {"boundary": b.name, "direction": side, **seen}
+            {"boundary": b.name, "direction": side, **diagnosis}
             for b in self.values()
             for side in ("fwd", "bwd")
-            if (watch := getattr(b, side).watch) is not None and (seen := watch.take()) is not None
+            if (watch := getattr(b, side).watch) is not None
+            and (diagnosis := watch.take()) is not None
         ]
 
     def links(self) -> dict[str, Links]:
@@ -196,13 +197,15 @@ class Boundaries(NamedModules[Boundary], Component):
         """
         order = [("activation", b.name, b.fwd) for b in self.values()]
         order += [("gradient", b.name, b.bwd) for b in reversed(list(self.values()))]
-        seen = [
-            (float(bad), what, name)
-            for what, name, channel in order
+        bad_messages = [
+            (float(bad), direction, name)
+            for direction, name, channel in order
             if (bad := channel.counts.first_bad) is not None
         ]
-        call, what, name = min(seen, key=lambda one: one[0], default=(math.inf, "", ""))
-        return None if call == math.inf else (call, f"non-finite {what} at boundary {name}")
+        call, direction, name = min(
+            bad_messages, key=lambda message: message[0], default=(math.inf, "", "")
+        )
+        return None if call == math.inf else (call, f"non-finite {direction} at boundary {name}")
 
     def ledger(self) -> dict[str, dict[str, int]]:
         """Bytes and calls over training: {boundary: {fwd, bwd, fwd_dense, bwd_dense, calls,
@@ -228,11 +231,12 @@ class Boundaries(NamedModules[Boundary], Component):
         return {"boundaries": self.ledger()}
 
 
-def sections(links: dict[str, Links], own: Collection[str]) -> dict[str, Any]:
-    """Installed links by boundary as a Run's sections; `own`: boundaries that have links of their
-    own.
+def sections(links: dict[str, Links], set_apart: Collection[str]) -> dict[str, Any]:
+    """Return installed links by boundary as a Run's sections.
+
+    set_apart: the boundaries that have links of their own.
     """
-    common = next((link for cut, link in links.items() if cut not in own), None)
+    common = next((link for cut, link in links.items() if cut not in set_apart), None)
     if common is None:
         return {}
     return {
@@ -280,15 +284,15 @@ class Inserted(Boundaries):
         seed: int,
     ) -> None:
         """As `Boundaries`; model: what a training step calls."""
-        super().__init__(links, modules, shapes, batch_size, n_samples, seed, own=links)
+        super().__init__(links, modules, shapes, batch_size, n_samples, seed, set_apart=links)
         self.batch_size, self.n_samples = batch_size, n_samples
         self.steps = self.looks = 0  # forwards in training; others since the last of these
         self.epoch = 0  # the loop's to say, where a link begins with a later one
         self._told: Tensor | None = None
         self._by_sample = [
             cut
-            for cut, own in links.items()
-            for link in (own.fwd, own.bwd)
+            for cut, links_at in links.items()
+            for link in (links_at.fwd, links_at.bwd)
             if feedback.sample_keyed(link.feedback)
         ]
         self.hooks.append(model.register_forward_pre_hook(self._entered, with_kwargs=True))
@@ -302,7 +306,10 @@ class Inserted(Boundaries):
     def _entered(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.on.value:
             return
-        batch = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
+        batch = next(
+            (argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)),
+            None,
+        )
         if not (model.training and torch.is_grad_enabled()) or batch is None or batch.is_meta:
             self._set(self.epoch, self.looks, self.step.compress, None, training=False)
             self.looks += 1
@@ -379,19 +386,19 @@ def insert(
     n_samples: how many samples there are, for memories with a row each. Raises UserError on a
     module that is not there and on a link that cannot be.
     """
-    known = dict(model.named_modules())
+    named_modules = dict(model.named_modules())
     for cut in links:
-        if cut not in known or not cut:
-            raise UserError(f"the model has no module '{cut}'{nearest(cut, known)}")
-        for hook in known[cut]._forward_hooks.values():
+        if cut not in named_modules or not cut:
+            raise UserError(f"the model has no module '{cut}'{nearest(cut, named_modules)}")
+        for hook in named_modules[cut]._forward_hooks.values():
             if getattr(hook, "func", None) is _while and hook.args[0].value:  # pyright: ignore[reportFunctionMemberAccess]
                 raise UserError(
                     f"module '{cut}' has a boundary already, and its messages would be counted "
                     "twice; take that out first: boundaries.remove()"
                 )
-    wanted = {cut: parse_links(link, f"links.{cut}") for cut, link in links.items()}
-    for cut, one in wanted.items():
-        if one.fwd.compressor.kind == "subspace":
+    parsed = {cut: parse_links(link, f"links.{cut}") for cut, link in links.items()}
+    for cut, link in parsed.items():
+        if link.fwd.compressor.kind == "subspace":
             raise UserError(
                 f"links.{cut}.fwd.compressor.kind=subspace needs a language model that "
                 "commsweep builds; choose another compressor"
@@ -399,7 +406,7 @@ def insert(
         keyed = next(
             (
                 link.feedback.kind
-                for link in (one.fwd, one.bwd)
+                for link in (link.fwd, link.bwd)
                 if feedback.sample_keyed(link.feedback)
             ),
             None,
@@ -413,7 +420,7 @@ def insert(
         raise UserError(
             f"batch_size={batch_size}: the rows of the largest batch are wanted, at least 1"
         )
-    modules = {cut: known[cut] for cut in wanted}
+    modules = {cut: named_modules[cut] for cut in parsed}
     try:
         shapes, _ = message_shapes(model, modules, sample)
     except Exception as error:
@@ -421,8 +428,8 @@ def insert(
             f"sample of shape {tuple(sample.shape)} does not pass through the model "
             f"({told(error)}); one input [1, ...] is wanted"
         ) from None
-    if lost := [cut for cut in wanted if cut not in shapes]:
+    if lost := [cut for cut in parsed if cut not in shapes]:
         raise UserError(
             f"module '{lost[0]}' does not run in a forward of the model, or returns no tensor"
         )
-    return Inserted(model, wanted, modules, shapes, batch_size, n_samples, seed).to(sample.device)
+    return Inserted(model, parsed, modules, shapes, batch_size, n_samples, seed).to(sample.device)

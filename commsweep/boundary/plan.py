@@ -40,8 +40,8 @@ def message_shapes(
         nonlocal work
         weight = getattr(module, "weight", None)
         # a router of experts returns several
-        known = isinstance(weight, Tensor) and isinstance(y, Tensor)
-        if known and weight.dim() > 1 and not isinstance(module, nn.Embedding):  # pyright: ignore[reportOptionalMemberAccess]
+        is_product = isinstance(weight, Tensor) and isinstance(y, Tensor)
+        if is_product and weight.dim() > 1 and not isinstance(module, nn.Embedding):  # pyright: ignore[reportOptionalMemberAccess]
             work += weight.numel() * y.numel() // (y.shape[1] if weight.dim() > 2 else y.shape[-1])  # pyright: ignore[reportOptionalMemberAccess]
 
     hooks = [
@@ -62,7 +62,7 @@ def message_bytes(run: Run, shapes: dict[str, torch.Size]) -> dict[str, tuple[in
     """Bytes (forward, backward) of a microbatch's message at every cut. Raises NotImplementedError
     where they depend on the data.
     """
-    made, rows = {}, run.data.batch_size // run.microbatches
+    sizes, rows = {}, run.data.batch_size // run.microbatches
     for cut, shape in shapes.items():
         links, message = run.links(cut), torch.Size([rows, *shape])
         fwd, bwd = (compressors.build(link.compressor) for link in (links.fwd, links.bwd))
@@ -71,8 +71,8 @@ def message_bytes(run: Run, shapes: dict[str, torch.Size]) -> dict[str, tuple[in
             back = fwd.layouts(message, torch.float32)[0]["values"].most_bytes
         else:
             back = bwd.formula_bytes(message, torch.float32)
-        made[cut] = fwd.formula_bytes(message, torch.float32), back
-    return made
+        sizes[cut] = fwd.formula_bytes(message, torch.float32), back
+    return sizes
 
 
 def memory_bytes(
@@ -82,8 +82,8 @@ def memory_bytes(
     ...}.
     """
     total = {"slot": 0, "sample": 0}
-    for cut, own in links.items():
-        for link in (own.fwd, own.bwd):
+    for cut, cut_links in links.items():
+        for link in (cut_links.fwd, cut_links.bwd):
             kind = "sample" if feedback.sample_keyed(link.feedback) else "slot"
             total[kind] += feedback.memory_bytes(link.feedback, shapes[cut], batch_size, n_samples)
     return total

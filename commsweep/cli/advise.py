@@ -113,29 +113,30 @@ def _advise(args: argparse.Namespace) -> int:
     fitted = [pipeline.folder_of(store, *measurement).path.name for measurement in calibration()]
     if args.ratios:
         return _ratios(args, store, run, network, fitted)
-    made = advice.advise(store, run, network, fitted)
+    advice_ = advice.advise(store, run, network, fitted)
     if args.json:
-        print(json.dumps(made.record()))
+        print(json.dumps(advice_.record()))
         return 0
     shown = (
-        f"accuracy {100 * made.target:.1f} %"
-        if made.metric.endswith("acc")
-        else f"perplexity {made.target:.3f}"
+        f"accuracy {100 * advice_.target:.1f} %"
+        if advice_.metric.endswith("acc")
+        else f"perplexity {advice_.target:.3f}"
     )
     print(f"to test {shown} over {bandwidth_text(network)}, {latency_text(network)} one way:")
-    for title, choice in zip(("best", "runner-up"), made.choices, strict=False):
+    for title, choice in zip(("best", "runner-up"), advice_.choices, strict=False):
         print(f"  {title:10} {choice.text()}")
-    for choice in made.choices[2:]:
+    for choice in advice_.choices[2:]:
         print(f"  {'':10} {choice.text()}")
-    if made.close:
+    if advice_.close:
         print(
             f"  note: less than {100 * advice.APART:.0f} % behind the best, which predictions "
-            "do not tell apart: " + "; ".join(f"{one.method}, {one.schedule}" for one in made.close)
+            "do not tell apart: "
+            + "; ".join(f"{choice.method}, {choice.schedule}" for choice in advice_.close)
         )
-    if not made.calibrated and any(not choice.measured for choice in made.choices):
+    if not advice_.calibrated and any(not choice.measured for choice in advice_.choices):
         print(ROUGH.format(plan=calibration_plan()))
-    if made.missed:
-        print(f"  not reached by {', '.join(made.missed)}")
+    if advice_.missed:
+        print(f"  not reached by {', '.join(advice_.missed)}")
     return 0
 
 
@@ -160,34 +161,34 @@ def _ratios(
     machine = machine_of(store, fitted)
     schedule = args.schedule or schedule_of(run)
     model = models(measurements(store), machine).get((run_id(run), schedule))
-    asked = " ".join([args.preset, *args.settings])
+    command = " ".join([args.preset, *args.settings])
     if model is None:
         raise UserError(
             "the store has no step time of this run over unlimited links, from which "
-            f"predictions begin: commsweep pipeline {asked} --schedule {schedule} --steps "
+            f"predictions begin: commsweep pipeline {command} --schedule {schedule} --steps "
             "60"
         )
     data = datasets.build(run, None, None, torch.device("cpu"))
     shapes, _ = message_shapes(*networks.build(run, data), data.example)
-    made = ratios.spread(run, lambda one: message_bytes(one, shapes), model, network)
+    spread = ratios.spread(run, lambda variant: message_bytes(variant, shapes), model, network)
     if args.json:
         print(
             json.dumps(
                 {
-                    "ratios": made.ratios,
-                    "settings": made.settings,
-                    "step_seconds": made.step,
-                    "one_ratio_step_seconds": made.one,
+                    "ratios": spread.ratios,
+                    "settings": spread.settings,
+                    "step_seconds": spread.step,
+                    "one_ratio_step_seconds": spread.one,
                     "calibrated": machine != Machine(),
                 }
             )
         )
         return 0
     print(
-        f"over {bandwidth_text(network)}, predicted: {1e3 * made.one:.0f} ms a step with one ratio "
-        f"everywhere, {1e3 * made.step:.0f} ms with\n"
-        f"  commsweep run {asked} "
-        + " ".join(f"{key}={value:g}" for key, value in made.settings.items())
+        f"over {bandwidth_text(network)}, predicted: {1e3 * spread.one:.0f} ms a step with "
+        f"one ratio everywhere, {1e3 * spread.step:.0f} ms with\n"
+        f"  commsweep run {command} "
+        + " ".join(f"{key}={value:g}" for key, value in spread.settings.items())
     )
     if machine == Machine():
         print(ROUGH.format(plan=calibration_plan()))

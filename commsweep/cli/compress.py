@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from commsweep.cli.options import folder, whole, writable
+from commsweep.cli.options import folder, whole_number, writable
 from commsweep.errors import UserError
 
 
@@ -31,7 +31,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     parser.add_argument(
         "--seed",
-        type=whole(0, 2**63 - 1),
+        type=whole_number(0, 2**63 - 1),
         default=0,
         help="seed of random compressors (default: 0)",
     )
@@ -70,9 +70,9 @@ def _compress(args: argparse.Namespace) -> int:
         try:
             x = torch.from_numpy(np.lib.format.read_array(handle, allow_pickle=False))
         except Exception as error:  # whatever the bytes are
-            said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
             raise UserError(
-                f"'{args.input}' is not an array of numbers in .npy format ({said})"
+                f"'{args.input}' is not an array of numbers in .npy format ({reason})"
             ) from None
     try:
         payload = compressor.encode(x, args.seed)
@@ -90,7 +90,9 @@ def _compress(args: argparse.Namespace) -> int:
         "dense_bytes": dense,
         "ratio": payload.nbytes / dense,
         "relative_error": error,
-        "parts": {name: part.numel() * part.element_size() for name, part in payload.parts.items()},
+        "parts": {
+            name: tensor.numel() * tensor.element_size() for name, tensor in payload.parts.items()
+        },
     }
     print(
         json.dumps(out)

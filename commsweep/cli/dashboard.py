@@ -9,7 +9,7 @@ import signal
 from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from commsweep.cli.options import name, whole
+from commsweep.cli.options import name, whole_number
 from commsweep.errors import UserError, nearest
 from commsweep.store import Store
 
@@ -30,7 +30,10 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         "name", help="a study (commsweep search) or a sweep (commsweep sweep launch) of this store"
     )
     parser.add_argument(
-        "--port", type=whole(0, 65535), default=8080, help="0: any that is free (default: 8080)"
+        "--port",
+        type=whole_number(0, 65535),
+        default=8080,
+        help="0: any that is free (default: 8080)",
     )
     parser.add_argument(
         "--host",
@@ -45,11 +48,11 @@ def _dashboard(args: argparse.Namespace) -> int:
     store = Store(args.store)
     sweeps = {path.stem for path in (store.root / "sweeps").glob("*.json")}
     studies = {path.stem for path in (store.root / "studies").glob("[!.]*.journal")}
-    known = sorted(sweeps | studies)
-    if args.name not in known:
+    names = sorted(sweeps | studies)
+    if args.name not in names:
         raise UserError(
             f"'{args.name}' is neither a study nor a sweep of store '{store.root}'"
-            f"{nearest(args.name, known)} (it has: {', '.join(known) or 'none'})"
+            f"{nearest(args.name, names)} (it has: {', '.join(names) or 'none'})"
         )
     if args.name in sweeps:
         from commsweep.launching.views.optuna import mirror

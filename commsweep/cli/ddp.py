@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from commsweep.cli.options import count, number, whole
+from commsweep.cli.options import count, number, whole_number
 from commsweep.cli.pipeline import bandwidth, seconds
 from commsweep.cli.runs import changes, execution, execution_options
 from commsweep.config import override, run_id
@@ -60,7 +60,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     parser.add_argument(
         "--steps",
-        type=whole(0),
+        type=whole_number(0),
         default=0,
         help="measure so many steps and end (default: train to the end and evaluate)",
     )
@@ -101,7 +101,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     group.add_argument(
         "--small",
-        type=whole(0),
+        type=whole_number(0),
         default=0,
         metavar="ROWS",
         help="factors below this are small (default: where inverting is measured to be cheaper)",
@@ -155,7 +155,7 @@ def _ddp(args: argparse.Namespace) -> int:
         threads=args.threads or 1,
     )
     store = Store(args.store)
-    known = ddp.folder_of(store, run, wiring).row() is not None
+    recorded = ddp.folder_of(store, run, wiring).row() is not None
     (row,) = ddp.execute(
         [(run, wiring)], store, execution(args, progress=not args.json), args.patience
     )
@@ -163,7 +163,7 @@ def _ddp(args: argparse.Namespace) -> int:
     print(
         json.dumps(row | {"simulation": compared})
         if args.json
-        else ("recorded earlier (remove its folder to measure anew)\n" if known else "")
+        else ("recorded earlier (remove its folder to measure anew)\n" if recorded else "")
         + describe(row, compared, ddp.folder_of(store, run, wiring))
     )
     return {FINISHED: 0, DIVERGED: 3}.get(row["status"], 0)
@@ -177,7 +177,7 @@ def measure(args: argparse.Namespace, plan: list, store: Store, calm: bool = Fal
 
     from commsweep.processes import ddp
 
-    missing = sum(ddp.folder_of(store, *one).row() is None for one in plan)
+    missing = sum(ddp.folder_of(store, *measurement).row() is None for measurement in plan)
     print(f"{len(plan)} measurements, {missing} missing", file=sys.stderr)
     with tqdm(total=missing, unit="measurement", disable=args.json or None, leave=False) as bar:
         ddp.execute(
@@ -201,12 +201,12 @@ def describe(row: Row, compared: str, folder: RunFolder) -> str:
         f"  bytes a step          {row['gradients']['up']:,.0f} of gradients up by rank 0's "
         "ledger; handed to gloo by each:",
     ]
-    for what in sorted(
-        {what for one in row["transport"] for what in one} - {"probe", "statistics", "evaluation"}
+    for kind in sorted(
+        {name for sent in row["transport"] for name in sent} - {"probe", "statistics", "evaluation"}
     ):
         lines.append(
-            f"    {what:19} "
-            + ", ".join(f"{one.get(what, 0) / steps:,.0f}" for one in row["transport"])
+            f"    {kind:19} "
+            + ", ".join(f"{counts.get(kind, 0) / steps:,.0f}" for counts in row["transport"])
         )
     timing = row["timing"]
     if timing:
@@ -215,9 +215,9 @@ def describe(row: Row, compared: str, folder: RunFolder) -> str:
             f"{timing['steps']}); exposed:"
         )
         lines += [
-            f"    {name:25} {1e3 * timing['parts'][part]:8.1f} ms"
-            for part, name in PARTS.items()
-            if timing["parts"].get(part)
+            f"    {name:25} {1e3 * timing['parts'][label]:8.1f} ms"
+            for label, name in PARTS.items()
+            if timing["parts"].get(label)
         ]
         if "waited" in timing:  # earlier versions did not tell
             lines.append(f"    {'waiting, within these':25} {1e3 * timing['waited']:8.1f} ms")

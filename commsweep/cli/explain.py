@@ -70,16 +70,16 @@ def _by_name(name: str) -> list[str]:
             f"{name}, a preset: {run.model.name} on {run.data.name}, {run.epochs} epochs; "
             f"settings with their meaning: commsweep presets {name}"
         ]
-    places = kinds()
-    if name not in places:
-        found = nearest(name, [*presets(), *places, *Run.model_fields], 3)
+    kinds_by_name = kinds()
+    if name not in kinds_by_name:
+        suggestions = nearest(name, [*presets(), *kinds_by_name, *Run.model_fields], 3)
         raise UserError(
-            f"'{name}' is no setting, kind or preset{found} (commsweep explain lists the "
+            f"'{name}' is no setting, kind or preset{suggestions} (commsweep explain lists the "
             "sections of a run, commsweep presets the presets)"
         )
     lines: list[str] = []
-    for owner in dict.fromkeys(owner for _, owner in places[name]):
-        where = [path for path, one in places[name] if one is owner]
+    for owner in dict.fromkeys(owner for _, owner in kinds_by_name[name]):
+        where = [path for path, kind_owner in kinds_by_name[name] if kind_owner is owner]
         lines += ["" for _ in lines[:1]] + [
             ", ".join(f"{path}={name}" for path in where),
             "",
@@ -92,56 +92,58 @@ def kinds() -> dict[str, list[tuple[str, type[Spec]]]]:
     """Of every kind and name that a union's member is chosen by: the settings that choose it, and
     its record.
     """
-    found: dict[str, list[tuple[str, type[Spec]]]] = {}
+    by_name: dict[str, list[tuple[str, type[Spec]]]] = {}
 
     def look(owner: type[Spec], path: str) -> None:
         for key, field in owner.model_fields.items():
             name = ".NAME" if get_origin(field.annotation) is dict else ""
             for member in members(field):
                 for tag in tags(member, discriminator(field)):
-                    found.setdefault(str(tag), []).append(
+                    by_name.setdefault(str(tag), []).append(
                         (f"{path}{key}{name}.{field.discriminator}", member)
                     )
                 if key != "at":  # as fwd and bwd
                     look(member, f"{path}{key}{name}.")
 
     look(Run, "")
-    return {kind: list(dict.fromkeys(places)) for kind, places in found.items()}
+    return {kind: list(dict.fromkeys(owners)) for kind, owners in by_name.items()}
 
 
 def explain(path: str, value: str = "") -> list[str]:
     """Lines about a dotted setting ("": the run itself). Raises UserError on an unknown one."""
     owners: list[type[Spec]] = [Run]
     field: FieldInfo | None = None
-    parts = [part for part in path.split(".") if part]
+    names = [piece for piece in path.split(".") if piece]
     named = False  # whether a name that the user gives comes next
-    for place, part in enumerate(parts):
+    for index, name in enumerate(names):
         if named:
             named = False
             continue
-        found = [
-            (owner, owner.model_fields[part]) for owner in owners if part in owner.model_fields
+        fields = [
+            (owner, owner.model_fields[name]) for owner in owners if name in owner.model_fields
         ]
-        if not found:
-            known = [
-                ".".join([*parts[:place], name]) for owner in owners for name in owner.model_fields
+        if not fields:
+            options = [
+                ".".join([*names[:index], name]) for owner in owners for name in owner.model_fields
             ]
-            above = ".".join(parts[:place])
+            above = ".".join(names[:index])
             raise UserError(
-                f"unknown setting '{path}'{nearest(path, known, 3)} (all of them: commsweep "
+                f"unknown setting '{path}'{nearest(path, options, 3)} (all of them: commsweep "
                 f"explain{' ' * bool(above)}{above})"
             )
-        owner, field = found[0]
+        owner, field = fields[0]
         below = members(field)
-        if not below and part in ("kind", "name") and len(owners) > 1:
-            return _choices(owners, part, value, ".".join(parts[:place]))
+        if not below and name in ("kind", "name") and len(owners) > 1:
+            return _choices(owners, name, value, ".".join(names[:index]))
         if not below:
-            if place + 1 < len(parts):
-                raise UserError(f"'{'.'.join(parts[: place + 1])}' is a value, not a section")
-            lines = [_line(path, one.model_fields[part], kind_of(one)).strip() for one, _ in found]
+            if index + 1 < len(names):
+                raise UserError(f"'{'.'.join(names[: index + 1])}' is a value, not a section")
+            lines = [
+                _line(path, owner.model_fields[name], kind_of(owner)).strip() for owner, _ in fields
+            ]
             return lines + (
                 []
-                if owner is Run or len(found) > 1
+                if owner is Run or len(fields) > 1
                 else ["", inspect.cleandoc(owner.__doc__ or "")]
             )
         owners, named = list(below), get_origin(field.annotation) is dict
@@ -194,8 +196,8 @@ def _line(name: str, field: FieldInfo, kind: str) -> str:
         if field.is_required()
         else f" = {shown(field.get_default())}"
     )
-    said = ", ".join(part for part in (f"of {kind}" if kind else "", said_of(field)) if part)
-    return f"  {name + default:28} {said}".rstrip()
+    facts = ", ".join(fact for fact in (f"of {kind}" if kind else "", said_of(field)) if fact)
+    return f"  {name + default:28} {facts}".rstrip()
 
 
 def shown(value: Any) -> str:
@@ -211,7 +213,7 @@ def said_of(field: FieldInfo) -> str:
     """A setting's meaning and range in a few words."""
     below = members(field)
     if below:
-        kinds = [tag for one in below for tag in tags(one, discriminator(field))]
+        kinds = [tag for bound in below for tag in tags(bound, discriminator(field))]
         inside = ", ".join(kinds or below[0].model_fields)
         if get_origin(field.annotation) is dict:
             return f"{field.description}; each with {inside}"
@@ -225,9 +227,9 @@ def said_of(field: FieldInfo) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = [
         f"{sign} {limit}"
-        for one in field.metadata
+        for constraint in field.metadata
         for key, sign in signs.items()
-        if (limit := getattr(one, key, None)) is not None
+        if (limit := getattr(constraint, key, None)) is not None
     ]
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
         field.annotation, ""
@@ -241,6 +243,6 @@ def meaning(run: Run, path: str) -> str:
     """A setting's meaning and range, given the kinds that a run has."""
     node: Any = run
     *sections, leaf = path.split(".")
-    for part in sections:
-        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    for section in sections:
+        node = node[section] if isinstance(node, dict) else getattr(node, section)
     return said_of(type(node).model_fields[leaf]) if isinstance(node, Spec) else ""

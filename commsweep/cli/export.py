@@ -82,12 +82,12 @@ def exported(codec: str) -> str:
             rf"^{name.upper()} = [^#\n]*?(?=  #|$)", f"{name.upper()} = {written}", text, flags=re.M
         )
         assert count == 1, name
-    return _alone(text)
+    return _standalone(text)
 
 
-def _alone(text: str) -> str:
+def _standalone(text: str) -> str:
     """A codec file with what it imports of ours at its end."""
     shared = (FILES / "packing.py").read_text(encoding="utf-8")
-    own, imported = re.subn(r"^from commsweep\.\S+ import .*\n\n?", "", text, flags=re.M)
+    body, imported = re.subn(r"^from commsweep\.\S+ import .*\n\n?", "", text, flags=re.M)
     assert imported == 1
-    return f"{own}\n\n{shared[shared.index('def ') :]}"
+    return f"{body}\n\n{shared[shared.index('def ') :]}"

@@ -100,8 +100,10 @@ def _flops(args: argparse.Namespace) -> int:
                 {
                     "steps": steps,
                     "tokens": tokens,
-                    "parts": {part: totals[part] for part in flops.PARTS},
-                    "dense_parts": {part: dense[part] * samples for part in flops.PARTS},
+                    "parts": {operation: totals[operation] for operation in flops.PARTS},
+                    "dense_parts": {
+                        operation: dense[operation] * samples for operation in flops.PARTS
+                    },
                     **{key: value for key, value in totals.items() if key not in flops.PARTS},
                     "rule_mflop_per_token": palm,
                 }
@@ -109,14 +111,14 @@ def _flops(args: argparse.Namespace) -> int:
         )
         return 0
     rows = [
-        (name, totals[part] / tokens / 1e6, dense[part] / network.attention.tokens / 1e6)  # pyright: ignore[reportOptionalMemberAccess]
-        for part, name in NAMES.items()
+        (name, totals[operation] / tokens / 1e6, dense[operation] / network.attention.tokens / 1e6)  # pyright: ignore[reportOptionalMemberAccess]
+        for operation, name in NAMES.items()
     ]
     rows.append(("total", totals["total"] / tokens / 1e6, totals["dense"] / tokens / 1e6))
     print(f"MFLOP a token of training, {steps:,} steps, {tokens:,} tokens (planned)\n")
     print(f"{'part':<32}{'this':>10}{'dense':>10}")
-    for name, here, whole in rows:
-        print(f"{name:<32}{here:>10.2f}{whole:>10.2f}")
+    for name, share, total in rows:
+        print(f"{name:<32}{share:>10.2f}{total:>10.2f}")
     head = next(product for product in network.products if product.head)
     how = "sparse too" if head.masked and spec.modules == "all" else "dense"
     print(

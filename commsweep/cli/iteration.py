@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from commsweep.cli.options import count, whole
+from commsweep.cli.options import count, whole_number
 from commsweep.cli.pipeline import bandwidth, seconds
 from commsweep.errors import UserError, nearest
 
@@ -72,7 +72,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     parser.add_argument(
         "--small",
-        type=whole(0),
+        type=whole_number(0),
         metavar="ROWS",
         help=(
             "of balanced placement: factors below are inverted everywhere (default: where that "
@@ -97,13 +97,13 @@ def _iteration(args: argparse.Namespace) -> int:
                 f"--algorithm '{name}' is unknown{nearest(name, ALGORITHMS)} (of: "
                 f"{', '.join(ALGORITHMS)})"
             )
-    given = args.bandwidth is not None
-    if not given and (args.latency or args.collective):
+    has_network = args.bandwidth is not None
+    if not has_network and (args.latency or args.collective):
         raise UserError(
             f"--{'latency' if args.latency else 'collective'} goes with --bandwidth: without it "
             "messages cost what is published"
         )
-    if given and args.fit:
+    if has_network and args.fit:
         raise UserError(
             "--fit names what is published of messages, which --bandwidth puts aside: leave one out"
         )
@@ -113,10 +113,10 @@ def _iteration(args: argparse.Namespace) -> int:
         args.gpus,
         args.every,
         args.small,
-        published=not given and not args.batch and args.every == 1,
+        published=not has_network and not args.batch and args.every == 1,
         bandwidth=args.bandwidth or 0.0,
         latency=args.latency,
-        collective=(args.collective or "ring") if given else "",
+        collective=(args.collective or "ring") if has_network else "",
         inversion=args.inversion,
         reduce=args.fit or "nccl",
         batch=args.batch or 0,

@@ -112,11 +112,11 @@ class Grouped(argparse.RawDescriptionHelpFormatter):
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
             return super()._format_action(action)
-        said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
         lines = []
         for title, names in GROUPS.items():
             lines.append(f"  {title}:")
-            lines += [f"    {name:12} {said[name]}" for name in names]
+            lines += [f"    {name:12} {helps[name]}" for name in names]
         return "\n".join(lines) + "\n"
 
 
@@ -195,14 +195,14 @@ def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
     from commsweep.registry import presets, sweeps
 
-    known = {"preset": presets(), "name": sweeps()}
+    names = {"preset": presets(), "name": sweeps()}
     parsers = [parser]
-    for one in parsers:
-        for action in one._actions:
+    for subparser in parsers:
+        for action in subparser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
-            elif action.dest in known and not action.option_strings:
-                action.choices = list(known[action.dest])
+            elif action.dest in names and not action.option_strings:
+                action.choices = list(names[action.dest])
             elif action.type is folder:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, args.shell))

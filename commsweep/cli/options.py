@@ -26,24 +26,24 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage."""
-        said = re.sub(r"^argument (\S+): ", r"\1 ", message)
-        if found := re.search(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)", said):
-            said += nearest(found[1], re.findall(r"[\w-]+", found[2]))
-        raise UserError(f"{said} (see {self.prog} --help)")
+        text = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        if choice := re.search(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)", text):
+            text += nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+        raise UserError(f"{text} (see {self.prog} --help)")
 
     def parse(self, argv: list[str] | None = None) -> argparse.Namespace:
         """The arguments, settings behind options included. Raises UserError."""
-        args, rest = self.parse_known_args(argv)
+        args, unknown = self.parse_known_args(argv)
         late = [
-            one
-            for one in rest
-            if "=" in one and not one.startswith("-") and hasattr(args, "settings")
+            argument
+            for argument in unknown
+            if "=" in argument and not argument.startswith("-") and hasattr(args, "settings")
         ]
-        if left := [one for one in rest if one not in late]:
-            known = [option for options in _options(self) for option in options]
-            if left[0].partition("=")[0] in known:
+        if left := [argument for argument in unknown if argument not in late]:
+            options = [option for options in _options(self) for option in options]
+            if left[0].partition("=")[0] in options:
                 self.error(f"'{left[0]}' is an option of other commands, not of this one")
-            near = nearest(left[0], known) if left[0].startswith("-") else ""
+            near = nearest(left[0], options) if left[0].startswith("-") else ""
             self.error(f"'{left[0]}' is not understood{near}")
         if late:
             args.settings = [*args.settings, *late]
@@ -51,13 +51,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def _options(parser: argparse.ArgumentParser) -> list[list[str]]:
-    found = []
+    options = []
     for action in parser._actions:
-        found.append(list(action.option_strings))
+        options.append(list(action.option_strings))
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
-                found += _options(child)
-    return found
+                options += _options(child)
+    return options
 
 
 def folder(text: str) -> Path:
@@ -69,20 +69,20 @@ def folder(text: str) -> Path:
 
 def writable(path: Path, file: bool = False) -> None:
     """Raise UserError, before any work, unless a folder (or file) of this name can be written."""
-    place = path.parent if file else path
+    folder = path.parent if file else path
     if file and path.is_dir():
         raise UserError(f"'{path}' is a folder; name a file")
     if path.exists() and (not path.is_file() if file else not path.is_dir()):
         raise UserError(f"'{path}' is no {'file' if file else 'folder'}; name another")
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
     if (
-        not place.is_dir()
-        or not os.access(place, os.W_OK | os.X_OK)
+        not folder.is_dir()
+        or not os.access(folder, os.W_OK | os.X_OK)
         or (file and path.exists() and not os.access(path, os.W_OK))
     ):
         raise UserError(
-            f"'{path}' cannot be written ('{place}' is not a folder that may be written to); "
+            f"'{path}' cannot be written ('{folder}' is not a folder that may be written to); "
             "name another"
         )
 
@@ -94,7 +94,7 @@ def name(text: str) -> str:
     return text
 
 
-def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
     """Whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
@@ -135,10 +135,10 @@ def _range(least: int, most: float) -> str:
     return f"at least {least}" if math.isinf(most) else f"from {least} to {most:g}"
 
 
-port = whole(1, 65535)
-count = whole(1)
+port = whole_number(1, 65535)
+count = whole_number(1)
 
 
 def words(text: str) -> tuple[str, ...]:
     """Names with commas between them."""
-    return tuple(part for part in (one.strip() for one in text.split(",")) if part)
+    return tuple(word for word in (piece.strip() for piece in text.split(",")) if word)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from commsweep.cli.options import count, number, whole
+from commsweep.cli.options import count, number, whole_number
 from commsweep.cli.runs import changes, execution, execution_options
 from commsweep.config import Run, override, run_id
 from commsweep.config.execution import Cable, Wiring
@@ -97,7 +97,7 @@ def add_wiring(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=whole(0),
+        type=whole_number(0),
         default=0,
         help="measure so many steps and end (default: train to the end and evaluate)",
     )
@@ -114,50 +114,54 @@ def bandwidth(text: str) -> float:
     """Bits a second: "10Mbit", "1Gbit", "unlimited"."""
     if text == "unlimited":
         return 0.0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)bit(?:/s)?", text.strip(), re.I)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)bit(?:/s)?", text.strip(), re.I)
+    if not match:
         raise argparse.ArgumentTypeError(
             f"'{text}' is no bandwidth; write for instance 10Mbit, 1Gbit or unlimited"
         )
-    if not float(found[1]):
+    if not float(match[1]):
         raise argparse.ArgumentTypeError(
             f"over '{text}' nothing arrives; a link as the machine has it is 'unlimited'"
         )
-    return float(found[1]) * UNITS[found[2].lower()]
+    return float(match[1]) * UNITS[match[2].lower()]
 
 
 def seconds(text: str) -> float:
     """Seconds: "50ms", "0.1s"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip())
+    if not match:
         raise argparse.ArgumentTypeError(f"'{text}' is no time; write for instance 50ms or 0.1s")
-    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
 
 
 def cables(path: str) -> tuple[Cable, ...]:
     """The links of a JSON file, in the words of --bandwidth and --latency."""
     read = {"bandwidth": bandwidth, "latency": seconds}
     try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"))
+        records = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{path}: no JSON file of links ({error})") from None
-    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told) or not told:
+    if (
+        not isinstance(records, list)
+        or not all(isinstance(record, dict) for record in records)
+        or not records
+    ):
         raise argparse.ArgumentTypeError(
             f'{path}: a list of links is needed, [{{"bandwidth": "5Mbit"}}, ...]'
         )
-    made = []
-    for turn, one in enumerate(told):
-        for key, value in one.items():
+    links = []
+    for index, record in enumerate(records):
+        for key, value in record.items():
             if key not in read or not isinstance(value, str):
                 raise argparse.ArgumentTypeError(
-                    f"{path}, link {turn}: {json.dumps({key: value})} says nothing; write "
+                    f"{path}, link {index}: {json.dumps({key: value})} says nothing; write "
                     '"bandwidth": "5Mbit" and "latency": "20ms"'
                 )
         try:
-            made.append(Cable(**{key: read[key](value) for key, value in one.items()}))
+            links.append(Cable(**{key: read[key](value) for key, value in record.items()}))
         except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{path}, link {turn}: {error}") from None
-    return tuple(made)
+            raise argparse.ArgumentTypeError(f"{path}, link {index}: {error}") from None
+    return tuple(links)
 
 
 def _pipeline(args: argparse.Namespace) -> int:
@@ -189,9 +193,9 @@ def _pipeline(args: argparse.Namespace) -> int:
 
     with tqdm(unit="step", disable=args.json or None, leave=False) as bar:
 
-        def show(seen: dict[str, Any]) -> None:
-            bar.total = seen["of"]
-            bar.update(seen["step"] - bar.n)
+        def show(progress: dict[str, Any]) -> None:
+            bar.total = progress["of"]
+            bar.update(progress["step"] - bar.n)
 
         row = pipeline.execute(
             run, wiring, execution(args), folder, patience=args.patience, show=show
@@ -255,8 +259,8 @@ def describe(row: Mapping[str, Any], folder: RunFolder, compared: str) -> str:
             f"{row['timing']['steps']})"
         )
     stages = len(row["transport"]) // row["run"]["grad"]["learners"]
-    for place, sent in enumerate(row["transport"]):
-        learner, stage = divmod(place, stages)
+    for index, sent in enumerate(row["transport"]):
+        learner, stage = divmod(index, stages)
         if learner:
             continue  # as the first one's
         total, framing = sum(sent["sent"].values()), sum(sent["framing"].values())

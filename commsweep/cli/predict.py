@@ -50,13 +50,13 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
             "these predictions, and how far they are off: docs/results/clusters."
         ),
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
         "--model", metavar="gpt:KEY=N,...", help="gpt:layers=24,hidden=1024,heads=16,seq=1024"
     )
-    what.add_argument("--rows", type=Path, metavar="CSV", help="one prediction a row")
-    what.add_argument("--trace", type=Path, metavar="JSON", help="of torch.profiler, one process")
-    what.add_argument("--meter", choices=("protocol",), help="ProtocolNanoGPT: 200 Mbit/s, 50 ms")
+    source.add_argument("--rows", type=Path, metavar="CSV", help="one prediction a row")
+    source.add_argument("--trace", type=Path, metavar="JSON", help="of torch.profiler, one process")
+    source.add_argument("--meter", choices=("protocol",), help="ProtocolNanoGPT: 200 Mbit/s, 50 ms")
     parser.add_argument("--out", type=Path, metavar="CSV", help="of --rows (default: printed)")
     parser.add_argument("--cluster", default="a100-nvlink", help="a preset or a JSON file")
     parser.add_argument("--links", metavar="FILE", help="iperf3 -J or nccl-tests, for --trace")
@@ -116,12 +116,12 @@ def _predict(args: argparse.Namespace) -> int:
     if args.meter is not None:
         from commsweep.timing import meter
 
-        found = meter.seconds(args.stages, args.microbatches, args.bytes)
-        said = (
-            f"{found:.3f} s a step: {args.stages} stages, {args.microbatches} microbatches, "
+        seconds = meter.seconds(args.stages, args.microbatches, args.bytes)
+        sentence = (
+            f"{seconds:.3f} s a step: {args.stages} stages, {args.microbatches} microbatches, "
             f"{args.bytes:,} bytes a message, 1F1B, computing not counted"
         )
-        print(json.dumps({"seconds": found}) if args.json else said)
+        print(json.dumps({"seconds": seconds}) if args.json else sentence)
         return 0
     return _model(args)
 
@@ -142,18 +142,18 @@ def _model(args: argparse.Namespace) -> int:
     choices = gpt.Choices(
         args.schedule, args.chunks, not args.no_recompute, collective=args.collective
     )
-    found = {name: float(one) for name, one in gpt.predict(shape, cluster, choices).items()}
+    predicted = {name: float(value) for name, value in gpt.predict(shape, cluster, choices).items()}
     lines = _codes(args, shape, cluster, choices) if args.codecs else []
     if args.json:
-        print(json.dumps({"gpus": gpus, **found} | ({"codecs": lines} if lines else {})))
+        print(json.dumps({"gpus": gpus, **predicted} | ({"codecs": lines} if lines else {})))
         return 0
-    print(f"{1e3 * found['total']:.1f} ms an iteration on {gpus} GPUs of {cluster.name}")
+    print(f"{1e3 * predicted['total']:.1f} ms an iteration on {gpus} GPUs of {cluster.name}")
     for name in ("compute", "bubble", "data", "optimizer"):
-        share = 100 * found[name] / found["total"]
-        print(f"  {name:10} {1e3 * found[name]:10.1f} ms {share:5.1f} %")
+        share = 100 * predicted[name] / predicted["total"]
+        print(f"  {name:10} {1e3 * predicted[name]:10.1f} ms {share:5.1f} %")
     if args.collective == "nccl" and shape.data > 1:
         rings = float(gpt.predict(shape, cluster, replace(choices, collective="ring"))["data"])
-        taken = "tree" if found["data"] < rings else "ring"
+        taken = "tree" if predicted["data"] < rings else "ring"
         print(f"  gradients are summed up by a {taken}, as NCCL's formulas choose")
     for line in lines:
         print(
@@ -195,8 +195,8 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
             changed["stages"] = replace(choices, stages=share, stage_coding=coding)
         for message, coded in changed.items():
             seconds = float(gpt.predict(shape, cluster, coded)["total"])
-            told = {"message": message, "codec": codec, "share": share, "seconds": seconds}
-            lines.append(told)
+            fields = {"message": message, "codec": codec, "share": share, "seconds": seconds}
+            lines.append(fields)
     return lines
 
 
@@ -206,15 +206,15 @@ def _shape(args: argparse.Namespace) -> tuple[Any, int]:
     kind, _, text = args.model.partition(":")
     if kind != "gpt":
         raise UserError(f"--model '{args.model}': begin with gpt:, as gpt:layers=24,hidden=1024")
-    told: dict[str, int] = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        known = {"layers", "hidden", "heads", "seq", "vocabulary"}
-        if key not in known or not value.isdigit() or not int(value):
-            raise UserError(f"--model '{args.model}': '{part}'{nearest(key, known)}; write KEY=N")
-        told[key] = int(value)
+    fields: dict[str, int] = {}
+    for piece in text.split(","):
+        key, _, value = piece.partition("=")
+        names = {"layers", "hidden", "heads", "seq", "vocabulary"}
+        if key not in names or not value.isdigit() or not int(value):
+            raise UserError(f"--model '{args.model}': '{piece}'{nearest(key, names)}; write KEY=N")
+        fields[key] = int(value)
     for key in ("layers", "hidden"):
-        if key not in told:
+        if key not in fields:
             raise UserError(f"--model '{args.model}' says no {key}")
     tensor, pipeline = args.tensor or 1, args.pipeline or 1
     data = args.data or max(1, (args.gpus or 1) // (tensor * pipeline))
@@ -228,20 +228,20 @@ def _shape(args: argparse.Namespace) -> tuple[Any, int]:
         raise UserError(
             f"--batch {batch} is no multiple of micro-batch {args.micro_batch} x data {data}"
         )
-    if pipeline > told["layers"]:
-        raise UserError(f"--pipeline {pipeline}: the model has {told['layers']} layers")
-    heads = told.get("heads", max(1, told["hidden"] // 64))
+    if pipeline > fields["layers"]:
+        raise UserError(f"--pipeline {pipeline}: the model has {fields['layers']} layers")
+    heads = fields.get("heads", max(1, fields["hidden"] // 64))
     shape = Shape(
-        told["hidden"],
-        told["layers"],
-        told.get("seq", 1024),
+        fields["hidden"],
+        fields["layers"],
+        fields.get("seq", 1024),
         batch,
         args.micro_batch,
         heads,
         tensor,
         pipeline,
         data,
-        told.get("vocabulary", 51200),
+        fields.get("vocabulary", 51200),
     )
     return shape, gpus
 
@@ -260,9 +260,11 @@ def _rows(args: argparse.Namespace) -> int:
         raise UserError(f"--rows '{args.rows}' cannot be read as a table ({error})") from None
     if rows.empty:
         raise UserError(f"--rows '{args.rows}' has no rows")
-    made = _exchanges(args, rows) if "algorithm" in rows else _shapes(args, rows)
-    rest = rows.drop(columns=made.columns, errors="ignore")  # of an earlier prediction
-    text = pd.concat([rest, made], axis=1).to_csv(index=False)
+    predictions = _exchanges(args, rows) if "algorithm" in rows else _shapes(args, rows)
+    others_columns = rows.drop(
+        columns=predictions.columns, errors="ignore"
+    )  # of an earlier prediction
+    text = pd.concat([others_columns, predictions], axis=1).to_csv(index=False)
     if args.out is None:
         print(text, end="")
     else:
@@ -272,15 +274,17 @@ def _rows(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_names(args: argparse.Namespace, rows: pd.DataFrame, known: Sequence[str]) -> None:
+def _check_names(args: argparse.Namespace, rows: pd.DataFrame, names: Sequence[str]) -> None:
     """Raise UserError on a column that is nearly one that is read."""
     for column in rows:
         name = str(column).strip().lower()
-        meant = get_close_matches(name, [other for other in known if other not in rows], 1, 0.75)
-        if meant and name not in known:
+        close = get_close_matches(
+            name, [name_left for name_left in names if name_left not in rows], 1, 0.75
+        )
+        if close and name not in names:
             raise UserError(
                 f"--rows '{args.rows}' has a column '{column}', which is not read: did you mean "
-                f"'{meant[0]}'? (rename it, or leave it out)"
+                f"'{close[0]}'? (rename it, or leave it out)"
             )
 
 
@@ -290,18 +294,18 @@ def _numbers(
     """Numbers above 0 of a column. blank: what an empty cell says; None: it is refused."""
     import pandas as pd
 
-    found = pd.to_numeric(rows[column], errors="coerce")
-    bad = ~(found > 0)
+    values = pd.to_numeric(rows[column], errors="coerce")
+    bad = ~(values > 0)
     if blank is not None:
         empty = rows[column].isna()
-        found, bad = found.mask(empty, blank), bad & ~empty
+        values, bad = values.mask(empty, blank), bad & ~empty
     if bad.any():
         line = int(bad.to_numpy().argmax())
         raise UserError(
             f"--rows '{args.rows}', line {line + 2}: {column}={rows[column].iloc[line]!r} is no "
             "number above 0"
         )
-    return found.to_numpy(float)
+    return values.to_numpy(float)
 
 
 def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
@@ -311,35 +315,37 @@ def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
 
     from commsweep.timing import gpt
 
-    told: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, aliases in COLUMNS.items():
-        column = next((one for one in rows if str(one).strip().lower() in aliases), None)
+        column = next((column for column in rows if str(column).strip().lower() in aliases), None)
         if column is not None:
-            told[name] = _numbers(args, rows, column)
+            columns[name] = _numbers(args, rows, column)
     for name in ("hidden", "layers", "batch"):
-        if name not in told:
+        if name not in columns:
             raise UserError(
                 f"--rows '{args.rows}' has no column for {name} (one of: "
                 f"{', '.join(COLUMNS[name])}); for exchanges name {', '.join(EXCHANGES)}"
             )
     _check_names(args, rows, [alias for aliases in COLUMNS.values() for alias in aliases])
     for name, value in DEFAULTS.items():
-        told.setdefault(name, np.full(len(rows), float(value)))
-    told.setdefault("heads", np.maximum(1, told["hidden"] // 64))
-    gpus = next((one for one in rows if str(one).strip().lower() in ("gpus", "# gpus")), None)
-    if "data" not in told:
-        shards = told["tensor"] * told["pipeline"]
-        every = _numbers(args, rows, gpus) if gpus is not None else shards
-        bad = every % shards != 0
+        columns.setdefault(name, np.full(len(rows), float(value)))
+    columns.setdefault("heads", np.maximum(1, columns["hidden"] // 64))
+    gpus = next(
+        (column for column in rows if str(column).strip().lower() in ("gpus", "# gpus")), None
+    )
+    if "data" not in columns:
+        shards = columns["tensor"] * columns["pipeline"]
+        shard_counts = _numbers(args, rows, gpus) if gpus is not None else shards
+        bad = shard_counts % shards != 0
         if bad.any():
             line = int(bad.argmax())
             raise UserError(
-                f"--rows '{args.rows}', line {line + 2}: {gpus}={every[line]:g} is no multiple of "
-                f"tensor {told['tensor'][line]:g} x pipeline {told['pipeline'][line]:g}"
+                f"--rows '{args.rows}', line {line + 2}: {gpus}={shard_counts[line]:g} is no "
+                f"multiple of tensor {columns['tensor'][line]:g} x pipeline {columns['pipeline'][line]:g}"
             )
-        told["data"] = every / shards
-    found = gpt.predict(gpt.Shape(**told), gpt.read_cluster(args.cluster))
-    return pd.DataFrame({"predicted_ms": np.round(1e3 * found["total"], 3)}, index=rows.index)
+        columns["data"] = shard_counts / shards
+    predicted = gpt.predict(gpt.Shape(**columns), gpt.read_cluster(args.cluster))
+    return pd.DataFrame({"predicted_ms": np.round(1e3 * predicted["total"], 3)}, index=rows.index)
 
 
 def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
@@ -354,19 +360,22 @@ def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
             raise UserError(f"--rows '{args.rows}' has no column {name}{nearest(name, rows)}")
     workers, parameters, compute = (_numbers(args, rows, name) for name in EXCHANGES[1:])
     _check_names(args, rows, (*EXCHANGES, "interval", "bandwidth_mbit"))
-    every, rates = (
+    intervals, rates = (
         np.full(len(rows), default) if name not in rows else _numbers(args, rows, name, default)
         for name, default in (("interval", 1.0), ("bandwidth_mbit", 0.0))
     )
-    made = [
+    steps = [
         exchange.steps(str(name).strip().lower(), int(interval), int(n), size, 1e6 * rate, ms / 1e3)
         for name, interval, n, size, rate, ms in zip(
-            rows["algorithm"], every, workers, parameters, rates, compute, strict=True
+            rows["algorithm"], intervals, workers, parameters, rates, compute, strict=True
         )
     ]
     columns = ("predicted_ms", "predicted_without_ms")
     return pd.DataFrame(
-        {name: [round(1e3 * pair[turn], 3) for pair in made] for turn, name in enumerate(columns)},
+        {
+            name: [round(1e3 * pair[index], 3) for pair in steps]
+            for index, name in enumerate(columns)
+        },
         index=rows.index,
     )
 
@@ -417,10 +426,10 @@ def _coded(
 
     share, coding = (1.0, 0.0) if codec == "none" else _cost(codec, profile, workers)
     exchanging = profiles.predicted(profile, link, workers, share, coding)
-    alone = profile.step - profile.waited
-    seconds = (exchanging + (interval - 1) * alone) / interval
-    waits = exchanging - alone - coding
-    longest = max((alone, "computing"), (coding, "coding"), (waits, "the link"))
+    computing = profile.step - profile.waited
+    seconds = (exchanging + (interval - 1) * computing) / interval
+    waits = exchanging - computing - coding
+    longest = max((computing, "computing"), (coding, "coding"), (waits, "the link"))
     return {
         "codec": codec,
         "bytes": share * profile.nbytes,

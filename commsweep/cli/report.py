@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from commsweep.cli.options import folder, whole, words, writable
+from commsweep.cli.options import folder, whole_number, words, writable
 from commsweep.errors import UserError
 from commsweep.store import WITHOUT_OUTCOME
 
@@ -41,14 +41,14 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     report.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
     report.add_argument(
         "--watch",
-        type=whole(5, 86400),
+        type=whole_number(5, 86400),
         metavar="SECONDS",
         help="of a running sweep: write tables and page anew so often, and judge the claims once "
         "all cells have an outcome",
     )
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
-    found = commands.add_parser(
+    findings_parser = commands.add_parser(
         "findings",
         help="write the page of findings from the recorded verdicts",
         description=(
@@ -57,13 +57,13 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
             "repeats it, and what it does not say."
         ),
     )
-    found.add_argument(
+    findings_parser.add_argument(
         "--results", type=folder, default=Path("docs/results"), help="(default: docs/results)"
     )
-    found.add_argument(
+    findings_parser.add_argument(
         "--out", type=folder, default=Path("docs/findings.md"), help="(default: docs/findings.md)"
     )
-    found.set_defaults(command=_findings)
+    findings_parser.set_defaults(command=_findings)
     claims = commands.add_parser(
         "claims", parents=[shared], help="print the verdict on each claim of the paper"
     )
@@ -81,7 +81,7 @@ def _report(args: argparse.Namespace) -> int:
     writable(args.out or Path("out") / name)
     if args.watch is not None:
         _watch(args, name)
-    made = report.write(
+    written = report.write(
         args.store,
         name,
         args.out or Path("out") / name,
@@ -93,22 +93,23 @@ def _report(args: argparse.Namespace) -> int:
         print(
             json.dumps(
                 {
-                    "folder": str(made.folder),
-                    "page": made.page and str(made.page),
-                    "tables": [table.name for table in made.tables],
-                    "claims": {claim.name: claim.verdict for claim in made.claims},
+                    "folder": str(written.folder),
+                    "page": written.page and str(written.page),
+                    "tables": [table.name for table in written.tables],
+                    "claims": {claim.name: claim.verdict for claim in written.claims},
                 }
             )
         )
         return 0
-    print(made.terminal())
-    if made.commands:
+    print(written.terminal())
+    if written.commands:
         print(f"undecided: commsweep sweep launch {name} --decide runs the seeds that would decide")
     print(
-        f"tables   {made.folder / 'tables'} (md, tex, csv)\n"
-        f"figures  {made.folder / 'figures'} (png, pdf, svg)\n"
-        f"claims   {made.folder / 'claims.md'}\n"
-        f"rows     {made.folder / 'rows.csv'}" + (f"\npage     {made.page}" if made.page else "")
+        f"tables   {written.folder / 'tables'} (md, tex, csv)\n"
+        f"figures  {written.folder / 'figures'} (png, pdf, svg)\n"
+        f"claims   {written.folder / 'claims.md'}\n"
+        f"rows     {written.folder / 'rows.csv'}"
+        + (f"\npage     {written.page}" if written.page else "")
     )
     return 0
 
@@ -120,8 +121,8 @@ def _watch(args: argparse.Namespace, name: str) -> None:
     while True:
         counts = results.load(args.store, name).status.value_counts().to_dict()
         left = sum(counts.get(status, 0) for status in WITHOUT_OUTCOME)
-        said = ", ".join(f"{count} {status}" for status, count in counts.items())
-        print(f"{datetime.now():%H:%M:%S}  {name}: {said}", flush=True)
+        counts_text = ", ".join(f"{count} {status}" for status, count in counts.items())
+        print(f"{datetime.now():%H:%M:%S}  {name}: {counts_text}", flush=True)
         if not left:
             return
         if counts.get("finished"):

@@ -103,12 +103,12 @@ def _search(args: argparse.Namespace) -> int:
     name = args.study or f"{title}{'-boundaries' if args.per_boundary else ''}-{aim}"
     bar = None
 
-    def show(made: int) -> None:
+    def show(printed: int) -> None:
         nonlocal bar  # begun by the first word of progress: a mistake is one line, without a bar
         bar = bar or tqdm(
             total=args.trials, unit="trial", desc=title, file=sys.stderr, disable=args.json
         )
-        bar.update(min(args.trials, made) - bar.n)
+        bar.update(min(args.trials, printed) - bar.n)
 
     try:
         study = searching.run(
@@ -129,7 +129,11 @@ def _search(args: argparse.Namespace) -> int:
     if args.json:
         print(
             json.dumps(
-                {"study": name, "trials": done, "best": [searching.summary(one) for one in chosen]}
+                {
+                    "study": name,
+                    "trials": done,
+                    "best": [searching.summary(axis) for axis in chosen],
+                }
             )
         )
     else:
@@ -146,12 +150,12 @@ def _search(args: argparse.Namespace) -> int:
         print("\n".join(searching.describe(trial) for trial in chosen))
         if chosen:
             base = args.base or searching.preset_of(args.name)
-            given = [f"{key}={value}" for key, value in changes(args.settings).items()]
+            settings = [f"{key}={value}" for key, value in changes(args.settings).items()]
             best = [
                 f"{key}={json.dumps(value) if not isinstance(value, str) else value}"
                 for key, value in searching.settings(search, chosen[0], goal).items()
             ]
-            print("again: commsweep run " + " ".join([base, *given, *best]))
+            print("again: commsweep run " + " ".join([base, *settings, *best]))
     return 0 if done >= args.trials else 1
 
 

@@ -183,8 +183,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     status.add_argument(
         "name", help="a sweep, my_grid.py:grid, or the name of one that was launched"
     )
-    for each in (plan, start):
-        each.add_argument(
+    for parser_ in (plan, start):
+        parser_.add_argument(
             "name",
             nargs="?",
             help=(
@@ -192,17 +192,17 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "that returns a list of Runs, my_grid.py:grid"
             ),
         )
-        each.add_argument(
+        parser_.add_argument(
             "settings",
             nargs="*",
             default=[],
             metavar="KEY=VALUE",
             help="with --base: settings of the preset, for instance optim.lr=0.02",
         )
-        each.add_argument(
+        parser_.add_argument(
             "--base", metavar="PRESET", help="make the sweep here: this preset, varied by --axis"
         )
-        each.add_argument(
+        parser_.add_argument(
             "--axis",
             action="append",
             default=[],
@@ -212,7 +212,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "both the same values; several axes make every combination"
             ),
         )
-        each.add_argument(
+        parser_.add_argument(
             "--seeds",
             type=count,
             metavar="N",
@@ -221,7 +221,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "setting with at least N"
             ),
         )
-        each.add_argument(
+        parser_.add_argument(
             "--claim",
             metavar="NAME",
             help=(
@@ -230,7 +230,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "what is recorded, unless all of the claim's are"
             ),
         )
-        each.add_argument(
+        parser_.add_argument(
             "--decide",
             action="store_true",
             help=(
@@ -239,14 +239,14 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "SWEEP); what an earlier launch of these settings left undone comes first"
             ),
         )
-        each.add_argument(
+        parser_.add_argument(
             "--papers",
             type=words,
             default=(),
             metavar="NAMES",
             help="with --decide (and --claims of a plan): only the claims of these, as of a report",
         )
-        each.add_argument(
+        parser_.add_argument(
             "--workers", type=count, help="processes (default: one a GPU, or one a CPU core)"
         )
 
@@ -289,15 +289,15 @@ def _deciding(
 
     by_id = {run_id(run): run for run in runs}
     before = looks.read(store.root, name)
-    found = all_claims(_told(store, by_id), papers, looks=before)
-    claims = {claim.name: claim for claim in found}
+    claims_ = all_claims(_outcomes(store, by_id), papers, looks=before)
+    claims = {claim.name: claim for claim in claims_}
     if claim is not None:
         _check(claim, claims, f"sweep '{name}' has results")
     asking = [
         effect
-        for one in claims.values()
-        if claim in (None, one.name)
-        for effect in one.effects
+        for claim_ in claims.values()
+        if claim in (None, claim_.name)
+        for effect in claim_.effects
         if effect.seeds
     ]
     if not asking:
@@ -309,14 +309,14 @@ def _deciding(
         {setting(by_id[identifier]): by_id[identifier] for identifier in effect.ids}
         for effect in asking
     ]
-    wanted = {one for own in settings for one in own}
-    begun = [run for run in runs if setting(run) in wanted]
-    if missing(begun, store):  # half of what was asked for is no time to ask again
-        return begun
+    settings_asked = {pair for pairs in settings for pair in pairs}
+    launched = [run for run in runs if setting(run) in settings_asked]
+    if missing(launched, store):  # half of what was asked for is no time to ask again
+        return launched
     return union(
         *(
-            seeds(list(own.values()), effect.seeds)  # pyright: ignore[reportArgumentType]
-            for effect, own in zip(asking, settings, strict=True)
+            seeds(list(effect_settings.values()), effect.seeds)  # pyright: ignore[reportArgumentType]
+            for effect, effect_settings in zip(asking, settings, strict=True)
         )
     )
 
@@ -331,8 +331,8 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     from commsweep.reporting.design import planned
 
     by_id = {run_id(run): run for run in runs}
-    frame = _told(store, by_id)
-    claims = {one.name: one for one in planned(frame)}
+    frame = _outcomes(store, by_id)
+    claims = {claim.name: claim for claim in planned(frame)}
     _check(claim, claims, f"sweep '{name}' has runs")
     decided = set()
     for judged in all_claims(frame, looks=looks.read(store.root, name)):
@@ -341,21 +341,21 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
                 decided.add(effect.what)
     effects = claims[claim].effects
     undecided = [effect for effect in effects if effect.what not in decided] or effects
-    wanted = {identifier for effect in undecided for identifier in effect.ids}
-    return [run for key, run in by_id.items() if key in wanted]
+    identifiers = {identifier for effect in undecided for identifier in effect.ids}
+    return [run for key, run in by_id.items() if key in identifiers]
 
 
-def _told(store: Store, by_id: dict[str, Run]) -> pd.DataFrame:
+def _outcomes(store: Store, by_id: dict[str, Run]) -> pd.DataFrame:
     """What is recorded of these runs, and that the others are missing."""
     from commsweep.reporting.results import of_cells
 
     return of_cells(store.root, {key: record(run) for key, run in by_id.items()})
 
 
-def _check(claim: str, known: Iterable[str], has: str) -> None:
-    if claim not in known:
+def _check(claim: str, names: Iterable[str], has: str) -> None:
+    if claim not in names:
         raise UserError(
-            f"--claim '{claim}': {has} for {', '.join(known) or 'none'}{nearest(claim, known)}"
+            f"--claim '{claim}': {has} for {', '.join(names) or 'none'}{nearest(claim, names)}"
         )
 
 
@@ -413,7 +413,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.claims:
         from commsweep.reporting.design import markdown
 
-        print(markdown(_told(store, cells), args.papers), end="")
+        print(markdown(_outcomes(store, cells), args.papers), end="")
         return 0
     rows = store.rows()
     statuses = store.statuses(list(cells), rows)
@@ -442,15 +442,17 @@ def _plan(args: argparse.Namespace) -> int:
     )
     groups: dict[str, Counter] = {}
     labels = (
-        dict(zip(frame.id, frame.method, strict=True)) if len(frame := _told(store, cells)) else {}
+        dict(zip(frame.id, frame.method, strict=True))
+        if len(frame := _outcomes(store, cells))
+        else {}
     )
     for cell, run in cells.items():
-        what = labels[cell]
-        groups.setdefault(what, Counter())[statuses[cell]] += 1
+        label = labels[cell]
+        groups.setdefault(label, Counter())[statuses[cell]] += 1
         if args.cells:
-            print(f"{cell}  {statuses[cell]:11}  seed {run.seed}  {what}")
-    for what, counts in groups.items() if not args.cells else ():
-        print(f"  {what:50} " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+            print(f"{cell}  {statuses[cell]:11}  seed {run.seed}  {label}")
+    for label, counts in groups.items() if not args.cells else ():
+        print(f"  {label:50} " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     return 0
 
 
@@ -458,32 +460,32 @@ def _launch(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     store = Store(args.store)
-    name, whole, runs = _chosen(args, store)
+    name, grid, runs = _chosen(args, store)
     if (
         args.base is not None
         and name in store.sweeps()
         and set(store.cells(name)) != {run_id(run) for run in runs}
     ):
         raise UserError(f"this store has a sweep '{name}' of other runs; choose another name")
-    asked = execution(args, by="sweep")
-    retry = {part for part in args.retry.split(",") if part}
+    options = execution(args, by="sweep")
+    retry = {status for status in args.retry.split(",") if status}
     if unknown := retry - set(UNFINISHED):
         raise UserError(
             f"--retry {','.join(sorted(unknown))}: not an outcome; use some of "
             f"{', '.join(UNFINISHED)}"
         )
     for kind in {run.data.name for run in missing(runs, store)}:
-        sources.check(kind, asked.data_root)
-    _check_inputs(runs, store, asked)
-    register(name, whole, store)
+        sources.check(kind, options.data_root)
+    _check_inputs(runs, store, options)
+    register(name, grid, store)
     store.tidy()
     for line in store.mend([run_id(run) for run in runs]):
         print(f"commsweep: {line}", file=sys.stderr)
     set_aside(runs, store, retry)
     left = missing(runs, store)
     failed = _failed(runs, store)
-    if asked.device != "auto":
-        asked.torch_device()  # a device that is not there is said once, not once a cell
+    if options.device != "auto":
+        options.torch_device()  # a device that is not there is said once, not once a cell
     view = _view(args, store, name)
     with tqdm(
         total=len(runs),
@@ -504,7 +506,7 @@ def _launch(args: argparse.Namespace) -> int:
             report = launch(
                 left,
                 store,
-                asked,
+                options,
                 args.workers,
                 executor=args.executor,
                 cluster=_cluster(args),
@@ -531,10 +533,10 @@ def _launch(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result))
     else:
-        parts = [f"{n} {status}" for status, n in report.outcomes.items()]
+        counts = [f"{n} {status}" for status, n in report.outcomes.items()]
         if failed:
-            parts.append(_again(failed))
-        outcomes = ", ".join(parts) or "nothing was missing"
+            counts.append(_again(failed))
+        outcomes = ", ".join(counts) or "nothing was missing"
         print(
             f"{name}: {outcomes} in {_clock(report.wall_seconds)}"
             + (
@@ -582,11 +584,11 @@ def _list(args: argparse.Namespace) -> int:
     if not groups:
         raise UserError(f"no sweep has '{args.word}'{nearest(args.word, sweeps())}")
     if args.json:
-        told = {}
+        summaries = {}
         for group in groups.values():
             for name, function in group.items():
-                told[name] = first_sentence(function.__doc__)
-        print(json.dumps(told))
+                summaries[name] = first_sentence(function.__doc__)
+        print(json.dumps(summaries))
         return 0
     for title, group in groups.items():
         print(f"{title}:")
@@ -600,13 +602,13 @@ def _adopt(args: argparse.Namespace) -> int:
 
     store = Store(args.store)
     name, runs = _cells(args, store)
-    told = [published.outcomes(path, runs) for path in args.files]
-    rows = {row["id"]: row for found, _ in told for row in found}
-    others = sum(left for _, left in told)
+    adopted = [published.outcomes(path, runs) for path in args.files]
+    rows = {row["id"]: row for rows, _ in adopted for row in rows}
+    left_out = sum(left for _, left in adopted)
     if not rows:
         raise UserError(
             f"{', '.join(map(str, args.files))}: no line is an outcome of a run of sweep "
-            f"'{name}' (of {others} lines); is it the rows.csv of this sweep, and of this "
+            f"'{name}' (of {left_out} lines); is it the rows.csv of this sweep, and of this "
             "version of it?"
         )
     taken = adopt(name, runs, list(rows.values()), store)
@@ -615,14 +617,14 @@ def _adopt(args: argparse.Namespace) -> int:
     if args.json:
         print(
             json.dumps(
-                {"sweep": name, "adopted": taken, "kept": len(rows) - taken, "others": others}
+                {"sweep": name, "adopted": taken, "kept": len(rows) - taken, "others": left_out}
             )
         )
         return 0
     print(
         f"{name}: {taken} runs adopted"
         + (f"; {len(rows) - taken} stay as recorded here" * (taken < len(rows)))
-        + (f"; {others} lines have no outcome of a run of this sweep" if others else "")
+        + (f"; {left_out} lines have no outcome of a run of this sweep" if left_out else "")
     )
     return 0
 
@@ -659,8 +661,8 @@ def _cluster(args: argparse.Namespace) -> dict[str, str]:
         },
         "slurm": changes(args.slurm),
     }
-    for engine, given in of.items():
-        if given and args.executor != engine:
+    for engine, value in of.items():
+        if value and args.executor != engine:
             raise UserError(
                 f"--{engine}... has no effect with --executor {args.executor}; set --executor "
                 f"{engine}"
@@ -721,7 +723,7 @@ def _prune(args: argparse.Namespace) -> int:
     unnamed = store.unnamed()
     chosen = [name for name in unnamed if args.all or store.folder(name).begun_by() == "sweep"]
     spared = len(unnamed) - len(chosen)
-    gone, kept = [], []
+    obsolete, busy = [], []
     if chosen and not args.dry_run and not args.yes:
         if args.json or not sys.stdin.isatty():
             raise UserError(
@@ -733,7 +735,7 @@ def _prune(args: argparse.Namespace) -> int:
             print("nothing was removed")
             return 1
     if args.dry_run:
-        gone = chosen
+        obsolete = chosen
     else:
         store.tidy()
         # a launch may have named some of them since they were looked for
@@ -741,30 +743,30 @@ def _prune(args: argparse.Namespace) -> int:
             unnamed = store.unnamed()
             for name in chosen:
                 if name in unnamed:
-                    (gone if store.remove(name) else kept).append(name)
+                    (obsolete if store.remove(name) else busy).append(name)
     if args.json:
         print(
             json.dumps(
-                {"removed": gone, "running": kept, "spared": spared, "dry_run": args.dry_run}
+                {"removed": obsolete, "running": busy, "spared": spared, "dry_run": args.dry_run}
             )
         )
         return 0
     print(
-        f"{len(gone)} run folders {'would be' if args.dry_run else 'were'} removed"
-        + (f"; {len(kept)} are being executed and stay" if kept else "")
+        f"{len(obsolete)} run folders {'would be' if args.dry_run else 'were'} removed"
+        + (f"; {len(busy)} are being executed and stay" if busy else "")
         + (f"; {spared} that no sweep made stay (--all takes them, too)" if spared else "")
     )
-    print("".join(f"  {name}\n" for name in gone), end="")
+    print("".join(f"  {name}\n" for name in obsolete), end="")
     return 0
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return (
         f"{hours} h {minutes} min"
         if hours
-        else f"{minutes} min {rest} s"
+        else f"{minutes} min {seconds_left} s"
         if minutes
-        else f"{rest} s"
+        else f"{seconds_left} s"
     )

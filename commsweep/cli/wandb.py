@@ -96,10 +96,10 @@ def _define(args: argparse.Namespace) -> int:
 
 
 def _cell(args: argparse.Namespace) -> int:
-    given = changes([args.cell])
+    pairs = changes([args.cell])
     store = Store(args.store)
     cells = {run_id(run): run for run in sweep(args.name, store)}
-    if given.keys() != {"cell"} or given["cell"] not in cells:
+    if pairs.keys() != {"cell"} or pairs["cell"] not in cells:
         raise UserError(
             f"'{args.cell}' names no cell of sweep '{args.name}'; write cell=ID with an id of: "
             f"commsweep sweep plan {args.name}"
@@ -107,7 +107,7 @@ def _cell(args: argparse.Namespace) -> int:
     with loading():
         from commsweep.training.run import execute
 
-    row = execute(cells[given["cell"]], store, execution(args, by="sweep"))
+    row = execute(cells[pairs["cell"]], store, execution(args, by="sweep"))
     report_cell(row, store.folder(row["id"]).metrics(), store.root / ".wandb")
     print(f"{row['id']} {row['status']}")
     return 0 if row["status"] == FINISHED else 1

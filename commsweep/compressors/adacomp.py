@@ -61,9 +61,11 @@ class AdaComp(Compressor[AdaCompSpec]):
         e, d: [*layer]. In two passes over memory where there are kernels.
         """
         size = self.bin_size(torch.Size([1, *e.shape]))
-        made = next((made for made in (cpu, gpu) if made.usable(e) and made.usable(d)), None)
-        if made is not None and e.is_contiguous() and e.dtype == d.dtype == torch.float32:
-            y, sent, empty = made.adacomp(e.view(-1), d.reshape(-1), ahead, size)
+        kernel = next(
+            (module for module in (cpu, gpu) if module.usable(e) and module.usable(d)), None
+        )
+        if kernel is not None and e.is_contiguous() and e.dtype == d.dtype == torch.float32:
+            y, sent, empty = kernel.adacomp(e.view(-1), d.reshape(-1), ahead, size)
             bins = -(-e.numel() // size)
             return (
                 y.view(e.shape),
@@ -85,8 +87,8 @@ class AdaComp(Compressor[AdaCompSpec]):
         top = bins.abs().amax(1, keepdim=True)
         h = bins + ahead * torch.nn.functional.pad(d, (0, short)).reshape(-1, size)
         keep = (h.abs() >= top) & (top > 0) & (bins != 0)
-        some = torch.count_nonzero(top)
-        scale = (top.sum(dtype=torch.float64) / some.clamp(min=1)).float()
+        count = torch.count_nonzero(top)
+        scale = (top.sum(dtype=torch.float64) / count.clamp(min=1)).float()
         sent = torch.where(keep, torch.where(bins > 0, scale, -scale), 0.0)
         # a bad value stays visible
         return sent.where(top.isfinite(), torch.nan).reshape(-1)[: g.numel()]
@@ -94,11 +96,11 @@ class AdaComp(Compressor[AdaCompSpec]):
     @staticmethod
     def _bytes(y: Tensor, size: int) -> Tensor:
         flat = torch.nn.functional.pad(y.reshape(-1), (0, -y.numel() % size)).reshape(-1, size)
-        each = torch.count_nonzero(flat, dim=1)
+        counts = torch.count_nonzero(flat, dim=1)
         return (
-            each.sum() * (1 if size <= SHORT else 2)
+            counts.sum() * (1 if size <= SHORT else 2)
             + 5
-            + (each == 0).any() * packed_bytes(len(each), 1)
+            + (counts == 0).any() * packed_bytes(len(counts), 1)
         )
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
@@ -108,17 +110,17 @@ class AdaComp(Compressor[AdaCompSpec]):
         """The payload of a message that arrives as y."""
         size = self.bin_size(y.shape)
         flat = torch.nn.functional.pad(y.reshape(-1), (0, -y.numel() % size)).reshape(-1, size)
-        bins, places = (flat != 0).nonzero(as_tuple=True)
+        bins, columns = (flat != 0).nonzero(as_tuple=True)
         last = torch.ones_like(bins, dtype=torch.bool)
         last[:-1] = bins[1:] != bins[:-1]
-        codes = places * 4 + (flat[bins, places] < 0) * 2 + last
+        codes = columns * 4 + (flat[bins, columns] < 0) * 2 + last
         full = torch.zeros(len(flat), dtype=torch.bool, device=y.device).index_fill_(0, bins, True)
-        parts = {
+        fields = {
             "full": full.all().to(torch.uint8).reshape(1),
             "scale": y.abs().amax().float().reshape(1),
             "elements": pack(codes, 8 if size <= SHORT else 16),
         }
-        return payload(y, **parts, **({} if full.all() else {"bins": pack(full, 1)}))
+        return payload(y, **fields, **({} if full.all() else {"bins": pack(full, 1)}))
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         size = self.bin_size(shape)
@@ -132,21 +134,23 @@ class AdaComp(Compressor[AdaCompSpec]):
 
     def _decode(self, payload: Payload) -> Tensor:
         size, n = self.bin_size(payload.shape), payload.shape.numel()
-        parts, width = payload.parts, 8 if size <= SHORT else 16
-        codes = unpack(parts["elements"], width, parts["elements"].numel() * 8 // width)
+        fields, width = payload.parts, 8 if size <= SHORT else 16
+        codes = unpack(fields["elements"], width, fields["elements"].numel() * 8 // width)
         n_bins = -(-n // size)
         which = torch.arange(n_bins, device=codes.device)
-        if not int(parts["full"]):
-            if "bins" not in parts:
+        if not int(fields["full"]):
+            if "bins" not in fields:
                 raise UserError("AdaComp's message lacks the bitmap of its bins")
-            which = which[unpack_flags(parts["bins"], n_bins)]
+            which = which[unpack_flags(fields["bins"], n_bins)]
         last = codes % 2
-        turn = last.cumsum(0) - last
+        offsets = last.cumsum(0) - last
         if int(last.sum()) != len(which) or not (
-            (codes // 4 < size).all() and (turn < len(which)).all()
+            (codes // 4 < size).all() and (offsets < len(which)).all()
         ):
             raise UserError("AdaComp's message names places outside its bins")
-        bins = which[turn]
-        values = torch.where(codes // 2 % 2 == 1, -parts["scale"], parts["scale"]).to(payload.dtype)
+        bins = which[offsets]
+        values = torch.where(codes // 2 % 2 == 1, -fields["scale"], fields["scale"]).to(
+            payload.dtype
+        )
         flat = torch.zeros(n_bins * size, dtype=payload.dtype, device=codes.device)
         return flat.index_put_((bins * size + codes // 4,), values)[:n].reshape(payload.shape)

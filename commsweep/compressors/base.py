@@ -33,7 +33,7 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """Bytes on the wire: the sizes of the parts, nothing else."""
-        return sum(part.numel() * part.element_size() for part in self.parts.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,15 @@ class Compressor(Generic[S]):
         """
         return None
 
-    def apply_from(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_from(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """(what arrives, what is kept for the next message)."""
         raise NotImplementedError
 
-    def encode_from(self, x: Tensor, kept: Tensor) -> Payload:
+    def encode_from(self, x: Tensor, memory: Tensor) -> Payload:
         """The payload of `apply_from`."""
         raise NotImplementedError
 
-    def next_kept(self, payload: Payload, kept: Tensor) -> Tensor:
+    def next_kept(self, payload: Payload, memory: Tensor) -> Tensor:
         """What both ends keep once a payload has been sent."""
         raise NotImplementedError
 
@@ -185,14 +185,14 @@ class Compressor(Generic[S]):
         raise NotImplementedError
 
 
-def payload(x: Tensor, /, **parts: Tensor) -> Payload:
-    """A Payload of `parts` for the message `x`."""
-    return Payload(parts, x.shape, x.dtype, x.device, channels_last(x))
+def payload(x: Tensor, /, **fields: Tensor) -> Payload:
+    """A Payload of `fields` for the message `x`."""
+    return Payload(fields, x.shape, x.dtype, x.device, channels_last(x))
 
 
-def replaced(whole: Payload, parts: dict[str, Tensor]) -> Payload:
+def replaced(payload_: Payload, fields: dict[str, Tensor]) -> Payload:
     """The payload of the same message with these parts."""
-    return replace(whole, parts=parts)
+    return replace(payload_, parts=fields)
 
 
 def channels_last(x: Tensor) -> bool:

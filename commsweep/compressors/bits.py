@@ -65,55 +65,55 @@ def index_bits(size: int) -> int:
     return max(size - 1, 0).bit_length()
 
 
-def mask_bytes(n_rows: int, row: int, kept: int) -> int:
-    """Bytes that name `kept` places in each of `n_rows` rows of `row` places.
+def mask_bytes(n_rows: int, row: int, k: int) -> int:
+    """Bytes that name `k` places in each of `n_rows` rows of `row` places.
 
     The smaller of packed indices (kept * ceil(log2 row) bits a row) and a bitmask (row bits a row);
     zero when every place is kept, because there is nothing to say.
     """
-    if kept == row:
+    if k == row:
         return 0
-    return min(packed_bytes(n_rows * kept, index_bits(row)), packed_bytes(n_rows * row, 1))
+    return min(packed_bytes(n_rows * k, index_bits(row)), packed_bytes(n_rows * row, 1))
 
 
-def pack_mask(mask: Tensor, kept: int) -> Tensor:
-    """A boolean mask [rows, row] with `kept` places true in every row -> its smaller coding, as
+def pack_mask(mask: Tensor, k: int) -> Tensor:
+    """A boolean mask [rows, row] with `k` places true in every row -> its smaller coding, as
     uint8.
     """
     n_rows, row = mask.shape
-    if kept == row:
+    if k == row:
         return torch.empty(0, dtype=torch.uint8, device=mask.device)
-    if indices_win(n_rows, row, kept):
+    if indices_win(n_rows, row, k):
         return pack(
-            taken(torch.arange(row, device=mask.device).expand_as(mask), mask, kept),
+            taken(torch.arange(row, device=mask.device).expand_as(mask), mask, k),
             index_bits(row),
         )
     return pack(mask, 1)
 
 
-def taken(flat: Tensor, kept: Tensor, k: int) -> Tensor:
-    """The entries of flat [rows, n] where `kept`, which is true k times in each row, in order:
+def taken(flat: Tensor, memory: Tensor, k: int) -> Tensor:
+    """The entries of flat [rows, n] where `memory`, which is true k times in each row, in order:
     [rows, k].
     """
     if flat.device.type == "cpu":
-        return flat[kept].view(-1, k)
+        return flat[memory].view(-1, k)
     # what is not kept falls into the last column; no device is waited for
     out = flat.new_empty(len(flat), k + 1)
-    return out.scatter_(1, (kept.cumsum(1) - 1).where(kept, k), flat)[:, :k].contiguous()
+    return out.scatter_(1, (memory.cumsum(1) - 1).where(memory, k), flat)[:, :k].contiguous()
 
 
-def unpack_mask(packed: Tensor, n_rows: int, row: int, kept: int) -> Tensor:
-    """Inverse of `pack_mask`. Raises UserError when the bytes do not name `kept` places of each
+def unpack_mask(packed: Tensor, n_rows: int, row: int, k: int) -> Tensor:
+    """Inverse of `pack_mask`. Raises UserError when the bytes do not name `k` places of each
     row, in order.
     """
-    if kept == row:
+    if k == row:
         return torch.ones(n_rows, row, dtype=torch.bool, device=packed.device)
-    if not indices_win(n_rows, row, kept):
+    if not indices_win(n_rows, row, k):
         mask = unpack_flags(packed, n_rows * row).reshape(n_rows, row)
-        if not (mask.sum(1) == kept).all():
-            raise UserError(f"a bitmask does not keep {kept} of {row} entries in every row")
+        if not (mask.sum(1) == k).all():
+            raise UserError(f"a bitmask does not keep {k} of {row} entries in every row")
         return mask
-    columns = unpack(packed, index_bits(row), n_rows * kept).reshape(n_rows, kept)
+    columns = unpack(packed, index_bits(row), n_rows * k).reshape(n_rows, k)
     check_columns(columns, row)
     return torch.zeros(n_rows, row, dtype=torch.bool, device=packed.device).scatter_(
         1, columns, True
@@ -126,6 +126,6 @@ def check_columns(columns: Tensor, row: int) -> None:
         raise UserError(f"packed places do not ascend within their row of {row} entries")
 
 
-def indices_win(n_rows: int, row: int, kept: int) -> bool:
+def indices_win(n_rows: int, row: int, k: int) -> bool:
     """Whether packed indices are no longer than a bitmask."""
-    return packed_bytes(n_rows * kept, index_bits(row)) <= packed_bytes(n_rows * row, 1)
+    return packed_bytes(n_rows * k, index_bits(row)) <= packed_bytes(n_rows * row, 1)

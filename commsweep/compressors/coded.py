@@ -58,22 +58,22 @@ class Coded(Sparsifier[Selection]):
     ) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.inner, TopK) and not isinstance(self.inner, RiceTopK) and not want_mask:
             k, cut = self.inner.kept(x.shape)[1], self.inner.tiles(x.shape)
-            if cpu.usable(x) and cpu.few(cut[2] * cut[4], k):
-                kept, columns = cpu.topk_tiles(self.inner.as_tiles(x), k)
-                y = cpu.put_tiles(self.codec.apply(kept, _codes(seed)), columns, cut)
+            if cpu.usable(x) and cpu.few_rows(cut[2] * cut[4], k):
+                chosen, columns = cpu.topk_tiles(self.inner.as_tiles(x), k)
+                y = cpu.put_tiles(self.codec.apply(chosen, _codes(seed)), columns, cut)
                 return self.inner.from_tiles(y, x), None
-        flat, kept = self.inner.kept_rows(x, seed)
+        flat, chosen = self.inner.kept_rows(x, seed)
         # a value may arrive as zero: only now are the places known
         if isinstance(self.inner, RiceTopK):
-            self._places = self.inner.place_bytes(kept)
-        sent = self.codec.apply(taken(flat, kept, self.inner.kept(x.shape)[1]), _codes(seed))
-        y = self.inner.from_rows(put(sent * self.inner.gain(x.shape), kept), x)
-        return y, self.inner.from_rows(kept, x) if want_mask else None
+            self._places = self.inner.place_bytes(chosen)
+        sent = self.codec.apply(taken(flat, chosen, self.inner.kept(x.shape)[1]), _codes(seed))
+        y = self.inner.from_rows(scattered(sent * self.inner.gain(x.shape), chosen), x)
+        return y, self.inner.from_rows(chosen, x) if want_mask else None
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        n_rows, k = kept = self.inner.kept(shape)
-        places = self.inner.formula_bytes(shape, dtype) - n_rows * k * dtype.itemsize
-        return places + self.codec.formula_bytes(torch.Size(kept), dtype)
+        n_rows, k = chosen = self.inner.kept(shape)
+        position_bytes = self.inner.formula_bytes(shape, dtype) - n_rows * k * dtype.itemsize
+        return position_bytes + self.codec.formula_bytes(torch.Size(chosen), dtype)
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         if not isinstance(self.inner, RiceTopK):
@@ -85,8 +85,8 @@ class Coded(Sparsifier[Selection]):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         values = self.codec.layouts(torch.Size(self.inner.kept(shape)), dtype)
         return [
-            _named(own) | {name: field for name, field in form.items() if name != "values"}
-            for own in values
+            _named(layout) | {name: field for name, field in form.items() if name != "values"}
+            for layout in values
             for form in self.inner.layouts(shape, dtype)
         ]
 
@@ -94,17 +94,17 @@ class Coded(Sparsifier[Selection]):
         return self.inner.mask(payload)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        parts = dict(self.inner._encode(x, seed).parts)
+        fields = dict(self.inner._encode(x, seed).parts)
         values = self.codec._encode(
-            parts.pop("values").reshape(self.inner.kept(x.shape)), _codes(seed)
+            fields.pop("values").reshape(self.inner.kept(x.shape)), _codes(seed)
         )
-        return payload(x, **_named(values.parts), **parts)
+        return payload(x, **_named(values.parts), **fields)
 
     def _decode(self, payload: Payload) -> Tensor:
         values = _decoded(self.codec, payload, torch.Size(self.inner.kept(payload.shape)))
-        kept = self.inner.as_rows(laid_out(self.inner.mask(payload), payload))
+        chosen = self.inner.as_rows(laid_out(self.inner.mask(payload), payload))
         return self.inner.from_rows(
-            scatter((values * self.inner.gain(payload.shape)).reshape(-1), kept), payload
+            scatter((values * self.inner.gain(payload.shape)).reshape(-1), chosen), payload
         )
 
 
@@ -122,9 +122,9 @@ class CodedForwardMask(ForwardMask):
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         size = self._kept(x.shape)
-        flat, kept = (one.reshape(size[0], -1) for one in (rows(x), self._rows(x)))
+        flat, chosen = (tensor.reshape(size[0], -1) for tensor in (rows(x), self._rows(x)))
         return unrows(
-            put(self.codec.apply(taken(flat, kept, size[1]), _codes(seed)), kept).reshape(
+            scattered(self.codec.apply(taken(flat, chosen, size[1]), _codes(seed)), chosen).reshape(
                 row_shape(x.shape)
             ),
             x,
@@ -156,12 +156,12 @@ class CodedForwardMask(ForwardMask):
         return torch.Size([samples, n_rows * k // samples])
 
 
-def put(values: Tensor, kept: Tensor) -> Tensor:
+def scattered(values: Tensor, kept_values: Tensor) -> Tensor:
     """Inverse of `taken`, zeros elsewhere."""
     if cpu.usable(values):
-        return scatter(values.reshape(-1), kept)
-    return values.gather(1, (kept.cumsum(1) - 1).clamp(0, values.shape[1] - 1)).where(
-        kept, values.new_zeros(())
+        return scatter(values.reshape(-1), kept_values)
+    return values.gather(1, (kept_values.cumsum(1) - 1).clamp(0, values.shape[1] - 1)).where(
+        kept_values, values.new_zeros(())
     )
 
 
@@ -170,16 +170,16 @@ def _codes(seed: int) -> int:
     return seeds.draw(seeds.VALUES, seed)
 
 
-def _named(parts: dict) -> dict:
-    return {PREFIX + name: part for name, part in parts.items()}
+def _named(fields: dict) -> dict:
+    return {PREFIX + name: tensor for name, tensor in fields.items()}
 
 
-def _decoded(codec: Compressor, told: Payload, shape: torch.Size) -> Tensor:
-    parts = {
-        name.removeprefix(PREFIX): part
-        for name, part in told.parts.items()
+def _decoded(codec: Compressor, payload_: Payload, shape: torch.Size) -> Tensor:
+    fields = {
+        name.removeprefix(PREFIX): tensor
+        for name, tensor in payload_.parts.items()
         if name.startswith(PREFIX)
     }
-    if not parts:
+    if not fields:
         raise UserError("a payload without its values")
-    return codec._decode(Payload(parts, shape, told.dtype, told.device))
+    return codec._decode(Payload(fields, shape, payload_.dtype, payload_.device))

@@ -58,11 +58,11 @@ class Frozen(nn.Module):
     tokens: Tensor
     places: Tensor | None
 
-    def __init__(self, tokens: Tensor, places: Tensor | None) -> None:
+    def __init__(self, tokens: Tensor, positions: Tensor | None) -> None:
         super().__init__()
         self.register_buffer("tokens", tokens.detach().clone(), persistent=False)
         self.register_buffer(
-            "places", None if places is None else places.detach().clone(), persistent=False
+            "places", None if positions is None else positions.detach().clone(), persistent=False
         )
 
     def forward(self, numbers: Tensor) -> Tensor:

@@ -51,9 +51,9 @@ def normal(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
     n = shape.numel()
     if cpu.numba is not None and device.type == "cpu":
         return cpu.normal_draws(n, seeds.start(seed)).reshape(shape)
-    parts = words(3 * n, seed, device).view(3, n)
+    drawn = words(3 * n, seed, device).view(3, n)
     # two sums of six in each
-    pairs = ((parts & cpu.EVEN) + (_right(parts, 16) & cpu.EVEN)).sum(0)
+    pairs = ((drawn & cpu.EVEN) + (_right(drawn, 16) & cpu.EVEN)).sum(0)
     return (
         ((pairs & 0xFFFFFFFF) + (pairs >> 32) - cpu.MEAN)
         .to(torch.float32)
@@ -70,6 +70,6 @@ def smallest(n: int, k: int, seed: int, device: torch.device) -> Tensor:
     return order <= order.topk(k, largest=False, sorted=False).values.amax()
 
 
-def _right(z: Tensor, places: int) -> Tensor:
+def _right(z: Tensor, bits: int) -> Tensor:
     """z shifted right as a number without a sign."""
-    return (z >> places).bitwise_and_((1 << (64 - places)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)

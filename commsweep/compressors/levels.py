@@ -342,19 +342,23 @@ class QSGD(Compressor[QSGDSpec]):
         if cpu.numba is not None and levels.device.type == "cpu":
             return kernels.elias_bytes(levels)
         flat = torch.nn.functional.pad(levels.flatten(), (0, -levels.numel() % 1024)).view(-1, 1024)
-        here, place = (
+        nonzero, positions = (
             flat != 0,
             torch.arange(1, flat.numel() + 1, device=flat.device).view(flat.shape),
         )
         # in parts: a GPU takes one long row entry by entry
-        own = place.where(here, 0).cummax(1).values
-        before = own[:, -1].cummax(0).values.roll(1)
+        previous = positions.where(nonzero, 0).cummax(1).values
+        before = previous[:, -1].cummax(0).values.roll(1)
         before[0] = 0
         # the last non-zero's place before this one
-        last = torch.maximum(own, before[:, None]).flatten().roll(1)
+        last = torch.maximum(previous, before[:, None]).flatten().roll(1)
         last[0] = 0
-        bits = 1 + _gamma_bits(place - last.view(flat.shape)) + _gamma_bits(flat.abs().clamp(min=1))
-        return (bits.where(here, 0).sum() + 7) // 8
+        bits = (
+            1
+            + _gamma_bits(positions - last.view(flat.shape))
+            + _gamma_bits(flat.abs().clamp(min=1))
+        )
+        return (bits.where(nonzero, 0).sum() + 7) // 8
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         n_rows, row = row_shape(shape)

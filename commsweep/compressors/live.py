@@ -13,13 +13,13 @@ class LiveEntries(Compressor[NoCompressorSpec]):
     """Another compressor over a message's live entries, one after the other; what arrives elsewhere
     is zero.
 
-    A message is [1, *shape]; places: flat indices of its live entries, in order, int64. nbytes: the
-    inner compressor's for [1, live], because where these lie is known.
+    A message is [1, *shape]; positions: flat indices of its live entries, in order, int64. nbytes:
+    the inner compressor's for [1, live], because where these lie is known.
     """
 
-    def __init__(self, inner: Compressor, places: Tensor, shape: torch.Size) -> None:
+    def __init__(self, inner: Compressor, positions: Tensor, shape: torch.Size) -> None:
         super().__init__(inner.spec)
-        self.inner, self.places, self.shape = inner, places, shape
+        self.inner, self.places, self.shape = inner, positions, shape
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         return self._spread(self.inner.apply(self.gathered(x), seed))

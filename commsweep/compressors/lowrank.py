@@ -33,20 +33,20 @@ class LowRank(Compressor[LowRankSpec]):
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         return tensor(_product(*self._factors(x, seed, None)), x)
 
-    def apply_from(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """(what arrives of x when the iteration begins from `kept`, the factor to begin the next
+    def apply_from(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """(what arrives of x when the iteration begins from `memory`, the factor to begin the next
         message from).
         """
-        p, q = self._factors(x, 0, kept)
-        return tensor(_product(p, q), x), _next(q, kept)
+        p, q = self._factors(x, 0, memory)
+        return tensor(_product(p, q), x), _next(q, memory)
 
-    def encode_from(self, x: Tensor, kept: Tensor) -> Payload:
+    def encode_from(self, x: Tensor, memory: Tensor) -> Payload:
         """The payload of `apply_from`."""
-        return self._payload(x, *self._factors(x, 0, kept))
+        return self._payload(x, *self._factors(x, 0, memory))
 
-    def next_kept(self, payload: Payload, kept: Tensor) -> Tensor:
-        """What both ends begin the next message from, after one that began from `kept`."""
-        return _next(payload.parts["q"], kept)
+    def next_kept(self, payload: Payload, memory: Tensor) -> Tensor:
+        """What both ends begin the next message from, after one that began from `memory`."""
+        return _next(payload.parts["q"], memory)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         d = columns(shape)

@@ -52,9 +52,9 @@ def framing(payloads: list[Payload]) -> int:
     return HEADER + sum(1 + _PART.size * len(payload.parts) for payload in payloads)
 
 
-def most_framing(payloads: int, parts: int = 6) -> int:
+def most_framing(payloads: int, fields: int = 6) -> int:
     """Framing of at most so many payloads of at most so many parts."""
-    return HEADER + payloads * (1 + _PART.size * parts)
+    return HEADER + payloads * (1 + _PART.size * fields)
 
 
 def pack(payloads: list[Payload], address: Address) -> Tensor:
@@ -82,18 +82,18 @@ def pack(payloads: list[Payload], address: Address) -> Tensor:
     at = 0
     for payload in payloads:
         head += bytes([len(payload.parts)])
-        for part in payload.parts.values():
-            head += _PART.pack(_DTYPES.index(part.dtype), part.numel())
+        for tensor in payload.parts.values():
+            head += _PART.pack(_DTYPES.index(tensor.dtype), tensor.numel())
         at = _write(message, at, torch.frombuffer(bytearray(head), dtype=torch.uint8))
-        for part in payload.parts.values():
-            at = _write(message, at, _bytes_of(part))
+        for tensor in payload.parts.values():
+            at = _write(message, at, _bytes_of(tensor))
         head = b""
     message[_SUM] = _checksum(message).view(torch.uint8)
     return message
 
 
-def _bytes_of(part: Tensor) -> Tensor:
-    flat = part.contiguous().view(-1)
+def _bytes_of(tensor: Tensor) -> Tensor:
+    flat = tensor.contiguous().view(-1)
     if flat.numel() and flat.stride(0) != 1:  # one element of a strided tensor counts as contiguous
         flat = flat.new_empty(flat.shape).copy_(flat)
     return flat.view(torch.uint8) if flat.numel() else flat
@@ -101,16 +101,16 @@ def _bytes_of(part: Tensor) -> Tensor:
 
 def _checksum(message: Tensor) -> Tensor:
     """int64 [1] of a message but its checksum; the last word is filled up with zeros."""
-    whole = message.numel() // 4 * 4
+    aligned = message.numel() // 4 * 4
     if message.data_ptr() % 4:  # a view must be aligned
         message = message.clone()
-    rest = torch.nn.functional.pad(message[whole:], (0, whole + 4 - message.numel()))
-    head, body, rest = (
-        packing.checksum(part.view(torch.int32))
-        for part in (message[: _SUM.start], message[HEADER:whole], rest)
+    tail = torch.nn.functional.pad(message[aligned:], (0, aligned + 4 - message.numel()))
+    head, body, tail = (
+        packing.checksum(piece.view(torch.int32))
+        for piece in (message[: _SUM.start], message[HEADER:aligned], tail)
     )
     # so that equal words at equal places of two parts do not change places unseen
-    return head + 3 * body + 5 * rest
+    return head + 3 * body + 5 * tail
 
 
 def _write(message: Tensor, at: int, data: Tensor) -> int:
@@ -172,13 +172,16 @@ class Reader:
         heads = [_PART.unpack_from(heads, _PART.size * i) for i in range(count)]
         if any(kind >= len(_DTYPES) for kind, _ in heads):
             raise UserError("a damaged message: a part of unknown type")
-        found = [(_DTYPES[kind], n) for kind, n in heads]
+        layouts = [(_DTYPES[kind], n) for kind, n in heads]
         form = next(
             (
                 form
                 for form in compressor.layouts(shape, self.dtype)
                 if len(form) == count
-                and all(field.fits(*one) for field, one in zip(form.values(), found, strict=True))
+                and all(
+                    field.fits(*layout)
+                    for field, layout in zip(form.values(), layouts, strict=True)
+                )
             ),
             None,
         )
@@ -187,8 +190,8 @@ class Reader:
                 f"a payload that {compressor.spec.kind} of {tuple(shape)} cannot have made"
             )
         at = self.at + 1 + _PART.size * count
-        parts = {}
-        for (name, field), (dtype, n) in zip(form.items(), found, strict=True):
+        fields = {}
+        for (name, field), (dtype, n) in zip(form.items(), layouts, strict=True):
             stop = at + n * dtype.itemsize
             if stop > self.message.numel():
                 raise UserError("a damaged message: it ends within a payload")
@@ -196,11 +199,11 @@ class Reader:
             # a view must be aligned
             if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:
                 raw = raw.clone()
-            parts[name] = raw.view(dtype).reshape((n,) if field.shape is None else field.shape)
+            fields[name] = raw.view(dtype).reshape((n,) if field.shape is None else field.shape)
             at = stop
         self.at = at
         layout = self.channels_last and len(shape) == 4
-        return Payload(parts, shape, self.dtype, self.message.device, layout)
+        return Payload(fields, shape, self.dtype, self.message.device, layout)
 
     def finish(self) -> None:
         """Raise UserError when something is left."""

@@ -69,13 +69,13 @@ class Float:
         above by `drawn` in [0, 1).
         """
         if cpu.usable(sizes):
-            one = torch.ones(1)
+            unit = torch.ones(1)
             drawn = None if drawn is None else drawn.reshape(1, -1)
-            return floats.values(sizes.reshape(1, -1), one, drawn, self.form).view(sizes.shape)
+            return floats.values(sizes.reshape(1, -1), unit, drawn, self.form).view(sizes.shape)
         step = self._step(sizes)
         scaled = torch.ldexp(sizes, -step)
-        whole = scaled.round() if drawn is None else (scaled + drawn).floor()
-        return torch.ldexp(whole, step).clamp(max=self.most)
+        rounded_ = scaled.round() if drawn is None else (scaled + drawn).floor()
+        return torch.ldexp(rounded_, step).clamp(max=self.most)
 
     def _step(self, sizes: Tensor) -> Tensor:
         """Exponent of the distance to the next number."""
@@ -84,20 +84,20 @@ class Float:
     def encode(self, sizes: Tensor) -> Tensor:
         """Magnitudes of this type -> the bits of exponent and mantissa, as int64."""
         if cpu.usable(sizes):
-            made = floats.codes(sizes.reshape(1, -1), torch.ones(1), None, self.form)
-            return made.view(sizes.shape).long()
+            coded = floats.codes(sizes.reshape(1, -1), torch.ones(1), None, self.form)
+            return coded.view(sizes.shape).long()
         exponent = (torch.frexp(sizes)[1] - 1).clamp(min=self.least)
-        whole = torch.ldexp(sizes, self.mantissa - exponent).long()
+        fraction = torch.ldexp(sizes, self.mantissa - exponent).long()
         # A subnormal number's exponent field is zero, and its mantissa has no leading one.
-        codes = whole + (exponent - self.least).long() * 2**self.mantissa
+        codes = fraction + (exponent - self.least).long() * 2**self.mantissa
         return torch.where(sizes > 0, codes, 0)  # frexp says 0 of the exponent of zero
 
     def decode(self, codes: Tensor) -> Tensor:
         """The magnitudes that bits of exponent and mantissa stand for, float32."""
         field, mantissa = codes >> self.mantissa, codes & (2**self.mantissa - 1)
-        whole = mantissa + torch.where(field > 0, 2**self.mantissa, 0)
+        significand = mantissa + torch.where(field > 0, 2**self.mantissa, 0)
         exponent = field.clamp(min=1) - 1 + self.least - self.mantissa
-        return torch.ldexp(whole.float(), exponent)
+        return torch.ldexp(significand.float(), exponent)
 
 
 E4M3, E5M2 = Float(4, 3, 448.0), Float(5, 2, 57344.0)
@@ -139,8 +139,8 @@ class MX(Compressor[MXSpec]):
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         n = shape.numel()
-        whole = 4 if self._two_scales else 0
-        return packed_bytes(n, self._element.bits) + -(-n // self.spec.block) + whole
+        extra = 4 if self._two_scales else 0
+        return packed_bytes(n, self._element.bits) + -(-n // self.spec.block) + extra
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         n = shape.numel()
@@ -167,11 +167,11 @@ class MX(Compressor[MXSpec]):
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         blocks = self.blocks(x)
-        told, whole, scales = self._scales(blocks)
-        if whole is None:
-            parts = {"scales": (told + BIAS).to(torch.uint8)}
+        exponents, tensor_scale, scales = self._scales(blocks)
+        if tensor_scale is None:
+            fields = {"scales": (exponents + BIAS).to(torch.uint8)}
         else:
-            parts = {"scales": E4M3.encode(told).to(torch.uint8), "whole": whole}
+            fields = {"scales": E4M3.encode(exponents).to(torch.uint8), "whole": tensor_scale}
         if cpu.usable(blocks):
             codes = floats.codes(blocks, scales, self._drawn(blocks, seed), self._element.form)
         else:
@@ -179,12 +179,12 @@ class MX(Compressor[MXSpec]):
             codes = self._element.encode(sizes)
             codes = codes + torch.where(negative, 2 ** (self._element.bits - 1), 0)
         codes = codes.view(-1)[: x.numel()]
-        return payload(x, codes=pack(codes, self._element.bits), **parts)
+        return payload(x, codes=pack(codes, self._element.bits), **fields)
 
     def _decode(self, payload: Payload) -> Tensor:
         element, n = self._element, payload.shape.numel()
         codes = unpack(payload.parts["codes"], element.bits, n)
-        scales = self._told(payload.parts, -(-n // self.spec.block))
+        scales = self._scales_of(payload.parts, -(-n // self.spec.block))
         sign = 2 ** (element.bits - 1)
         magnitudes = codes % sign
         if bool((magnitudes >= element.codes).any()):
@@ -214,29 +214,29 @@ class MX(Compressor[MXSpec]):
             exponent = exponent.clamp(LOWEST, HIGHEST)
             scales = torch.ldexp(torch.ones_like(largest), exponent)
             return exponent, None, scales.where(torch.isfinite(largest), torch.nan)
-        whole = divided(largest.amax().reshape(1), E4M3.most * element.most)
-        safe = torch.where(whole > 0, whole, 1.0)
-        wanted = divided(largest, element.most) / safe
-        own = E4M3.rounded(wanted)
+        tensor_scale = divided(largest.amax().reshape(1), E4M3.most * element.most)
+        safe = torch.where(tensor_scale > 0, tensor_scale, 1.0)
+        exact = divided(largest, element.most) / safe
+        scale = E4M3.rounded(exact)
         if stochastic:
-            above = torch.ldexp(own, -E4M3._step(own)) + 1
-            own = torch.where(own < wanted, torch.ldexp(above, E4M3._step(own)), own)
-            own = own.clamp(max=E4M3.most)
-        return own, whole, own * whole
+            above = torch.ldexp(scale, -E4M3._step(scale)) + 1
+            scale = torch.where(scale < exact, torch.ldexp(above, E4M3._step(scale)), scale)
+            scale = scale.clamp(max=E4M3.most)
+        return scale, tensor_scale, scale * tensor_scale
 
-    def _told(self, parts: dict[str, Tensor], blocks: int) -> Tensor:
+    def _scales_of(self, fields: dict[str, Tensor], blocks: int) -> Tensor:
         """The factors that a payload names. Raises UserError where one is no scale."""
-        codes = parts["scales"].long()
+        codes = fields["scales"].long()
         if not self._two_scales:
             if bool((codes > HIGHEST + BIAS).any()):
                 raise UserError("a scale of MX is no power of two")
             return torch.ldexp(torch.ones(blocks, device=codes.device), (codes - BIAS).int())
-        whole = parts["whole"]
+        tensor_scale = fields["whole"]
         if bool((codes >= E4M3.codes).any()) or not bool(
-            (torch.isfinite(whole) & (whole >= 0)).all()
+            (torch.isfinite(tensor_scale) & (tensor_scale >= 0)).all()
         ):
             raise UserError("a scale of NVFP4 is no positive number")
-        return E4M3.decode(codes) * whole
+        return E4M3.decode(codes) * tensor_scale
 
     def _drawn(self, blocks: Tensor, seed: int) -> Tensor | None:
         if self.spec.rounding == "nearest":

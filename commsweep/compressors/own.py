@@ -51,29 +51,31 @@ class Own(Compressor[OwnCodeSpec]):
         """Return the parts of a message of noise: all messages of a shape must have the same."""
         if shape not in self._forms:
             noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-            parts = self._encode(noise, 0).parts
-            form = {name: Field(part.dtype, tuple(part.shape)) for name, part in parts.items()}
+            tensors = self._encode(noise, 0).parts
+            form = {
+                name: Field(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()
+            }
             self._forms[shape] = form
         return [self._forms[shape]]
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         # a message of fewer than two axes is one sample
         samples = x.detach() if x.dim() > 1 else x.detach().reshape(1, -1)
-        parts = self._call(self.sender.encode, samples, seed)
-        if not isinstance(parts, dict):
-            self._refuse(f"encode returned {type(parts).__name__}; a dict of tensors is wanted")
-        for name, part in parts.items():
-            if not isinstance(name, str) or not isinstance(part, Tensor):
-                self._refuse(f"part {name!r} is {type(part).__name__}; a tensor is wanted")
+        tensors = self._call(self.sender.encode, samples, seed)
+        if not isinstance(tensors, dict):
+            self._refuse(f"encode returned {type(tensors).__name__}; a dict of tensors is wanted")
+        for name, tensor in tensors.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                self._refuse(f"part {name!r} is {type(tensor).__name__}; a tensor is wanted")
         form = self._forms.get(x.shape)
-        if form is not None and {name: tuple(part.shape) for name, part in parts.items()} != {
+        if form is not None and {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {
             name: field.shape for name, field in form.items()
         }:
             self._refuse(
                 "parts of one message have other sizes than those of another of its shape; such "
                 "codes are simulated (commsweep run), not sent between processes"
             )
-        return payload(x, **{name: part.contiguous() for name, part in parts.items()})
+        return payload(x, **{name: tensor.contiguous() for name, tensor in tensors.items()})
 
     def _decode(self, payload: Payload) -> Tensor:
         # an expanded zero has shape, type and device, and takes no memory
@@ -102,7 +104,7 @@ class Own(Compressor[OwnCodeSpec]):
         but the message and its seed.
         """
         generator = torch.Generator().manual_seed(0)
-        x, other = torch.randn(2, *SAMPLE, generator=generator)
+        x, second = torch.randn(2, *SAMPLE, generator=generator)
         before = x.clone()
         sent = self._encode(x, 7)
         first = self._decode(sent)
@@ -110,7 +112,7 @@ class Own(Compressor[OwnCodeSpec]):
             self._refuse(
                 "decode reads what encode left in self, which does not travel; put it in the dict"
             )
-        self._encode(other, 8)
+        self._encode(second, 8)
         sent = self._encode(x, 7)
         if not torch.equal(x, before):
             self._refuse("encode changes the message that it is given; work on a copy")

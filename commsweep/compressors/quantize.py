@@ -85,8 +85,8 @@ class Quantizer(Compressor[QuantizerT]):
                 groups, *self._shift_gain(scales), self.spec.bits, self._lowest != 0
             )
         else:
-            whole = self._codes(groups, scales, seed).nan_to_num(0.0).long() - self._lowest
-            codes = pack(self._trim(whole, x.shape).reshape(-1), self.spec.bits)
+            whole_codes = self._codes(groups, scales, seed).nan_to_num(0.0).long() - self._lowest
+            codes = pack(self._trim(whole_codes, x.shape).reshape(-1), self.spec.bits)
         return payload(x, codes=codes, scales=torch.stack(scales))
 
     def _decode(self, payload: Payload) -> Tensor:

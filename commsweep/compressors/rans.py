@@ -48,52 +48,52 @@ class Ranged(Compressor[Any]):
         self.bits = code.code_bits
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        made = self.code._encode(x, seed)
+        arrived = self.code._encode(x, seed)
         plain = packed_bytes(x.numel(), self.bits)
-        coded = coded_bytes(counted(made.parts["codes"], self.bits, x.numel()))
-        self._sent = made.nbytes - plain + coded.clamp(max=plain)
+        coded = coded_bytes(counted(arrived.parts["codes"], self.bits, x.numel()))
+        self._sent = arrived.nbytes - plain + coded.clamp(max=plain)
         return self.code.apply(x, seed)
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         return self._sent
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        made = []
+        layouts_ = []
         for form in self.code.layouts(shape, dtype):
             most = packed_bytes(shape.numel(), self.bits)
-            rest = {name: part for name, part in form.items() if name != "codes"}
+            unchanged = {name: field for name, field in form.items() if name != "codes"}
             coded = {"coded": Field(torch.uint8, None, most)}
             table = {"table": Field(torch.uint8, (2 << self.bits,))}
-            made += [form, coded | table | rest]
-        return made
+            layouts_ += [form, coded | table | unchanged]
+        return layouts_
 
     def most_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return self.code.most_bytes(shape, dtype)  # coded only where that is shorter
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        made = self.code._encode(x, seed)
-        parts = dict(made.parts)
-        packed = parts["codes"].cpu()
+        payload_ = self.code._encode(x, seed)
+        fields = dict(payload_.parts)
+        packed = fields["codes"].cpu()
         counts = counted(packed, self.bits, x.numel())
         if int(coded_bytes(counts)) >= packed.numel():
-            return made
+            return payload_
         table = frequencies(counts).numpy()
         coded = encode(symbols(packed, self.bits, x.numel()), table)
-        del parts["codes"]
-        told = torch.from_numpy(table.astype("<u2").view(np.uint8))
-        sent = {"coded": torch.from_numpy(coded), "table": told}
-        moved = {name: part.to(x.device) for name, part in sent.items()}
-        return replaced(made, moved | parts)
+        del fields["codes"]
+        table_bytes = torch.from_numpy(table.astype("<u2").view(np.uint8))
+        sent = {"coded": torch.from_numpy(coded), "table": table_bytes}
+        moved = {name: tensor.to(x.device) for name, tensor in sent.items()}
+        return replaced(payload_, moved | fields)
 
     def _decode(self, payload: Payload) -> Tensor:
-        parts = dict(payload.parts)
-        if "coded" not in parts:
+        fields = dict(payload.parts)
+        if "coded" not in fields:
             return self.code._decode(payload)
-        told = parts.pop("table").cpu().numpy().view("<u2").astype(np.int64)
-        coded = parts.pop("coded").cpu().numpy()
-        made = decode(coded, told, payload.shape.numel())
-        parts["codes"] = pack(torch.from_numpy(made), self.bits).to(payload.device)
-        return self.code._decode(replaced(payload, parts))
+        table = fields.pop("table").cpu().numpy().view("<u2").astype(np.int64)
+        coded = fields.pop("coded").cpu().numpy()
+        codes = decode(coded, table, payload.shape.numel())
+        fields["codes"] = pack(torch.from_numpy(codes), self.bits).to(payload.device)
+        return self.code._decode(replaced(payload, fields))
 
 
 def counted(packed: Tensor, bits: int, count: int) -> Tensor:
@@ -115,9 +115,11 @@ def frequencies(counts: Tensor) -> Tensor:
 
 
 def _frequencies(counts: Tensor, scale: int) -> Tensor:
-    some, whole = (counts > 0).long(), 1 << scale
-    made = some + counts * (whole - some.sum()) // counts.sum()
-    return made.scatter_add(0, counts.argmax().reshape(1), (whole - made.sum()).reshape(1))
+    present, total = (counts > 0).long(), 1 << scale
+    frequencies = present + counts * (total - present.sum()) // counts.sum()
+    return frequencies.scatter_add(
+        0, counts.argmax().reshape(1), (total - frequencies.sum()).reshape(1)
+    )
 
 
 def _has_rare(counts: Tensor) -> Tensor:
@@ -143,10 +145,10 @@ def costs_on(device: torch.device, scale: int = COARSE) -> Tensor:
     """Bits of a symbol by its frequency, in units of 2^-16 and rounded up, int64 [2^scale + 1]; on
     a device, where they stay.
     """
-    made, factor = [0], 2.8e-6 * 2 ** (scale - COARSE)  # log2 of the factor above, rounded up
+    costs, factor = [0], 2.8e-6 * 2 ** (scale - COARSE)  # log2 of the factor above, rounded up
     for f in range(1, (1 << scale) + 1):
-        made.append(math.floor((scale - math.log2(f) + factor) * 2**POINT) + 1)
-    return torch.tensor(made).to(device)
+        costs.append(math.floor((scale - math.log2(f) + factor) * 2**POINT) + 1)
+    return torch.tensor(costs).to(device)
 
 
 def entropy(counts: Tensor) -> Tensor:
@@ -194,10 +196,10 @@ def decode(stream: np.ndarray, table: np.ndarray, count: int) -> np.ndarray:
     """Inverse of `encode`. Raises UserError when the bytes are not just the stream of so many codes
     under these frequencies.
     """
-    said = f"{stream.size} bytes are no rANS stream of {count} codes"
+    complaint = f"{stream.size} bytes are no rANS stream of {count} codes"
     scale = _scale(table)
     if int(table.sum()) != 1 << scale or stream.size < STATES or stream.size % 4:
-        raise UserError(said)
+        raise UserError(complaint)
     states = stream[:STATES].view("<i8").astype(np.int64)
     words = stream[STATES:].view("<u4").astype(np.uint32)
     slots = np.repeat(np.arange(len(table), dtype=np.uint8), table)
@@ -205,9 +207,9 @@ def decode(stream: np.ndarray, table: np.ndarray, count: int) -> np.ndarray:
     codes = np.empty(count, np.uint8)
     used = _read(words, slots, table, starts, scale, states, codes)
     if used < 0 or words[used:].any() or (states != LEAST).any():
-        raise UserError(said)
+        raise UserError(complaint)
     if stream.size != _length(codes, table):
-        raise UserError(said)
+        raise UserError(complaint)
     return codes
 
 
@@ -249,14 +251,14 @@ def _write(codes, table, starts, inverse, scale, states, words):
             words[at] = np.uint32(x & 0xFFFFFFFF)
             x >>= 32
         quotient = np.int64(np.float64(x) * inverse[code])  # off by one at most
-        rest = x - quotient * f
-        if rest < 0:
+        remainder = x - quotient * f
+        if remainder < 0:
             quotient -= 1
-            rest += f
-        elif rest >= f:
+            remainder += f
+        elif remainder >= f:
             quotient += 1
-            rest -= f
-        states[i & 3] = (quotient << scale) + rest + starts[code]
+            remainder -= f
+        states[i & 3] = (quotient << scale) + remainder + starts[code]
     return words.size - at
 
 

@@ -52,10 +52,10 @@ def blocks(row: int, block: int) -> tuple[tuple[int, int], ...]:
     """
     cuts, start, size = [], 0, block
     while start < row:
-        whole = (row - start) // size * size
-        if whole:
+        full = (row - start) // size * size
+        if full:
             cuts.append((start, size))
-            start += whole
+            start += full
         size //= 2
     return tuple(cuts)
 
@@ -78,11 +78,11 @@ def hadamard(flat: Tensor, block: int) -> Tensor:
     n, row = flat.shape
     cuts = blocks(row, block)
     ends = [start for start, _ in cuts] + [row]
-    parts = []
+    pieces = []
     for (start, size), end in zip(cuts, ends[1:], strict=True):
-        part = flat[:, start:end].reshape(n, -1, size)
-        parts.append((part @ matrix_on("hadamard", size, flat.device)).view(n, -1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        piece = flat[:, start:end].reshape(n, -1, size)
+        pieces.append((piece @ matrix_on("hadamard", size, flat.device)).view(n, -1))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
 def rotated(x: Tensor, block: int, seed: int) -> Tensor:
@@ -103,10 +103,10 @@ def cuts(row: int, block: int) -> tuple[tuple[int, int, int], ...]:
     """
     runs, start, size = [], 0, block
     while start < row:
-        whole = (row - start) // size * size
-        if whole:
-            runs.append((start, start + whole, size))
-            start += whole
+        full = (row - start) // size * size
+        if full:
+            runs.append((start, start + full, size))
+            start += full
         if 0 < row - start < SURE:
             runs.append((start, row, row - start))
             break
@@ -127,31 +127,31 @@ def uniform(x: Tensor, block: int, seed: int) -> Tensor:
     Hadamard in blocks of `SURE` and more, a uniform rotation in smaller ones.
     """
     flat = rows(x).float()
-    for turn in range(ROUNDS):
-        flat = flat * signs(flat.shape[1], seed ^ turn << 60, x.device)
-        flat = _turned(flat, block, seed, turn, inverse=False)
+    for round_ in range(ROUNDS):
+        flat = flat * signs(flat.shape[1], seed ^ round_ << 60, x.device)
+        flat = _spun(flat, block, seed, round_, inverse=False)
     return flat
 
 
 def uniform_back(flat: Tensor, block: int, seed: int) -> Tensor:
     """The inverse of `uniform`, as [samples, row]."""
-    for turn in reversed(range(ROUNDS)):
-        flat = _turned(flat, block, seed, turn, inverse=True)
-        flat = flat * signs(flat.shape[1], seed ^ turn << 60, flat.device)
+    for round_ in reversed(range(ROUNDS)):
+        flat = _spun(flat, block, seed, round_, inverse=True)
+        flat = flat * signs(flat.shape[1], seed ^ round_ << 60, flat.device)
     return flat
 
 
-def _turned(flat: Tensor, block: int, seed: int, turn: int, inverse: bool) -> Tensor:
-    n, parts = len(flat), []
+def _spun(flat: Tensor, block: int, seed: int, round_: int, inverse: bool) -> Tensor:
+    n, pieces = len(flat), []
     for start, end, size in cuts(flat.shape[1], block):
-        part = flat[:, start:end].reshape(n, -1, size)
+        piece = flat[:, start:end].reshape(n, -1, size)
         if size >= SURE:
-            part = part @ matrix_on("hadamard", size, flat.device)
-        elif turn == 0:  # once is enough
+            piece = piece @ matrix_on("hadamard", size, flat.device)
+        elif round_ == 0:  # once is enough
             matrix = orthogonal(size, seed).to(flat.device, non_blocking=True)
-            part = part @ (matrix.mT if inverse else matrix)
-        parts.append(part.reshape(n, -1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            piece = piece @ (matrix.mT if inverse else matrix)
+        pieces.append(piece.reshape(n, -1))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -191,26 +191,28 @@ class Rotated(Compressor[RotatedSpec]):
         return self.code.bytes_sent(torch.empty(row_shape(y.shape), device="meta")) + 8
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        every = self.code.layouts(torch.Size(row_shape(shape)), torch.float32)
+        layouts_ = self.code.layouts(torch.Size(row_shape(shape)), torch.float32)
         return [
-            {PREFIX + name: part for name, part in form.items()}
+            {PREFIX + name: field for name, field in form.items()}
             | {"seed": Field(torch.int64, (1,))}
-            for form in every
+            for form in layouts_
         ]
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         inner = self.code._encode(rotated(x, self.spec.block, seed), seed)
-        parts = {PREFIX + name: part for name, part in inner.parts.items()}
-        return payload(x, **parts, seed=torch.tensor([seed], dtype=torch.int64))
+        fields = {PREFIX + name: tensor for name, tensor in inner.parts.items()}
+        return payload(x, **fields, seed=torch.tensor([seed], dtype=torch.int64))
 
     def _decode(self, payload: Payload) -> Tensor:
-        parts = {
-            name[len(PREFIX) :]: part
-            for name, part in payload.parts.items()
+        fields = {
+            name[len(PREFIX) :]: tensor
+            for name, tensor in payload.parts.items()
             if name.startswith(PREFIX)
         }
         shape = torch.Size(row_shape(payload.shape))
-        inner = replace(payload, parts=parts, shape=shape, dtype=torch.float32, channels_last=False)
+        inner = replace(
+            payload, parts=fields, shape=shape, dtype=torch.float32, channels_last=False
+        )
         seed = int(payload.parts["seed"])
         y = self._back(self.code._decode(inner), seed)
         return unrows(y.to(payload.dtype), payload)
@@ -275,8 +277,8 @@ class Eden(Compressor[EdenSpec]):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         codes, scales = self._codes(x, seed)
         packed = pack(codes.view(-1), self.spec.bits)
-        told = torch.tensor([seed], dtype=torch.int64)
-        return payload(x, codes=packed, scales=scales, seed=told)
+        seed_tensor = torch.tensor([seed], dtype=torch.int64)
+        return payload(x, codes=packed, scales=scales, seed=seed_tensor)
 
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = row_shape(payload.shape)
@@ -296,17 +298,17 @@ class Eden(Compressor[EdenSpec]):
         codes = torch.empty(spun.shape, dtype=torch.int64, device=x.device)
         scales = []
         for start, end, size in cuts(spun.shape[1], self.spec.block):
-            part = spun[:, start:end].reshape(len(spun), -1, size)
+            piece = spun[:, start:end].reshape(len(spun), -1, size)
             # The largest magnitude first: squares of large numbers would not be finite.
-            most = part.abs().amax(2, keepdim=True)
+            most = piece.abs().amax(2, keepdim=True)
             safe = torch.where(most > 0, most, 1.0)
-            norm = (part / safe).square().sum(2, keepdim=True).sqrt() * safe
-            z = part * (math.sqrt(size) / torch.where(norm > 0, norm, 1.0))
-            place = torch.bucketize(z.abs(), edges)
-            product = (levels[place] * z.abs()).sum(2)
+            norm = (piece / safe).square().sum(2, keepdim=True).sqrt() * safe
+            z = piece * (math.sqrt(size) / torch.where(norm > 0, norm, 1.0))
+            level = torch.bucketize(z.abs(), edges)
+            product = (levels[level] * z.abs()).sum(2)
             scales.append((norm[..., 0] * math.sqrt(size) / product).where(most[..., 0] != 0, 0.0))
             half = len(levels)
-            signed = torch.where(z < 0, half - 1 - place, half + place)
+            signed = torch.where(z < 0, half - 1 - level, half + level)
             codes[:, start:end] = signed.view(len(spun), -1)
         return codes, torch.cat(scales, 1) / unit
 
@@ -318,8 +320,8 @@ class Eden(Compressor[EdenSpec]):
         spun, at = torch.empty(codes.shape, device=codes.device), 0
         for start, end, size in cuts(codes.shape[1], self.spec.block):
             count = (end - start) // size
-            part = levels[codes[:, start:end]].view(len(codes), count, size)
-            spun[:, start:end] = (part * (scales[:, at : at + count, None] * unit)).view(
+            piece = levels[codes[:, start:end]].view(len(codes), count, size)
+            spun[:, start:end] = (piece * (scales[:, at : at + count, None] * unit)).view(
                 len(codes), -1
             )
             at += count
@@ -342,38 +344,38 @@ class MSEden(Rotated):
         return uniform_back(flat, self.spec.block, seed)
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        sizes, negative, scales, whole = self._coded(x, seed)
-        values = sizes * (scales * whole)[:, None]
+        sizes, negative, scales, tensor_scale = self._coded(x, seed)
+        values = sizes * (scales * tensor_scale)[:, None]
         values = torch.where(negative, -values, values).view(-1)[: x.numel()]
-        values = values.where(torch.isfinite(whole), torch.nan)  # what is not finite is seen
+        values = values.where(torch.isfinite(tensor_scale), torch.nan)  # what is not finite is seen
         flat = values.view(row_shape(x.shape))
         return unrows(self._back(flat, seed).to(x.dtype), x)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        sizes, negative, scales, whole = self._coded(x, seed)
+        sizes, negative, scales, tensor_scale = self._coded(x, seed)
         codes = E2M1.encode(sizes) + torch.where(negative, 8, 0)
         sent = {
             "codes": pack(codes.view(-1)[: x.numel()], 4),
             "scales": E4M3.encode(scales).to(torch.uint8),
-            "whole": whole,
+            "whole": tensor_scale,
         }
-        parts = {PREFIX + name: part for name, part in sent.items()}
-        return payload(x, **parts, seed=torch.tensor([seed], dtype=torch.int64))
+        fields = {PREFIX + name: tensor for name, tensor in sent.items()}
+        return payload(x, **fields, seed=torch.tensor([seed], dtype=torch.int64))
 
     def _coded(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(magnitudes [blocks, 16], where they are negative, scales [blocks], T [1])."""
         code = self.code
         assert isinstance(code, MX)
-        parts = code.blocks(uniform(x, self.spec.block, seed))
-        most = parts.abs().amax(1)
-        whole = divided(most.amax().reshape(1), 256 * E2M1.most)
-        safe = torch.where(whole > 0, whole, 1.0)
-        own = E4M3.rounded(divided(most, E2M1.most) / safe).clamp(min=2.0**-9)
-        sizes = E2M1.rounded((parts.abs() / (own * safe)[:, None]).clamp(max=2.0**20))
+        tiles = code.blocks(uniform(x, self.spec.block, seed))
+        most = tiles.abs().amax(1)
+        tensor_scale = divided(most.amax().reshape(1), 256 * E2M1.most)
+        safe = torch.where(tensor_scale > 0, tensor_scale, 1.0)
+        scale = E4M3.rounded(divided(most, E2M1.most) / safe).clamp(min=2.0**-9)
+        sizes = E2M1.rounded((tiles.abs() / (scale * safe)[:, None]).clamp(max=2.0**20))
         # In units of T, in which no square overflows.
-        wanted, told = parts.abs() / safe, sizes * own[:, None]
-        product = (wanted * told).sum(1)
-        correction = wanted.square().sum(1) / torch.where(product > 0, product, 1.0)
-        drawn = draws.uniform(own.shape, seed ^ APART, x.device)
-        scales = E4M3.rounded((own * correction).clamp(max=E4M3.most), drawn)
-        return sizes, (parts < 0) & (sizes > 0), scales.nan_to_num(0.0), whole
+        levels, exact = tiles.abs() / safe, sizes * scale[:, None]
+        product = (levels * exact).sum(1)
+        correction = levels.square().sum(1) / torch.where(product > 0, product, 1.0)
+        drawn = draws.uniform(scale.shape, seed ^ APART, x.device)
+        scales = E4M3.rounded((scale * correction).clamp(max=E4M3.most), drawn)
+        return sizes, (tiles < 0) & (sizes > 0), scales.nan_to_num(0.0), tensor_scale

@@ -180,9 +180,9 @@ class TopK(FixedK[TopKSpec]):
     def remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
         if not gpu.usable(x):
             return None
-        flat, kept = self.as_rows(x), self.as_rows(memory)
+        flat, remembered_rows = self.as_rows(x), self.as_rows(memory)
         k = self.budget(flat.shape[1])
-        views = flat.data_ptr() == x.data_ptr() and kept.data_ptr() == memory.data_ptr()
+        views = flat.data_ptr() == x.data_ptr() and remembered_rows.data_ptr() == memory.data_ptr()
         if not (
             views
             and x.dtype == memory.dtype == torch.float32
@@ -191,7 +191,7 @@ class TopK(FixedK[TopKSpec]):
             and k < flat.shape[1]
         ):
             return None
-        return self.from_rows(gpu.topk_remembered(flat, kept, k, kind), x)
+        return self.from_rows(gpu.topk_remembered(flat, remembered_rows, k, kind), x)
 
     def kept_rows(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         flat = self.as_rows(x)
@@ -227,11 +227,13 @@ class TopK(FixedK[TopKSpec]):
         if k < row and (cpu.usable(flat) or gpu.selects(flat)):
             short = indices_win(n_rows, row, k)
             if flat.is_cuda and not short and row % 8 == 0:
-                values, places = gpu.message(flat, k)
-                return payload(x, values=values.view(-1), places=places)
-            values, places = (gpu if flat.is_cuda else packing).select(flat, k, as_mask=not short)
+                values, positions = gpu.message(flat, k)
+                return payload(x, values=values.view(-1), places=positions)
+            values, positions = (gpu if flat.is_cuda else packing).select(
+                flat, k, as_mask=not short
+            )
             return payload(
-                x, values=values.view(-1), places=pack(places, index_bits(row) if short else 1)
+                x, values=values.view(-1), places=pack(positions, index_bits(row) if short else 1)
             )
         mask = self.as_rows(self.where_kept(x, seed))
         return payload(x, values=taken(flat, mask, k).view(-1), places=pack_mask(mask, k))
@@ -239,19 +241,19 @@ class TopK(FixedK[TopKSpec]):
     def _decode(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
         k = self.budget(row)
-        values, places = payload.parts["values"], payload.parts["places"]
+        values, positions = payload.parts["values"], payload.parts["places"]
         if k < row and cpu.usable(values):
             if indices_win(n_rows, row, k):
-                flat = packing.place(
-                    values, unpack(places, index_bits(row), n_rows * k).view(n_rows, k), row
+                flat = packing.scattered_into(
+                    values, unpack(positions, index_bits(row), n_rows * k).view(n_rows, k), row
                 )
             else:
                 flat = packing.spread(
-                    values, unpack_flags(places, n_rows * row).view(n_rows, row), k
+                    values, unpack_flags(positions, n_rows * row).view(n_rows, row), k
                 )
             if flat is not None:
                 return self.from_rows(flat, payload)
-        mask = unpack_mask(places, n_rows, row, k)
+        mask = unpack_mask(positions, n_rows, row, k)
         return self.from_rows(scatter(values, mask), payload)
 
     def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
@@ -349,8 +351,8 @@ class RiceTopK(TopK):
         k = self.budget(row)
         values = taken(self.as_rows(x), mask, k).view(-1)
         if k < row:
-            places = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
-            code = rice.encode(places, rice.parameter(k, row))
+            positions = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
+            code = rice.encode(positions, rice.parameter(k, row))
             if code.size < self._fixed(mask.shape):
                 return payload(x, values=values, gaps=torch.from_numpy(code).to(x.device))
         return payload(x, values=values, places=pack_mask(mask, k))
@@ -367,10 +369,10 @@ class RiceTopK(TopK):
     def _mask(self, payload: Payload) -> Tensor:
         n_rows, row = self._row_shape(payload.shape)
         k, gaps = self.budget(row), payload.parts["gaps"]
-        places = torch.from_numpy(
+        positions = torch.from_numpy(
             rice.decode(gaps.cpu().numpy(), n_rows * k, rice.parameter(k, row))
         ).view(n_rows, k)
-        columns = places - torch.arange(n_rows)[:, None] * row
+        columns = positions - torch.arange(n_rows)[:, None] * row
         if int(columns.min()) < 0:
             raise UserError(f"a Rice code does not keep {k} places in every row")
         check_columns(columns, row)
@@ -387,12 +389,12 @@ def tiles(shape: torch.Size, side: int, run: int) -> tuple[int, int, int, int, i
     are matrices, their first dimension by all others, or vectors. Sides are the largest divisors up
     to `side`, of a vector up to `run`.
     """
-    samples, *rest = shape if len(shape) > 1 else (1, *shape)
-    if len(rest) < 2:
+    samples, *sizes = shape if len(shape) > 1 else (1, *shape)
+    if len(sizes) < 2:
         n = shape.numel() // samples
         b = divisor(n, run)
         return samples, 1, 1, n // b, b
-    down, across = rest[0], torch.Size(rest[1:]).numel()
+    down, across = sizes[0], torch.Size(sizes[1:]).numel()
     a, b = divisor(down, side), divisor(across, side)
     return samples, down // a, a, across // b, b
 
@@ -456,22 +458,24 @@ class Counted(Sparsifier[S]):
         mask.
         """
         n_rows, row = row_shape(payload.shape)
-        parts = payload.parts
-        coding = int(parts["coding"])
-        if coding == 3 and self.rice and "gaps" in parts:
-            return _from_gaps(parts["gaps"], int(parts["count"]), n_rows * row).reshape(n_rows, row)
+        fields = payload.parts
+        coding = int(fields["coding"])
+        if coding == 3 and self.rice and "gaps" in fields:
+            return _from_gaps(fields["gaps"], int(fields["count"]), n_rows * row).reshape(
+                n_rows, row
+            )
         if (
             coding == 2
-            and "places" in parts
-            and parts["places"].numel() == packed_bytes(n_rows * row, 1)
+            and "places" in fields
+            and fields["places"].numel() == packed_bytes(n_rows * row, 1)
         ):
-            return unpack_flags(parts["places"], n_rows * row).reshape(n_rows, row)
-        if coding != 1 or "counts" not in parts:
+            return unpack_flags(fields["places"], n_rows * row).reshape(n_rows, row)
+        if coding != 1 or "counts" not in fields:
             raise UserError(f"places are in no known coding ({coding})")
-        counts, bits = parts["counts"].long(), index_bits(row)
+        counts, bits = fields["counts"].long(), index_bits(row)
         if not ((counts >= 0) & (counts <= row)).all():
             raise UserError(f"the counts of kept entries do not fit rows of {row} entries")
-        columns = unpack(parts["places"], bits, int(counts.sum()))
+        columns = unpack(fields["places"], bits, int(counts.sum()))
         starts = torch.arange(n_rows, device=columns.device).repeat_interleave(counts) * row
         check_columns((starts + columns)[None], n_rows * row)
         if not (columns < row).all():
@@ -482,13 +486,13 @@ class Counted(Sparsifier[S]):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         return self.place_layouts(shape, {"values": Field(dtype, None, shape.numel())})
 
-    def place_layouts(self, shape: torch.Size, what: dict[str, Field]) -> list[dict[str, Field]]:
-        """The codings of places after the parts `what`."""
+    def place_layouts(self, shape: torch.Size, common: dict[str, Field]) -> list[dict[str, Field]]:
+        """The codings of places after the parts `common`."""
         n_rows, row = row_shape(shape)
         coding, bitmask = {"coding": Field(torch.uint8, (1,))}, packed_bytes(n_rows * row, 1)
-        made = [
-            what | coding | {"places": Field(torch.uint8, (bitmask,))},
-            what
+        options = [
+            common | coding | {"places": Field(torch.uint8, (bitmask,))},
+            common
             | coding
             | {
                 "counts": Field(torch.int32, (n_rows,)),
@@ -496,7 +500,7 @@ class Counted(Sparsifier[S]):
             },
         ]
         gaps = {"count": Field(torch.int32, (1,)), "gaps": Field(torch.uint8, None, bitmask)}
-        return [*made, what | coding | gaps] if self.rice else made
+        return [*options, common | coding | gaps] if self.rice else options
 
     def mask(self, payload: Payload) -> Tensor:
         return unrows(self.mask_of(payload), payload)
@@ -513,11 +517,11 @@ def _from_gaps(gaps: Tensor, count: int, n: int) -> Tensor:
     """The mask [n] of a Rice code of so many places. Raises UserError when it is none."""
     if not 0 <= count <= n:
         raise UserError(f"{count} kept entries do not fit a message of {n}")
-    places = torch.from_numpy(rice.decode(gaps.cpu().numpy(), count, rice.parameter(count, n)))
-    if count and int(places[-1]) >= n:
+    positions = torch.from_numpy(rice.decode(gaps.cpu().numpy(), count, rice.parameter(count, n)))
+    if count and int(positions[-1]) >= n:
         raise UserError(f"a Rice code names a place outside a message of {n} entries")
     mask = torch.zeros(n, dtype=torch.bool, device=gaps.device)
-    return mask.index_fill_(0, places.to(gaps.device), True)
+    return mask.index_fill_(0, positions.to(gaps.device), True)
 
 
 @COMPRESSORS.of(TopKStrictSpec)
@@ -665,19 +669,19 @@ class RandTopK(FixedK[RandTopKSpec]):
         if k == row:
             return self.top.masked(x, seed, want_mask)
         top = largest(flat, k)
-        other = min(k, row - k)
+        others_count = min(k, row - k)
         tosses = (
             draws.uniform(torch.Size([n_rows, k]), seeds.draw(seeds.SHARE, seed), x.device)
             < self.spec.alpha
         )
-        m = tosses.sum(1, keepdim=True).clamp_(max=other)
+        m = tosses.sum(1, keepdim=True).clamp_(max=others_count)
         order = draws.words(flat.numel(), seed, x.device).view(flat.shape)
-        place = torch.arange(k, device=x.device)
+        rank = torch.arange(k, device=x.device)
         mask = torch.zeros_like(top)
-        for group, count, wanted in ((top, k, k - m), (~top, other, m)):
+        for group, count, quota in ((top, k, k - m), (~top, others_count, m)):
             # a random order of the group
             drawn = order.where(group, _LAST).topk(count, dim=1, largest=False).indices
-            mask.scatter_(1, drawn, place[:count] < wanted)
+            mask.scatter_(1, drawn, rank[:count] < quota)
         y = flat.where(mask, flat.new_zeros(()))
         return self.top.from_rows(y, x), self.top.from_rows(mask, x) if want_mask else None
 
@@ -749,9 +753,9 @@ def scatter(values: Tensor, mask: Tensor) -> Tensor:
     Raises UserError unless there are as many values as true entries.
     """
     if cpu.usable(values):
-        made = packing.spread(values.reshape(-1), mask)
-        if made is not None:
-            return made
+        dense = packing.spread(values.reshape(-1), mask)
+        if dense is not None:
+            return dense
     if values.numel() != int(mask.sum()):
         raise UserError(f"{values.numel()} values for {int(mask.sum())} kept entries")
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter_(

@@ -52,17 +52,17 @@ class TAH(Compressor[TAHSpec]):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         samples, tokens, d = _tokens(shape)
         tiles, high = -(-d // self.spec.tile), samples * self._high(tokens)
-        every, width = samples * tokens, tiles * self.spec.tile
+        rows_, width = samples * tokens, tiles * self.spec.tile
         counts = {
             "high": packed_bytes(high * width, self.spec.high_bits),
-            "low": packed_bytes((every - high) * width, self.spec.low_bits),
+            "low": packed_bytes((rows_ - high) * width, self.spec.low_bits),
         }
         return [
             {
                 **{name: Field(torch.uint8, (count,)) for name, count in counts.items()},
-                "scales": Field(torch.bfloat16, (every, tiles)),
-                "rotated": Field(torch.uint8, (packed_bytes(every * tiles, 1),)),
-                "tokens": Field(torch.uint8, (packed_bytes(every, 1),)),
+                "scales": Field(torch.bfloat16, (rows_, tiles)),
+                "rotated": Field(torch.uint8, (packed_bytes(rows_ * tiles, 1),)),
+                "tokens": Field(torch.uint8, (packed_bytes(rows_, 1),)),
             }
         ]
 
@@ -119,22 +119,22 @@ class TAH(Compressor[TAHSpec]):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         codes, scales, rotated, high = self._quantized(x)
         samples, tokens, _ = _tokens(x.shape)
-        rich, parts = samples * self._high(tokens), {}
+        rich, fields = samples * self._high(tokens), {}
         # as many as known beforehand: no device is waited for
         order = (~high).to(torch.uint8).argsort(stable=True)
         for name, which, bits in (
             ("high", order[:rich], self.spec.high_bits),
             ("low", order[rich:], self.spec.low_bits),
         ):
-            parts[name] = pack(codes[which].flatten().long() + 2 ** (bits - 1), bits)
+            fields[name] = pack(codes[which].flatten().long() + 2 ** (bits - 1), bits)
         return payload(
-            x, **parts, scales=scales, rotated=pack(rotated.flatten(), 1), tokens=pack(high, 1)
+            x, **fields, scales=scales, rotated=pack(rotated.flatten(), 1), tokens=pack(high, 1)
         )
 
     def _decode(self, payload: Payload) -> Tensor:
-        parts, scales = payload.parts, payload.parts["scales"]
-        high = unpack_flags(parts["tokens"], len(scales))
-        rotated = unpack_flags(parts["rotated"], scales.numel()).reshape(scales.shape)
+        fields, scales = payload.parts, payload.parts["scales"]
+        high = unpack_flags(fields["tokens"], len(scales))
+        rotated = unpack_flags(fields["rotated"], scales.numel()).reshape(scales.shape)
         codes = torch.empty(*scales.shape, self.spec.tile, device=scales.device)
         for name, which, bits in (
             ("high", high, self.spec.high_bits),
@@ -142,7 +142,7 @@ class TAH(Compressor[TAHSpec]):
         ):
             count = int(which.sum()) * scales.shape[1] * self.spec.tile
             codes[which] = (
-                (unpack(parts[name], bits, count) - 2 ** (bits - 1))
+                (unpack(fields[name], bits, count) - 2 ** (bits - 1))
                 .float()
                 .reshape(-1, *codes.shape[1:])
             )

@@ -40,16 +40,16 @@ class TAHCode(Compressor[TAHCodeSpec]):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         samples, tokens, d = _tokens(shape)
         tiles, low = -(-d // self.spec.tile), samples * self._low(tokens)
-        every, width = samples * tokens, tiles * self.spec.tile
+        rows_, width = samples * tokens, tiles * self.spec.tile
         lengths = {
             "low": packed_bytes(low * width, self.spec.low_bits),
-            "high": packed_bytes((every - low) * width, self.spec.high_bits),
-            "places": packed_bytes(every * tiles, self._place_bits),
-            "rotated": packed_bytes(every * tiles, 1),
-            "tokens": packed_bytes(every, 1),
+            "high": packed_bytes((rows_ - low) * width, self.spec.high_bits),
+            "places": packed_bytes(rows_ * tiles, self._place_bits),
+            "rotated": packed_bytes(rows_ * tiles, 1),
+            "tokens": packed_bytes(rows_, 1),
         }
         form = {name: Field(torch.uint8, (length,)) for name, length in lengths.items()}
-        form["ranges"] = Field(torch.float16, (every, tiles, 2))
+        form["ranges"] = Field(torch.float16, (rows_, tiles, 2))
         return [form]
 
     @property
@@ -61,21 +61,21 @@ class TAHCode(Compressor[TAHCodeSpec]):
         return int(tokens * (1 - self.spec.high_share))
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        codes, zeros, scales, rotated, places, _ = self._coded(x)
-        y = self._values(codes, zeros, scales, rotated, places, x.shape)
+        codes, zeros, scales, rotated, outliers, _ = self._coded(x)
+        y = self._values(codes, zeros, scales, rotated, outliers, x.shape)
         return y.to(x.dtype)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        codes, zeros, scales, rotated, places, low = self._coded(x)
+        codes, zeros, scales, rotated, outliers, low = self._coded(x)
         # as many as known beforehand: no device is waited for
         samples, tokens, _ = _tokens(x.shape)
-        few, order = samples * self._low(tokens), (~low).to(torch.uint8).argsort(stable=True)
+        rare, order = samples * self._low(tokens), (~low).to(torch.uint8).argsort(stable=True)
         codes = codes.long()
         return payload(
             x,
-            low=pack(codes[order[:few]].flatten(), self.spec.low_bits),
-            high=pack(codes[order[few:]].flatten(), self.spec.high_bits),
-            places=pack(places.view(-1), self._place_bits),
+            low=pack(codes[order[:rare]].flatten(), self.spec.low_bits),
+            high=pack(codes[order[rare:]].flatten(), self.spec.high_bits),
+            places=pack(outliers.view(-1), self._place_bits),
             rotated=pack(rotated.flatten(), 1),
             tokens=pack(low, 1),
             ranges=torch.stack([zeros, scales], -1),
@@ -84,22 +84,24 @@ class TAHCode(Compressor[TAHCodeSpec]):
     def _decode(self, payload: Payload) -> Tensor:
         samples, tokens, d = _tokens(payload.shape)
         tiles, n = -(-d // self.spec.tile), self.spec.tile
-        every = samples * tokens
-        parts = payload.parts
-        low = unpack_flags(parts["tokens"], every)
+        rows_ = samples * tokens
+        fields = payload.parts
+        low = unpack_flags(fields["tokens"], rows_)
         count = samples * self._low(tokens)
         if int(low.sum()) != count:
             raise UserError(f"TAH: {int(low.sum())} tokens are marked, and {count} have few bits")
         width = tiles * n
-        codes = torch.empty(every, width, dtype=torch.int64, device=low.device)
-        codes[low] = unpack(parts["low"], self.spec.low_bits, count * width).view(count, width)
-        rest = every - count
-        codes[~low] = unpack(parts["high"], self.spec.high_bits, rest * width).view(rest, width)
-        places = unpack(parts["places"], self._place_bits, every * tiles).view(every, tiles)
-        rotated = unpack_flags(parts["rotated"], every * tiles).view(every, tiles)
-        zeros, scales = parts["ranges"].view(every, tiles, 2).unbind(-1)
+        codes = torch.empty(rows_, width, dtype=torch.int64, device=low.device)
+        codes[low] = unpack(fields["low"], self.spec.low_bits, count * width).view(count, width)
+        common = rows_ - count
+        codes[~low] = unpack(fields["high"], self.spec.high_bits, common * width).view(
+            common, width
+        )
+        outliers = unpack(fields["places"], self._place_bits, rows_ * tiles).view(rows_, tiles)
+        rotated = unpack_flags(fields["rotated"], rows_ * tiles).view(rows_, tiles)
+        zeros, scales = fields["ranges"].view(rows_, tiles, 2).unbind(-1)
         y = self._values(
-            codes.view(every, tiles, n).float(), zeros, scales, rotated, places, payload.shape
+            codes.view(rows_, tiles, n).float(), zeros, scales, rotated, outliers, payload.shape
         )
         return y.to(payload.dtype)
 
@@ -111,10 +113,10 @@ class TAHCode(Compressor[TAHCodeSpec]):
         flat, n = x.reshape(samples * tokens, d).float(), self.spec.tile
         tiles = pad(flat, (0, -d % n)).unflatten(1, (-1, n))
         size = tiles.abs()
-        places = size.argmax(-1)
+        outliers = size.argmax(-1)
         first, second = size.topk(2, -1).values.unbind(-1)
         rotated = first >= 2 * second
-        swapped = _swapped(tiles, places) @ matrix_on("hadamard", n, x.device)
+        swapped = _swapped(tiles, outliers) @ matrix_on("hadamard", n, x.device)
         tiles = torch.where(rotated[..., None], swapped, tiles)
         low = self._poor(flat.view(samples, tokens, d))
         most = self._most(low)
@@ -122,12 +124,12 @@ class TAHCode(Compressor[TAHCodeSpec]):
         scales = ((tiles.amax(-1) - zeros) / most[..., 0]).clamp(min=LEAST)
         codes = ((tiles - zeros[..., None]) / scales[..., None]).round()
         codes = torch.minimum(codes.clamp(min=0), most)
-        return codes, _half(zeros), _half(scales), rotated, places, low
+        return codes, _half(zeros), _half(scales), rotated, outliers, low
 
     def _most(self, low: Tensor) -> Tensor:
         """The largest code of every token, [tokens, 1, 1]."""
-        few, many = 2.0**self.spec.low_bits - 1, 2.0**self.spec.high_bits - 1
-        return torch.where(low, few, many).float()[:, None, None]
+        low_levels, many = 2.0**self.spec.low_bits - 1, 2.0**self.spec.high_bits - 1
+        return torch.where(low, low_levels, many).float()[:, None, None]
 
     def _poor(self, x: Tensor) -> Tensor:
         """Which tokens of x [samples, tokens, d] get few bits; of equal ones the first."""
@@ -142,12 +144,12 @@ class TAHCode(Compressor[TAHCodeSpec]):
         zeros: Tensor,
         scales: Tensor,
         rotated: Tensor,
-        places: Tensor,
+        outliers: Tensor,
         shape: torch.Size,
     ) -> Tensor:
         tiles = codes * scales.float()[..., None] + zeros.float()[..., None]
-        turned = _swapped(tiles @ matrix_on("hadamard", self.spec.tile, tiles.device), places)
-        tiles = torch.where(rotated[..., None], turned, tiles)
+        spun = _swapped(tiles @ matrix_on("hadamard", self.spec.tile, tiles.device), outliers)
+        tiles = torch.where(rotated[..., None], spun, tiles)
         return tiles.flatten(1)[:, : _tokens(shape)[2]].reshape(shape)
 
 
@@ -157,8 +159,8 @@ def _half(x: Tensor) -> Tensor:
     return torch.where(torch.isfinite(x), x.clamp(-most, most), x).half()
 
 
-def _swapped(tiles: Tensor, places: Tensor) -> Tensor:
+def _swapped(tiles: Tensor, outliers: Tensor) -> Tensor:
     """Entry 0 of every tile and the one at its place, changed."""
-    at, out = places[..., None], tiles.clone()
+    at, out = outliers[..., None], tiles.clone()
     out[..., :1] = tiles.gather(-1, at)
     return out.scatter(-1, at, tiles[..., :1])

@@ -58,8 +58,8 @@ class Periodic(Counted[PeriodicSpec]):
     def edge_of(self, x: Tensor) -> Tensor:
         """The largest size that is not to be sent, of every row, [rows, 1]."""
         flat = rows(x).float()
-        kept = largest(flat, budget(self.spec.ratio, flat.shape[1]))
-        return flat.abs().masked_fill(kept, 0.0).amax(1, keepdim=True)
+        top = largest(flat, budget(self.spec.ratio, flat.shape[1]))
+        return flat.abs().masked_fill(top, 0.0).amax(1, keepdim=True)
 
     def masked(
         self, x: Tensor, seed: int = 0, want_mask: bool = True
@@ -86,7 +86,7 @@ class SIDCo(Counted[SIDCoSpec]):
         size = rows(x).float().abs()
         stages = self.spec.stages if self.spec.ratio < self.FIRST else 1
         first = self.spec.ratio if stages == 1 else self.FIRST
-        rest = (self.spec.ratio / first) ** (1 / max(1, stages - 1))
+        later_ratio = (self.spec.ratio / first) ** (1 / max(1, stages - 1))
         mean = size.mean(1, keepdim=True)
         edge = -mean * math.log(first)
         if self.spec.fit == "gpareto":
@@ -99,7 +99,7 @@ class SIDCo(Counted[SIDCoSpec]):
             n = _count(size, edge).clamp(min=1)
             above = (size - edge).clamp_(min=0).sum(1, keepdim=True)
             excess = above.nan_to_num(0.0) / n  # where the edge is infinite nothing exceeds it
-            edge = edge - excess * math.log(rest)
+            edge = edge - excess * math.log(later_ratio)
         return _above(x, edge, want_mask)
 
 
@@ -137,9 +137,9 @@ class Dryden(Counted[DrydenSpec]):
         )
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        sent, kept = self.masked(x, seed)
-        assert kept is not None  # asked for
-        y, mask = rows(sent).float(), rows(kept)
+        sent, count = self.masked(x, seed)
+        assert count is not None  # asked for
+        y, mask = rows(sent).float(), rows(count)
         means = torch.stack([y.amin(1).clamp(max=0), y.amax(1).clamp(min=0)], dim=1)
         return payload(x, signs=pack(y[mask] > 0, 1), means=means, **self.places(mask))
 

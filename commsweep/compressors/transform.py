@@ -24,10 +24,10 @@ def matrix(kind: str, n: int) -> Tensor:
     greatest power of two that divides n, repeated.
     """
     if kind == "dct":
-        place = torch.arange(n, dtype=torch.float64)
-        made = torch.cos(math.pi / n * (place + 0.5) * place[:, None]) * math.sqrt(2 / n)
-        made[0] /= math.sqrt(2)
-        return made.float()
+        index = torch.arange(n, dtype=torch.float64)
+        basis = torch.cos(math.pi / n * (index + 0.5) * index[:, None]) * math.sqrt(2 / n)
+        basis[0] /= math.sqrt(2)
+        return basis.float()
     size = n & -n
     block = torch.ones(1, 1, dtype=torch.float64)
     while len(block) < size:
@@ -45,6 +45,6 @@ def transformed(x: Tensor, kind: str, side: int = TILE, back: bool = False) -> T
     """x [*layer] with every tile transformed, or transformed back; a new tensor of x's shape."""
     _, down, a, across, b = tiles(torch.Size([1, *x.shape]), side, side)
     left, right = (matrix(kind, n).to(x.device) for n in (a, b))
-    parts = x.reshape(down, a, across, b).transpose(1, 2)
-    made = left.mT @ parts @ right if back else left @ parts @ right.mT
-    return made.transpose(1, 2).reshape(x.shape)
+    tiles_ = x.reshape(down, a, across, b).transpose(1, 2)
+    product = left.mT @ tiles_ @ right if back else left @ tiles_ @ right.mT
+    return product.transpose(1, 2).reshape(x.shape)

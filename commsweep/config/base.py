@@ -70,10 +70,10 @@ def union(family: type[Spec], trait: str) -> Any:
 def kinds_of(family: type[Spec]) -> list[type[Spec]]:
     """Return every record of a family that has a kind of its own, in the order of definition."""
     field = family.model_fields.get("kind")
-    known = [family] if field is not None and not field.is_required() else []
+    specs = [family] if field is not None and not field.is_required() else []
     for member in family.__subclasses__():
-        known += kinds_of(member)
-    return known
+        specs += kinds_of(member)
+    return specs
 
 
 def by_kind(union: Any) -> dict[str, Any]:

@@ -288,7 +288,9 @@ def newest(folder: Path, name: str) -> Path | None:
     from commsweep import checkpoint
     from commsweep.collectives import gathered
 
-    files = {step: path for step, path in checkpoint.saved(folder, name) if checkpoint.whole(path)}
+    files = {
+        step: path for step, path in checkpoint.saved(folder, name) if checkpoint.is_whole(path)
+    }
     all_have = set.intersection(*map(set, gathered(list(files))))
     return files[max(all_have)] if all_have else None
 

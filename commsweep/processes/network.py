@@ -65,7 +65,7 @@ class StageNetwork:
             run.data.batch_size,
             rows,
             run.seed,
-            own=run.at,
+            set_apart=run.at,
             channels_last=run.channels_last,
             only=beside,
         ).to(device)

@@ -186,7 +186,7 @@ def build(
         run.data.batch_size,
         n,
         run.seed,
-        own=run.at,
+        set_apart=run.at,
         channels_last=run.channels_last,
         folder=on_disk,
         device=device,

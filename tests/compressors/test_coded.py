@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from commsweep.boundary.insert import insert
 from commsweep.compressors import build
 from commsweep.compressors.bits import mask_bytes
-from commsweep.compressors.coded import put, taken
+from commsweep.compressors.coded import scattered, taken
 from commsweep.compressors.kernels.cpu import usable
 from commsweep.config import override, record, run_id
 from commsweep.errors import UserError
@@ -75,7 +75,7 @@ def test_taking_and_putting_without_waiting_for_a_device_is_the_same():
     assert not usable(flat)
     values = taken(flat, kept, 8)
     assert torch.equal(values, flat[kept].view(5, 8))
-    assert torch.equal(put(values, kept), flat * kept)
+    assert torch.equal(scattered(values, kept), flat * kept)
 
 
 @pytest.mark.parametrize("scope", ["sample", "last", "tensor"])

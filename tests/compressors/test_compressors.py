@@ -195,8 +195,8 @@ def test_tiles_of_which_few_entries_stay_equal_sorting(shape, kind):
     n = shape[2] * shape[4]
     tiles = x.transpose(2, 3).reshape(-1, n)
     for k in (1, 7, n // 64, n // 16):
-        assert cpu.few(n, k) == (4 * k <= 2048)
-        values, columns = cpu.topk_tiles(x, k) if cpu.few(n, k) else (None, None)
+        assert cpu.few_rows(n, k) == (4 * k <= 2048)
+        values, columns = cpu.topk_tiles(x, k) if cpu.few_rows(n, k) else (None, None)
         rows, mask = cpu.topk_rows(tiles, k, False, True)
         strict, _ = cpu.topk_rows(tiles, k, True, False)
         bits = tiles.view(torch.int32).numpy() & 0x7FFFFFFF

@@ -110,7 +110,7 @@ def put_tiles(values: Tensor, columns: Tensor, shape: tuple[int, int, int, int, 
     return out
 
 
-def few(n: int, k: int) -> bool:
+def few_rows(n: int, k: int) -> bool:
     """Whether `topk_tiles` is the fast way to the k largest of rows of n."""
     return _SHORT < n <= _TILE and k * _FEW <= n and 4 * k <= _SHORT
 
@@ -185,8 +185,8 @@ def _over_rows(task: Callable[[int, int], None], n_rows: int, n: int) -> None:
 def _parallel(tasks: list[Callable[[], None]]) -> None:
     waiting = [_pool(os.getpid()).submit(task) for task in tasks[1:]] if len(tasks) > 1 else []
     tasks[0]()
-    for other in waiting:
-        other.result()
+    for worker in waiting:
+        worker.result()
 
 
 @lru_cache(maxsize=1)
@@ -206,23 +206,23 @@ def _bisect(pool, n, k, exact):
 
     One bit a pass from the highest; a pass is a count, which vectorises.
     """
-    t, kept, above = np.int32(0), np.int32(n), np.int32(0)
+    t, count_kept, above = np.int32(0), np.int32(n), np.int32(0)
     for bit in range(30, -1, -1):
         candidate = t | np.int32(1 << bit)
         count = np.int32(0)
         for i in range(n):
             count += np.int32(pool[i] >= candidate)
         if count >= k:
-            t, kept = candidate, count
+            t, count_kept = candidate, count
             if count == k and not exact:
-                return t, np.int32(0), kept
+                return t, np.int32(0), count_kept
         else:
             above = count
-    return t, above, kept
+    return t, above, count_kept
 
 
 @_compiled
-def _keep(row, threshold, need, ties, strict, want_mask, sent, places):
+def _keep(row, threshold, need, ties, strict, want_mask, sent, positions):
     """Entries above the threshold and, unless strict, the first `need` of the `ties` with it."""
     n = row.size
     magnitude = np.int32(0x7FFFFFFF)
@@ -232,7 +232,7 @@ def _keep(row, threshold, need, ties, strict, want_mask, sent, places):
             sent[i] = row[i] if row[i] & magnitude >= floor else np.int32(0)
         if want_mask:
             for i in range(n):
-                places[i] = row[i] & magnitude >= floor
+                positions[i] = row[i] & magnitude >= floor
         return
     for i in range(n):
         value = row[i] & magnitude
@@ -242,11 +242,11 @@ def _keep(row, threshold, need, ties, strict, want_mask, sent, places):
             need -= 1
         sent[i] = row[i] if keep else np.int32(0)
         if want_mask:
-            places[i] = keep
+            positions[i] = keep
 
 
 @_compiled
-def _candidates(row, k, most, groups, pool, places):
+def _candidates(row, k, most, groups, pool, positions):
     """Magnitudes of a row of bits that may be among the k largest -> pool [n], where they lie ->
     places, ascending; how many. most, groups: [4 k] to work in.
 
@@ -257,21 +257,21 @@ def _candidates(row, k, most, groups, pool, places):
     n, magnitude, size = row.size, np.int32(0x7FFFFFFF), 4 * k
     most[:] = 0
     for begin in range(0, n, size):
-        own = row[begin : begin + size]
-        for i in range(own.size):
-            most[i] = max(most[i], own[i] & magnitude)
+        block = row[begin : begin + size]
+        for i in range(block.size):
+            most[i] = max(most[i], block[i] & magnitude)
     least, _, _ = _bisect(most, size, k, True)
-    found = 0
+    count = 0
     for group in range(size):
-        groups[found] = group
-        found += np.int32(most[group] >= least)
+        groups[count] = group
+        count += np.int32(most[group] >= least)
     m = 0
     for begin in range(0, n, size):
-        for one in range(found):
-            i = begin + groups[one]
+        for index in range(count):
+            i = begin + groups[index]
             if i < n:
                 value = row[i] & magnitude
-                pool[m], places[m] = value, i
+                pool[m], positions[m] = value, i
                 m += np.int32(value >= least)
     return m
 
@@ -280,47 +280,49 @@ def _candidates(row, k, most, groups, pool, places):
 def _tiles(x, k, values, columns, first, last):
     _, down, a, across, b = x.shape
     n = a * b
-    band, pool, places = (
+    band, pool, positions = (
         np.empty((across, n), np.int32),
         np.empty(n + 1, np.int32),
         np.empty(n + 1, np.int32),
     )
-    most, groups, kept = (
+    most, groups, counts = (
         np.empty(4 * k + 1, np.int32),
         np.empty(4 * k + 1, np.int32),
         np.empty(4 * k + 1, np.int32),
     )
     # tiles beside each other; read line by line, as they lie in memory
-    for own in range(first, last):
+    for tile_index in range(first, last):
         for line in range(a):
             for j in range(across):
-                band[j, line * b : (line + 1) * b] = x[own // down, own % down, line, j]
+                band[j, line * b : (line + 1) * b] = x[
+                    tile_index // down, tile_index % down, line, j
+                ]
         for j in range(across):
-            row, tile = band[j], own * across + j
-            m = _candidates(row, k, most, groups, pool, places)
+            row, tile = band[j], tile_index * across + j
+            m = _candidates(row, k, most, groups, pool, positions)
             threshold, above, _ = _bisect(pool, m, k, True)
-            need, found = np.int32(k - above), 0
-            for one in range(m):
-                tied = np.int32(pool[one] == threshold)
-                kept[found] = places[one]
-                found += np.int32(pool[one] > threshold) | tied & np.int32(need > 0)
+            need, index = np.int32(k - above), 0
+            for index in range(m):
+                tied = np.int32(pool[index] == threshold)
+                counts[index] = positions[index]
+                index += np.int32(pool[index] > threshold) | tied & np.int32(need > 0)
                 need -= tied
-            for one in range(k):
-                columns[tile, one] = kept[one]
-                values[tile, one] = row[kept[one]]
+            for index in range(k):
+                columns[tile, index] = counts[index]
+                values[tile, index] = row[counts[index]]
 
 
 @_compiled
 def _put_tiles(values, columns, out, first, last):
     _, down, _, across, b = out.shape
-    for own in range(first, last):  # while a band is at hand
-        band = out[own // down, own % down]
+    for tile_index in range(first, last):  # while a band is at hand
+        band = out[tile_index // down, tile_index % down]
         band[:] = 0
         for j in range(across):
-            tile = own * across + j
-            for one in range(values.shape[1]):
-                place = columns[tile, one]
-                band[place // b, j, place % b] = values[tile, one]
+            tile = tile_index * across + j
+            for index in range(values.shape[1]):
+                position = columns[tile, index]
+                band[position // b, j, position % b] = values[tile, index]
 
 
 @_compiled
@@ -351,73 +353,73 @@ def _narrow(row, k, pool, hint):
     n = row.size
     at, count = np.empty(4, np.int32), np.empty(4, np.int32)
     if hint > 0:
-        for turn in range(4):
-            at[turn] = min(0x7FFFFFFE, max(1, np.int64(hint) + _STEPS[turn]))
+        for round_ in range(4):
+            at[round_] = min(0x7FFFFFFE, max(1, np.int64(hint) + _STEPS[round_]))
     else:
         step = n // _SAMPLE
         for i in range(_SAMPLE):
             pool[i] = row[i * step] & np.int32(0x7FFFFFFF)
         rank = _SAMPLE * k / n
         aside = 2.5 * np.sqrt(rank * (1 - rank / _SAMPLE)) + 1
-        for turn in range(4):
-            wanted = min(_SAMPLE, max(1, int(rank + aside * (1 - turn / 1.5))))
-            at[turn], _, _ = _bisect(pool, _SAMPLE, wanted, True)
+        for round_ in range(4):
+            target = min(_SAMPLE, max(1, int(rank + aside * (1 - round_ / 1.5))))
+            at[round_], _, _ = _bisect(pool, _SAMPLE, target, True)
     low, reach, high, above = np.int64(0), np.int64(n), np.int64(0x7FFFFFFF), np.int64(0)
     for _look in range(_LOOKS):
         _reach(row, at, count)
-        for turn in range(4):
-            if count[turn] >= k and at[turn] > low:
-                low, reach = np.int64(at[turn]), np.int64(count[turn])
-            elif count[turn] < k and at[turn] < high:
-                high, above = np.int64(at[turn]), np.int64(count[turn])
+        for round_ in range(4):
+            if count[round_] >= k and at[round_] > low:
+                low, reach = np.int64(at[round_]), np.int64(count[round_])
+            elif count[round_] < k and at[round_] < high:
+                high, above = np.int64(at[round_]), np.int64(count[round_])
         if reach - above <= _CLOSE:
             return np.int32(low), np.int32(high), np.int32(above)
         if high - low <= 1:
             break
         gap = (high - low) / (reach - above)
         middle, spread = high - gap * (k - above), gap * (0.5 * np.sqrt(reach - above) + 1)
-        for turn in range(4):
-            aside = (turn - 1.5) * (1 + (turn % 3 == 0) / 3)  # -2, -1/2, 1/2, 2
-            at[turn] = min(high - 1, max(low + 1, np.int64(middle + aside * spread)))
+        for round_ in range(4):
+            aside = (round_ - 1.5) * (1 + (round_ % 3 == 0) / 3)  # -2, -1/2, 1/2, 2
+            at[round_] = min(high - 1, max(low + 1, np.int64(middle + aside * spread)))
     return np.int32(-1), np.int32(0), np.int32(0)
 
 
 @_compiled
-def _keep_near(row, low, high, need, strict, want_mask, sent, kept, pool, places):
+def _keep_near(row, low, high, need, strict, want_mask, sent, count_kept, pool, positions):
     """`_keep` by bounds: entries of at least high, and of the few down to low the `need` largest;
     the threshold.
     """
-    found, magnitude = 0, np.int32(0x7FFFFFFF)
+    count, magnitude = 0, np.int32(0x7FFFFFFF)
     for begin in range(0, row.size, _PART):
-        own, to = row[begin : begin + _PART], sent[begin : begin + _PART]
-        here = np.int32(0)
-        for i in range(own.size):
-            value = own[i] & magnitude
-            to[i] = own[i] if value >= low else np.int32(0)
-            here += np.int32(value >= low) & np.int32(value < high)
+        block, to = row[begin : begin + _PART], sent[begin : begin + _PART]
+        inside = np.int32(0)
+        for i in range(block.size):
+            value = block[i] & magnitude
+            to[i] = block[i] if value >= low else np.int32(0)
+            inside += np.int32(value >= low) & np.int32(value < high)
         if want_mask:
-            for i in range(own.size):
-                kept[begin + i] = own[i] & magnitude >= low
-        if here:
-            for i in range(own.size):
-                value = own[i] & magnitude
+            for i in range(block.size):
+                count_kept[begin + i] = block[i] & magnitude >= low
+        if inside:
+            for i in range(block.size):
+                value = block[i] & magnitude
                 if low <= value < high:
-                    pool[found], places[found] = value, begin + i
-                    found += 1
-    threshold, above, _ = _bisect(pool, found, need, True)
+                    pool[count], positions[count] = value, begin + i
+                    count += 1
+    threshold, above, _ = _bisect(pool, count, need, True)
     ties = np.int32(0) if strict else np.int32(need - above)
-    for one in range(found):
-        tied = np.int32(pool[one] == threshold)
-        if pool[one] < threshold or (tied and ties <= 0):
-            sent[places[one]] = 0
+    for index in range(count):
+        tied = np.int32(pool[index] == threshold)
+        if pool[index] < threshold or (tied and ties <= 0):
+            sent[positions[index]] = 0
             if want_mask:
-                kept[places[one]] = False
+                count_kept[positions[index]] = False
         ties -= tied
     return threshold
 
 
 @_compiled
-def _rank(row, k, exact, counts, pool, places):
+def _rank(row, k, exact, counts, pool, positions):
     """(threshold, entries to keep that equal it, entries that equal it) for the k largest
     magnitudes of a row of bits.
 
@@ -432,29 +434,29 @@ def _rank(row, k, exact, counts, pool, places):
     if n <= _SHORT:
         for i in range(n):
             pool[i] = row[i] & magnitude
-        threshold, above, kept = _bisect(pool, n, k, exact)
-        return threshold, k - above, kept - above
+        threshold, above, count_kept = _bisect(pool, n, k, exact)
+        return threshold, k - above, count_kept - above
     if n <= _TILE and k * _FEW <= n and 4 * k <= _SHORT:
-        threshold, above, kept = _bisect(
-            pool, _candidates(row, k, counts[0], counts[1], pool, places), k, True
+        threshold, above, count_kept = _bisect(
+            pool, _candidates(row, k, counts[0], counts[1], pool, positions), k, True
         )  # others lie below
-        return threshold, k - above, kept - above
+        return threshold, k - above, count_kept - above
     counts[:] = 0
-    whole = n - n % 4
-    for i in range(0, whole, 4):
+    multiple = n - n % 4
+    for i in range(0, multiple, 4):
         counts[0, (row[i] & magnitude) >> 20] += 1
         counts[1, (row[i + 1] & magnitude) >> 20] += 1
         counts[2, (row[i + 2] & magnitude) >> 20] += 1
         counts[3, (row[i + 3] & magnitude) >> 20] += 1
-    for i in range(whole, n):
+    for i in range(multiple, n):
         counts[0, (row[i] & magnitude) >> 20] += 1
     need = k
     top = 2047
     while True:
-        here = counts[0, top] + counts[1, top] + counts[2, top] + counts[3, top]
-        if need <= here:
+        count_top = counts[0, top] + counts[1, top] + counts[2, top] + counts[3, top]
+        if need <= count_top:
             break
-        need -= here
+        need -= count_top
         top -= 1
     m = 0
     for i in range(n):
@@ -483,28 +485,28 @@ def _rank(row, k, exact, counts, pool, places):
 
 
 @_compiled
-def _ranked(row, k, counts, pool, places, hint):
+def _ranked(row, k, counts, pool, positions, hint):
     """`_rank`, of a long row like one whose threshold was `hint` (0: none) by bounds."""
     low = high = above = np.int32(-1)
     if row.size >= _LONG:
         low, high, above = _narrow(row, k, pool, hint)
     if low < 0:
-        return _rank(row, k, False, counts, pool, places)
-    found = 0
+        return _rank(row, k, False, counts, pool, positions)
+    count = 0
     for begin in range(0, row.size, _PART):
-        own = row[begin : begin + _PART]
-        here = np.int32(0)
-        for i in range(own.size):
-            value = own[i] & np.int32(0x7FFFFFFF)
-            here += np.int32(value >= low) & np.int32(value < high)
-        if here:
-            for i in range(own.size):
-                value = own[i] & np.int32(0x7FFFFFFF)
+        block = row[begin : begin + _PART]
+        inside = np.int32(0)
+        for i in range(block.size):
+            value = block[i] & np.int32(0x7FFFFFFF)
+            inside += np.int32(value >= low) & np.int32(value < high)
+        if inside:
+            for i in range(block.size):
+                value = block[i] & np.int32(0x7FFFFFFF)
                 if low <= value < high:
-                    pool[found] = value
-                    found += 1
-    threshold, more, reach = _bisect(pool, found, k - above, True)
-    return threshold, np.int32(k - above - more), np.int32(reach - more)
+                    pool[count] = value
+                    count += 1
+    threshold, count_kept_more, reach = _bisect(pool, count, k - above, True)
+    return threshold, np.int32(k - above - count_kept_more), np.int32(reach - count_kept_more)
 
 
 @_compiled
@@ -513,7 +515,7 @@ def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):
     # Four interleaved counters: neighbouring equal values would otherwise wait for each other's
     # store.
     counts = np.zeros((4, 2048), np.int32)
-    pool, places = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
+    pool, positions = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
     threshold = np.int32(0)
     for r in range(row_from, row_to):
         if n >= _LONG:
@@ -529,10 +531,10 @@ def _topk(x, k, strict, want_mask, out, mask, row_from, row_to):
                     out[r],
                     mask[r if want_mask else 0],
                     pool,
-                    places,
+                    positions,
                 )
                 continue
-        threshold, need, ties = _rank(x[r], k, strict, counts, pool, places)
+        threshold, need, ties = _rank(x[r], k, strict, counts, pool, positions)
         _keep(x[r], threshold, need, ties, strict, want_mask, out[r], mask[r if want_mask else 0])
 
 
@@ -557,8 +559,8 @@ def _draw_words(start, first, out):
 def _draw_normal(start, first, n, out):
     for i in range(out.size):
         pairs = np.uint64(0)
-        for turn in range(3):
-            z = _word(start, first + i + turn * n)
+        for round_ in range(3):
+            z = _word(start, first + i + round_ * n)
             pairs += (z & _EVEN) + ((z >> np.uint64(16)) & _EVEN)
         out[i] = (
             np.float32(
@@ -639,28 +641,28 @@ def _elias(levels, out, write):
     """Bits of the code; written most significant bit of a number first, into the low bits of each
     byte first.
     """
-    place, last = 0, -1
+    bit, last = 0, -1
     for i in range(levels.size):
         level = levels[i]
         if level == 0:
             continue
-        for turn in range(2):
-            value = i - last if turn == 0 else abs(level)
+        for step in range(2):
+            value = i - last if step == 0 else abs(level)
             length = 0
             while value >> (length + 1):
                 length += 1
             if write:
                 for b in range(length, -1, -1):
-                    p = place + length + (length - b)
+                    p = bit + length + (length - b)
                     if (value >> b) & 1:
                         out[p >> 3] |= np.uint8(1 << (p & 7))
-            place += 2 * length + 1
-            if turn == 0:
+            bit += 2 * length + 1
+            if step == 0:
                 if write and level < 0:
-                    out[place >> 3] |= np.uint8(1 << (place & 7))
-                place += 1
+                    out[bit >> 3] |= np.uint8(1 << (bit & 7))
+                bit += 1
         last = i
-    return place
+    return bit
 
 
 @_compiled
@@ -668,27 +670,27 @@ def _elias_back(code, levels):
     """Reads until no further code fits; zeros pad the last byte, and a code has at least one set
     bit.
     """
-    total, place, i = code.size * 8, 0, -1
+    total, bit, i = code.size * 8, 0, -1
     while True:
         negative = False
-        for turn in range(2):
+        for step in range(2):
             length = 0
-            while place < total and not (code[place >> 3] >> (place & 7)) & 1:
+            while bit < total and not (code[bit >> 3] >> (bit & 7)) & 1:
                 length += 1
-                place += 1
+                bit += 1
             # no code is that long: the bytes are of something else
-            if place + length >= total or length > 31:
+            if bit + length >= total or length > 31:
                 return levels
             value = 0
             for _ in range(length + 1):
-                value = (value << 1) | ((code[place >> 3] >> (place & 7)) & 1)
-                place += 1
-            if turn == 0:
+                value = (value << 1) | ((code[bit >> 3] >> (bit & 7)) & 1)
+                bit += 1
+            if step == 0:
                 i += value
-                if i >= levels.size or place >= total:
+                if i >= levels.size or bit >= total:
                     return levels
-                negative = (code[place >> 3] >> (place & 7)) & 1 == 1
-                place += 1
+                negative = (code[bit >> 3] >> (bit & 7)) & 1 == 1
+                bit += 1
             else:
                 levels[i] = -value if negative else value
 
@@ -696,15 +698,15 @@ def _elias_back(code, levels):
 @_compiled
 def _adacomp_tops(e, bits, d, size, top, row_from, row_to):
     """e += d, and the bits of the largest |e| of every bin in [row_from, row_to) -> top."""
-    whole, new = e[row_from * size : row_to * size], d[row_from * size : row_to * size]
-    for i in range(whole.size):
-        whole[i] += new[i]
+    residues, new = e[row_from * size : row_to * size], d[row_from * size : row_to * size]
+    for i in range(residues.size):
+        residues[i] += new[i]
     for b in range(row_from, row_to):
-        own = bits[b * size : (b + 1) * size]
+        bin_bits = bits[b * size : (b + 1) * size]
         most = np.int32(0)
         # bits of a non-negative float order like it; whole numbers vectorise
-        for i in range(own.size):
-            most = max(most, own[i] & np.int32(0x7FFFFFFF))
+        for i in range(bin_bits.size):
+            most = max(most, bin_bits[i] & np.int32(0x7FFFFFFF))
         top[b] = most
 
 
@@ -714,7 +716,7 @@ def _adacomp_send(e, d, ahead, size, top, scale, out, sent, row_from, row_to):
     reaches the top.
     """
     for b in range(row_from, row_to):
-        own, new, go = (
+        residue, new, go = (
             e[b * size : (b + 1) * size],
             d[b * size : (b + 1) * size],
             out[b * size : (b + 1) * size],
@@ -724,12 +726,12 @@ def _adacomp_send(e, d, ahead, size, top, scale, out, sent, row_from, row_to):
             continue
         most = top[b] if top[b] > 0 else np.float32(np.inf)
         count = np.int32(0)
-        for i in range(own.size):
-            keep = np.int32(abs(own[i] + ahead * new[i]) >= most) & np.int32(own[i] != 0)
-            go[i] = np.copysign(scale, own[i]) * np.float32(keep) + np.float32(0)  # never -0.0
+        for i in range(residue.size):
+            keep = np.int32(abs(residue[i] + ahead * new[i]) >= most) & np.int32(residue[i] != 0)
+            go[i] = np.copysign(scale, residue[i]) * np.float32(keep) + np.float32(0)  # never -0.0
             count += keep
-        for i in range(own.size):
-            own[i] -= go[i]
+        for i in range(residue.size):
+            residue[i] -= go[i]
         sent[b] = count
 
 
@@ -746,8 +748,8 @@ def adacomp(e: Tensor, d: Tensor, ahead: float, size: int) -> tuple[Tensor, int,
     bits, factor = residue.view(np.int32), np.float32(ahead)
     _in_bins(lambda a, b: _adacomp_tops(residue, bits, new, size, top, a, b), bins, residue.size)
     tops = top.view(np.float32)
-    some = np.count_nonzero(top)
-    scale = np.float32(tops.sum(dtype=np.float64) / some) if some else np.float32(0)
+    count_kept = np.count_nonzero(top)
+    scale = np.float32(tops.sum(dtype=np.float64) / count_kept) if count_kept else np.float32(0)
     _in_bins(
         lambda a, b: _adacomp_send(residue, new, factor, size, tops, scale, out, sent, a, b),
         bins,

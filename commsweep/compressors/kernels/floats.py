@@ -79,10 +79,10 @@ def _rounded(x, scale, drawn, b, i, mantissa, least, most):
     step = _exponent(size, least) - mantissa
     fine = size * _power(-step)
     if drawn.size:
-        whole = np.floor(fine + drawn[b, i])
+        rounded_ = np.floor(fine + drawn[b, i])
     else:  # to the nearest, ties to even
-        whole = (fine + np.float32(2.0**23)) - np.float32(2.0**23)
-    return min(whole * _power(step), most)
+        rounded_ = (fine + np.float32(2.0**23)) - np.float32(2.0**23)
+    return min(rounded_ * _power(step), most)
 
 
 @_compiled

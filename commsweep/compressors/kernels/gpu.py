@@ -118,10 +118,10 @@ def _selected(
     kind: int = PLAIN,
 ) -> None:
     rows, n = x.shape
-    whole = torch.int32 if x.element_size() == 4 else torch.int16
-    bits = [x if one is None else one.view(whole) for one in (x, y, values)]
+    key_type = torch.int32 if x.element_size() == 4 else torch.int16
+    bits = [x if tensor is None else tensor.view(key_type) for tensor in (x, y, values)]
     marks = packed if packed is not None else x if mask is None else mask.view(torch.uint8)
-    memory = x if memory is None else memory.view(whole)
+    memory = x if memory is None else memory.view(key_type)
     shared = rows < MANY and n > PART
     block = min(8192 if shared else 16384, max(8, triton.next_power_of_2(n)))
     alike = {
@@ -131,7 +131,7 @@ def _selected(
         "num_warps": {16384: 16, 8192: 32}.get(block, 4),  # the fastest of those tried on an H200
         **FUSED,
     }
-    wanted = {
+    options = {
         "STRICT": strict,
         "Y": y is not None,
         "MASK": mask is not None,
@@ -141,33 +141,33 @@ def _selected(
     }
     outputs = *bits[1:], marks, x if columns is None else columns
     if not shared:
-        _select[(rows,)](bits[0], *outputs, memory, n, k, **wanted, **alike)
+        _select[(rows,)](bits[0], *outputs, memory, n, k, **options, **alike)
         return
-    parts = triton.cdiv(n, PART)
+    blocks = triton.cdiv(n, PART)
     levels = LEVELS[x.element_size()]
-    counts = torch.empty(rows, parts, 128, dtype=torch.int32, device=x.device)
-    found, own = (
-        torch.zeros(rows, size, dtype=torch.int32, device=x.device) for size in (4, 2 * parts)
+    counts = torch.empty(rows, blocks, 128, dtype=torch.int32, device=x.device)
+    state, scratch = (
+        torch.zeros(rows, size, dtype=torch.int32, device=x.device) for size in (4, 2 * blocks)
     )
     for low, width in levels:
-        _tally[(rows, parts)](
-            bits[0], memory, counts, found, n, parts, LOW=low, BITS=width, PART=PART, **alike
+        _tally[(rows, blocks)](
+            bits[0], memory, counts, state, n, blocks, LOW=low, BITS=width, PART=PART, **alike
         )
         first = low == levels[0][0]
-        _settle[(rows,)](counts, found, own, k, parts, FIRST=first, BITS=width, SOME=32)
-    _place[(rows, parts)](
+        _settle[(rows,)](counts, state, scratch, k, blocks, FIRST=first, BITS=width, SOME=32)
+    _positions[(rows, blocks)](
         bits[0],
         *outputs,
         memory,
-        found,
-        own,
+        state,
+        scratch,
         n,
         k,
-        parts,
+        blocks,
         LOW=levels[-1][0],
-        WIDE=triton.next_power_of_2(parts),
+        WIDE=triton.next_power_of_2(blocks),
         PART=PART,
-        **wanted,
+        **options,
         **alike,
     )
 
@@ -240,17 +240,17 @@ def _in_groups(
     }
     if n <= _FEW:
         wide = max(8, triton.next_power_of_2(n))
-        each = max(1, 2048 // wide)
-        grid = (triton.cdiv(groups, each),)
-        _grouped[grid](x, *outputs, groups, n, *numbers, ROWS=each, WIDE=wide, **flags)
+        groups_each = max(1, 2048 // wide)
+        grid = (triton.cdiv(groups, groups_each),)
+        _grouped[grid](x, *outputs, groups, n, *numbers, ROWS=groups_each, WIDE=wide, **flags)
         return
-    part = _FEW * triton.cdiv(triton.cdiv(n, _FEW), _PARTS)
-    parts = triton.cdiv(n, part)
-    ranges = torch.empty(2, groups, parts, device=x.device)
-    grid, sizes = (groups, parts), {"PART": part, "BLOCK": min(part, 4096), "num_warps": 8}
-    _ranges[grid](x, ranges, groups, n, parts, **sizes, **FUSED)
-    wide = triton.next_power_of_2(parts)
-    _coded[grid](x, *outputs, ranges, groups, n, parts, *numbers, WIDE=wide, **sizes, **flags)
+    block = _FEW * triton.cdiv(triton.cdiv(n, _FEW), _PARTS)
+    blocks = triton.cdiv(n, block)
+    ranges = torch.empty(2, groups, blocks, device=x.device)
+    grid, sizes = (groups, blocks), {"PART": block, "BLOCK": min(block, 4096), "num_warps": 8}
+    _ranges[grid](x, ranges, groups, n, blocks, **sizes, **FUSED)
+    wide = triton.next_power_of_2(blocks)
+    _coded[grid](x, *outputs, ranges, groups, n, blocks, *numbers, WIDE=wide, **sizes, **flags)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -298,15 +298,15 @@ def adacomp(e: Tensor, d: Tensor, ahead: float, size: int) -> tuple[Tensor, Tens
     """As `kernels.adacomp`; numbers stay on the device."""
     n = e.numel()
     bins, wide = -(-n // size), triton.next_power_of_2(size)
-    each = max(1, 2048 // wide)
+    rows_each = max(1, 2048 // wide)
     top, sent = (
         torch.empty(bins, device=e.device),
         torch.empty(bins, dtype=torch.int32, device=e.device),
     )
     out, grid, sizes = (
         torch.empty_like(e),
-        (triton.cdiv(bins, each),),
-        {"SIZE": size, "ROWS": each, "WIDE": wide},
+        (triton.cdiv(bins, rows_each),),
+        {"SIZE": size, "ROWS": rows_each, "WIDE": wide},
     )
     _adacomp_tops[grid](e, d.contiguous(), top, n, bins, **sizes, **FUSED)
     scale = (top.sum(dtype=torch.float64) / torch.count_nonzero(top).clamp(min=1)).float()
@@ -346,11 +346,11 @@ if triton is not None:
         """(the bin of the k-th largest, how many of it are among the k, how many there are)."""
         at = tl.arange(0, BINS)
         above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
-        found = tl.sum((above >= k).to(tl.int32), 0)
+        bin_ = tl.sum((above >= k).to(tl.int32), 0)
         return (
-            found,
-            k - tl.sum(tl.where(at > found, counts, 0), 0),
-            tl.sum(tl.where(at == found, counts, 0), 0),
+            bin_,
+            k - tl.sum(tl.where(at > bin_, counts, 0), 0),
+            tl.sum(tl.where(at == bin_, counts, 0), 0),
         )
 
     @triton.jit
@@ -395,8 +395,8 @@ if triton is not None:
         that share them, how many do).
         """
         counts = _counts(x, memory, 0, n, prefix, LOW, BITS, KIND, SHIFT, BLOCK)
-        here, need, ties = _bin(counts, need, 1 << BITS)
-        return (prefix << BITS) | here, need, ties
+        bin_, need, ties = _bin(counts, need, 1 << BITS)
+        return (prefix << BITS) | bin_, need, ties
 
     @triton.jit
     def _select(
@@ -466,9 +466,9 @@ if triton is not None:
         x,
         memory,
         counts,
-        found,
+        state,
         n,
-        parts,
+        blocks,
         LOW: tl.constexpr,
         BITS: tl.constexpr,
         PART: tl.constexpr,
@@ -479,21 +479,21 @@ if triton is not None:
         """A part of a row a program: how many of its entries that are still in question lie in each
         bin of a level.
         """
-        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
         x, memory = x + row * n, memory + row * n
-        last = tl.minimum(n, (part + 1) * PART)
-        prefix = tl.load(found + 4 * row)
-        bins = _counts(x, memory, part * PART, last, prefix, LOW, BITS, KIND, SHIFT, BLOCK)
+        last = tl.minimum(n, (block + 1) * PART)
+        prefix = tl.load(state + 4 * row)
+        bins = _counts(x, memory, block * PART, last, prefix, LOW, BITS, KIND, SHIFT, BLOCK)
         BINS: tl.constexpr = 1 << BITS
-        tl.store(counts + (row * parts + part) * BINS + tl.arange(0, BINS), bins)
+        tl.store(counts + (row * blocks + block) * BINS + tl.arange(0, BINS), bins)
 
     @triton.jit
     def _settle(
         counts,
-        found,
-        own,
+        state,
+        scratch,
         k,
-        parts,
+        blocks,
         FIRST: tl.constexpr,
         BITS: tl.constexpr,
         SOME: tl.constexpr,
@@ -503,42 +503,44 @@ if triton is not None:
         """
         BINS: tl.constexpr = 1 << BITS
         row = tl.program_id(0).to(tl.int64)
-        some, at = tl.arange(0, SOME)[:, None], tl.arange(0, BINS)[None, :]
+        lanes, at = tl.arange(0, SOME)[:, None], tl.arange(0, BINS)[None, :]
         bins = tl.zeros([BINS], tl.int32)
-        for begin in range(0, parts, SOME):
-            part = begin + some
-            place = counts + (row * parts + part) * BINS + at
-            bins += tl.sum(tl.load(place, mask=part < parts, other=0), 0)
-        need = k if FIRST else tl.load(found + 4 * row + 1)
-        here, need, ties = _bin(bins, need, BINS)
-        prefix = (tl.load(found + 4 * row) << BITS) | here
-        for begin in range(0, parts, SOME):
-            part = begin + some
-            place = counts + (row * parts + part) * BINS + at
-            mine = tl.load(place, mask=part < parts, other=0)
-            part = begin + tl.arange(0, SOME)
-            place = own + row * 2 * parts + part
-            above = tl.load(place, mask=part < parts, other=0)
-            above += tl.sum(tl.where(at > here, mine, 0), 1)
-            tl.store(place, above, mask=part < parts)
-            tl.store(place + parts, tl.sum(tl.where(at == here, mine, 0), 1), mask=part < parts)
-        tl.store(found + 4 * row, prefix)
-        tl.store(found + 4 * row + 1, need)
-        tl.store(found + 4 * row + 2, ties)
+        for begin in range(0, blocks, SOME):
+            block = begin + lanes
+            address = counts + (row * blocks + block) * BINS + at
+            bins += tl.sum(tl.load(address, mask=block < blocks, other=0), 0)
+        need = k if FIRST else tl.load(state + 4 * row + 1)
+        bin_, need, ties = _bin(bins, need, BINS)
+        prefix = (tl.load(state + 4 * row) << BITS) | bin_
+        for begin in range(0, blocks, SOME):
+            block = begin + lanes
+            address = counts + (row * blocks + block) * BINS + at
+            mine = tl.load(address, mask=block < blocks, other=0)
+            block = begin + tl.arange(0, SOME)
+            address = scratch + row * 2 * blocks + block
+            above = tl.load(address, mask=block < blocks, other=0)
+            above += tl.sum(tl.where(at > bin_, mine, 0), 1)
+            tl.store(address, above, mask=block < blocks)
+            tl.store(
+                address + blocks, tl.sum(tl.where(at == bin_, mine, 0), 1), mask=block < blocks
+            )
+        tl.store(state + 4 * row, prefix)
+        tl.store(state + 4 * row + 1, need)
+        tl.store(state + 4 * row + 2, ties)
 
     @triton.jit
-    def _place(
+    def _positions(
         x,
         y,
         values,
         mask,
         columns,
         memory,
-        found,
-        own,
+        state,
+        scratch,
         n,
         k,
-        parts,
+        blocks,
         LOW: tl.constexpr,
         WIDE: tl.constexpr,
         PART: tl.constexpr,
@@ -553,12 +555,12 @@ if triton is not None:
         BLOCK: tl.constexpr,
     ):
         """A part of a row a program, which knows what the parts before it keep."""
-        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-        edge, need = tl.load(found + 4 * row) << LOW, tl.load(found + 4 * row + 1)
-        before = tl.arange(0, WIDE) < part
-        base = own + row * 2 * parts + tl.arange(0, WIDE)
-        tied = tl.sum(tl.load(base + parts, mask=before, other=0), 0)
-        kept = tl.sum(tl.load(base, mask=before, other=0), 0) + tl.minimum(tied, need)
+        row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        edge, need = tl.load(state + 4 * row) << LOW, tl.load(state + 4 * row + 1)
+        before = tl.arange(0, WIDE) < block
+        base = scratch + row * 2 * blocks + tl.arange(0, WIDE)
+        tied = tl.sum(tl.load(base + blocks, mask=before, other=0), 0)
+        kept_before = tl.sum(tl.load(base, mask=before, other=0), 0) + tl.minimum(tied, need)
         _write(
             x + row * n,
             y,
@@ -569,13 +571,13 @@ if triton is not None:
             row,
             n,
             k,
-            part * PART,
-            min(n, (part + 1) * PART),
+            block * PART,
+            min(n, (block + 1) * PART),
             edge,
             need,
-            tl.load(found + 4 * row + 2),
+            tl.load(state + 4 * row + 2),
             tied,
-            kept,
+            kept_before,
             STRICT,
             Y,
             MASK,
@@ -653,10 +655,10 @@ if triton is not None:
                 j = begin // 8 + tl.arange(0, BLOCK // 8)
                 tl.store(mask + row * (n // 8) + j, byte.to(tl.uint8), mask=j < last // 8)
             if VALUES:
-                place = row * k + kept_before + tl.cumsum(keep.to(tl.int32), 0) - 1
-                tl.store(values + place, raw, mask=keep)
+                position = row * k + kept_before + tl.cumsum(keep.to(tl.int32), 0) - 1
+                tl.store(values + position, raw, mask=keep)
                 if COLUMNS:
-                    tl.store(columns + place, i, mask=keep)
+                    tl.store(columns + position, i, mask=keep)
                 kept_before += tl.sum(keep.to(tl.int32), 0)
 
     @triton.jit
@@ -736,19 +738,19 @@ if triton is not None:
                 tl.where(code < -levels, -levels, tl.where(code > levels - 1, levels - 1, code))
                 + 0.0
             )
-            made, whole, first = tl.div_rn(code, levels) * s, code + levels, s
+            values, rounded, first = tl.div_rn(code, levels) * s, code + levels, s
         else:
             if DRAWN:
                 code = tl.where(code > levels, levels, code)
-            made, whole, first = code * tl.div_rn(spread, levels) + lo, code, lo
+            values, rounded, first = code * tl.div_rn(spread, levels) + lo, code, lo
         none = levels if SYMMETRIC else 0.0  # the code of zero stands for what is not a number
-        return made, tl.where(whole == whole, whole, none).to(tl.int32), first
+        return values, tl.where(rounded == rounded, rounded, none).to(tl.int32), first
 
     @triton.jit
-    def _bytes(whole, ROWS: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):
+    def _bytes(rounded, ROWS: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr):
         """Codes [rows, wide] in bytes, the first code of a byte in its lowest bits."""
-        beside = tl.reshape(whole, [ROWS, WIDE * BITS // 8, 8 // BITS])
-        return tl.sum(beside << (tl.arange(0, 8 // BITS) * BITS)[None, None, :], 2).to(tl.uint8)
+        pairs = tl.reshape(rounded, [ROWS, WIDE * BITS // 8, 8 // BITS])
+        return tl.sum(pairs << (tl.arange(0, 8 // BITS) * BITS)[None, None, :], 2).to(tl.uint8)
 
     @triton.jit
     def _grouped(
@@ -775,7 +777,7 @@ if triton is not None:
         i = group * n + column
         v = tl.load(x + i, mask=inside, other=0).to(tl.float32)
         lo, hi = _extremes(v, inside)
-        made, whole, first = _code(v, lo, hi, i, levels, start, half, SYMMETRIC, DRAWN, ROWS)
+        values, rounded, first = _code(v, lo, hi, i, levels, start, half, SYMMETRIC, DRAWN, ROWS)
         if PACKED:
             if not SYMMETRIC:
                 tl.store(scales + groups + group, hi, mask=group < groups)
@@ -783,29 +785,29 @@ if triton is not None:
             j = tl.arange(0, WIDE * BITS // 8)[None, :]
             tl.store(
                 codes + group * (n * BITS // 8) + j,
-                _bytes(tl.where(inside, whole, 0), ROWS, WIDE, BITS),
+                _bytes(tl.where(inside, rounded, 0), ROWS, WIDE, BITS),
                 mask=(group < groups) & (j < n * BITS // 8),
             )
         else:
-            tl.store(out + i, made, mask=inside)
+            tl.store(out + i, values, mask=inside)
 
     @triton.jit
-    def _ranges(x, ranges, groups, n, parts, PART: tl.constexpr, BLOCK: tl.constexpr):
+    def _ranges(x, ranges, groups, n, blocks, PART: tl.constexpr, BLOCK: tl.constexpr):
         """A part of a long group a program: ranges [2, groups, parts], its smallest and largest."""
-        group, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        group, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
         low = tl.full([1, 1], float("inf"), tl.float32)
         high = tl.full([1, 1], float("-inf"), tl.float32)
-        last = tl.minimum(n, (part + 1) * PART)
-        for begin in range(part * PART, last, BLOCK):
+        last = tl.minimum(n, (block + 1) * PART)
+        for begin in range(block * PART, last, BLOCK):
             i = begin + tl.arange(0, BLOCK)[None, :]
             v = tl.load(x + group * n + i, mask=i < last, other=0).to(tl.float32)
             lo, hi = _extremes(v, i < last)
             bad = (lo != lo) | (low != low)
             low = tl.where(bad, float("nan"), tl.minimum(low, lo))
             high = tl.where(bad, float("nan"), tl.maximum(high, hi))
-        at = ranges + group * parts + part + tl.zeros([1, 1], tl.int32)
+        at = ranges + group * blocks + block + tl.zeros([1, 1], tl.int32)
         tl.store(at, low)
-        tl.store(at + groups * parts, high)
+        tl.store(at + groups * blocks, high)
 
     @triton.jit
     def _coded(
@@ -816,7 +818,7 @@ if triton is not None:
         ranges,
         groups,
         n,
-        parts,
+        blocks,
         levels,
         start,
         half,
@@ -829,38 +831,40 @@ if triton is not None:
         BLOCK: tl.constexpr,
     ):
         """A part of a long group a program, which knows the ranges of all parts."""
-        group, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-        each = tl.arange(0, WIDE)[None, :]
-        at = ranges + group * parts + each
-        lo, _ = _extremes(tl.load(at, mask=each < parts, other=0), each < parts)
-        _, hi = _extremes(tl.load(at + groups * parts, mask=each < parts, other=0), each < parts)
-        last = tl.minimum(n, (part + 1) * PART)
-        for begin in range(part * PART, last, BLOCK):
+        group, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        lanes = tl.arange(0, WIDE)[None, :]
+        at = ranges + group * blocks + lanes
+        lo, _ = _extremes(tl.load(at, mask=lanes < blocks, other=0), lanes < blocks)
+        _, hi = _extremes(
+            tl.load(at + groups * blocks, mask=lanes < blocks, other=0), lanes < blocks
+        )
+        last = tl.minimum(n, (block + 1) * PART)
+        for begin in range(block * PART, last, BLOCK):
             column = begin + tl.arange(0, BLOCK)[None, :]
             inside, i = column < last, group * n + column
             v = tl.load(x + i, mask=inside, other=0).to(tl.float32)
-            made, whole, first = _code(v, lo, hi, i, levels, start, half, SYMMETRIC, DRAWN, 1)
+            values, rounded, first = _code(v, lo, hi, i, levels, start, half, SYMMETRIC, DRAWN, 1)
             if PACKED:
-                if part == 0:
+                if block == 0:
                     if not SYMMETRIC:
                         tl.store(scales + groups + group + tl.zeros([1, 1], tl.int32), hi)
                     tl.store(scales + group + tl.zeros([1, 1], tl.int32), first)
                 j = begin * BITS // 8 + tl.arange(0, BLOCK * BITS // 8)[None, :]
                 tl.store(
                     codes + group * (n * BITS // 8) + j,
-                    _bytes(tl.where(inside, whole, 0), 1, BLOCK, BITS),
+                    _bytes(tl.where(inside, rounded, 0), 1, BLOCK, BITS),
                     mask=j < last * BITS // 8,
                 )
             else:
-                tl.store(out + i, made, mask=inside)
+                tl.store(out + i, values, mask=inside)
 
     @triton.jit
     def _pack(codes, out, n, total, BITS: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
         """Byte j: the codes that reach into bits 8 j to 8 j + 7."""
         j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         byte = tl.zeros([BLOCK], tl.int64)
-        for turn in tl.static_range(TURNS):
-            i = 8 * j // BITS + turn
+        for round_ in tl.static_range(TURNS):
+            i = 8 * j // BITS + round_
             code = tl.load(codes + i, mask=i < n, other=0).to(tl.int64)
             ahead = i * BITS - 8 * j
             byte |= tl.where(
@@ -881,11 +885,11 @@ if triton is not None:
         i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         first = i * BITS // 8
         word = tl.zeros([BLOCK], tl.int64)
-        for turn in tl.static_range(TURNS):
+        for round_ in tl.static_range(TURNS):
             byte = tl.load(
-                packed + first + turn, mask=(i < count) & (first + turn < total), other=0
+                packed + first + round_, mask=(i < count) & (first + round_ < total), other=0
             )
-            word |= byte.to(tl.int64) << (8 * turn)
+            word |= byte.to(tl.int64) << (8 * round_)
         tl.store(out + i, (word >> (i * BITS % 8)) & ((1 << BITS) - 1), mask=i < count)
 
     @triton.jit
@@ -893,14 +897,14 @@ if triton is not None:
         e, d, top, n, bins, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
     ):
         """e += d, and the largest |e| of every bin; NaN counts as larger than any."""
-        one = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row_ = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         column = tl.arange(0, WIDE)[None, :]
-        i = one[:, None] * SIZE + column
+        i = row_[:, None] * SIZE + column
         inside = (column < SIZE) & (i < n)
-        own = tl.load(e + i, mask=inside, other=0) + tl.load(d + i, mask=inside, other=0)
-        tl.store(e + i, own, mask=inside)
-        bits = tl.where(inside, own.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
-        tl.store(top + one, tl.max(bits, 1).to(tl.float32, bitcast=True), mask=one < bins)
+        sums = tl.load(e + i, mask=inside, other=0) + tl.load(d + i, mask=inside, other=0)
+        tl.store(e + i, sums, mask=inside)
+        bits = tl.where(inside, sums.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+        tl.store(top + row_, tl.max(bits, 1).to(tl.float32, bitcast=True), mask=row_ < bins)
 
     @triton.jit
     def _adacomp_send(
@@ -917,19 +921,19 @@ if triton is not None:
         ROWS: tl.constexpr,
         WIDE: tl.constexpr,
     ):
-        one = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row_ = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         column = tl.arange(0, WIDE)[None, :]
-        i = one[:, None] * SIZE + column
+        i = row_[:, None] * SIZE + column
         inside = (column < SIZE) & (i < n)
-        own = tl.load(e + i, mask=inside, other=0)
-        most = tl.load(top + one, mask=one < bins, other=0)[:, None]
+        sums = tl.load(e + i, mask=inside, other=0)
+        most = tl.load(top + row_, mask=row_ < bins, other=0)[:, None]
         finite = (most.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
-        h = tl.abs(own + tl.load(d + i, mask=inside, other=0) * ahead)
-        keep = inside & finite & (most > 0) & (own != 0) & (h >= most)
+        h = tl.abs(sums + tl.load(d + i, mask=inside, other=0) * ahead)
+        keep = inside & finite & (most > 0) & (sums != 0) & (h >= most)
         size = tl.load(scale)
         none = size - size  # 0, or NaN where a bin is not finite
-        go = tl.where(keep, tl.where(own > 0, size, -size), tl.where(finite, none, float("nan")))
+        go = tl.where(keep, tl.where(sums > 0, size, -size), tl.where(finite, none, float("nan")))
         tl.store(out + i, go, mask=inside)
-        tl.store(e + i, tl.where(finite, own - go, own), mask=inside)
+        tl.store(e + i, tl.where(finite, sums - go, sums), mask=inside)
         count = tl.sum(keep.to(tl.int32), 1)
-        tl.store(sent + one, count, mask=one < bins)
+        tl.store(sent + row_, count, mask=row_ < bins)

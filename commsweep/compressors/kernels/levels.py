@@ -44,8 +44,8 @@ def drawn_levels(x: Tensor, gain: Tensor, drawn: Tensor, most: int) -> Tensor:
     """
     out = np.empty(x.shape, np.int32)
     args = _flat(x), gain.contiguous().numpy(), _flat(drawn), np.float32(most), x.shape[1]
-    made = out.reshape(-1)
-    _over_pieces(lambda a, b: _levels(*args, made, a, b), out.size)
+    flat_out = out.reshape(-1)
+    _over_pieces(lambda a, b: _levels(*args, flat_out, a, b), out.size)
     return torch.from_numpy(out)
 
 
@@ -93,59 +93,59 @@ def _over_pieces(task, n: int) -> None:  # type: ignore[no-untyped-def]
 
 @_compiled
 def _two_values(flags, low, high, n, out, first, last):
-    here = first
-    while here < last:  # the part of each row that lies in this piece
-        r = here // n
+    start = first
+    while start < last:  # the part of each row that lies in this piece
+        r = start // n
         end = min(last, (r + 1) * n)
         below, above = low[r], high[r]
-        source, made = flags[here:end], out[here:end]
+        source, target = flags[start:end], out[start:end]
         for i in range(source.size):
-            made[i] = above if source[i] else below
-        here = end
+            target[i] = above if source[i] else below
+        start = end
 
 
 @_compiled
 def _tern(x, drawn, s, n, out, first, last):
-    here = first
-    while here < last:
-        r = here // n
+    start = first
+    while start < last:
+        r = start // n
         end = min(last, (r + 1) * n)
         size = s[r]
-        source, draws, made = x[here:end], drawn[here:end], out[here:end]
+        source, draws, target = x[start:end], drawn[start:end], out[start:end]
         for i in range(source.size):
             sent = draws[i] * size < abs(source[i])
-            made[i] = np.uint8(sent) << np.uint8(not source[i] > 0)
-        here = end
+            target[i] = np.uint8(sent) << np.uint8(not source[i] > 0)
+        start = end
 
 
 @_compiled
 def _untern(codes, s, n, out, first, last):
-    here = first
-    while here < last:
-        r = here // n
+    start = first
+    while start < last:
+        r = start // n
         end = min(last, (r + 1) * n)
         size = s[r]
         nothing = size - size
-        source, made = codes[here:end], out[here:end]
+        source, target = codes[start:end], out[start:end]
         for i in range(source.size):
             code = source[i]
-            made[i] = size if code == 1 else (-size if code == 2 else nothing)
-        here = end
+            target[i] = size if code == 1 else (-size if code == 2 else nothing)
+        start = end
 
 
 @_compiled
 def _levels(x, gain, drawn, most, n, out, first, last):
-    here = first
-    while here < last:
-        g = here // n
+    start = first
+    while start < last:
+        g = start // n
         end = min(last, (g + 1) * n)
         factor = gain[g]
-        source, draws, made = x[here:end], drawn[here:end], out[here:end]
+        source, draws, target = x[start:end], drawn[start:end], out[start:end]
         for i in range(source.size):
             size = min(np.floor(abs(source[i]) * factor + draws[i]), most)
             size = size if size == size else np.float32(0)
-            made[i] = np.int32(-size if source[i] < 0 else size)
-        here = end
+            target[i] = np.int32(-size if source[i] < 0 else size)
+        start = end
 
 
 @_compiled
@@ -167,6 +167,6 @@ def _unlevel(levels, step, group, out, row_from, row_to):
         for g in range(step.shape[1]):
             size = step[r, g]
             source = levels[r, g * group : (g + 1) * group]
-            made = out[r, g * group : (g + 1) * group]
+            target = out[r, g * group : (g + 1) * group]
             for i in range(source.size):
-                made[i] = np.float32(source[i]) * size + np.float32(0)
+                target[i] = np.float32(source[i]) * size + np.float32(0)

@@ -110,7 +110,7 @@ def select(x: Tensor, k: int, as_mask: bool) -> tuple[Tensor, Tensor]:
     return values, torch.from_numpy(mask if as_mask else columns)
 
 
-def place(values: Tensor, columns: Tensor, row: int) -> Tensor | None:
+def scattered_into(values: Tensor, columns: Tensor, row: int) -> Tensor | None:
     """Zeros [rows, row] with values [rows, k] at columns [rows, k]; None unless each row's columns
     ascend within it.
     """
@@ -125,14 +125,14 @@ def place(values: Tensor, columns: Tensor, row: int) -> Tensor | None:
     return out if good.all() else None
 
 
-def spread(values: Tensor, mask: Tensor, each: int = -1) -> Tensor | None:
+def spread(values: Tensor, mask: Tensor, row_k: int = -1) -> Tensor | None:
     """Zeros of mask's shape [rows, row] with values [m] at its true entries in order.
 
-    None unless m entries are true, and `each` of every row where that is given.
+    None unless m entries are true, and `row_k` of every row where that is given.
     """
-    source, places = values.contiguous().numpy(), mask.contiguous().view(torch.uint8).numpy()
-    out = np.empty(places.shape, np.float32)
-    return torch.from_numpy(out) if _spread(source, places, each, out) else None
+    source, flags = values.contiguous().numpy(), mask.contiguous().view(torch.uint8).numpy()
+    out = np.empty(flags.shape, np.float32)
+    return torch.from_numpy(out) if _spread(source, flags, row_k, out) else None
 
 
 def checksum(words: Tensor) -> Tensor:
@@ -167,28 +167,28 @@ def _checksum(words):
 @_compiled
 def _pack(codes, bits, out, block_from, block_to):
     start, stop = block_from * _BLOCK, min(codes.size, block_to * _BLOCK)
-    place, held, fill = start * bits // 8, np.uint64(0), np.uint64(0)
+    position, held, fill = start * bits // 8, np.uint64(0), np.uint64(0)
     for i in range(start, stop):
         held |= np.uint64(codes[i]) << fill
         fill += np.uint64(bits)
         while fill >= np.uint64(8):
-            out[place] = np.uint8(held & np.uint64(255))
-            place += 1
+            out[position] = np.uint8(held & np.uint64(255))
+            position += 1
             held >>= np.uint64(8)
             fill -= np.uint64(8)
     if fill > np.uint64(0):
-        out[place] = np.uint8(held & np.uint64(255))
+        out[position] = np.uint8(held & np.uint64(255))
 
 
 @_compiled
 def _unpack(packed, bits, out, block_from, block_to):
     start, stop = block_from * _BLOCK, min(out.size, block_to * _BLOCK)
-    place, held, fill = start * bits // 8, np.uint64(0), np.uint64(0)
+    position, held, fill = start * bits // 8, np.uint64(0), np.uint64(0)
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for i in range(start, stop):
         while fill < np.uint64(bits):
-            held |= np.uint64(packed[place]) << fill
-            place += 1
+            held |= np.uint64(packed[position]) << fill
+            position += 1
             fill += np.uint64(8)
         out[i] = np.int64(held & mask)
         held >>= np.uint64(bits)
@@ -199,17 +199,17 @@ def _unpack(packed, bits, out, block_from, block_to):
 def _pack_blocks(codes, bits, out, block_from, block_to):
     for block in range(block_from, block_to):
         start, stop = block * _BLOCK, min(codes.size, (block + 1) * _BLOCK)
-        place = start * bits // 8
-        made = out[place : place + -(-(stop - start) * bits // 8)]
-        _pack_block(codes[start:stop], bits, made)
+        position = start * bits // 8
+        target = out[position : position + -(-(stop - start) * bits // 8)]
+        _pack_block(codes[start:stop], bits, target)
 
 
 @_compiled
 def _unpack_blocks(packed, bits, out, block_from, block_to):
     for block in range(block_from, block_to):
         start, stop = block * _BLOCK, min(out.size, (block + 1) * _BLOCK)
-        place = start * bits // 8
-        source = packed[place : place + -(-(stop - start) * bits // 8)]
+        position = start * bits // 8
+        source = packed[position : position + -(-(stop - start) * bits // 8)]
         _unpack_block(source, bits, out[start:stop])
 
 
@@ -223,17 +223,17 @@ def _quantize(x, shift, gain, bits, signed, out, block_from, block_to):
     for block in range(block_from, block_to):
         start = block * _BLOCK
         stop = min(flat.size, start + _BLOCK)
-        here = start
-        while here < stop:  # the parts of the block that lie in one group each
-            g = here // n
+        start_ = start
+        while start_ < stop:  # the parts of the block that lie in one group each
+            g = start_ // n
             end = min(stop, (g + 1) * n)
             low, scale = shift[g], gain[g]
-            source, made = flat[here:end], codes[here - start : end - start]
+            source, target = flat[start_:end], codes[start_ - start : end - start]
             if signed:
                 low = low if low != 0 else np.float32(1)
                 # clipped as whole numbers, which vectorises and leaves no NaN
                 for i in range(source.size):
-                    made[i] = (
+                    target[i] = (
                         min(
                             max(np.int32(np.rint(source[i] / low * scale)), -half),
                             half - np.int32(1),
@@ -242,13 +242,13 @@ def _quantize(x, shift, gain, bits, signed, out, block_from, block_to):
                     )
             else:
                 for i in range(source.size):
-                    made[i] = min(
+                    target[i] = min(
                         max(np.int32(np.rint((source[i] - low) * scale)), np.int32(0)), top
                     )
-            here = end
-        place = start * bits // 8
+            start_ = end
+        position = start * bits // 8
         _pack_block(
-            codes[: stop - start], bits, out[place : place + -(-(stop - start) * bits // 8)]
+            codes[: stop - start], bits, out[position : position + -(-(stop - start) * bits // 8)]
         )
 
 
@@ -288,9 +288,9 @@ def _pack_block(codes, bits, out):
                 | np.uint64(c[6]) << np.uint64(6) * b
                 | np.uint64(c[7]) << np.uint64(7) * b
             )
-            made = out[start // 8 * bits : start // 8 * bits + bits]
-            for i in range(made.size):
-                made[i] = np.uint8(held & np.uint64(255))
+            target = out[start // 8 * bits : start // 8 * bits + bits]
+            for i in range(target.size):
+                target[i] = np.uint8(held & np.uint64(255))
                 held >>= np.uint64(8)
         held = np.uint64(0)
         for i in range(last, n):
@@ -320,18 +320,18 @@ def _unpack_block(packed, bits, codes):
     else:
         b, mask, last = np.uint64(bits), np.uint64((1 << bits) - 1), n - n % 8
         for start in range(0, last, 8):
-            own, held = packed[start // 8 * bits : start // 8 * bits + bits], np.uint64(0)
-            for i in range(own.size):
-                held |= np.uint64(own[i]) << np.uint64(8 * i)
-            made = codes[start : start + 8]
-            made[0] = np.int32(held & mask)
-            made[1] = np.int32(held >> b & mask)
-            made[2] = np.int32(held >> np.uint64(2) * b & mask)
-            made[3] = np.int32(held >> np.uint64(3) * b & mask)
-            made[4] = np.int32(held >> np.uint64(4) * b & mask)
-            made[5] = np.int32(held >> np.uint64(5) * b & mask)
-            made[6] = np.int32(held >> np.uint64(6) * b & mask)
-            made[7] = np.int32(held >> np.uint64(7) * b & mask)
+            source_, held = packed[start // 8 * bits : start // 8 * bits + bits], np.uint64(0)
+            for i in range(source_.size):
+                held |= np.uint64(source_[i]) << np.uint64(8 * i)
+            target = codes[start : start + 8]
+            target[0] = np.int32(held & mask)
+            target[1] = np.int32(held >> b & mask)
+            target[2] = np.int32(held >> np.uint64(2) * b & mask)
+            target[3] = np.int32(held >> np.uint64(3) * b & mask)
+            target[4] = np.int32(held >> np.uint64(4) * b & mask)
+            target[5] = np.int32(held >> np.uint64(5) * b & mask)
+            target[6] = np.int32(held >> np.uint64(6) * b & mask)
+            target[7] = np.int32(held >> np.uint64(7) * b & mask)
         held = np.uint64(0)
         for i in range(last // 8 * bits, packed.size):
             held |= np.uint64(packed[i]) << np.uint64(8 * (i - last // 8 * bits))
@@ -349,23 +349,25 @@ def _dequantize(packed, shift, step, bits, signed, out, block_from, block_to):
     for block in range(block_from, block_to):
         start = block * _BLOCK
         stop = min(flat.size, start + _BLOCK)
-        place = start * bits // 8
+        position = start * bits // 8
         _unpack_block(
-            packed[place : place + -(-(stop - start) * bits // 8)], bits, codes[: stop - start]
+            packed[position : position + -(-(stop - start) * bits // 8)],
+            bits,
+            codes[: stop - start],
         )
-        here = start
-        while here < stop:
-            g = here // n
+        start_ = start
+        while start_ < stop:
+            g = start_ // n
             end = min(stop, (g + 1) * n)
             low, scale = shift[g], step[g]
-            values, made = flat[here:end], codes[here - start : end - start]
+            values, target = flat[start_:end], codes[start_ - start : end - start]
             if signed:
                 for i in range(values.size):
-                    values[i] = (np.float32(made[i]) - half) / half * scale
+                    values[i] = (np.float32(target[i]) - half) / half * scale
             else:
                 for i in range(values.size):
-                    values[i] = np.float32(made[i]) * scale + low
-            here = end
+                    values[i] = np.float32(target[i]) * scale + low
+            start_ = end
 
 
 @_compiled
@@ -374,7 +376,7 @@ def _select(x, k, as_mask, values, columns, mask, row_from, row_to):
     magnitude = np.int32(0x7FFFFFFF)
     counts = np.zeros((4, 2048), np.int32)
     pool = np.empty(n + 1, np.int32)
-    kept, where = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
+    chosen, where = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32)
     threshold = np.int32(0)
     for r in range(row_from, row_to):
         row = x[r]
@@ -383,23 +385,23 @@ def _select(x, k, as_mask, values, columns, mask, row_from, row_to):
         if need == ties:
             # Every tie stays. No branch: each entry is written, and counted if it is kept.
             for i in range(n):
-                kept[m] = row[i]
+                chosen[m] = row[i]
                 where[m] = i
                 m += np.int32(row[i] & magnitude >= threshold)
         else:
             for i in range(n):
                 value = row[i] & magnitude
                 tied = value == threshold
-                kept[m] = row[i]
+                chosen[m] = row[i]
                 where[m] = i
                 m += np.int32(value > threshold or (tied and need > 0))
                 need -= np.int32(tied)
-        values[r, :] = kept[:k]
+        values[r, :] = chosen[:k]
         if as_mask:
-            places = mask[r]
-            places[:] = False
+            flags = mask[r]
+            flags[:] = False
             for i in range(k):
-                places[where[i]] = True
+                flags[where[i]] = True
         else:
             columns[r, :] = where[:k]
 
@@ -419,16 +421,16 @@ def _place(values, columns, out, good, row_from, row_to):
 
 
 @_compiled
-def _spread(values, mask, each, out):
+def _spread(values, mask, row_k, out):
     p, padded = 0, np.append(values, np.float32(0))  # one more, which is read behind the last value
     for r in range(mask.shape[0]):
-        row, made = mask[r], out[r]
+        row, target = mask[r], out[r]
         m = np.uint32(0)
         for i in range(row.size):
             m += row[i]
-        if p + m > values.size or (each >= 0 and m != each):
+        if p + m > values.size or (row_k >= 0 and m != row_k):
             return False
         for i in range(row.size):  # without a branch, which a random mask would mispredict
-            made[i] = padded[p] if row[i] else np.float32(0)
+            target[i] = padded[p] if row[i] else np.float32(0)
             p += row[i]
     return p == values.size

@@ -18,8 +18,8 @@ def above(x: Tensor, edge: Tensor, want_mask: bool) -> tuple[Tensor, Tensor | No
     """
     sent = np.empty(x.shape, np.int32)
     mask = np.empty(x.shape if want_mask else (1,), np.bool_)
-    whole = (edge + 0.0).view(torch.int32).masked_fill(edge.isnan(), -1)
-    args = _flat(x.view(torch.int32)), whole.flatten().numpy(), x.shape[1], want_mask
+    edge_bits = (edge + 0.0).view(torch.int32).masked_fill(edge.isnan(), -1)
+    args = _flat(x.view(torch.int32)), edge_bits.flatten().numpy(), x.shape[1], want_mask
     _over_pieces(lambda a, b: _above(*args, sent.reshape(-1), mask.reshape(-1), a, b), sent.size)
     return torch.from_numpy(sent).view(torch.float32), torch.from_numpy(mask) if want_mask else None
 
@@ -35,25 +35,25 @@ def count_above(size: Tensor, edge: Tensor) -> Tensor:
 
 @_compiled
 def _above(bits, edges, n, want_mask, sent, mask, first, last):
-    here = first
-    while here < last:  # the part of each row that lies in this piece
-        r = here // n
+    start = first
+    while start < last:  # the part of each row that lies in this piece
+        r = start // n
         end = min(last, (r + 1) * n)
-        places = mask[here:end] if want_mask else mask
-        _keep(bits[here:end], edges[r], 0, 1, True, want_mask, sent[here:end], places)
-        here = end
+        flags = mask[start:end] if want_mask else mask
+        _keep(bits[start:end], edges[r], 0, 1, True, want_mask, sent[start:end], flags)
+        start = end
 
 
 @_compiled
 def _count(size, edges, counts, row_from, row_to):
     for r in range(row_from, row_to):
-        edge, found = edges[r, 0], np.int64(0)
+        edge, count = edges[r, 0], np.int64(0)
         source = size[r]
         for begin in range(
             0, source.size, 1 << 20
         ):  # counts of a block fit 32 bits: they vectorise
-            block, some = source[begin : begin + (1 << 20)], np.int32(0)
+            block, count_block = source[begin : begin + (1 << 20)], np.int32(0)
             for i in range(block.size):
-                some += np.int32(block[i] > edge)
-            found += some
-        counts[r, 0] = found
+                count_block += np.int32(block[i] > edge)
+            count += count_block
+        counts[r, 0] = count

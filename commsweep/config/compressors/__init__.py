@@ -26,19 +26,19 @@ else:
 
 def values_fit(name: str, compressor: Spec) -> None:
     """Refuse a code of kept values, or of a rotated message, that means nothing for them."""
-    for part, what in (("values", "kept values have"), ("code", "a rotated message has")):
-        code = getattr(compressor, part, None)
+    for field, label in (("values", "kept values have"), ("code", "a rotated message has")):
+        code = getattr(compressor, field, None)
         if code is None:
             continue
-        group_fits(f"{name}.compressor.{part}", code)
-        if part == "values" and getattr(code, "coding", None):
+        group_fits(f"{name}.compressor.{field}", code)
+        if field == "values" and getattr(code, "coding", None):
             raise ValueError(
                 f"{name}.compressor.values.coding={code.coding}: the bytes of kept values must "
                 "follow from their number; leave it out"
             )
         if getattr(code, "scale", "") in ("channel", "last"):
             raise ValueError(
-                f"{name}.compressor.{part}.scale={code.scale}: {what} no channels; "
+                f"{name}.compressor.{field}.scale={code.scale}: {label} no channels; "
                 "use tensor, sample or group"
             )
 
