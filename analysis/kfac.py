@@ -448,7 +448,7 @@ def plan_report(store: Path, plan: str, measurements: list[Any], folder: Path) -
     def beside(frame: pd.DataFrame, curves: pd.DataFrame) -> report.More:
         return kfac_steps.beside(steps, [target_table(frame, curves)], [k4(frame, curves)])
 
-    return PlanReport(report.write(store, plan, folder, beside=beside), steps)
+    return PlanReport(report.write(store, plan, folder, additional=beside), steps)
 
 
 PROVIDES = {"report of kfac": plan_report}

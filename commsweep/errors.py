@@ -55,8 +55,8 @@ def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:
     """'; did you mean 'x'?' when valid names are close, `most` of them at most; else the empty
     string.
     """
-    found = difflib.get_close_matches(name, list(valid), n=most, cutoff=0.5)
-    if not found:
+    matches = difflib.get_close_matches(name, list(valid), n=most, cutoff=0.5)
+    if not matches:
         return ""
-    quoted = [f"'{one}'" for one in found]
+    quoted = [f"'{match}'" for match in matches]
     return f"; did you mean {', '.join(quoted[:-1])}{' or ' * (len(quoted) > 1)}{quoted[-1]}?"

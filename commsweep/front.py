@@ -28,7 +28,9 @@ def compress(x: Tensor, codec: str | dict[str, Any], seed: int = 0) -> Tensor:
     return measure.codec(codec).roundtrip(x, seed)
 
 
-def run(what: str | Run, store: str | Path = "store", device: str = "auto", **settings: Any) -> Row:
+def run(
+    preset_or_run: str | Run, store: str | Path = "store", device: str = "auto", **settings: Any
+) -> Row:
     """Train a preset or a Run, or return its recorded row: settings, metrics, bytes, seconds.
 
     settings: dotted names with __ for the dots: run("digits", fwd__compressor__kind="topk").
@@ -36,7 +38,7 @@ def run(what: str | Run, store: str | Path = "store", device: str = "auto", **se
     """
     from commsweep.training.run import execute
 
-    chosen = preset(what) if isinstance(what, str) else what
+    chosen = preset(preset_or_run) if isinstance(preset_or_run, str) else preset_or_run
     changes = {key.replace("__", "."): value for key, value in settings.items()}
     return execute(override(chosen, changes), Store(store), Execution(device=device))
 
@@ -52,10 +54,10 @@ def sweep(
     from commsweep.config import record, run_id
     from commsweep.reporting.results import of_cells
 
-    chosen = [preset(one) if isinstance(one, str) else one for one in runs]
-    for one in chosen:
-        run(one, store, device)
-    return of_cells(store, {run_id(one): record(one) for one in chosen})
+    chosen = [preset(run) if isinstance(run, str) else run for run in runs]
+    for run_ in chosen:
+        run(run_, store, device)
+    return of_cells(store, {run_id(run_): record(run_) for run_ in chosen})
 
 
 def load_rows(path: str | Path) -> pd.DataFrame:

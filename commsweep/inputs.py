@@ -33,27 +33,27 @@ def digests(run: Run, data: ImageData | Blocks, model: nn.Module) -> Inputs:
     """Digests of what was loaded for a run: "data", and "weights" of a pretrained model before it
     is trained.
     """
-    found = {"data": data.source_digest}
+    digests_ = {"data": data.source_digest}
     if _pretrained(run):
         sha = hashlib.sha256()
-        for name, one in model.state_dict().items():
-            sha.update(f"{name} {one.dtype} {tuple(one.shape)}".encode())
-            sha.update(one.detach().cpu().contiguous().view(-1).numpy().tobytes())
-        found["weights"] = sha.hexdigest()[:12]
-    return found
+        for name, tensor in model.state_dict().items():
+            sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            sha.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
+        digests_["weights"] = sha.hexdigest()[:12]
+    return digests_
 
 
-def keep(folder: RunFolder, run: Run, execution: Execution, found: Inputs) -> None:
+def keep(folder: RunFolder, run: Run, execution: Execution, inputs_: Inputs) -> None:
     """Note what a run that begins, or goes on, was given. Raises UserError when it had begun with
     something else.
     """
     path = folder.path / FILE
     if path.exists():
-        _compare(run, read_json(path).get("digests", {}), found, execution, "was begun")
+        _compare(run, read_json(path).get("digests", {}), inputs_, execution, "was begun")
     write_json(
         path,
         {
-            "digests": found,
+            "digests": inputs_,
             "stamp": stamp(run, execution),
             "data_root": _shown(execution.data_root),
             "model_root": _shown(execution.model_root),
@@ -72,8 +72,8 @@ def check(folder: RunFolder, run: Run, row: Row, execution: Execution) -> None:
         noted = read_json(folder.path / FILE).get("stamp")
     except (OSError, UserError):
         noted = None
-    now = stamp(run, execution)
-    if now and now == noted:
+    current = stamp(run, execution)
+    if current and current == noted:
         return
     _compare(run, recorded, _loaded(run, execution), execution, "was recorded")
 
@@ -84,7 +84,7 @@ def check_all(
     """As `check`, of the runs of a sweep with an outcome in `rows`; runs that name the same data
     are looked at once.
     """
-    seen: dict[str, tuple[str, Inputs]] = {}
+    first_seen: dict[str, tuple[str, Inputs]] = {}
     for run in runs:
         name = run_id(run)
         if name not in rows:
@@ -94,18 +94,20 @@ def check_all(
         if not recorded:
             continue
         source = _source(run)
-        if source not in seen:
+        if source not in first_seen:
             check(folder, run, row, execution)
-            seen[source] = name, recorded
-        elif seen[source][1] != recorded:
-            raise UserError(mixed(name, recorded, *seen[source]))
+            first_seen[source] = name, recorded
+        elif first_seen[source][1] != recorded:
+            raise UserError(mixed(name, recorded, *first_seen[source]))
 
 
-def mixed(one: str, its: Inputs, other: str, others: Inputs) -> str:
+def mixed(name_first: str, its: Inputs, name_second: str, inputs_second: Inputs) -> str:
     """What to say of two runs of one setting, or sweep, that were given different data."""
     return (
-        f"runs {other} and {one} were trained on different data (digests {_told(others)} and "
-        f"{_told(its)}); numbers of both cannot be compared: keep one kind in this --store, and "
+        f"runs {name_second} and {name_first} were trained on different data (digests "
+        f"{_digests_text(inputs_second)} and "
+        f"{_digests_text(its)}); numbers of both cannot be compared: keep one kind in this "
+        "--store, and "
         "execute the other in its own"
     )
 
@@ -144,16 +146,18 @@ def _loaded(run: Run, execution: Execution) -> Inputs:
     return digests(run, data, model)
 
 
-def _compare(run: Run, recorded: Inputs, now: Inputs, execution: Execution, what: str) -> None:
+def _compare(
+    run: Run, recorded: Inputs, inputs_now: Inputs, execution: Execution, label: str
+) -> None:
     for name, option, root in (
         ("data", "--data-root", execution.data_root),
         ("weights", "--model-root", execution.model_root),
     ):
-        if name in recorded and recorded[name] != now.get(name):
+        if name in recorded and recorded[name] != inputs_now.get(name):
             where = f"{option} '{root}'" if root is not None else "what is found here"
             raise UserError(
-                f"run {run_id(run)} {what} with other {name} (digest {recorded[name]}) than "
-                f"{where} holds ({now.get(name)}); name the {name} it was given, or another "
+                f"run {run_id(run)} {label} with other {name} (digest {recorded[name]}) than "
+                f"{where} holds ({inputs_now.get(name)}); name the {name} it was given, or another "
                 "--store"
             )
 
@@ -186,8 +190,8 @@ def _source(run: Run) -> str:
     )
 
 
-def _told(found: Inputs) -> str:
-    return ", ".join(f"{name} {digest}" for name, digest in found.items())
+def _digests_text(inputs_: Inputs) -> str:
+    return ", ".join(f"{name} {digest}" for name, digest in inputs_.items())
 
 
 def _shown(root: Path | None) -> str | None:

@@ -64,14 +64,16 @@ def preset(name: str, **settings: Any) -> Run:
 
     Raises UserError naming the nearest preset or setting.
     """
-    known = presets()
-    if name not in known:
+    presets_ = presets()
+    if name not in presets_:
         raise UserError(
-            f"unknown preset '{name}'{nearest(name, known, 3)} (all of them: commsweep presets)"
+            f"unknown preset '{name}'{nearest(name, presets_, 3)} (all of them: commsweep presets)"
         )
     if not settings:
-        return known[name]
-    return override(known[name], {key.replace("__", "."): value for key, value in settings.items()})
+        return presets_[name]
+    return override(
+        presets_[name], {key.replace("__", "."): value for key, value in settings.items()}
+    )
 
 
 def sweeps() -> dict[str, Callable[[], list[Run]]]:
@@ -84,19 +86,19 @@ def grouped(room: str, table: str, only: str = "") -> dict[str, dict[str, Any]]:
 
     only: a word that a name, or the group's sentence, must have.
     """
-    found: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for _, module in _modules(room):
         title = first_sentence(module.__doc__)
         for name, value in getattr(module, table, {}).items():
             if only.lower() in f"{name} {title}".lower():
-                found.setdefault(title, {})[name] = value
-    return found
+                groups.setdefault(title, {})[name] = value
+    return groups
 
 
 def first_sentence(text: str | None) -> str:
     """Of a docstring, on one line, without its full stop."""
-    whole = " ".join((text or "").split())
-    return re.split(r"(?<=[^.])\.\s", f"{whole} ", maxsplit=1)[0].rstrip(" .")
+    line = " ".join((text or "").split())
+    return re.split(r"(?<=[^.])\.\s", f"{line} ", maxsplit=1)[0].rstrip(" .")
 
 
 def sweep(name: str, store: Store | None = None) -> list[Run]:
@@ -109,14 +111,14 @@ def sweep(name: str, store: Store | None = None) -> list[Run]:
         raise UserError(
             f"'{name}' names no function: write {name}:FUNCTION, which returns a list of Runs"
         )
-    known = sweeps()
-    if name in known:
-        runs = known[name]()
-        return runs if is_shipped(known[name].__module__) else _checked(name, runs)
+    sweeps_ = sweeps()
+    if name in sweeps_:
+        runs = sweeps_[name]()
+        return runs if is_shipped(sweeps_[name].__module__) else _checked(name, runs)
     if store is not None and (store.root / "sweeps" / f"{name}.json").exists():
         return [parse(settings) for settings in store.cells(name).values()]
     raise UserError(
-        f"unknown sweep '{name}'{nearest(name, known, 3)} (all of them: commsweep sweep --help)"
+        f"unknown sweep '{name}'{nearest(name, sweeps_, 3)} (all of them: commsweep sweep --help)"
     )
 
 
@@ -137,10 +139,12 @@ def plan(name: str) -> list[Any]:
     """The measurements of a named plan, (Run, Wiring) or (Run, LearnerWiring). Raises UserError
     naming the nearest.
     """
-    known = plans()
-    if name not in known:
-        raise UserError(f"unknown plan '{name}'{nearest(name, known)} (one of: {', '.join(known)})")
-    return known[name]()
+    plans_ = plans()
+    if name not in plans_:
+        raise UserError(
+            f"unknown plan '{name}'{nearest(name, plans_)} (one of: {', '.join(plans_)})"
+        )
+    return plans_[name]()
 
 
 def calibration_plan() -> str:
@@ -163,7 +167,7 @@ def papers() -> list[ModuleType]:
     """The modules of `analysis` that have rows, tables, claims and figures; a project's after those
     that are shipped.
     """
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     for path, module in _modules("analysis"):
         if not hasattr(module, "CLAIMS"):
             continue
@@ -171,8 +175,8 @@ def papers() -> list[ModuleType]:
             raise UserError(
                 f"'{path}' has CLAIMS but no {missing[0]}; a paper has {', '.join(PAPER)}"
             )
-        found[module.NAME] = module
-    return list(found.values())
+        modules[module.NAME] = module
+    return list(modules.values())
 
 
 def is_shipped(module: str) -> bool:
@@ -187,28 +191,28 @@ def findings() -> list[Any]:
     ]
 
 
-def content(place: str) -> ModuleType:
+def content(name: str) -> ModuleType:
     """A shipped module by folder and name: content("sweeps.rudakov")."""
     _package(SHIPPED, _shipped())
-    return importlib.import_module(f"{SHIPPED}.{place}")
+    return importlib.import_module(f"{SHIPPED}.{name}")
 
 
 def project() -> Path | None:
     """The user's project, or None. Raises UserError when COMMSWEEP_PROJECT names none."""
-    if given := os.environ.get(PROJECT):
-        folder = Path(given).resolve()
+    if folder_given := os.environ.get(PROJECT):
+        folder = Path(folder_given).resolve()
         if not _has_content(folder):
             raise UserError(
-                f"--project or {PROJECT}: '{given}' has no {', '.join(DEFINES)} folder with "
+                f"--project or {PROJECT}: '{folder_given}' has no {', '.join(DEFINES)} folder with "
                 "content (commsweep new NAME makes one)"
             )
         return folder
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    working = Path.cwd()
+    for folder in (working, *working.parents):
         if folder == _shipped():
             return None
         if _has_content(folder):
-            if folder != here:
+            if folder != working:
                 _check_owner(folder)
             return folder
     return None
@@ -221,8 +225,8 @@ def _check_owner(project: Path) -> None:
     for folder in (project, *(project / room for room in DEFINES)):
         if not folder.exists():
             continue
-        told = folder.stat()
-        if told.st_uid not in (0, os.getuid()) or told.st_mode & stat.S_IWOTH:
+        status = folder.stat()
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & stat.S_IWOTH:
             raise UserError(
                 f"'{folder}' is a project above the working folder that others own or can write, "
                 f"so it is not executed: chmod o-w it, or name it with --project '{project}'"
@@ -245,37 +249,39 @@ def _checked(name: str, runs: Any) -> list[Run]:
     return list({run_id(run): run for run in checked}.values())
 
 
-def _named(room: str, attribute: str, what: str, valid: Callable[[Any], bool]) -> dict[str, Any]:
+def _named(room: str, attribute: str, kind: str, valid: Callable[[Any], bool]) -> dict[str, Any]:
     """All entries of the dictionaries of this name; a project's hide those that are shipped."""
-    found: dict[str, Any] = {}
+    entries_: dict[str, Any] = {}
     origin: dict[str, Path] = {}
     hidden: dict[tuple[Path, Path], list[str]] = {}
     for path, module in _modules(room):
         entries = getattr(module, attribute, {})
         if not isinstance(entries, dict):
-            raise UserError(f"'{path}': {attribute} must be a dictionary, name -> {what}")
+            raise UserError(f"'{path}': {attribute} must be a dictionary, name -> {kind}")
         for name, value in entries.items():
             if not valid(value):
-                raise UserError(f"'{path}': {attribute}['{name}'] is not {what}")
+                raise UserError(f"'{path}': {attribute}['{name}'] is not {kind}")
             if name in origin:
                 hidden.setdefault((path, origin[name]), []).append(name)
-            found[name] = value
+            entries_[name] = value
             origin[name] = path
-    for (path, other), names in hidden.items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        notice(f"'{path}' is taken for {', '.join(names[:3])}{more}; '{other}' has them, too")
-    return found
+    for (path, hidden_path), names in hidden.items():
+        ending = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        notice(
+            f"'{path}' is taken for {', '.join(names[:3])}{ending}; '{hidden_path}' has them, too"
+        )
+    return entries_
 
 
 def _modules(room: str) -> list[tuple[Path, ModuleType]]:
     """The content of one folder, (file, module): what is shipped, then the project's."""
-    found = list(_loaded(_shipped(), room))
+    modules = list(_loaded(_shipped(), room))
     folder = project()
     if folder is None:
-        return found
+        return modules
     # Files that its Runs name are found, and processes that are started know it.
     os.environ.setdefault(PROJECT, str(folder))
-    return [*found, *_loaded(folder, room)]
+    return [*modules, *_loaded(folder, room)]
 
 
 @cache
@@ -286,7 +292,7 @@ def _loaded(root: Path, room: str) -> tuple[tuple[Path, ModuleType], ...]:
         else f"commsweep_project_{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
     )
     _package(name, root)
-    found = []
+    modules = []
     for path in _files(root, room):
         try:
             with own.guarded(str(path)):
@@ -297,8 +303,8 @@ def _loaded(root: Path, room: str) -> tuple[tuple[Path, ModuleType], ...]:
             if root == _shipped():
                 raise
             raise UserError(f"'{path}' could not be imported ({told(error)})") from None
-        found.append((path, module))
-    return tuple(found)
+        modules.append((path, module))
+    return tuple(modules)
 
 
 def _package(name: str, root: Path) -> None:

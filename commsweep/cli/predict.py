@@ -341,7 +341,8 @@ def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
             line = int(bad.argmax())
             raise UserError(
                 f"--rows '{args.rows}', line {line + 2}: {gpus}={shard_counts[line]:g} is no "
-                f"multiple of tensor {columns['tensor'][line]:g} x pipeline {columns['pipeline'][line]:g}"
+                f"multiple of tensor {columns['tensor'][line]:g} x "
+                f"pipeline {columns['pipeline'][line]:g}"
             )
         columns["data"] = shard_counts / shards
     predicted = gpt.predict(gpt.Shape(**columns), gpt.read_cluster(args.cluster))

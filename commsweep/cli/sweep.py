@@ -289,7 +289,7 @@ def _deciding(
 
     by_id = {run_id(run): run for run in runs}
     before = looks.read(store.root, name)
-    claims_ = all_claims(_outcomes(store, by_id), papers, looks=before)
+    claims_ = all_claims(_outcomes(store, by_id), papers, interim=before)
     claims = {claim.name: claim for claim in claims_}
     if claim is not None:
         _check(claim, claims, f"sweep '{name}' has results")
@@ -335,7 +335,7 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     claims = {claim.name: claim for claim in planned(frame)}
     _check(claim, claims, f"sweep '{name}' has runs")
     decided = set()
-    for judged in all_claims(frame, looks=looks.read(store.root, name)):
+    for judged in all_claims(frame, interim=looks.read(store.root, name)):
         for effect in judged.effects:
             if judged.name == claim and effect.verdict in (SUPPORTED, CONTRADICTED):
                 decided.add(effect.what)

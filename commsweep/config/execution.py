@@ -57,12 +57,14 @@ class Execution:
         }
 
     @classmethod
-    def read(cls, told: dict[str, Any]) -> Execution:
+    def read(cls, settings: dict[str, Any]) -> Execution:
         """Inverse of `record`."""
         roots = {
-            key: Path(told[key]) for key in ("data_root", "model_root") if told[key] is not None
+            key: Path(settings[key])
+            for key in ("data_root", "model_root")
+            if settings[key] is not None
         }
-        return cls(**(told | roots))  # pyright: ignore[reportArgumentType]
+        return cls(**(settings | roots))  # pyright: ignore[reportArgumentType]
 
     def torch_device(self) -> torch.device:
         """The device meant. Raises UserError when there is none such."""
@@ -76,8 +78,8 @@ class Execution:
             raise UserError(
                 f"--device {self.device}: no CUDA device is available here; use --device cpu"
             )
-        if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
-            raise UserError(f"--device {self.device}: this machine has {there}, from cuda:0 on")
+        if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+            raise UserError(f"--device {self.device}: this machine has {gpus}, from cuda:0 on")
         return device
 
     def thread_count(self, work: float) -> int:

@@ -168,9 +168,10 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
             "topk or another compressor of single messages"
         )
     if grad.exclude is not None and (kind == "dion" or grad.sharded is not None):
-        what = "grad.sharded" if grad.sharded is not None else "grad.compressor.kind=dion"
+        setting = "grad.sharded" if grad.sharded is not None else "grad.compressor.kind=dion"
         raise ValueError(
-            f"grad.exclude={list(grad.exclude)} does not go with {what}, which has every matrix; "
+            f"grad.exclude={list(grad.exclude)} does not go with {setting}, which has every "
+            "matrix; "
             "leave it out"
         )
     _dion_fits(grad)
@@ -190,14 +191,14 @@ def _group_fits(grad: Gradients, name: str, group: LayerGroup) -> None:
             f"{where}.compressor.kind=none: name layers that travel dense in grad.exclude"
         )
     control_fits(f"{where}.compressor", group.compressor, "grad.feedback", grad.feedback.kind)
-    alone = {
+    conflicts = {
         "grad.sharded": grad.sharded is not None,
         "grad.compressor.kind=dion": grad.compressor.kind == "dion",
         f"grad.schedule.kind={grad.schedule.kind}": grad.schedule.kind != "steady",
     }
-    for what, is_set in alone.items():
+    for setting, is_set in conflicts.items():
         if is_set:
-            raise ValueError(f"{where} does not go with {what}; leave one of the two out")
+            raise ValueError(f"{where} does not go with {setting}; leave one of the two out")
     try:
         check_gradients(
             grad.model_copy(update={"compressor": group.compressor, "layers": {}}),
@@ -285,10 +286,11 @@ def _compressor_fits(grad: Gradients) -> None:
 def _shards_fit(grad: Gradients) -> None:
     """Refuse what learners with a shard each cannot do."""
     assert grad.sharded is not None
-    known, kind = by_kind(ShardCode), grad.compressor.kind
-    if kind not in known:
+    kinds_known, kind = by_kind(ShardCode), grad.compressor.kind
+    if kind not in kinds_known:
         raise ValueError(
-            f"grad.sharded needs codes whose length their shape says ({', '.join(known)}), not "
+            "grad.sharded needs codes whose length their shape says "
+            f"({', '.join(kinds_known)}), not "
             f"grad.compressor.kind={kind}"
         )
     if grad.learners % grad.sharded.nodes or grad.learners == 1:
@@ -301,7 +303,7 @@ def _shards_fit(grad: Gradients) -> None:
             f"grad.sharded.across.kind={grad.sharded.across.kind} has no effect within one "
             "node: set grad.sharded.nodes"
         )
-    given = {
+    refused = {
         "exchange": grad.exchange == "server",
         "feedback": grad.feedback.kind != "none",
         "vote": grad.vote,
@@ -311,7 +313,7 @@ def _shards_fit(grad: Gradients) -> None:
         "local_steps": grad.local_steps > 1,
         "transform": grad.transform,
     }
-    if wrong := next((name for name, is_set in given.items() if is_set), None):
+    if wrong := next((name for name, is_set in refused.items() if is_set), None):
         raise ValueError(
             f"grad.{wrong} does not go with grad.sharded, in which codes alone travel, every "
             "step; leave one out"

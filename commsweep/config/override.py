@@ -33,13 +33,13 @@ def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
 def parse_gradients(settings: dict[str, Any]) -> Gradients:
     """An exchange of gradients outside of a Run. Raises UserError as `parse` does."""
     try:
-        made = Gradients.model_validate(settings)
-        check_gradients(made, made.learners * made.local_steps)
+        spec_ = Gradients.model_validate(settings)
+        check_gradients(spec_, spec_.learners * spec_.local_steps)
     except ValidationError as error:
         raise UserError(explain(error, "grad")) from None
     except ValueError as error:
         raise UserError(str(error)) from None
-    return made
+    return spec_
 
 
 def parse_links(settings: Links | dict[str, Any], where: str = "") -> Links:
@@ -47,13 +47,13 @@ def parse_links(settings: Links | dict[str, Any], where: str = "") -> Links:
     `parse` does.
     """
     try:
-        made = Links.model_validate(settings)
-        links_fit(f"{where}." if where else "", made)
+        links_ = Links.model_validate(settings)
+        links_fit(f"{where}." if where else "", links_)
     except ValidationError as error:
         raise UserError(explain(error, where.partition(".")[0])) from None
     except ValueError as error:
         raise UserError(str(error)) from None
-    return made
+    return links_
 
 
 def explain(error: ValidationError, root: str = "") -> str:
@@ -75,9 +75,11 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     changes = {_current(key): value for key, value in changes.items()}
     for key, value in changes.items():
         if _literal(value) is None and (
-            other := next((change for change in changes if change.startswith(f"{key}.")), None)
+            conflict := next((change for change in changes if change.startswith(f"{key}.")), None)
         ):
-            raise UserError(f"'{key}' is left out and set at once, by {other}; give one of the two")
+            raise UserError(
+                f"'{key}' is left out and set at once, by {conflict}; give one of the two"
+            )
     # A boundary of its own begins from what holds everywhere, so that comes first; kinds come
     # before parameters.
     for key in sorted(
@@ -93,7 +95,7 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     return parse(tree, kind)
 
 
-def _meant(key: str, word: str) -> dict[str, Any] | None:
+def _in_full(key: str, word: str) -> dict[str, Any] | None:
     """The settings of a compressor in one word, such as "topk:0.1"; None where it is none."""
     try:
         return spelled(word)
@@ -113,49 +115,58 @@ def _evaluate_last(tree: dict[str, Any], changes: dict[str, Any]) -> None:
     """Choose how often to evaluate a run of other epochs, where it is not said and would not
     evaluate the last one.
     """
-    epochs, every = tree.get("epochs"), tree.get("eval_every")
-    whole = all(
-        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (epochs, every)
+    epochs, eval_every = tree.get("epochs"), tree.get("eval_every")
+    are_counts = all(
+        isinstance(count, int) and not isinstance(count, bool) and count > 0
+        for count in (epochs, eval_every)
     )
-    if "epochs" not in changes or "eval_every" in changes or not whole or epochs % every == 0:  # pyright: ignore[reportOptionalOperand]
+    if (
+        "epochs" not in changes
+        or "eval_every" in changes
+        or not are_counts
+        or int(epochs) % int(eval_every) == 0  # pyright: ignore[reportArgumentType]
+    ):
         return
-    tree["eval_every"] = next(n for n in range(min(every, epochs), 0, -1) if epochs % n == 0)  # pyright: ignore[reportArgumentType, reportOptionalOperand]
+    tree["eval_every"] = next(n for n in range(min(eval_every, epochs), 0, -1) if epochs % n == 0)  # pyright: ignore[reportArgumentType, reportOptionalOperand]
     notice(
-        f"eval_every={tree['eval_every']} is taken for epochs={epochs}, of which {every} is no "
+        f"eval_every={tree['eval_every']} is taken for epochs={epochs}, of which {eval_every} "
+        "is no "
         "divisor"
     )
 
 
-def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Iterable[str]) -> None:
+def _set(
+    tree: dict[str, Any], key: str, value: Any, kind: type[Run], names_given: Iterable[str]
+) -> None:
     *path, leaf = key.split(".")
     if path[:1] == ["at"] and len(path) < 3:
         raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
-    node, spec, field, parts = tree, kind, None, iter(path)
-    for part in parts:
-        parent, field = field, spec.model_fields.get(part)
+    node, spec, field, names = tree, kind, None, iter(path)
+    for piece in names:
+        parent, field = field, spec.model_fields.get(piece)
         if field is not None and get_origin(field.annotation) is dict and not members(field):
-            node[part] = {**node.get(part, {}), leaf: value}  # arguments of a user's own code
+            node[piece] = {**node.get(piece, {}), leaf: value}  # arguments of a user's own code
             return
         if field is None or not members(field):
-            hint = _elsewhere(parent, part, node) or _like(key, _known(tree, kind))
+            hint = _elsewhere(parent, piece, node) or _like(key, _settings_of(tree, kind))
             raise UserError(f"unknown setting '{key}'{hint}")
-        if part not in node:  # an absent section is opened
+        if piece not in node:  # an absent section is opened
             kinds = tags(members(field)[0], discriminator(field))
             named = field.get_default() if get_origin(field.annotation) is dict else {}
             # of records by name a default one stays if it is named
-            prefix = key.split(f".{part}.")[0] + f".{part}."
-            node[part] = (
+            prefix = key.split(f".{piece}.")[0] + f".{piece}."
+            node[piece] = (
                 {field.discriminator: kinds[0]}
                 if kinds
                 else {
-                    name: one.model_dump(mode="json", exclude_none=True)
-                    for name, one in named.items()
-                    if any(f"{other}.".startswith(f"{prefix}{name}.") for other in given)
+                    name: element.model_dump(mode="json", exclude_none=True)
+                    for name, element in named.items()
+                    if any(f"{setting}.".startswith(f"{prefix}{name}.") for setting in names_given)
                 }
             )
-        node = node[part]
+        node = node[piece]
         if get_origin(field.annotation) is dict:  # records by names that the user gives
-            if (name := next(parts, None)) is None:
+            if (name := next(names, None)) is None:
                 if leaf not in node and value is None:
                     raise UserError(
                         f"'{key}': there is no '{leaf}' in {'.'.join(path)} "
@@ -168,35 +179,42 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
                 node.pop(leaf)
                 return
             fresh = (
-                {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])} if part == "at" else {}
+                {"fwd": deepcopy(tree["fwd"]), "bwd": deepcopy(tree["bwd"])}
+                if piece == "at"
+                else {}
             )
             node = node.setdefault(name, fresh)
         spec = _member(field, node)
     if value is None and leaf in spec.model_fields and optional(spec.model_fields[leaf]):
         node.pop(leaf, None)
         return
-    if leaf in spec.model_fields and members(own := spec.model_fields[leaf]):
-        name = "NAME." if get_origin(own.annotation) is dict else ""
-        chosen = [tag for member in members(own) for tag in tags(member, discriminator(own))]
-        if leaf == "compressor" and isinstance(value, str) and (settings := _meant(key, value)):
+    if leaf in spec.model_fields and members(leaf_field := spec.model_fields[leaf]):
+        name = "NAME." if get_origin(leaf_field.annotation) is dict else ""
+        chosen = [
+            tag for member in members(leaf_field) for tag in tags(member, discriminator(leaf_field))
+        ]
+        if leaf == "compressor" and isinstance(value, str) and (settings := _in_full(key, value)):
             node[leaf] = settings
             return
         if isinstance(value, str) and chosen:
             if value in chosen:
-                raise UserError(f"'{key}' is a section: write {key}.{own.discriminator}={value}")
+                raise UserError(
+                    f"'{key}' is a section: write {key}.{leaf_field.discriminator}={value}"
+                )
             raise UserError(
                 f"'{key}' is a section, and '{value}' none of its "
-                f"kinds{nearest(value, chosen)}; write {key}.{own.discriminator}=... (commsweep "
-                f"explain {key}.{own.discriminator})"
+                f"kinds{nearest(value, chosen)}; write {key}.{leaf_field.discriminator}=... "
+                "(commsweep "
+                f"explain {key}.{leaf_field.discriminator})"
             )
         raise UserError(
             f"'{key}' is a section: write {key}.{name}SETTING=VALUE"
-            + (f", or {key}=null to leave it out" if optional(own) else "")
+            + (f", or {key}=null to leave it out" if optional(leaf_field) else "")
         )
     if leaf not in spec.model_fields:
         raise UserError(
             "unknown setting "
-            f"'{key}'{_elsewhere(field, leaf, node) or _like(key, _known(tree, kind))}"
+            f"'{key}'{_elsewhere(field, leaf, node) or _like(key, _settings_of(tree, kind))}"
         )
     if leaf in ("build", "load"):
         node.pop("source", None)  # the hash is of another file's function
@@ -205,14 +223,14 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[Run], given: Ite
     node[leaf] = value
 
 
-def _like(key: str, known: list[str]) -> str:
+def _like(key: str, options: list[str]) -> str:
     """A hint at the settings that end as an unknown one without sections does, or else at the
     nearest.
     """
-    same = [one for one in known if one.endswith(f".{key}")][:3]
+    same = [option for option in options if option.endswith(f".{key}")][:3]
     if not same:
-        return nearest(key, known)
-    return "; did you mean " + " or ".join(f"'{one}'" for one in same) + "?"
+        return nearest(key, options)
+    return "; did you mean " + " or ".join(f"'{match}'" for match in same) + "?"
 
 
 def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
@@ -223,16 +241,16 @@ def _elsewhere(field: FieldInfo | None, leaf: str, node: dict[str, Any]) -> str:
         or not any(leaf in member.model_fields for member in members(field))
     ):
         return ""
-    own = [name for name in _member(field, node).model_fields if name != field.discriminator]
-    others = [
+    siblings = [name for name in _member(field, node).model_fields if name != field.discriminator]
+    owners = [
         tag
         for member in members(field)
         if leaf in member.model_fields
         for tag in tags(member, discriminator(field))
     ]
     return (
-        f": {node.get(discriminator(field), '...')} has {', '.join(own) or 'no parameters'}; "
-        f"{leaf} belongs to {field.discriminator}={'|'.join(others)}"
+        f": {node.get(discriminator(field), '...')} has {', '.join(siblings) or 'no parameters'}; "
+        f"{leaf} belongs to {field.discriminator}={'|'.join(owners)}"
     )
 
 
@@ -270,22 +288,26 @@ def tags(member: type[Spec], discriminator: str | None) -> tuple[str, ...]:
     return get_args(member.model_fields[discriminator].annotation) if discriminator else ()
 
 
-def _known(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> list[str]:
+def _settings_of(tree: dict[str, Any], spec: type[Spec] = Run, prefix: str = "") -> list[str]:
     """Every dotted setting that exists, given the kinds and names in `tree`."""
     keys = []
     for name, field in spec.model_fields.items():
         node = tree.get(name)
         if get_origin(field.annotation) is dict and members(field):
             keys += [
-                one
-                for own, record in (field.get_default() if node is None else node).items()
-                for one in _known(dict(record), members(field)[0], f"{prefix}{name}.{own}.")
+                setting
+                for key, record in (field.get_default() if node is None else node).items()
+                for setting in _settings_of(
+                    dict(record), members(field)[0], f"{prefix}{name}.{key}."
+                )
             ]
             continue
-        below = members(field) and isinstance(node, dict)
-        if optional(field) and node is None:
-            below, node = True, {}
-        keys += _known(node, _member(field, node), f"{prefix}{name}.") if below else [prefix + name]  # pyright: ignore[reportArgumentType]
+        absent = optional(field) and node is None
+        if absent or (members(field) and isinstance(node, dict)):
+            section: Any = {} if absent else node
+            keys += _settings_of(section, _member(field, section), f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
     return keys
 
 
@@ -307,11 +329,11 @@ FORMS = {
 def _explain(problem: dict[str, Any], root: str) -> str:
     """One pydantic error as: where, what was given, what is allowed."""
     where = ".".join(
-        [root] * bool(root) + [str(part) for part in problem["loc"] if part not in _KINDS]
+        [root] * bool(root) + [str(step) for step in problem["loc"] if step not in _KINDS]
     )
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
-    given = problem.get("input")
+    value_given = problem.get("input")
     if problem["type"] == "flag":
         name, value = problem["ctx"]["name"], json.dumps(problem["ctx"]["value"])
         return (
@@ -322,34 +344,36 @@ def _explain(problem: dict[str, Any], root: str) -> str:
             f"unknown setting '{where}'{nearest(where.split('.')[-1], _siblings(problem['loc']))}"
         )
     if problem["type"] == "union_tag_invalid":
-        given, options = (
+        value_given, options = (
             problem["ctx"]["tag"],
             problem["ctx"]["expected_tags"].replace("'", "").split(", "),
         )
         tag = problem["ctx"]["discriminator"].strip("'")
         return (
-            f"unknown {where}.{tag} '{given}'{nearest(given, options, 3)} (all of them: "
+            f"unknown {where}.{tag} '{value_given}'{nearest(value_given, options, 3)} (all of "
+            "them: "
             f"commsweep explain {where}.{tag})"
         )
     if problem["type"] == "literal_error":
         options = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        return f"{where}={given}: not one of {', '.join(options)}{nearest(str(given), options)}"
+        suggestion = nearest(str(value_given), options)
+        return f"{where}={value_given}: not one of {', '.join(options)}{suggestion}"
     if problem["type"] in FORMS:
-        return f"{where}={given}: write {FORMS[problem['type']]}"
+        return f"{where}={value_given}: write {FORMS[problem['type']]}"
     if problem["type"] == "missing":
         return f"setting '{where}' is missing: write {where}=VALUE"
-    return f"{where}={given}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    return f"{where}={value_given}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _siblings(loc: tuple[Any, ...]) -> list[str]:
     """Field names valid beside an unknown one: those of the union member, or of the section, or of
     Run.
     """
-    for part in reversed(loc[:-1]):
-        if part in _KINDS:
-            return list(_KINDS[part].model_fields)
-        if part in Run.model_fields:
-            return list(members(Run.model_fields[part])[0].model_fields)
+    for step in reversed(loc[:-1]):
+        if step in _KINDS:
+            return list(_KINDS[step].model_fields)
+        if step in Run.model_fields:
+            return list(members(Run.model_fields[step])[0].model_fields)
     return list(Run.model_fields)
 
 

@@ -48,15 +48,15 @@ def locate(name: str) -> tuple[Path, str]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         with guarded(name):
-            found = find_spec(module)
+            spec = find_spec(module)
     except (ImportError, ValueError) as error:
         raise UserError(f"'{name}': module '{module}' could not be found ({error})") from None
-    if found is None or not found.origin or not found.origin.endswith(".py"):
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise UserError(
             f"'{name}': there is no module '{module}'; start in its folder, or name its file: "
             f"file.py:{function}"
         )
-    return Path(found.origin), function
+    return Path(spec.origin), function
 
 
 def source(name: str) -> str:
@@ -85,7 +85,7 @@ def files(path: Path) -> list[Path]:
     Modules of the standard library, of installed packages and of commsweep are not the project's.
     """
     path = path.resolve()
-    found, waiting = [path], [path]
+    paths, waiting = [path], [path]
     folders: list[Path] = []
     while waiting:
         file = waiting.pop()
@@ -94,11 +94,11 @@ def files(path: Path) -> list[Path]:
         folders += [folder for folder in named if folder not in folders]
         for name in _imported(tree):
             texts += _of_project(name, (file.parent, path.parent, Path.cwd(), *folders))
-        for part in texts:
-            if part not in found:
-                found.append(part)
-                waiting += [part] * (part.suffix == ".py")
-    return [path, *sorted(found[1:])]
+        for text in texts:
+            if text not in paths:
+                paths.append(text)
+                waiting += [text] * (text.suffix == ".py")
+    return [path, *sorted(paths[1:])]
 
 
 def _digest(paths: list[Path]) -> str:
@@ -170,30 +170,30 @@ def _of_project(name: str, bases: tuple[Path, ...]) -> list[Path]:
     one for relative names.
     """
     level = len(name) - len(name.lstrip("."))
-    parts = name[level:].split(".") if name[level:] else []
+    names = name[level:].split(".") if name[level:] else []
     if level:
         folder = bases[0]
         for _ in range(level - 1):
             folder = folder.parent
-        return _below(folder, parts)
-    if not parts or parts[0] in sys.stdlib_module_names or parts[0] == "commsweep":
+        return _below(folder, names)
+    if not names or names[0] in sys.stdlib_module_names or names[0] == "commsweep":
         return []
     for base in bases:
-        if found := _below(base, parts):
-            return found
+        if below := _below(base, names):
+            return below
     try:
-        spec = PathFinder.find_spec(parts[0], AT_START) or _editable(parts[0])
+        spec = PathFinder.find_spec(names[0], AT_START) or _editable(names[0])
     except (ImportError, ValueError, AttributeError):
         return []
-    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
-    place = Path(places[0]) if places and places[0] else None
+    origins = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    origin = Path(origins[0]) if origins and origins[0] else None
     if (
-        place is None
-        or not place.exists()
-        or any(place.is_relative_to(one) for one in _installed())
+        origin is None
+        or not origin.exists()
+        or any(origin.is_relative_to(folder) for folder in _installed())
     ):
         return []
-    return _below(place.parent, parts)
+    return _below(origin.parent, names)
 
 
 def _editable(name: str) -> ModuleSpec | None:
@@ -203,19 +203,21 @@ def _editable(name: str) -> ModuleSpec | None:
     return next((spec for spec in specs if spec is not None), None)
 
 
-def _below(base: Path, parts: list[str]) -> list[Path]:
+def _below(base: Path, names: list[str]) -> list[Path]:
     """The files base/a/__init__.py, base/a/b.py, ... of a.b, as far as they are there."""
-    found, folder = [], base
-    for part in parts:
-        if (folder / f"{part}.py").is_file():
-            found.append((folder / f"{part}.py").resolve())
+    paths, folder = [], base
+    for name in names:
+        if (folder / f"{name}.py").is_file():
+            paths.append((folder / f"{name}.py").resolve())
             break
-        folder = folder / part
+        folder = folder / name
         if not folder.is_dir():
             break
         if (folder / "__init__.py").is_file():
-            found.append((folder / "__init__.py").resolve())
-    return [one for one in found if not any(one.is_relative_to(place) for place in _installed())]
+            paths.append((folder / "__init__.py").resolve())
+    return [
+        path for path in paths if not any(path.is_relative_to(folder) for folder in _installed())
+    ]
 
 
 @cache
@@ -223,48 +225,52 @@ def _installed() -> list[Path]:
     """Folders of the standard library and of installed packages, those of other environments on
     the path included.
     """
-    own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    return [Path(path).resolve() for path in (*own, *others)]
+    folders = [
+        sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
+    site_folders = [
+        path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")
+    ]
+    return [Path(path).resolve() for path in (*folders, *site_folders)]
 
 
-def load(name: str, wanted: str = "") -> Callable[..., Any]:
+def load(name: str, function: str = "") -> Callable[..., Any]:
     """The function of a name. Raises UserError when its file cannot be imported, has no such
-    function, or is not the one of hash `wanted`.
+    function, or is not the one of hash `function`.
     """
-    return _loaded(name, wanted)[0]
+    return _loaded(name, function)[0]
 
 
-def _loaded(name: str, wanted: str) -> tuple[Callable[..., Any], list[Path]]:
+def _loaded(name: str, function_name: str) -> tuple[Callable[..., Any], list[Path]]:
     """The function, and the files that its hash is of."""
     path, function = locate(name)
     paths = files(path)
     is_now = _digest(paths)
-    if wanted and wanted != is_now:
+    if function_name and function_name != is_now:
         which = (
             f"its file or a module that it imports ({', '.join(path.name for path in paths)})"
             if paths[1:]
             else ("its file")
         )
         raise UserError(
-            f"'{name}': {which} has changed since the run was made (source {wanted}, now "
+            f"'{name}': {which} has changed since the run was made (source {function_name}, now "
             f"{is_now}); bring the old one back, or make a new run"
         )
     module = _module(path.resolve(), is_now, tuple(paths[1:]))
-    found = getattr(module, function, None)
-    if not callable(found):
-        known = [
+    value = getattr(module, function, None)
+    if not callable(value):
+        callables = [
             key for key, var in vars(module).items() if callable(var) and not key.startswith("_")
         ]
         raise UserError(
-            f"'{name}': '{path}' has no function '{function}'{nearest(function, known)}"
+            f"'{name}': '{path}' has no function '{function}'{nearest(function, callables)}"
         )
-    return found, paths
+    return value, paths
 
 
-def call(name: str, wanted: str, *args: Any, **options: Any) -> Any:
+def call(name: str, what_for: str, *args: Any, **options: Any) -> Any:
     """What the function of a name returns. Raises UserError naming the line where it fails."""
-    function, paths = _loaded(name, wanted)
+    function, paths = _loaded(name, what_for)
     try:
         with guarded(name), _watched(name, paths):
             return function(*args, **options)
@@ -290,7 +296,7 @@ def _hooked() -> None:
 
 
 @contextmanager
-def _watched(name: str, known: Sequence[Path]) -> Iterator[None]:
+def _watched(name: str, paths: Sequence[Path]) -> Iterator[None]:
     """Say which text files of the project own code has read that its hash leaves out."""
     global _opened
     _hooked()
@@ -299,9 +305,9 @@ def _watched(name: str, known: Sequence[Path]) -> Iterator[None]:
         yield
     finally:
         read, _opened = _opened, before
-    home = known[0].parent
+    home = paths[0].parent
     for path in sorted(Path(file).resolve() for file in read):
-        if path.suffix not in TEXTS or path in known or not path.is_relative_to(home):
+        if path.suffix not in TEXTS or path in paths or not path.is_relative_to(home):
             continue
         if path.is_file() and not any(map(path.is_relative_to, _installed())):
             notice(

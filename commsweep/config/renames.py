@@ -43,15 +43,15 @@ def current_name(key: str) -> str:
     """A dotted setting under its name of today."""
     tree: dict[str, Any] = {}
     node = tree
-    for part in key.split("."):
-        node[part] = {}
-        node = node[part]
-    parts = []
+    for name in key.split("."):
+        node[name] = {}
+        node = node[name]
+    names = []
     node = current_names(tree)
     while node:
-        part, node = next(iter(node.items()))
-        parts.append(part)
-    return ".".join(parts)
+        name, node = next(iter(node.items()))
+        names.append(name)
+    return ".".join(names)
 
 
 def _renamed(node: dict[str, Any], section: str, first: bool) -> dict[str, Any]:

@@ -31,14 +31,14 @@ def _several_steps(run: Run) -> str:
 
 def _coders(run: Run) -> str:
     links = [run.fwd, *(links.fwd for links in run.at.values())]
-    found = next((link for link in links if link.compressor.coder), None)
-    return f"fwd.compressor.kind={found.compressor.kind}" if found else ""
+    link_coded = next((link for link in links if link.compressor.coder), None)
+    return f"fwd.compressor.kind={link_coded.compressor.kind}" if link_coded else ""
 
 
 def _layerwise(run: Run) -> str:
     compressor = run.grad.compressor
-    whole = compressor.joint or compressor.layerwise
-    return f"grad.compressor.kind={compressor.kind}" if whole else ""
+    dense_layers = compressor.joint or compressor.layerwise
+    return f"grad.compressor.kind={compressor.kind}" if dense_layers else ""
 
 
 def _not_elementwise(run: Run) -> str:
@@ -144,14 +144,14 @@ EXCLUSIONS = (
 )
 
 
-def broken(run: Run, place: str = RUN) -> str:
-    """The first exclusion that a run breaks, as one line; "" where there is none. place: RUN for
+def broken(run: Run, section: str = RUN) -> str:
+    """The first exclusion that a run breaks, as one line; "" where there is none. section: RUN for
     every run, PIPELINE for what a real pipeline refuses beyond that.
     """
     for rule in EXCLUSIONS:
-        if (PIPELINE in (rule.one, rule.other)) != (place == PIPELINE):
+        if (PIPELINE in (rule.one, rule.other)) != (section == PIPELINE):
             continue
-        one, other = PRESENT[rule.one](run), PRESENT[rule.other](run)
-        if one and other:
-            return f"{one} does not go with {other}: {rule.why}; {rule.mend}"
+        first, second = PRESENT[rule.one](run), PRESENT[rule.other](run)
+        if first and second:
+            return f"{first} does not go with {second}: {rule.why}; {rule.mend}"
     return ""

@@ -170,31 +170,31 @@ class Run(Spec):
     def scores_alike(self, epoch: int) -> bool:
         """Whether an evaluation after this epoch is the same with compression on and off."""
         return all(
-            one.compressor.kind == "none" or epoch < one.start_epoch
-            for one in (self.fwd, *(links.fwd for links in self.at.values()))
+            link.compressor.kind == "none" or epoch < link.start_epoch
+            for link in (self.fwd, *(links.fwd for links in self.at.values()))
         )
 
     def check_cuts(self, cuts: Iterable[str]) -> None:
         """Raise UserError when `at` names no boundary, or all of them."""
-        known = [cut.replace(".", "_") for cut in cuts]
+        names = [cut.replace(".", "_") for cut in cuts]
         for side in ("fwd", "bwd"):
             kind = getattr(self, side).compressor.kind
-            if not known and kind != "none":
+            if not names and kind != "none":
                 setting = "model.stages" if isinstance(self.model, TextModel) else "model.cuts"
                 raise UserError(
                     f"{side}.compressor.kind={kind}: the model has no boundary to compress at; "
                     f"set {setting}"
                 )
         for cut in self.at:
-            if cut not in known:
+            if cut not in names:
                 raise UserError(
-                    f"at.{cut}: there is no such boundary{nearest(cut, known)} (boundaries: "
-                    f"{', '.join(known) or 'none'})"
+                    f"at.{cut}: there is no such boundary{nearest(cut, names)} (boundaries: "
+                    f"{', '.join(names) or 'none'})"
                 )
-        if known and len(self.at) == len(known):
+        if names and len(self.at) == len(names):
             raise UserError(
                 "at: every boundary has links of its own, so fwd and bwd mean nothing; leave "
-                f"out at.{known[-1]} and let them speak for it"
+                f"out at.{names[-1]} and let them speak for it"
             )
 
     def _images_fit(self) -> None:
@@ -283,14 +283,14 @@ def links_fit(where: str, links: Links) -> None:
     if bwd.compressor.values is not None and (
         fwd.compressor.kind == "topk_strict" or fwd.feedback.kind == "aqsgd"
     ):
-        what = (
+        setting = (
             "fwd.feedback.kind=aqsgd"
             if fwd.feedback.kind == "aqsgd"
             else "fwd.compressor.kind=topk_strict"
         )
         raise ValueError(
             f"{where}bwd.compressor.values needs as many values of every sample, and "
-            f"{where}{what} sends more of some; leave values out, or use topk without aqsgd"
+            f"{where}{setting} sends more of some; leave values out, or use topk without aqsgd"
         )
     if bwd.start_epoch != fwd.start_epoch:
         raise ValueError(
@@ -302,11 +302,11 @@ def links_fit(where: str, links: Links) -> None:
 def _moments_fit(outer: Outer, optim: Optim) -> None:
     sgd = isinstance(optim, SGDSpec)
     keeps = {"first": not sgd or optim.momentum > 0, "second": not sgd}
-    for moment, there in keeps.items():
-        every = getattr(outer, f"{moment}_moment")
-        if every is not None and not there:
+    for moment, keeps_moment in keeps.items():
+        interval = getattr(outer, f"{moment}_moment")
+        if interval is not None and not keeps_moment:
             raise ValueError(
-                f"grad.outer.{moment}_moment={every}: optim.kind=sgd keeps no {moment} moments"
+                f"grad.outer.{moment}_moment={interval}: optim.kind=sgd keeps no {moment} moments"
                 + (" without optim.momentum" if moment == "first" else "; use adamw or muon")
             )
 

@@ -97,7 +97,7 @@ class Sparsity(Spec):
     @property
     def ordered(self) -> list[tuple[str, Phase]]:
         """The phases by their ends."""
-        return sorted(self.phases.items(), key=lambda one: one[1].until)
+        return sorted(self.phases.items(), key=lambda phase: phase[1].until)
 
     @property
     def attends(self) -> bool:
@@ -132,13 +132,16 @@ class Sparsity(Spec):
                 "sparsity.update_steps=skipped leaves out every step with sparsity.interval=1; "
                 "raise the interval"
             )
-        for name, setting, wanted in (("mixed", "growth", "mixed"), ("mest", "score", "mest")):
+        for name, setting, value_needed in (
+            ("mixed", "growth", "mixed"),
+            ("mest", "score", "mest"),
+        ):
             if (
                 getattr(self, name) != type(self).model_fields[name].default
-                and getattr(self, setting) != wanted
+                and getattr(self, setting) != value_needed
             ):
                 raise ValueError(
-                    f"sparsity.{name} has no effect unless sparsity.{setting}={wanted}"
+                    f"sparsity.{name} has no effect unless sparsity.{setting}={value_needed}"
                 )
         if self.restart and self.drop_until < 1:
             raise ValueError(
@@ -160,11 +163,11 @@ class Sparsity(Spec):
                     f"sparsity.phases: a phase cannot be called '{name}'; use letters, digits and _"
                 )
         ordered = self.ordered
-        for (before, one), (name, after) in pairwise(ordered):
-            if one.until == after.until:
+        for (before, later), (name, after) in pairwise(ordered):
+            if later.until == after.until:
                 raise ValueError(
                     f"sparsity.phases: {before} and {name} overlap, for both end at "
-                    f"{one.until:g} of the run; give each an end of its own"
+                    f"{later.until:g} of the run; give each an end of its own"
                 )
         name, last = ordered[-1]
         if last.until != 1:
@@ -212,10 +215,10 @@ class Sparsity(Spec):
                 "without end; set drop_fraction=0"
             )
         before = self.initial_sparsity
-        for name, one in self.ordered:
-            if one.sparsity < before:
+        for name, phase in self.ordered:
+            if phase.sparsity < before:
                 raise ValueError(
                     f"sparsity.growth=none: phase {name} goes from sparsity {before:g} to "
-                    f"{one.sparsity:g} and nothing grows; set growth"
+                    f"{phase.sparsity:g} and nothing grows; set growth"
                 )
-            before = one.sparsity
+            before = phase.sparsity

@@ -274,6 +274,6 @@ class Delay(Spec):
         is 1 as in 1F1B, or more while the first stage holds no more than a step has. A stage never
         holds more than its delay allows.
         """
-        each = max(1, (microbatches - 1) // max(1, stages - 1))
+        chunk = max(1, (microbatches - 1) // max(1, stages - 1))
         allowed = self.of_stage(stage, stages) * microbatches
-        return 1 + min(allowed, each * (stages - 1 - stage))
+        return 1 + min(allowed, chunk * (stages - 1 - stage))

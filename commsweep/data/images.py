@@ -48,31 +48,34 @@ class Images:
     def digest(self) -> str:
         """Stands for all samples and labels."""
         sha = hashlib.sha256()
-        for part in (self.train_x, self.train_y, self.test_x, self.test_y):
-            sha.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            sha.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for tensor in (self.train_x, self.train_y, self.test_x, self.test_y):
+            sha.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            sha.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return sha.hexdigest()[:12]
 
 
 def load_own(spec: OwnSet, root: Path | None) -> Images:
     """A user's own samples. Raises UserError when the function does not return what it should."""
-    made = own.call(spec.load, spec.source, root)
-    if not isinstance(made, (tuple, list)) or len(made) != 4:
-        parts = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
+    loaded = own.call(spec.load, spec.source, root)
+    if not isinstance(loaded, (tuple, list)) or len(loaded) != 4:
+        count = f" of {len(loaded)}" if isinstance(loaded, (tuple, list)) else ""
         raise UserError(
-            f"data.load={spec.load} returned {type(made).__name__}{parts}; a tuple of training "
+            f"data.load={spec.load} returned {type(loaded).__name__}{count}; a tuple of training "
             "samples, training labels, test samples and test labels is wanted"
         )
-    parts = []
-    for what, samples, labels in (("training", made[0], made[1]), ("test", made[2], made[3])):
+    count = []
+    for label, samples, labels in (
+        ("training", loaded[0], loaded[1]),
+        ("test", loaded[2], loaded[3]),
+    ):
         try:
             x, y = _samples(samples), _labels(labels)
         except ValueError as error:
-            raise UserError(f"data.load={spec.load}: {what} {error}") from None
+            raise UserError(f"data.load={spec.load}: {label} {error}") from None
         if len(x) != len(y) or not len(y):
-            raise UserError(f"data.load={spec.load}: {len(x)} {what} samples and {len(y)} labels")
-        parts += [x, y]
-    x, y, test_x, test_y = parts
+            raise UserError(f"data.load={spec.load}: {len(x)} {label} samples and {len(y)} labels")
+        count += [x, y]
+    x, y, test_x, test_y = count
     if x.shape[1:] != test_x.shape[1:]:
         raise UserError(
             f"data.load={spec.load}: training samples of shape {tuple(x.shape[1:])} and test "
@@ -83,38 +86,38 @@ def load_own(spec: OwnSet, root: Path | None) -> Images:
     )
 
 
-def _tensor(part: Any, what: str) -> Tensor:
+def _tensor(array_like: Any, label: str) -> Tensor:
     """A tensor or array of numbers; raises ValueError, saying what of them it is not."""
-    if not isinstance(part, Tensor):
+    if not isinstance(array_like, Tensor):
         try:
-            array = np.asarray(part)
+            array = np.asarray(array_like)
         except ValueError:  # numpy's own message is of array internals
             raise ValueError(
-                f"{what} are lists of different lengths; give them one shape"
+                f"{label} are lists of different lengths; give them one shape"
             ) from None
         if array.dtype.kind not in "biuf":
             raise ValueError(
-                f"{what} are of type {array.dtype}; numbers are wanted"
+                f"{label} are of type {array.dtype}; numbers are wanted"
                 + (", real and imaginary parts as two features" if array.dtype.kind == "c" else "")
             )
         # torch computes with none of these
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:
             if array.size and int(array.max()) > np.iinfo(np.int64).max:
-                raise ValueError(f"{what} hold {array.max()}, which no 64-bit integer holds")
+                raise ValueError(f"{label} hold {array.max()}, which no 64-bit integer holds")
             array = array.astype(np.int64)
-        part = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-    if part.layout != torch.strided:
-        raise ValueError(f"{what} are a sparse tensor; call to_dense() on it")
-    if part.is_complex():
-        raise ValueError(f"{what} are complex; give real and imaginary parts as two features")
-    if not part.dim():
-        raise ValueError(f"{what} are one number; a first dimension of samples is wanted")
-    return part.detach()
+        array_like = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    if array_like.layout != torch.strided:
+        raise ValueError(f"{label} are a sparse tensor; call to_dense() on it")
+    if array_like.is_complex():
+        raise ValueError(f"{label} are complex; give real and imaginary parts as two features")
+    if not array_like.dim():
+        raise ValueError(f"{label} are one number; a first dimension of samples is wanted")
+    return array_like.detach()
 
 
-def _samples(part: Any) -> Tensor:
+def _samples(array_like: Any) -> Tensor:
     """float32 [n, ...]; raises ValueError."""
-    x = _tensor(part, "samples").float()
+    x = _tensor(array_like, "samples").float()
     finite = x.reshape(len(x), -1).isfinite().all(1)
     if not bool(finite.all()):
         raise ValueError(
@@ -124,9 +127,9 @@ def _samples(part: Any) -> Tensor:
     return x
 
 
-def _labels(part: Any) -> Tensor:
+def _labels(array_like: Any) -> Tensor:
     """int64 [n], also of a column [n, 1]; raises ValueError."""
-    y = _tensor(part, "labels")
+    y = _tensor(array_like, "labels")
     if y.is_floating_point():
         raise ValueError(
             "labels must be whole numbers from 0 on; they are of a floating-point type"
@@ -199,8 +202,8 @@ def _from_parquet(paths: list[Path], name: str) -> tuple[Tensor, Tensor]:
     """Images and labels of the Parquet files of a split of the hub's CIFAR-10 (columns `img` with
     encoded bytes, `label`).
     """
-    parts = [_shard(path, name) for path in paths]
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    shards = [_shard(path, name) for path in paths]
+    return torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards])
 
 
 def _shard(path: Path, name: str) -> tuple[Tensor, Tensor]:
@@ -211,7 +214,7 @@ def _shard(path: Path, name: str) -> tuple[Tensor, Tensor]:
         encoded = [row["bytes"] for row in table.data.column("img").to_pylist()]
         labels = table.data.column("label").to_pylist()
         pixels = np.stack(
-            [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in encoded]
+            [np.asarray(Image.open(io.BytesIO(image)).convert("RGB")) for image in encoded]
         )
     except Exception as error:
         raise UserError(
@@ -228,7 +231,7 @@ def _shard(path: Path, name: str) -> tuple[Tensor, Tensor]:
             f"data: '{path}': images of {pixels.shape[1]} x {pixels.shape[2]} pixels; "
             "CIFAR-10's are 32 x 32"
         )
-    jpeg = [one[:2] == b"\xff\xd8" for one in encoded]
+    jpeg = [image[:2] == b"\xff\xd8" for image in encoded]
     if any(jpeg) != all(jpeg):
         raise UserError(
             f"data: '{path}' mixes JPEG images with exact ones (first: row "

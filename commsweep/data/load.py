@@ -22,7 +22,7 @@ def build(
     had.
     """
     if isinstance(run.data, OwnSet):
-        return ImageData(run.data, _own(run.data, root), run.seed, device)  # pyright: ignore[reportArgumentType]
+        return ImageData(run.data, _own_data(run.data, root), run.seed, device)  # pyright: ignore[reportArgumentType]
     if isinstance(run.data, ImageSet):
         return ImageData(run.data, _images(run.data.name, root), run.seed, device)
     corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)  # pyright: ignore[reportAttributeAccessIssue]
@@ -31,12 +31,12 @@ def build(
 
 def forget() -> None:
     """Read every set anew when it is asked for next: its files have changed."""
-    for known in (_own, _images, _corpus):
-        known.cache_clear()
+    for cache_ in (_own_data, _images, _corpus):
+        cache_.cache_clear()
 
 
 @cache
-def _own(spec: OwnSet, root: Path | None) -> images.Images:
+def _own_data(spec: OwnSet, root: Path | None) -> images.Images:
     return images.load_own(spec, root)
 
 

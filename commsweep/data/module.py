@@ -71,21 +71,21 @@ class Batches:
         where, device = order.to(self.x.device), self.x.device  # one copy an epoch
         moves = moves if moves is None else moves.to(device)[where]
         size = AT_ONCE if self.ahead else self.batch_size
-        made = (
-            self._made(where[start : start + size], moves, start)
+        batches = (
+            self._augmented(where[start : start + size], moves, start)
             for start in range(0, len(order), size)
         )
         if self.ahead:
-            xs, ys = zip(*made, strict=True)
-            whole = torch.cat(xs), torch.cat(ys)
-            made = zip(*(part.split(self.batch_size) for part in whole), strict=True)
-        parts = order.split(self.batch_size)[: len(self)]
-        for turn, (samples, (x, y)) in enumerate(zip(parts, made, strict=False)):
-            for tell in self.told if turn + 1 < len(parts) else ():
-                tell(parts[turn + 1])
+            xs, ys = zip(*batches, strict=True)
+            arrays = torch.cat(xs), torch.cat(ys)
+            batches = zip(*(array.split(self.batch_size) for array in arrays), strict=True)
+        chunks = order.split(self.batch_size)[: len(self)]
+        for index, (samples, (x, y)) in enumerate(zip(chunks, batches, strict=False)):
+            for tell in self.told if index + 1 < len(chunks) else ():
+                tell(chunks[index + 1])
             yield x, y, samples
 
-    def _made(self, where: Tensor, moves: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+    def _augmented(self, where: Tensor, moves: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
         """These samples as they enter the network; moves: of all, in the epoch's order."""
         x = self.x[where]
         return x if moves is None else _moved(x, moves[start : start + len(x)]), self.y[where]
@@ -122,19 +122,19 @@ def _moved(x: Tensor, moves: Tensor) -> Tensor:
     columns = torch.arange(w, device=x.device).expand(b, w)
     columns = columns.where(moves[:, 2:] == 0, w - 1 - columns) + moves[:, 1:2]
     inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
-    place = rows.clamp(0, h - 1)[:, :, None] * w + columns.clamp(0, w - 1)[:, None, :]
-    picked = x.flatten(2).gather(2, place.flatten(1)[:, None].expand(b, c, h * w)).view(b, c, h, w)
+    pixel = rows.clamp(0, h - 1)[:, :, None] * w + columns.clamp(0, w - 1)[:, None, :]
+    picked = x.flatten(2).gather(2, pixel.flatten(1)[:, None].expand(b, c, h * w)).view(b, c, h, w)
     return picked * inside[:, None]
 
 
 def _digest(*loaders: Batches) -> str:
     """Stands for all samples and targets of these loaders."""
-    made = hashlib.sha256()
+    digest_ = hashlib.sha256()
     for loader in loaders:
-        for part in (loader.x, loader.y):
-            made.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            made.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return made.hexdigest()
+        for tensor in (loader.x, loader.y):
+            digest_.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest_.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest_.hexdigest()
 
 
 class ImageData(pl.LightningDataModule):
@@ -219,26 +219,26 @@ class Blocks(pl.LightningDataModule):
     def __init__(self, spec: TextSet, corpus: Corpus, seed: int, device: torch.device) -> None:
         super().__init__()
         self.spec, self.vocabulary, self.source_digest = spec, corpus.vocabulary, corpus.digest
-        made = {}
+        corpora = {}
         for split in ("train", "validation", "test"):
             key = "train_blocks" if split == "train" else "eval_blocks"
-            wanted, have = getattr(spec, key), len(corpus.tokens[split]) // spec.block_size
+            count, have = getattr(spec, key), len(corpus.tokens[split]) // spec.block_size
             if not have:
                 raise UserError(
                     f"data.block_size={spec.block_size}: the {split} text of {spec.name} has "
                     f"only {len(corpus.tokens[split])} tokens; choose a smaller block"
                 )
-            if wanted > have:
+            if count > have:
                 raise UserError(
-                    f"data.{key}={wanted}: the {split} text of {spec.name} has {have} blocks; "
+                    f"data.{key}={count}: the {split} text of {spec.name} has {have} blocks; "
                     "choose fewer, or 0 for all"
                 )
-            made[split] = _blocks(corpus.tokens[split], spec.block_size, wanted)
-        if spec.batch_size > len(made["train"]):
+            corpora[split] = _blocks(corpus.tokens[split], spec.block_size, count)
+        if spec.batch_size > len(corpora["train"]):
             raise UserError(
-                f"data.batch_size={spec.batch_size}: only {len(made['train'])} training blocks"
+                f"data.batch_size={spec.batch_size}: only {len(corpora['train'])} training blocks"
             )
-        x = {split: blocks.to(device) for split, blocks in made.items()}
+        x = {split: blocks.to(device) for split, blocks in corpora.items()}
         self.train = Batches(x["train"], x["train"], spec.batch_size, shuffle=True, seed=seed)
         self.val, self.test = (
             Batches(x[split], x[split], spec.batch_size) for split in ("validation", "test")
@@ -263,22 +263,22 @@ class Blocks(pl.LightningDataModule):
     @property
     def installed(self) -> TextSet:
         """The data settings as installed; the sizes are read back from the loaders."""
-        asked, train = self.spec, self.train
+        spec_, train = self.spec, self.train
         cap = {
-            "train_blocks": asked.train_blocks and len(train.y),
-            "eval_blocks": asked.eval_blocks and max(len(self.val.y), len(self.test.y)),
+            "train_blocks": spec_.train_blocks and len(train.y),
+            "eval_blocks": spec_.eval_blocks and max(len(self.val.y), len(self.test.y)),
         }
-        return asked.model_copy(
+        return spec_.model_copy(
             update={"batch_size": train.batch_size, "block_size": train.x.shape[1], **cap}
         )
 
 
-def _blocks(tokens: np.ndarray, size: int, wanted: int) -> Tensor:
-    """Contiguous blocks int32 [n, size]; of more than `wanted` (unless 0), that many evenly spread
+def _blocks(tokens: np.ndarray, size: int, count: int) -> Tensor:
+    """Contiguous blocks int32 [n, size]; of more than `count` (unless 0), that many evenly spread
     ones.
     """
     n = len(tokens) // size
     blocks = tokens[: n * size].reshape(n, size)
-    if 0 < wanted < n:
-        blocks = blocks[np.linspace(0, n - 1, wanted).astype(np.int64)]
+    if 0 < count < n:
+        blocks = blocks[np.linspace(0, n - 1, count).astype(np.int64)]
     return torch.from_numpy(blocks.astype(np.int32))

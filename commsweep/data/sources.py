@@ -34,16 +34,17 @@ def split_of(path: Path, root: Path) -> str | None:
     """The split that a file's own name says, or else the nearest folder's below root; None where
     none does. Raises UserError where a name says two.
     """
-    parts = path.relative_to(root).parts
-    for part in (path.stem, *reversed(parts[:-1])):
-        words = [word for word in re.split(r"[^a-z]+", part.lower()) if word]
-        said = {NAMES[word] for word in words if word in NAMES}
-        if len(said) > 1:
+    names = path.relative_to(root).parts
+    for name in (path.stem, *reversed(names[:-1])):
+        words = [word for word in re.split(r"[^a-z]+", name.lower()) if word]
+        splits = {NAMES[word] for word in words if word in NAMES}
+        if len(splits) > 1:
             raise UserError(
-                f"data: '{path}' is named after two splits, {' and '.join(sorted(said))}; rename it"
+                f"data: '{path}' is named after two splits, {' and '.join(sorted(splits))}; "
+                "rename it"
             )
-        if said:
-            return said.pop()
+        if splits:
+            return splits.pop()
     return None
 
 
@@ -59,7 +60,7 @@ def text_files(root: Path | None) -> Files:
         for path in root.rglob("*")
         if path.suffix.lower() in SUFFIXES
         and path.is_file()
-        and not any(SKIPPED.search(part) for part in path.relative_to(root).parts)
+        and not any(SKIPPED.search(name) for name in path.relative_to(root).parts)
     )
     if not any(_has_text(path) for path in paths):
         looked = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
@@ -69,7 +70,7 @@ def text_files(root: Path | None) -> Files:
         by_split.setdefault(split_of(path, root) or "", []).append(path)
     if set(by_split) == {""}:
         notice(
-            f"data.name=text: {_told(by_split[''], root)} in '{root}', each cut into 90 % "
+            f"data.name=text: {_summary(by_split[''], root)} in '{root}', each cut into 90 % "
             "training, 5 % validation and 5 % test text (files or folders called train, valid "
             "and test are taken as they are)"
         )
@@ -77,19 +78,21 @@ def text_files(root: Path | None) -> Files:
     missing = [split for split in SPLITS if split not in by_split]
     unnamed = by_split.pop("", [])
     if missing or unnamed:
-        what = "; ".join(f"{split}: {_told(files, root)}" for split, files in by_split.items())
+        summary = "; ".join(
+            f"{split}: {_summary(files, root)}" for split, files in by_split.items()
+        )
         wrong = (
             f"no {' and no '.join(missing)} text"
             if missing
-            else f"{_told(unnamed, root)} belongs to none"
+            else f"{_summary(unnamed, root)} belongs to none"
         )
         raise UserError(
-            f"data.name=text: '{root}' is split by name ({what}), and {wrong}; name a file or "
+            f"data.name=text: '{root}' is split by name ({summary}), and {wrong}; name a file or "
             "folder train, valid and test, or none of them"
         )
     notice(
         "data.name=text: "
-        + "; ".join(f"{split} {_told(by_split[split], root)}" for split in SPLITS)
+        + "; ".join(f"{split} {_summary(by_split[split], root)}" for split in SPLITS)
     )
     return by_split
 
@@ -99,7 +102,7 @@ def _has_text(path: Path) -> bool:
         return any(chunk.strip() for chunk in iter(lambda: handle.read(1 << 16), b""))
 
 
-def _told(files: list[Path], root: Path) -> str:
+def _summary(files: list[Path], root: Path) -> str:
     names = [str(path.relative_to(root)) for path in files]
     return (
         ", ".join(names)
@@ -113,45 +116,45 @@ def wikitext_files(name: str, root: Path, splits: tuple[str, ...] = SPLITS) -> F
     config = "wikitext-2-raw-v1" if name == "wikitext2-raw" else "wikitext-2-v1"
     folder = root / config if (root / config).is_dir() else root
     suffix = "raw" if name == "wikitext2-raw" else "tokens"
-    found: Files = {}
+    by_split: Files = {}
     for split in splits:
         text = folder / f"wiki.{'valid' if split == 'validation' else split}.{suffix}"
         files = [text] if text.exists() else shards(folder, split)
         if files:
-            found[split] = files
-    if lost := [split for split in splits if split not in found]:
+            by_split[split] = files
+    if lost := [split for split in splits if split not in by_split]:
         raise UserError(
             f"data.name={name}: '{folder}' has no {' and no '.join(lost)} text (looked for "
             f"wiki.train|valid|test.{suffix} and train|validation|test*.parquet)"
         )
-    return found
+    return by_split
 
 
 def cifar_files(root: Path) -> Files | None:
     """The Parquet files of one CIFAR-10 by split, in `root` or one folder down; None where there
     are none. Raises UserError where several folders hold some, or one holds half a set.
     """
-    places = (
+    folders = (
         [root, *sorted(path for path in root.glob("*") if path.is_dir())] if root.is_dir() else []
     )
-    found = [
-        (place, files)
-        for place in places
-        if any((files := {split: shards(place, split) for split in ("train", "test")}).values())
+    candidates = [
+        (folder, files)
+        for folder in folders
+        if any((files := {split: shards(folder, split) for split in ("train", "test")}).values())
     ]
-    if not found:
+    if not candidates:
         return None
-    if len(found) > 1 and found[0][0] != root:
-        names = ", ".join(f"'{place}'" for place, _ in found)
+    if len(candidates) > 1 and candidates[0][0] != root:
+        names = ", ".join(f"'{folder}'" for folder, _ in candidates)
         raise UserError(
             f"data: several folders hold Parquet files ({names}); name one with --data-root"
         )
-    place, files = found[0]
+    folder, files = candidates[0]
     if lost := [split for split, paths in files.items() if not paths]:
         if (root / CIFAR_FOLDER).is_dir():  # another set's files lie beside it
             return None
         raise UserError(
-            f"data: '{place}' has no {' and no '.join(lost)}*.parquet beside "
+            f"data: '{folder}' has no {' and no '.join(lost)}*.parquet beside "
             f"{next(paths[0].name for paths in files.values() if paths)}"
         )
     return files
@@ -165,13 +168,13 @@ def shards(folder: Path, split: str) -> list[Path]:
         path for path in folder.glob("*.parquet") if re.match(rf"{split}(?![a-z])", path.name, re.I)
     )
     numbered = [
-        (int(found[1]), int(found[2]))
+        (int(match[1]), int(match[2]))
         for path in files
-        if (found := re.search(r"-(\d+)-of-(\d+)\.parquet$", path.name))
+        if (match := re.search(r"-(\d+)-of-(\d+)\.parquet$", path.name))
     ]
     if numbered:
-        wanted = {(place, numbered[0][1]) for place in range(numbered[0][1])}
-        if set(numbered) != wanted or len(numbered) != len(files):
+        expected = {(index, numbered[0][1]) for index in range(numbered[0][1])}
+        if set(numbered) != expected or len(numbered) != len(files):
             raise UserError(
                 f"data: '{folder}' has {len(files)} Parquet files of {split}, and their names "
                 f"promise shards 0 to {numbered[0][1] - 1}; some are missing, or of another set"

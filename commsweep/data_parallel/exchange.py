@@ -56,16 +56,16 @@ class Exchange(nn.Module):
         model: nn.Module,
         seed: int,
         collectives: Collectives | None = None,
-        known: dict[int, Layer] | None = None,
+        network_layers: dict[int, Layer] | None = None,
     ) -> None:
-        """known: the layers of the network that the model is one stage of, by the identity of their
-        parameters.
+        """network_layers: the layers of the network that the model is one stage of, by the identity
+        of their parameters.
         """
         super().__init__()
         self.spec, self.seed = spec, seed
         self.collectives = collectives or Simulated(spec.learners)
         self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.layers = layers(model, spec, known)
+        self.layers = layers(model, spec, network_layers)
         self.memories: Modules[Any] = Modules(
             self._memories(learner) for learner in range(self.collectives.learners)
         )
@@ -75,7 +75,7 @@ class Exchange(nn.Module):
         }
         for index, layer in enumerate(self.layers):
             if not layer.dense:
-                self.register_buffer(f"kept{index}", self._begun(index))
+                self.register_buffer(f"kept{index}", self._first_state(index))
         self._join_devices()
         self.merges: Sequence[Merge] = ()
         self.messages = [0] * len(self.layers)  # compressed ones of a learner, of each layer
@@ -97,14 +97,14 @@ class Exchange(nn.Module):
             if (state := self._state(index)) is not None:
                 self._buffers[f"kept{index}"] = state.to(parameter.device)
 
-    def _begun(self, index: int) -> Tensor | None:
+    def _first_state(self, index: int) -> Tensor | None:
         """What the compressor of a layer keeps between messages, before the first one: of all
         learners together where it is a joint one, else of each learner here.
         """
         base = self.base(index)
         if isinstance(base, JointCompressor):
             layer = self.layers[index]
-            shape = layer.shape[::-1] if self._turned(index) else layer.shape
+            shape = layer.shape[::-1] if self._as_matrix(index) else layer.shape
             compressor: Any = greatest(self.spec, base)
             return compressor.begin(
                 torch.Size(shape), seeds.draw(seeds.GRADIENT_FACTOR, self.seed, layer.place)
@@ -141,9 +141,9 @@ class Exchange(nn.Module):
     @property
     def installed(self) -> Gradients:
         """The settings as installed, read back from the objects."""
-        own = self.memories[self.collectives.here[0]]
+        memory = self.memories[self.collectives.here[0]]
         remembered = [
-            memory for memory, layer in zip(own, self.layers, strict=True) if not layer.dense
+            memory for memory, layer in zip(memory, self.layers, strict=True) if not layer.dense
         ]
         return self.spec.model_copy(
             update={
@@ -200,7 +200,10 @@ class Exchange(nn.Module):
                 (
                     bucket,
                     self.start(
-                        bucket, [[own[index] for index in bucket] for own in learners], step, epoch
+                        bucket,
+                        [[tensors[index] for index in bucket] for tensors in learners],
+                        step,
+                        epoch,
                     ),
                 )
             )
@@ -220,7 +223,7 @@ class Exchange(nn.Module):
                 bucket,
                 self.start(
                     bucket,
-                    [[own[index] for index in bucket] for own in learners],  # pyright: ignore[reportArgumentType]
+                    [[tensors[index] for index in bucket] for tensors in learners],  # pyright: ignore[reportArgumentType]
                     step,
                     epoch,  # pyright: ignore[reportArgumentType]
                 ),
@@ -245,11 +248,11 @@ class Exchange(nn.Module):
         joint compressors), in order, up to the collectives' size; of all layers, or `among` these.
         """
         chosen = range(len(self.layers)) if among is None else sorted(among)
-        ways = {index: self._way(index, epoch) for index in chosen}
-        for way in sorted(set(ways.values())):
+        ways = {index: self._group_of(index, epoch) for index in chosen}
+        for group in sorted(set(ways.values())):
             bucket, size = [], 0
             for index in chosen:
-                if ways[index] != way:
+                if ways[index] != group:
                     continue
                 layer = self.layers[index]
                 if bucket and size + layer.dense_bytes > self.collectives.bucket:
@@ -260,7 +263,7 @@ class Exchange(nn.Module):
             if bucket:
                 yield bucket
 
-    def _way(self, index: int, epoch: int) -> tuple[int, str]:
+    def _group_of(self, index: int, epoch: int) -> tuple[int, str]:
         """How a layer travels, in the order in which the ways take their turns."""
         if self.layers[index].dense or epoch < self.spec.start_epoch:
             return 0, ""
@@ -281,26 +284,26 @@ class Exchange(nn.Module):
         return self._start_own(bucket, compressors, grads, step)
 
     def _start_dense(self, bucket: list[int], grads: list[list[Tensor]]) -> Arrival:
-        here = self.collectives.here
+        learners_here = self.collectives.here
         under_way = self.collectives.gather(
             [
                 [
                     self.memories[learner][index].dense(grad)
-                    for index, grad in zip(bucket, own, strict=True)
+                    for index, grad in zip(bucket, tensors, strict=True)
                 ]
-                for learner, own in zip(here, grads, strict=True)
+                for learner, tensors in zip(learners_here, grads, strict=True)
             ],
             WHAT,
         )
 
         def arrival() -> list[Tensor]:
             merged = []
-            for index, every in zip(bucket, zip(*under_way.wait(), strict=True), strict=True):
-                for learner, grad in enumerate(every):
-                    if learner not in here:
+            for index, messages in zip(bucket, zip(*under_way.wait(), strict=True), strict=True):
+                for learner, grad in enumerate(messages):
+                    if learner not in learners_here:
                         self.memories[learner][index].saw(grad)
-                self.ledger.dense(index, len(here), every[0].element_size())
-                merged.append(mean(list(every)))
+                self.ledger.dense(index, len(learners_here), messages[0].element_size())
+                merged.append(mean(list(messages)))
             return merged
 
         return arrival
@@ -314,36 +317,36 @@ class Exchange(nn.Module):
     ) -> Arrival:
         offered = self._offered(bucket, grads)
         messages = [
-            [self._by_outputs(index, m) for index, m in zip(bucket, own, strict=True)]
-            for own in offered
+            [self._by_outputs(index, m) for index, m in zip(bucket, row_, strict=True)]
+            for row_ in offered
         ]
         states = [self._state(index) for index in bucket]
-        arrived, seen = type(compressors[0]).combine(
+        arrived, used_ = type(compressors[0]).combine(
             compressors, messages, states, step, self.collectives
         )
         arrived = [
-            [self._by_outputs(index, y) for index, y in zip(bucket, every, strict=True)]
-            for every in arrived
+            [self._by_outputs(index, y) for index, y in zip(bucket, messages, strict=True)]
+            for messages in arrived
         ]
-        if seen is not None:
-            seen = [self._by_outputs(index, y) for index, y in zip(bucket, seen, strict=True)]
-        n, here = self.collectives.learners, len(self.collectives.here)
+        if used_ is not None:
+            used_ = [self._by_outputs(index, y) for index, y in zip(bucket, used_, strict=True)]
+        n, n_here = self.collectives.learners, len(self.collectives.here)
         for index, compressor in zip(bucket, compressors, strict=True):
-            nbytes = round(compressor.nbytes(self.layers[index].shape, n) * here)
-            self.ledger.sent(index, nbytes, messages=here)
+            nbytes = round(compressor.nbytes(self.layers[index].shape, n) * n_here)
+            self.ledger.sent(index, nbytes, messages=n_here)
 
         def arrival() -> list[Tensor]:
             merged = [
                 self._settled(
-                    index, [own[turn] for own in offered], [every[turn] for every in arrived]
+                    index, [row_[at] for row_ in offered], [messages[at] for messages in arrived]
                 )
-                for turn, index in enumerate(bucket)
+                for at, index in enumerate(bucket)
             ]
-            return merged if seen is None else seen
+            return merged if used_ is None else used_
 
         return arrival
 
-    def _turned(self, index: int) -> bool:
+    def _as_matrix(self, index: int) -> bool:
         """Whether a joint compressor takes a layer transposed, because its rows are the layer's
         outputs.
         """
@@ -351,53 +354,53 @@ class Exchange(nn.Module):
 
     def _by_outputs(self, index: int, x: Tensor) -> Tensor:
         """A layer's matrix as the compressor takes it, or from there back."""
-        return x.mT if self._turned(index) else x
+        return x.mT if self._as_matrix(index) else x
 
     def _start_own(
         self, bucket: list[int], compressors: list[Any], grads: list[list[Tensor]], step: int
     ) -> Arrival:
-        here = self.collectives.here
+        learners_here = self.collectives.here
         offered: list[list[Tensor]] = []
         messages: list[list[Message]] = []
-        for turn, own in enumerate(grads):
+        for index_, tensors in enumerate(grads):
             offered.append([])
             messages.append([])
-            for index, compressor, grad in zip(bucket, compressors, own, strict=True):
-                m, sent = self._message(index, turn, compressor, grad, step)
-                offered[turn].append(m)
-                messages[turn].append(sent)
+            for index, compressor, grad in zip(bucket, compressors, tensors, strict=True):
+                m, sent = self._message(index, index_, compressor, grad, step)
+                offered[index_].append(m)
+                messages[index_].append(sent)
         for index in bucket:
             self.messages[index] += 1
         under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)  # pyright: ignore[reportArgumentType]
 
         def arrival() -> list[Tensor]:
-            every, merged = under_way.wait(), []
-            for turn, index in enumerate(bucket):
-                arrived = [one[turn] for one in every]
-                for learner, own in zip(here, messages, strict=True):
+            learner_messages, merged = under_way.wait(), []
+            for at, index in enumerate(bucket):
+                arrived = [message_[at] for message_ in learner_messages]
+                for learner, messages_ in zip(learners_here, messages, strict=True):
                     self.ledger.sent(
                         index,
-                        own[turn].nbytes,
-                        self._entries(index, own[turn], arrived[learner]),
+                        messages_[at].nbytes,
+                        self._entries(index, messages_[at], arrived[learner]),
                         of=self._numel(index),
                     )
-                merged.append(self._settled(index, [own[turn] for own in offered], arrived))
+                merged.append(self._settled(index, [row_[at] for row_ in offered], arrived))
             return merged
 
         return arrival
 
     def _message(
-        self, index: int, turn: int, compressor: Compressor, grad: Tensor, step: int
+        self, index: int, learner_at: int, compressor: Compressor, grad: Tensor, step: int
     ) -> tuple[Tensor, Message]:
         """What the learner here of this turn offers of a layer's gradient, and its message."""
-        learner = self.collectives.here[turn]
+        learner = self.collectives.here[learner_at]
         memory = self.memories[learner][index]
         if (decided := memory.step(compressor, grad)) is not None:
             return decided[0], Decided(compressor, *decided)
         m = memory.offer(grad)
         x = self._transformed(index, m)
         if (state := self._state(index)) is not None:
-            compressor = compressor.for_message(x[None], state[turn], self.messages[index])
+            compressor = compressor.for_message(x[None], state[learner_at], self.messages[index])
         return m, Message(compressor, x, self._draw(index, learner, step))
 
     def _offered(self, bucket: list[int], grads: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -405,19 +408,19 @@ class Exchange(nn.Module):
         return [
             [
                 self.memories[learner][index].offer(grad)
-                for index, grad in zip(bucket, own, strict=True)
+                for index, grad in zip(bucket, tensors, strict=True)
             ]
-            for learner, own in zip(self.collectives.here, grads, strict=True)
+            for learner, tensors in zip(self.collectives.here, grads, strict=True)
         ]
 
     def _settled(self, index: int, offered: list[Tensor], arrived: list[Tensor]) -> Tensor:
         """The gradient for the optimizer; every memory has heard what arrived of its learner's
         message.
         """
-        own = dict(zip(self.collectives.here, offered, strict=True))
+        own_messages = dict(zip(self.collectives.here, offered, strict=True))
         back = [self._transformed(index, y, back=True) for y in arrived]
         used = [
-            self.memories[learner][index].settle(own.get(learner), y)
+            self.memories[learner][index].settle(own_messages.get(learner), y)
             for learner, y in enumerate(back)
         ]
         # a memory uses what it has become, not what came
@@ -465,16 +468,16 @@ class Exchange(nn.Module):
 
     def compressor(self, index: int, epoch: int) -> Compressor | JointCompressor:
         """What a layer's messages go through in this epoch."""
-        made = scheduled(
+        scheduled_ = scheduled(
             self.spec,
             self.base(index),
             epoch,
             self.accordion is not None and self.accordion.mild[index],
         )
         return (
-            LiveEntries(made, self.live[index], self.layers[index].shape)  # pyright: ignore[reportArgumentType]
+            LiveEntries(scheduled_, self.live[index], self.layers[index].shape)  # pyright: ignore[reportArgumentType]
             if index in self.live
-            else made
+            else scheduled_
         )
 
     def _draw(self, index: int, learner: int, step: int) -> int:

@@ -54,16 +54,16 @@ class CompressionHook(nn.Module):
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
         scaler: torch.amp.GradScaler | None = None,
-        **more: Any,
+        **gradients: Any,
     ) -> None:
-        """compressor ("topk:0.1", or its settings), feedback, more: as of a Run's `grad`, such as
-        exchange="server". group: the process group that DistributedDataParallel was given (None: of
-        all processes). scaler: of the loss, if there is one.
+        """compressor ("topk:0.1", or its settings), feedback, gradients: as of a Run's `grad`, such
+        as exchange="server". group: the process group that DistributedDataParallel was given (None:
+        of all processes). scaler: of the loss, if there is one.
 
         Raises UserError on settings that do not go together.
         """
         super().__init__()
-        settings = {"exchange": "allgather", "compressor": compressor, **more} | (
+        settings = {"exchange": "allgather", "compressor": compressor, **gradients} | (
             {"feedback": feedback} if feedback else {}
         )
         # what is misspelt is said whatever else is missing
@@ -230,35 +230,35 @@ class CompressionHook(nn.Module):
         if self._looks and (self._skips or not self._finite(buffer)):
             self._skip(views.values())
             return
-        views = self._wanted(views)
+        views = self._layers_due(views)
         if not views:
             return
         taken = {index: self._taken(index, grad) for index, grad in views.items()}
         for index in views:
             if self._keeps[index]:
                 self._note(index)
-        own: list[Tensor | None] = [None] * len(self.exchange.trained)
+        tensors: list[Tensor | None] = [None] * len(self.exchange.trained)
         for index, grad in taken.items():
-            own[index] = grad
+            tensors[index] = grad
         for index, merged in self.exchange.begin(
-            [own], self.step, self.epoch, views.keys()
+            [tensors], self.step, self.epoch, views.keys()
         )().items():
             views[index].copy_(merged if self._plain(index) else merged * self._scale)
 
-    def _wanted(self, views: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _layers_due(self, views: dict[int, Tensor]) -> dict[int, Tensor]:
         """The layers that some learner used in this step; the gradients of the others become 0."""
         if self._used is None:
             return views
         used = torch.tensor([float(index in self._used) for index in views])
         used = used.to(next(iter(views.values())).device)
         dist.all_reduce(used, dist.ReduceOp.MAX, self._lane)
-        wanted = {}
+        layers_due = {}
         for (index, view), anywhere in zip(views.items(), used.tolist(), strict=True):
             if anywhere:
-                wanted[index] = view
+                layers_due[index] = view
             else:
                 view.zero_()
-        return wanted
+        return layers_due
 
     def ended(self) -> None:
         """All gradients of a step have been exchanged."""
@@ -298,13 +298,13 @@ class CompressionHook(nn.Module):
 
     def _note(self, index: int) -> None:
         """Copy what is remembered of a layer, before this step changes it."""
-        kept = list(self.exchange.kept(index))
+        states = list(self.exchange.kept(index))
         room = self._before.get(index)
         if room is None:
-            self._before[index] = [one.clone() for one in kept]
+            self._before[index] = [state.clone() for state in states]
         else:
-            for one, now in zip(room, kept, strict=True):
-                one.copy_(now)
+            for saved, state in zip(room, states, strict=True):
+                saved.copy_(state)
         self._changed.append(index)
 
     def _skip(self, views: Iterable[Tensor]) -> None:
@@ -312,8 +312,8 @@ class CompressionHook(nn.Module):
         it.
         """
         for index in self._changed:
-            for one, kept in zip(self.exchange.kept(index), self._before[index], strict=True):
-                one.copy_(kept)
+            for state, saved in zip(self.exchange.kept(index), self._before[index], strict=True):
+                state.copy_(saved)
         self._changed, self._skips = [], True
         for view in views:
             view.fill_(torch.inf)

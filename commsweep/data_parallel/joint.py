@@ -39,7 +39,7 @@ class JointCompressor(Generic[S]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        kept: list[Any],
+        states: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
@@ -80,7 +80,7 @@ class Leader(JointCompressor[CLTKSpec]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        kept: list[Any],
+        states: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
@@ -104,27 +104,27 @@ class Leader(JointCompressor[CLTKSpec]):
             if leader in collectives.here
             # the others check theirs
             else [
-                unpack_mask(part, 1, n, k)
-                for part, n, k in zip(packed, sizes, budgets, strict=True)
+                unpack_mask(values_packed, 1, n, k)
+                for values_packed, n, k in zip(packed, sizes, budgets, strict=True)
             ]
         )
         values = collectives.gather(
             [
                 [
                     taken(m.reshape(1, -1), mask, k)[0]
-                    for m, mask, k in zip(own, masks, budgets, strict=True)
+                    for m, mask, k in zip(messages_, masks, budgets, strict=True)
                 ]
-                for own in messages
+                for messages_ in messages
             ],
             WHAT,
         ).wait()
         return (
             [
                 [
-                    one.new_zeros(mask.numel()).masked_scatter_(mask[0], one).reshape(m.shape)
-                    for one, mask, m in zip(every, masks, messages[0], strict=True)
+                    tensor.new_zeros(mask.numel()).masked_scatter_(mask[0], tensor).reshape(m.shape)
+                    for tensor, mask, m in zip(tensors, masks, messages[0], strict=True)
                 ]
-                for every in values
+                for tensors in values
             ],
             None,
         )
@@ -151,12 +151,12 @@ class PowerIteration(JointCompressor[RankT]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        kept: list[Any],
+        states: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
-        p, q = PowerIteration.factors(compressors, messages, kept, collectives)
-        _keep(kept, q)
+        p, q = PowerIteration.factors(compressors, messages, states, collectives)
+        _keep(states, q)
         y = [(a @ b.mT).reshape(m.shape) for a, b, m in zip(p, q, messages[0], strict=True)]
         return [y] * collectives.learners, None
 
@@ -164,22 +164,26 @@ class PowerIteration(JointCompressor[RankT]):
     def factors(
         compressors: list[Any],
         messages: Parts,
-        kept: list[Any],
+        states: list[Any],
         collectives: Collectives,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """P and Q of every layer."""
-        matrices = [[m.reshape(len(m), -1) for m in own] for own in messages]
+        matrices = [[m.reshape(len(m), -1) for m in messages_] for messages_ in messages]
         # A factor may be kept for a higher rank than this step's.
         starts = [
             q[:, : compressor.rank(m.shape)]
-            for compressor, q, m in zip(compressors, kept, matrices[0], strict=True)
+            for compressor, q, m in zip(compressors, states, matrices[0], strict=True)
         ]
         left = collectives.all_reduce(
-            [[m @ q for m, q in zip(own, starts, strict=True)] for own in matrices], WHAT
+            [[m @ q for m, q in zip(learner, starts, strict=True)] for learner in matrices], WHAT
         )
-        p = [torch.linalg.qr(one).Q for one in left.wait()]
+        p = [torch.linalg.qr(product).Q for product in left.wait()]
         return p, collectives.all_reduce(
-            [[m.mT @ one for m, one in zip(own, p, strict=True)] for own in matrices], WHAT
+            [
+                [m.mT @ product for m, product in zip(learner, p, strict=True)]
+                for learner in matrices
+            ],
+            WHAT,
         ).wait()
 
     def rank(self, shape: torch.Size) -> int:
@@ -217,20 +221,20 @@ class Orthonormal(PowerIteration[DionFactorsSpec]):
     def combine(
         compressors: list[Any],
         messages: Parts,
-        kept: list[Any],
+        states: list[Any],
         step: int,
         collectives: Collectives,
     ) -> Combined:
-        p, r = PowerIteration.factors(compressors, messages, kept, collectives)
-        lengths = [torch.linalg.vector_norm(one, dim=0) for one in r]
+        p, r = PowerIteration.factors(compressors, messages, states, collectives)
+        lengths = [torch.linalg.vector_norm(factor, dim=0) for factor in r]
         q = [
-            torch.where(length > 0, one / length.clamp(min=1e-30), before)
-            for one, length, before in zip(r, lengths, kept, strict=True)
+            torch.where(length > 0, factor / length.clamp(min=1e-30), before)
+            for factor, length, before in zip(r, lengths, states, strict=True)
         ]
-        _keep(kept, q)
+        _keep(states, q)
         arrived = [a @ b.mT for a, b in zip(p, r, strict=True)]
-        seen = [(a @ b.mT).mul_((len(a) / len(b)) ** 0.5) for a, b in zip(p, q, strict=True)]
-        return [arrived] * collectives.learners, seen
+        updates = [(a @ b.mT).mul_((len(a) / len(b)) ** 0.5) for a, b in zip(p, q, strict=True)]
+        return [arrived] * collectives.learners, updates
 
     @property
     def outputs_as_rows(self) -> bool:
@@ -240,9 +244,9 @@ class Orthonormal(PowerIteration[DionFactorsSpec]):
         return math.ceil(self.spec.fraction * min(shape[0], shape.numel() // shape[0]))
 
 
-def _keep(kept: list[Tensor], factors: list[Tensor]) -> None:
+def _keep(states: list[Tensor], factors: list[Tensor]) -> None:
     """Begin the next step from these factors; columns beyond their rank stay for a higher one."""
-    for state, factor in zip(kept, factors, strict=True):
+    for state, factor in zip(states, factors, strict=True):
         state[:, : factor.shape[1]] = factor
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from commsweep.config.gradients import Gradients
 from commsweep.errors import UserError, nearest
-from commsweep.second_order.factors import turned
+from commsweep.second_order.factors import as_matrix
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,17 @@ class Layer:
         return self.itemsize * self.shape.numel()
 
 
-def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = None) -> list[Layer]:
-    """The trainable parameters of a model, in order, with their class; known: those of the network
-    that the model is a part of, by their identity.
+def layers(
+    model: nn.Module, spec: Gradients, network_layers: dict[int, Layer] | None = None
+) -> list[Layer]:
+    """The trainable parameters of a model, in order, with their class; network_layers: those of the
+    network that the model is a part of, by their identity.
     """
-    if known is not None:
-        return [known[id(p)] for p in model.parameters() if p.requires_grad]
-    found, lying = {}, set()
+    if network_layers is not None:
+        return [network_layers[id(p)] for p in model.parameters() if p.requires_grad]
+    names, lying = {}, set()
     for module in model.modules():
-        if turned(module):
+        if as_matrix(module):
             lying.add(id(module.weight))
         for p in module.parameters(recurse=False):
             kind = (
@@ -50,8 +52,8 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
                 if p.dim() > 2
                 else ("embedding" if isinstance(module, nn.Embedding) else "fc")
             )
-            found.setdefault(id(p), kind)
-    every, matrices = (
+            names.setdefault(id(p), kind)
+    all_dense, matrices = (
         spec.compressor.kind == "none" and spec.sharded is None,
         spec.compressor.kind == "dion",
     )
@@ -61,9 +63,9 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
     for name, members in spec.layers.items():
         for identity, parameter in _chosen(model, members.match, f"grad.layers.{name}").items():
             if identity in excluded or identity in group:
-                other = "exclude" if identity in excluded else f"layers.{group[identity]}"
+                setting = "exclude" if identity in excluded else f"layers.{group[identity]}"
                 raise UserError(
-                    f"grad.layers.{name}.match chooses {parameter}, and so does grad.{other}; a "
+                    f"grad.layers.{name}.match chooses {parameter}, and so does grad.{setting}; a "
                     "layer has one compressor"
                 )
             group[identity] = name
@@ -72,13 +74,13 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
         if id(p) in excluded:
             return True
         if matrices:  # the rest has an optimizer of its own
-            return p.dim() != 2 or found[id(p)] == "embedding"
-        return every or p.dim() == 0 or (p.dim() < 2 and not spec.compress_vectors)
+            return p.dim() != 2 or names[id(p)] == "embedding"
+        return all_dense or p.dim() == 0 or (p.dim() < 2 and not spec.compress_vectors)
 
-    made = [
+    layers_ = [
         Layer(
             name,
-            found[id(p)],
+            names[id(p)],
             p.shape,
             dense(p),
             turned=id(p) in lying,
@@ -88,7 +90,7 @@ def layers(model: nn.Module, spec: Gradients, known: dict[int, Layer] | None = N
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
-    return [replace(one, place=place) for place, one in enumerate(made)]
+    return [replace(layer, place=index) for index, layer in enumerate(layers_)]
 
 
 def _chosen(model: nn.Module, patterns: tuple[str, ...], setting: str) -> dict[int, str]:
@@ -103,10 +105,10 @@ def _chosen(model: nn.Module, patterns: tuple[str, ...], setting: str) -> dict[i
     }
     chosen: dict[int, str] = {}
     for pattern in patterns:
-        found = {identity: name for name, identity in names.items() if fnmatchcase(name, pattern)}
-        if not found:
+        matches = {identity: name for name, identity in names.items() if fnmatchcase(name, pattern)}
+        if not matches:
             raise UserError(f"{setting}: '{pattern}' matches no parameter{nearest(pattern, names)}")
-        chosen |= found
+        chosen |= matches
     return chosen
 
 

@@ -34,17 +34,19 @@ class Learners(Component):
         batch: int,
         collectives: Collectives | None = None,
         microbatches: int = 1,
-        known: dict[int, Layer] | None = None,
+        network_layers: dict[int, Layer] | None = None,
     ) -> None:
         """batch: rows of a full batch. collectives: between processes; None: all learners are here.
-        microbatches: parts of a learner's rows that cross the boundaries one by one. known: the
-        layers of the network that the model is one stage of, by the identity of their
-        parameters.
+        microbatches: parts of a learner's rows that cross the boundaries one by one.
+        network_layers: the layers of the network that the model is one stage of, by the identity of
+        their parameters.
         """
         super().__init__()
         self.spec, self.batch, self.microbatches = spec, batch, microbatches
         self.exchange = (
-            None if exchanges_nothing(spec) else Exchange(spec, model, seed, collectives, known)
+            None
+            if exchanges_nothing(spec)
+            else Exchange(spec, model, seed, collectives, network_layers)
         )
         self.here = (0,) if self.exchange is None else self.exchange.collectives.here
         self._norms = [
@@ -61,61 +63,61 @@ class Learners(Component):
         """
         n, steps = self.spec.learners, self.spec.local_steps
         sizes = [batch // n + (learner < batch % n) for learner in range(n)]
-        every = []
+        passes_ = []
         for learner in range(n):
             start = sum(sizes[:learner])
             edges = [start + sizes[learner] * step // steps for step in range(steps + 1)]
-            parts = [slice(a, b) for a, b in pairwise(edges) if b > a]
+            slices = [slice(a, b) for a, b in pairwise(edges) if b > a]
             first = learner * (self.batch // n) - start
-            for part in parts:
+            for slice_ in slices:
                 cuts = [
-                    part.start + (part.stop - part.start) * cut // self.microbatches
+                    slice_.start + (slice_.stop - slice_.start) * cut // self.microbatches
                     for cut in range(self.microbatches + 1)
                 ]
-                every += [
+                passes_ += [
                     Pass(
                         slice(a, b),
                         b - a,
                         sizes[learner] * n / batch,
                         learner,
-                        part is parts[-1] and b == part.stop,
+                        slice_ is slices[-1] and b == slice_.stop,
                         slot=first + a,
-                        share=(b - a) / (part.stop - part.start),
-                        whole=b == part.stop,
+                        share=(b - a) / (slice_.stop - slice_.start),
+                        whole=b == slice_.stop,
                         batch=batch,
                     )
                     for a, b in pairwise(cuts)
                     if b > a
                 ]
-        made = [
-            replace(one, turn=turn, of=len(every))
-            for turn, one in enumerate(every)
-            if one.learner in self.here
+        here_ = [
+            replace(pass_, turn=index, of=len(passes_))
+            for index, pass_ in enumerate(passes_)
+            if pass_.learner in self.here
         ]
-        if not made:
+        if not here_:
             raise UserError(
                 f"a batch of {batch} has no row for learner {self.here[0]} of {n}: set "
                 "data.drop_last=true or another data.batch_size"
             )
-        return made
+        return here_
 
     def before_pass(
-        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+        self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
         if self.exchange is not None:  # dropout of a pass is the same whichever process it is in
             torch.manual_seed(
-                seeds.draw(seeds.DROPOUT, self.exchange.seed, moment.passed + part.turn)
+                seeds.draw(seeds.DROPOUT, self.exchange.seed, moment.passed + pass_.turn)
             )
 
-    def after_pass(self, moment: Moment, part: Pass) -> None:
-        if self.exchange is None or not part.whole:
+    def after_pass(self, moment: Moment, pass_: Pass) -> None:
+        if self.exchange is None or not pass_.whole:
             return
-        if not part.settles:
+        if not pass_.settles:
             self.exchange.step_locally(moment.rate)
             return
-        if part.learner == self.here[0]:
+        if pass_.learner == self.here[0]:
             self._first = [buffer.clone() for buffer in self._statistics()]
-        self.exchange.collect(part.weight)
+        self.exchange.collect(pass_.weight)
 
     def after_backward(self, moment: Moment) -> None:
         """All learners have their gradients: the mean of what arrives of them takes their place."""
@@ -133,8 +135,8 @@ class Learners(Component):
         )
         self.reduce(moment)
         if first is not None:
-            for buffer, kept in zip(self._statistics(), first.wait(), strict=True):
-                buffer.copy_(kept)
+            for buffer, common in zip(self._statistics(), first.wait(), strict=True):
+                buffer.copy_(common)
 
     def reduce(self, moment: Moment) -> None:
         """Let the collected gradients become what the optimizer sees."""

@@ -36,15 +36,15 @@ class Ledger:
         self,
         index: int,
         nbytes: int | Tensor,
-        kept: int | Tensor = 0,
+        entries: int | Tensor = 0,
         messages: int = 1,
         of: int = 0,
     ) -> None:
-        """A message for a layer left a learner; `kept`: its entries, where each learner chooses its
-        places among `of` (0: all of the layer).
+        """A message for a layer left a learner; `entries`: its entries, where each learner chooses
+        its places among `of` (0: all of the layer).
         """
         self.up[index] = self.up[index] + nbytes
-        self.kept[index] = self.kept[index] + kept
+        self.kept[index] = self.kept[index] + entries
         self.coded[index] += messages
         self.entries[index] += messages * (of or self.layers[index].shape.numel())
 
@@ -89,33 +89,35 @@ class Ledger:
         their places, at the mean density of their compressed messages. kept: that density over all
         layers whose entries are counted; absent where none are.
         """
-        up = [int(one) / max(1, self.steps) / self.here for one in self.up]
+        up = [int(nbytes) / max(1, self.steps) / self.here for nbytes in self.up]
         dense = [layer.dense_bytes for layer in self.layers]
         down = self._down()
         n = self.spec.learners
-        places, own = self.places / max(1, self.steps) / n, sum(up)
+        place_bytes, up_bytes = self.places / max(1, self.steps) / n, sum(up)
         served = self.spec.exchange == "server"
         factor = (
             1
             if self.direct
             else {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "server": 1}[self.spec.exchange]
         )
-        receives = down if served else factor * own
+        receives = down if served else factor * up_bytes
         out: dict[str, Any] = {
-            "up": own + places,
-            "bound": self._bound(up) + places,
+            "up": up_bytes + place_bytes,
+            "bound": self._bound(up) + place_bytes,
             "dense": sum(dense),
-            "rate": sum(dense) / (own + places) if own else 1.0,
-            "learner_sends": factor * own + places * (1 if served else n - 1),
-            "learner_receives": receives + places * (n - 1),
+            "rate": sum(dense) / (up_bytes + place_bytes) if up_bytes else 1.0,
+            "learner_sends": factor * up_bytes + place_bytes * (1 if served else n - 1),
+            "learner_receives": receives + place_bytes * (n - 1),
             "total": n
-            * (factor * own + (down if served else 0) + places * (n if served else n - 1)),
+            * (
+                factor * up_bytes + (down if served else 0) + place_bytes * (n if served else n - 1)
+            ),
         }
         counted = [
             (int(k), entries) for k, entries in zip(self.kept, self.entries, strict=True) if int(k)
         ]
         if self.places:
-            out["places"] = places
+            out["places"] = place_bytes
         if counted:
             out["kept"] = sum(k for k, _ in counted) / sum(n for _, n in counted)
         for kind in sorted({layer.kind for layer in self.layers}):
@@ -133,13 +135,13 @@ class Ledger:
         values of v bits.
         """
         total, messages = 0.0, max(1, self.steps) * self.here
-        for sent, kept, coded, plain, every, layer in zip(
+        for sent, entries, coded, plain, entry_count, layer in zip(
             up, self.kept, self.coded, self.plain, self.entries, self.layers, strict=True
         ):
             bits = self.spec.compressor_of(layer.group).value_bits
-            n = every / max(1, coded)  # entries of a message
+            n = entry_count / max(1, coded)  # entries of a message
             dense = plain / messages * layer.dense_bytes
-            k = int(kept) / max(1, coded)
+            k = int(entries) / max(1, coded)
             p = k / n if n else 0.0
             entropy = -p * math.log2(p) - (1 - p) * math.log2(1 - p) if 0 < p < 1 else 0.0
             total += (
@@ -153,10 +155,10 @@ class Ledger:
 
     def rates(self) -> dict[str, float]:
         """Every layer's compression rate since the last call (waits for the device)."""
-        up, steps = [int(one) for one in self.up], max(1, self.steps - self._seen_steps)
+        up, steps = [int(nbytes) for nbytes in self.up], max(1, self.steps - self._seen_steps)
         out = {
-            layer.name: layer.dense_bytes * steps * self.here / max(1, now - before)
-            for layer, now, before in zip(self.layers, up, self._seen, strict=True)
+            layer.name: layer.dense_bytes * steps * self.here / max(1, current - before)
+            for layer, current, before in zip(self.layers, up, self._seen, strict=True)
             if not layer.dense
         }
         self._seen, self._seen_steps = up, self.steps
@@ -165,37 +167,37 @@ class Ledger:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
-            "up": [int(one) for one in self.up],
-            "down": [int(one) for one in self.down],
+            "up": [int(nbytes) for nbytes in self.up],
+            "down": [int(nbytes) for nbytes in self.down],
             "steps": self.steps,
             "places": self.places,
             "entries": self.entries,
-            "kept": [int(one) for one in self.kept],
+            "kept": [int(count) for count in self.kept],
             "coded": self.coded,
             "plain": self.plain,
             "seen": self._seen,
             "seen_steps": self._seen_steps,
         }
 
-    def take(self, told: list[tuple[list[int], dict[str, Any]]], stages: int) -> None:
+    def take(self, states: list[tuple[list[int], dict[str, Any]]], stages: int) -> None:
         """Of learners with so many stages each, one after the other, what the ledger of a stage
         says of its layers, which have these places in the network. Tied embeddings, which two
         stages have, count once.
         """
-        for number, (places, state) in enumerate(told):
+        for number, (numbers, state) in enumerate(states):
             self.steps, self.places = (
                 state["steps"],
                 state["places"],
             )  # told by one learner, noted by all
             if number % stages == 0:
-                seen: set[int] = set()
-            for here, place in enumerate(places):
-                if place in seen:  # pyright: ignore[reportPossiblyUnboundVariable]
+                taken: set[int] = set()
+            for index, number_here in enumerate(numbers):
+                if number_here in taken:  # pyright: ignore[reportPossiblyUnboundVariable]
                     continue
-                seen.add(place)  # pyright: ignore[reportPossiblyUnboundVariable]
+                taken.add(number_here)  # pyright: ignore[reportPossiblyUnboundVariable]
                 for name in ("up", "kept", "entries", "coded", "plain"):
-                    getattr(self, name)[place] += state[name][here]
-                self.down[place] = state["down"][here]
+                    getattr(self, name)[number_here] += state[name][index]
+                self.down[number_here] = state["down"][index]
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""

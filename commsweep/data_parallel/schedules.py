@@ -60,24 +60,25 @@ class Accordion:
 
     def add(self, index: int, gradient: Tensor) -> None:
         """Add a step's mean gradient of a layer."""
-        own = self.sums[index]
+        total = self.sums[index]
         # After a resume the sum lies on the host.
         self.sums[index] = (
-            gradient.clone() if own is None else own.to(gradient.device).add_(gradient)
+            gradient.clone() if total is None else total.to(gradient.device).add_(gradient)
         )
 
     def decide(self, epoch: int) -> None:
         """After an epoch: compare norms with those of the last decision."""
         norms = [
-            math.nan if one is None else float(torch.linalg.vector_norm(one)) for one in self.sums
+            math.nan if total_ is None else float(torch.linalg.vector_norm(total_))
+            for total_ in self.sums
         ]
         self.sums = [None] * len(self.sums)
         if (epoch + 1) % self.schedule.every:
             return
         if self.before is not None:
             self.mild = [
-                math.isfinite(now) and (last == 0 or abs(last - now) / last >= self.schedule.eta)
-                for last, now in zip(self.before, norms, strict=True)
+                math.isfinite(norm) and (last == 0 or abs(last - norm) / last >= self.schedule.eta)
+                for last, norm in zip(self.before, norms, strict=True)
             ]
         self.before = norms
 

@@ -52,7 +52,7 @@ class Shards(Learners):
         assert spec.sharded is not None, "the learners of such a run are made of this class"
         self.sharded = spec.sharded
         self.codes = [
-            build(one) for one in (spec.compressor, self.sharded.across, self.sharded.weights)
+            build(spec_) for spec_ in (spec.compressor, self.sharded.across, self.sharded.weights)
         ]
         self.coded = [index for index, layer in enumerate(self.exchange.layers) if not layer.dense]
         self.sent: dict[str, int] = dict.fromkeys(HOPS, 0)  # bytes of the learners here
@@ -67,8 +67,8 @@ class Shards(Learners):
             self._master = {
                 index: self.exchange.trained[index].detach().clone() for index in self.coded
             }
-            for own, told in zip(self._master.values(), self._told, strict=bool(self._told)):
-                own.copy_(told)
+            for weights, saved in zip(self._master.values(), self._told, strict=bool(self._told)):
+                weights.copy_(saved)
         self._seen = {index: self.exchange.trained[index].data for index in self.coded}
 
     # Gradients to their owners.
@@ -82,20 +82,21 @@ class Shards(Learners):
         exchange.ledger.steps += 1
         dense = [index for index, layer in enumerate(exchange.layers) if layer.dense]
         arrival = exchange.begin(learners, moment.step, moment.epoch, dense)  # pyright: ignore[reportArgumentType]
-        whole = self._reduced(
-            [[_parts(own[index], n) for index in self.coded] for own in learners], moment.step
+        means = self._reduced(
+            [[_sliced(tensors[index], n) for index in self.coded] for tensors in learners],
+            moment.step,
         )
         merged = arrival()
-        for place, index in enumerate(self.coded):
-            full = torch.zeros_like(_parts(learners[0][index], n))
-            for turn, learner in enumerate(self.here):
-                full[learner] = whole[turn][place]
+        for at, index in enumerate(self.coded):
+            full = torch.zeros_like(_sliced(learners[0][index], n))
+            for at, learner in enumerate(self.here):
+                full[learner] = means[at][at]
             merged[index] = full.view(-1)[: exchange.layers[index].shape.numel()].view(
                 exchange.layers[index].shape
             )
-        for index, one in merged.items():
-            exchange.trained[index].grad = one
-        self._means = whole
+        for index, mean_ in merged.items():
+            exchange.trained[index].grad = mean_
+        self._means = means
         self._give(self._master)
 
     def _reduced(self, grads: list[list[Tensor]], step: int) -> list[list[Tensor]]:
@@ -108,11 +109,11 @@ class Shards(Learners):
             step,
             [
                 {
-                    node * local + place: [parts[place::local] for parts in own]
+                    node * local + rank_: [shards[rank_::local] for shards in rows_]
                     for node in [learner // local]
-                    for place in range(local)
+                    for rank_ in range(local)
                 }
-                for learner, own in zip(self.here, grads, strict=True)
+                for learner, rows_ in zip(self.here, grads, strict=True)
             ],
         )
         sums = [
@@ -125,14 +126,14 @@ class Shards(Learners):
                 step,
                 [
                     {
-                        node * local + learner % local: [parts[node] for parts in own]  # pyright: ignore[reportIndexIssue]
+                        node * local + learner % local: [shards[node] for shards in row_]  # pyright: ignore[reportIndexIssue]
                         for node in range(n // local)
                     }
-                    for learner, own in zip(self.here, sums, strict=True)
+                    for learner, row_ in zip(self.here, sums, strict=True)
                 ],
             )
             if n > local
-            else [[[parts[0] for parts in own]] for own in sums]  # pyright: ignore[reportIndexIssue]
+            else [[[shards[0] for shards in row_]] for row_ in sums]  # pyright: ignore[reportIndexIssue]
         )
         return [
             [sum(column[1:], column[0].clone()).div_(n) for column in zip(*arrived, strict=True)]  # pyright: ignore[reportAttributeAccessIssue]
@@ -140,14 +141,14 @@ class Shards(Learners):
         ]
 
     def _hop(
-        self, hop: str, step: int, parts: list[dict[int, list[Tensor]]]
+        self, hop: str, step: int, shards_to: list[dict[int, list[Tensor]]]
     ) -> list[list[list[Tensor]]]:
         """One all-to-all: parts [learner here]{to whom: [layer]}; [learner here][from whom, in
         order][layer].
         """
-        turn, layers = HOPS.index(hop), self.exchange.layers
+        number, layers = HOPS.index(hop), self.exchange.layers
         code, address = (
-            self.codes[turn],
+            self.codes[number],
             message.Address(message.digest(f"{self.spec} {hop}"), step),
         )
         messages = [
@@ -155,30 +156,30 @@ class Shards(Learners):
                 to: [
                     Message(
                         code,
-                        part,
+                        shard,
                         seeds.draw(
                             seeds.SHARDS,
                             self.exchange.seed,
                             layers[index].place,
                             learner,
                             step,
-                            turn,
+                            number,
                             to,
                         ),
                     )
-                    for index, part in zip(self.coded, own, strict=True)
+                    for index, shard in zip(self.coded, shards, strict=True)
                 ]
-                for to, own in every.items()
+                for to, shards in outbox.items()
             }
-            for learner, every in zip(self.here, parts, strict=True)
+            for learner, outbox in zip(self.here, shards_to, strict=True)
         ]
         arrived = self.exchange.collectives.scatter(messages, address, WHAT).wait()
-        for learner, every in zip(self.here, messages, strict=True):
-            for place, index in enumerate(self.coded):
+        for learner, outbox_ in zip(self.here, messages, strict=True):
+            for at, index in enumerate(self.coded):
                 self._count(
                     hop,
                     index,
-                    sum(own[place].nbytes for to, own in every.items() if to != learner),  # pyright: ignore[reportArgumentType]
+                    sum(messages_[at].nbytes for to, messages_ in outbox_.items() if to != learner),  # pyright: ignore[reportArgumentType]
                 )
         return arrived
 
@@ -188,11 +189,11 @@ class Shards(Learners):
 
     def clips(self, most: float) -> bool:
         exchange = self.exchange
-        own = [
+        norms = [
             [torch.stack([shard.square().sum() for shard in shards]).sum()]
             for shards in self._means
         ]
-        total = sum(one for (one,) in exchange.collectives.gather(own, "norms").wait())
+        total = sum(norm for (norm,) in exchange.collectives.gather(norms, "norms").wait())
         for index, layer in enumerate(exchange.layers):
             if layer.dense:
                 total = total + exchange.trained[index].grad.square().sum()  # pyright: ignore[reportOptionalMemberAccess]
@@ -206,15 +207,15 @@ class Shards(Learners):
     @torch.no_grad()
     def after_step(self, moment: Moment) -> None:
         n, exchange, code = self.spec.learners, self.exchange, self.codes[2]
-        parts = {
-            index: (_parts(exchange.trained[index].data, n), _parts(self._seen[index], n))
+        slices = {
+            index: (_sliced(exchange.trained[index].data, n), _sliced(self._seen[index], n))
             for index in self.coded
         }
-        own = [
+        messages = [
             [
                 Message(
                     code,
-                    new[learner] - seen[learner] if self.differs else new[learner],
+                    new[learner] - held[learner] if self.differs else new[learner],
                     seeds.draw(
                         seeds.SHARDS,
                         exchange.seed,
@@ -225,20 +226,20 @@ class Shards(Learners):
                         learner,
                     ),
                 )
-                for index, (new, seen) in parts.items()
+                for index, (new, held) in slices.items()
             ]
             for learner in self.here
         ]
         address = message.Address(message.digest(f"{self.spec} weights"), moment.step)
-        every = exchange.collectives.share(own, address, "weights").wait()
-        for mine in own:
-            for index, one in zip(self.coded, mine, strict=True):
-                self._count("weights", index, one.nbytes * (n - 1))  # pyright: ignore[reportArgumentType]
-        for place, (index, (_, seen)) in enumerate(parts.items()):
-            arrived = torch.stack([one[place] for one in every])
-            now = (seen + arrived if self.differs else arrived).view(-1)
+        received = exchange.collectives.share(messages, address, "weights").wait()
+        for mine in messages:
+            for index, change in zip(self.coded, mine, strict=True):
+                self._count("weights", index, change.nbytes * (n - 1))  # pyright: ignore[reportArgumentType]
+        for at, (index, (_, held_before)) in enumerate(slices.items()):
+            arrived = torch.stack([row_[at] for row_ in received])
+            current = (held_before + arrived if self.differs else arrived).view(-1)
             held = self._seen[index]
-            held.copy_(now[: held.numel()].view(held.shape))
+            held.copy_(current[: held.numel()].view(held.shape))
         self._give(self._seen)
 
     def _give(self, weights: dict[int, Tensor]) -> None:
@@ -264,7 +265,7 @@ class Shards(Learners):
         self.sent, self._told = state["sent"], state["master"]
 
 
-def _parts(x: Tensor, count: int) -> Tensor:
+def _sliced(x: Tensor, count: int) -> Tensor:
     """A layer as [count, elements], padded with zeros."""
     flat = x.reshape(-1)
     return nn.functional.pad(flat, (0, -len(flat) % count)).view(count, -1)

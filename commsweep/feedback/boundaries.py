@@ -166,33 +166,39 @@ class AQSGD(Remembering):
         self.visited = Visited(memory.slots)
 
     def send(self, sender: Sender, x: Tensor, keys: Keys) -> Tensor:
-        seen = self.visited.state[keys.samples]
-        if seen.all():  # a host tensor: no device is waited for
+        visited = self.visited.state[keys.samples]
+        if visited.all():  # a host tensor: no device is waited for
             return self._difference(lambda m: sender.send(x - m.to(x.dtype)), keys)
-        if not seen.any():
+        if not visited.any():
             self.saw_dense(x, keys)
             return sender.send_dense(x)
         y = torch.empty_like(x)
-        own, new = (rows.nonzero()[:, 0].to(x.device, non_blocking=True) for rows in (seen, ~seen))
-        y[own] = self._difference(lambda m: sender.send(x[own] - m.to(x.dtype)), keys.subset(seen))
-        sender.sent_rows(own, len(x))
+        old, new = (
+            rows.nonzero()[:, 0].to(x.device, non_blocking=True) for rows in (visited, ~visited)
+        )
+        y[old] = self._difference(
+            lambda m: sender.send(x[old] - m.to(x.dtype)), keys.subset(visited)
+        )
+        sender.sent_rows(old, len(x))
         y[new] = sender.send_dense(x[new])
-        self.saw_dense(x[new], keys.subset(~seen))
+        self.saw_dense(x[new], keys.subset(~visited))
         return y
 
     def receive(self, receiver: Receiver, shape: torch.Size, keys: Keys) -> Tensor:
-        seen = self.visited.state[keys.samples]
-        n = int(seen.sum())
-        if n == len(seen):
+        visited = self.visited.state[keys.samples]
+        n = int(visited.sum())
+        if n == len(visited):
             return self._difference(lambda m: receiver.receive(shape), keys)
-        parts = {}
+        arrived_by = {}
         if n:
             size = torch.Size([n, *shape[1:]])
-            parts[True] = self._difference(lambda m: receiver.receive(size), keys.subset(seen))
-            if n < len(seen):
-                receiver.sent_rows(seen.nonzero()[:, 0], len(seen))
-        first = receiver.receive_dense(torch.Size([len(seen) - n, *shape[1:]]))
-        self.saw_dense(first, keys.subset(~seen))
+            arrived_by[True] = self._difference(
+                lambda m: receiver.receive(size), keys.subset(visited)
+            )
+            if n < len(visited):
+                receiver.sent_rows(visited.nonzero()[:, 0], len(visited))
+        first = receiver.receive_dense(torch.Size([len(visited) - n, *shape[1:]]))
+        self.saw_dense(first, keys.subset(~visited))
         if not n:
             return first
         y = torch.empty(
@@ -201,24 +207,26 @@ class AQSGD(Remembering):
             device=first.device,
             memory_format=torch.channels_last if channels_last(first) else torch.contiguous_format,
         )
-        for rows, part in ((seen, parts[True]), (~seen, first)):
-            y[rows.nonzero()[:, 0].to(y.device, non_blocking=True)] = part
+        for rows, rows_arrived in ((visited, arrived_by[True]), (~visited, first)):
+            y[rows.nonzero()[:, 0].to(y.device, non_blocking=True)] = rows_arrived
         return y
 
     def most_bytes(
         self, compressor: Compressor, shape: torch.Size, dtype: torch.dtype, keys: Keys
     ) -> int:
-        seen = int(self.visited.state[keys.samples].sum())
-        dense = message.most_framing(2) + (shape[0] - seen) * shape[1:].numel() * dtype.itemsize
-        return dense + (compressor.most_bytes(torch.Size([seen, *shape[1:]]), dtype) if seen else 0)
+        visited = int(self.visited.state[keys.samples].sum())
+        dense = message.most_framing(2) + (shape[0] - visited) * shape[1:].numel() * dtype.itemsize
+        return dense + (
+            compressor.most_bytes(torch.Size([visited, *shape[1:]]), dtype) if visited else 0
+        )
 
     def saw_dense(self, x: Tensor, keys: Keys) -> None:
         self.memory.write(keys, x)
         self.visited.state[keys.samples] = True
 
-    def _difference(self, said: Callable[[Tensor], Tensor], keys: Keys) -> Tensor:
+    def _difference(self, transmit: Callable[[Tensor], Tensor], keys: Keys) -> Tensor:
         m = self.memory.read(keys)
-        d = said(m)
+        d = transmit(m)
         m = (m + d).to(self.memory.dtype)
         self.memory.write(keys, m)
         return m.to(d.dtype)

@@ -181,9 +181,9 @@ class MomentumCorrection(GradientMemory[MomentumCorrectionSpec]):
 
     def settle(self, m: Tensor, y: Tensor) -> Tensor:
         y = y.clone() if y.data_ptr() == m.data_ptr() else y
-        kept = y == 0
-        self.u.mul_(kept)
-        self.v.mul_(kept)
+        unsent = y == 0
+        self.u.mul_(unsent)
+        self.v.mul_(unsent)
         return y
 
 

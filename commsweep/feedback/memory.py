@@ -88,9 +88,9 @@ class Memory(nn.Module):
                     0, keys.on_device, flat(laid_out(rows.to(self.dtype), self.state))
                 )
             return
-        own = self._slots(keys)
-        if rows.data_ptr() != own.data_ptr():
-            own.copy_(rows)
+        slots = self._slots(keys)
+        if rows.data_ptr() != slots.data_ptr():
+            slots.copy_(rows)
 
     def _slots(self, keys: Keys) -> Tensor:
         return self.state[keys.first : keys.first + len(keys.samples)]
@@ -101,7 +101,7 @@ def _any_order() -> Iterator[None]:
     """Rows that are written once each are the same in any order; a GPU's deterministic one would
     copy all of them.
     """
-    asked, warns = (
+    deterministic, warns = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
@@ -109,7 +109,7 @@ def _any_order() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(asked, warn_only=warns)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
 
 
 class MappedMemory(nn.Module):
@@ -144,29 +144,29 @@ class MappedMemory(nn.Module):
 
     def read(self, keys: Keys) -> Tensor:
         """A copy of this batch's rows on the batch's device."""
-        wanted, device = keys.samples.tolist(), keys.on_device.device
+        samples, device = keys.samples.tolist(), keys.on_device.device
         self._pinned = device.type == "cuda"
         read = next(
-            (one for one in self._ahead if all(sample in one[0] for sample in wanted)), None
+            (entry for entry in self._ahead if all(sample in entry[0] for sample in samples)), None
         )
         if read is None:
-            self._settle(lambda samples: not samples.isdisjoint(wanted))
-            rows = self._taken(wanted)
+            self._settle(lambda samples: not samples.isdisjoint(samples))
+            rows = self._taken(samples)
         else:
-            places, rows = [read[0][sample] for sample in wanted], read[1].result()
-            whole = self._pinned and places == list(range(len(rows)))
-            rows = rows if whole else rows[places]  # a copy here, or the one to the device
+            positions, rows = [read[0][sample] for sample in samples], read[1].result()
+            in_order = self._pinned and positions == list(range(len(rows)))
+            rows = rows if in_order else rows[positions]  # a copy here, or the one to the device
         return rows.to(device, non_blocking=True)
 
     def ahead(self, samples: Tensor) -> None:
         """Rows of these samples (int64 on the host) are wanted next: read them behind what computes
         now.
         """
-        wanted = samples.tolist()
+        sample_list = samples.tolist()
         self._ahead.append(
             (
-                {sample: place for place, sample in enumerate(wanted)},
-                self._writer.submit(self._taken, wanted),
+                {sample: index for index, sample in enumerate(sample_list)},
+                self._writer.submit(self._taken, sample_list),
             )
         )
 
@@ -181,9 +181,9 @@ class MappedMemory(nn.Module):
         """Hand the rows to the writer."""
         self._settle(lambda samples: len(self._waiting) >= AHEAD)
         samples = keys.samples.tolist()
-        for places, _ in self._ahead:  # what was read of them is old now
+        for positions, _ in self._ahead:  # what was read of them is old now
             for sample in samples:
-                places.pop(sample, None)
+                positions.pop(sample, None)
         rows, ready = rows.detach(), None
         # the copy to the host runs behind the computation; the writer waits for it
         if rows.device.type == "cuda":
@@ -200,13 +200,13 @@ class MappedMemory(nn.Module):
         can).
         """
         self._settle(lambda samples: True)
-        part = self.file.with_name(f".{self.file.name}.part")
-        with open(self.file, "rb") as source, open(part, "w+b") as target:
+        partial = self.file.with_name(f".{self.file.name}.part")
+        with open(self.file, "rb") as source, open(partial, "w+b") as target:
             _copy(source, target)
             os.fsync(target.fileno())
             target.seek(0)
             self.copy = f"{self.file.name}.{tag}.{checkpoint.digest(target)}"
-        os.replace(part, self.file.with_name(self.copy))
+        os.replace(partial, self.file.with_name(self.copy))
 
     def drop_copies(self, steps: Collection[int]) -> None:
         """Remove the copies that go with none of the checkpoints of these steps."""

@@ -66,14 +66,14 @@ def evidence(message: str) -> Evidence | None:
 
 
 @lru_cache
-def said(message: str) -> str:
+def sentence(message: str) -> str:
     """One sentence on what a prediction for this kind of message rests on."""
-    found = evidence(message)
-    if found is None:
+    counts = evidence(message)
+    if counts is None:
         return f"{message}: no evidence."
-    value, low, high = found.correlation()
+    value, low, high = counts.correlation()
     return (
-        f"{message}: predicted from the {found.by} of {len(found.lost)} settings of a nano GPT-2 "
+        f"{message}: predicted from the {counts.by} of {len(counts.lost)} settings of a nano GPT-2 "
         f"after 100 steps (rank correlation {value:.2f} [{low:.2f}, {high:.2f}]); longer trainings "
         "lose more."
     )

@@ -33,8 +33,8 @@ MEANS, SUMS = dist.ReduceOp.AVG, dist.ReduceOp.SUM
 class CodedReduceScatter:
     """The reduce-scatter of one FSDP2 module: torch calls it with all of a step's gradients."""
 
-    def __init__(self, wire: Wire, place: int) -> None:
-        self.wire, self.place, self.calls = wire, place, 0
+    def __init__(self, wire: Wire, number: int) -> None:
+        self.wire, self.place, self.calls = wire, number, 0
         self.error: Tensor | None = None  # of each part, with error feedback
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -59,33 +59,33 @@ class CodedReduceScatter:
             )
         collectives, code = self.wire.collectives(group), self.wire.code
         n, me, scale = collectives.learners, collectives.here[0], self.wire.scale
-        parts = input_tensor.float().view(n, -1)
+        shards = input_tensor.float().view(n, -1)
         if scale != 1:
-            parts = parts / scale
+            shards = shards / scale
         # Where a gradient is not finite a scaler skips the step: nothing may be remembered of it.
         # The answer stays on the device, so that nobody waits for it.
-        finite = parts.isfinite().all().float()
+        finite = shards.isfinite().all().float()
         dist.all_reduce(finite, dist.ReduceOp.MIN, group)
-        parts = torch.where(finite > 0, parts, 0.0)
+        shards = torch.where(finite > 0, shards, 0.0)
         if self.error is not None:
-            parts = parts + self.error
+            shards = shards + self.error
         drawn = [
             seeds.draw(seeds.SHARDS, self.wire.seed, self.place, me, self.calls, 0, to)
             for to in range(n)
         ]
         address = message.Address(message.digest(f"fsdp {code.spec}"), self.calls)
-        messages = {to: [Message(code, parts[to], drawn[to])] for to in range(n)}
+        messages = {to: [Message(code, shards[to], drawn[to])] for to in range(n)}
         arrived = collectives.scatter([messages], address, WHAT).wait()[0]
         if self.wire.remembers:
-            decoded = [code.roundtrip(parts[to], seed) for to, seed in enumerate(drawn)]
-            before = torch.zeros_like(parts) if self.error is None else self.error
-            self.error = torch.where(finite > 0, parts - torch.stack(decoded), before)
-        total = torch.stack([part[0].view(-1) for part in arrived]).sum(0) * scale
+            decoded = [code.roundtrip(shards[to], seed) for to, seed in enumerate(drawn)]
+            before = torch.zeros_like(shards) if self.error is None else self.error
+            self.error = torch.where(finite > 0, shards - torch.stack(decoded), before)
+        total = torch.stack([shard[0].view(-1) for shard in arrived]).sum(0) * scale
         total = torch.where(finite > 0, total, torch.inf)
         output_tensor.copy_(total / n if op == MEANS else total)
         sent = sum(messages[to][0].nbytes for to in range(n) if to != me)
         self.wire.sent += sent
-        self.wire.dense += input_tensor.element_size() * parts[0].numel() * (n - 1)
+        self.wire.dense += input_tensor.element_size() * shards[0].numel() * (n - 1)
         self.calls += 1
 
 
@@ -117,7 +117,7 @@ class Wire:
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step; several that follow one backward are one step."""
-        sent = sum(part.calls for part in self.parts)
+        sent = sum(scatter.calls for scatter in self.parts)
         if sent > self._sent_before:
             self.steps, self._sent_before = self.steps + 1, sent
 
@@ -131,7 +131,7 @@ class Wire:
         that FSDP reduces in would have; rate: how many times fewer.
         """
         # a loop without an optimizer of torch steps once a backward
-        count = self.steps or max(1, max((part.calls for part in self.parts), default=0))
+        count = self.steps or max(1, max((scatter.calls for scatter in self.parts), default=0))
         return {
             "bytes": float(self.sent) / count,
             "dense": self.dense / count,
@@ -141,8 +141,8 @@ class Wire:
     def state_dict(self) -> dict[str, Any]:
         """What this process remembers."""
         return {
-            "calls": [part.calls for part in self.parts],
-            "errors": [part.error for part in self.parts],
+            "calls": [scatter.calls for scatter in self.parts],
+            "errors": [scatter.error for scatter in self.parts],
             "sent": float(self.sent),
             "dense": self.dense,
             "steps": self.steps,
@@ -155,8 +155,8 @@ class Wire:
                 f"the state is one of {len(state['calls'])} sharded modules, and this model has "
                 f"{len(self.parts)}"
             )
-        for part, calls, error in zip(self.parts, state["calls"], state["errors"], strict=True):
-            part.calls, part.error = calls, error
+        for scatter, calls, error in zip(self.parts, state["calls"], state["errors"], strict=True):
+            scatter.calls, scatter.error = calls, error
         self.sent, self.dense = state.get("sent", 0), state.get("dense", 0)
         self.steps, self._sent_before = state.get("steps", 0), sum(state["calls"])
 
@@ -187,15 +187,15 @@ def compress_fsdp(
         raise UserError(
             "no module of this model is sharded: call torch.distributed.fsdp.fully_shard first"
         )
-    known = by_kind(ShardCode)
-    if compressor.get("kind") not in known:
+    kinds_known = by_kind(ShardCode)
+    if compressor.get("kind") not in kinds_known:
         raise UserError(
             f"compressor kind '{compressor.get('kind')}': a reduce-scatter needs codes whose "
-            f"length their shape says: {', '.join(known)}"
+            f"length their shape says: {', '.join(kinds_known)}"
         )
     wire = Wire(compressor, feedback, seed, scaler)
-    for place, module in enumerate(sharded):
-        part = CodedReduceScatter(wire, place)
-        module.set_custom_reduce_scatter(part)  # pyright: ignore[reportArgumentType]
-        wire.parts.append(part)
+    for index, module in enumerate(sharded):
+        scatter = CodedReduceScatter(wire, index)
+        module.set_custom_reduce_scatter(scatter)  # pyright: ignore[reportArgumentType]
+        wire.parts.append(scatter)
     return wire

@@ -42,11 +42,11 @@ class CompressionCallback(TrainerCallback):
         trainer: Trainer,
         compressor: dict[str, Any] | str,
         feedback: dict[str, Any] | None = None,
-        **more: Any,
+        **settings: Any,
     ) -> None:
         """trainer: the one that the callback is added to. The others: as of CompressionHook."""
         self.trainer = trainer
-        self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **more}
+        self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **settings}
         self.hook: CompressionHook | None = None
         self._note_resumed(trainer)
 

@@ -46,10 +46,13 @@ class CompressionCallback(pl.Callback):
     """
 
     def __init__(
-        self, compressor: dict[str, Any] | str, feedback: dict[str, Any] | None = None, **more: Any
+        self,
+        compressor: dict[str, Any] | str,
+        feedback: dict[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         """As of CompressionHook."""
-        self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **more}
+        self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **settings}
         self.hook: CompressionHook | None = None
         self._kept: list[dict[str, Any]] | None = None
 

@@ -77,16 +77,16 @@ def measure(
     x is neither changed nor kept, and no global random state is touched. Raises UserError on a
     codec that does not exist or cannot work on this shape.
     """
-    every = codecs if isinstance(codecs, list) else [codecs]
-    return [measured(x, codec(one), named(one), seed) for one in every]
+    codecs_ = codecs if isinstance(codecs, list) else [codecs]
+    return [measured(x, codec(entry), named(entry), seed) for entry in codecs_]
 
 
 def named(text: str | dict[str, Any]) -> str:
     """A codec's name in a table."""
     if isinstance(text, str):
         return text
-    rest = ",".join(f"{key}={value}" for key, value in text.items() if key != "kind")
-    return f"{text.get('kind')}:{rest}" if rest else str(text.get("kind"))
+    settings = ",".join(f"{key}={value}" for key, value in text.items() if key != "kind")
+    return f"{text.get('kind')}:{settings}" if settings else str(text.get("kind"))
 
 
 @torch.no_grad()
@@ -139,11 +139,11 @@ def _draws(compressor: Compressor) -> bool:
     return False
 
 
-def _entropy(parts: Any) -> float:
+def _entropy(tensors: Any) -> float:
     """Bits a byte, of all bytes of a payload."""
     counts = torch.zeros(256, dtype=torch.float64)
-    for part in parts:
-        whole = part.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        counts += torch.bincount(whole.int(), minlength=256)
+    for tensor in tensors:
+        bytes_ = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        counts += torch.bincount(bytes_.int(), minlength=256)
     share = counts[counts > 0] / counts.sum()
     return float(-(share * share.log2()).sum()) + 0.0

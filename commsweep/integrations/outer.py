@@ -75,7 +75,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         if settings["learners"] > 1:
             settings["exchange"] = "allgather"
         spec = parse_gradients(settings | ({"feedback": feedback} if feedback else {}))
-        owned = {id(p) for part in optimizer.param_groups for p in part["params"]}
+        owned = {id(p) for group_ in optimizer.param_groups for p in group_["params"]}
         left = [
             name for name, p in model.named_parameters() if p.requires_grad and id(p) not in owned
         ]
@@ -129,8 +129,8 @@ class OuterOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_parameters()
         self.training.take(0)  # the model may hold the common weights since `finish`
-        here = Pass(slice(0), 1, 1.0, learner=self.training.here[0])
-        self.training.after_pass(self._moment(), here)
+        pass_ = Pass(slice(0), 1, 1.0, learner=self.training.here[0])
+        self.training.after_pass(self._moment(), pass_)
         if self.training.meets(self.steps + 1):
             self._agree(self.steps + 1, finishes=False)
         self.training.after_backward(self._moment())
@@ -166,9 +166,10 @@ class OuterOptimizer(torch.optim.Optimizer):
             ) from None
         going_on = sorted({steps for steps, done in reached if not done})
         if len(going_on) > 1:
-            every = ", ".join(f"process {rank}: {n}" for rank, (n, _) in enumerate(reached))
+            steps_text = ", ".join(f"process {rank}: {n}" for rank, (n, _) in enumerate(reached))
             raise UserError(
-                f"the processes exchange after different numbers of steps ({every}): resume all "
+                f"the processes exchange after different numbers of steps ({steps_text}): "
+                "resume all "
                 "from checkpoints of one step, with the same settings"
             )
         if going_on:

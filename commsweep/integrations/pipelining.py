@@ -63,7 +63,7 @@ class CompressedStage(Stage):
                 f"message: {len(shapes)} shapes, and {stages} stages have {stages - 1} boundaries"
             )
         cuts = [f"cut{number}" for number in range(stages - 1)]
-        beside = [cut for place, cut in enumerate(cuts) if place in (index - 1, index)]
+        adjacent = [cut for number, cut in enumerate(cuts) if number in (index - 1, index)]
         self.boundaries = Boundaries(
             dict.fromkeys(cuts, links),
             dict.fromkeys(cuts, body),
@@ -71,16 +71,16 @@ class CompressedStage(Stage):
             rows * microbatches,
             0,
             seed,
-            only=beside,
+            only=adjacent,
         ).to(device)
         agreed = f"{links.model_dump_json()} {seed} {rows} {microbatches}"
 
-        def side(place: int) -> Side | None:
-            if not 0 <= place < stages - 1:
+        def side(at: int) -> Side | None:
+            if not 0 <= at < stages - 1:
                 return None
-            boundary = self.boundaries[cuts[place]]
-            digest = wire.digest(f"{agreed} {place} {tuple(shapes[place])}")
-            return Side(boundary, torch.Size(shapes[place]), digest)
+            boundary = self.boundaries[cuts[at]]
+            digest = wire.digest(f"{agreed} {at} {tuple(shapes[at])}")
+            return Side(boundary, torch.Size(shapes[at]), digest)
 
         self.rows, self.microbatches, self.steps, self.looks = rows, microbatches, 0, 0
         super().__init__(
@@ -97,15 +97,17 @@ class CompressedStage(Stage):
 
     @staticmethod
     def _allowed(links: Links) -> None:
-        for way, link in (("fwd", links.fwd), ("bwd", links.bwd)):
+        for direction, link in (("fwd", links.fwd), ("bwd", links.bwd)):
             if link.compressor.coder:
                 raise UserError(
-                    f"{way}.compressor.kind={link.compressor.kind} has weights of its own in the "
+                    f"{direction}.compressor.kind={link.compressor.kind} has weights of its own "
+                    "in the "
                     "model; choose a code without"
                 )
             if sample_keyed(link.feedback):
                 raise UserError(
-                    f"{way}.feedback.kind={link.feedback.kind} remembers samples, whose numbers a "
+                    f"{direction}.feedback.kind={link.feedback.kind} remembers samples, whose "
+                    "numbers a "
                     "schedule does not tell; choose ef or ef21, or commsweep.insert"
                 )
 
@@ -118,8 +120,8 @@ class CompressedStage(Stage):
         first = n * (self.steps if training else self.looks)
         turns = []
         for number in range(n):
-            places: Tensor = torch.arange(self.rows) + number * self.rows
-            keys = Keys(places, self.device, number * self.rows) if training else None
+            samples: Tensor = torch.arange(self.rows) + number * self.rows
+            keys = Keys(samples, self.device, number * self.rows) if training else None
             turns.append(Turn(first + number, self.rows, keys))
         self.begin(turns)
         self.spans, self.passages = [], []
@@ -159,12 +161,14 @@ class CompressedStage(Stage):
         """
         steps = max(1, self.steps)
         sent, dense = {"fwd": 0, "bwd": 0}, 0
-        for way, side in (("fwd", self.right), ("bwd", self.left)):
+        for direction, side in (("fwd", self.right), ("bwd", self.left)):
             if side is not None:
-                counts = getattr(side.boundary, way).counts
-                sent[way] = counts.total()
+                counts = getattr(side.boundary, direction).counts
+                sent[direction] = counts.total()
                 dense += counts.dense_bytes
-        return {way: value / steps for way, value in sent.items()} | {"dense": dense / steps}
+        return {direction: value / steps for direction, value in sent.items()} | {
+            "dense": dense / steps
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """What this stage remembers, for a checkpoint beside model and optimizer."""

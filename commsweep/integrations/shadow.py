@@ -26,7 +26,7 @@ from commsweep.compressors import Compressor
 from commsweep.compressors.base import all_finite
 from commsweep.errors import UserError, nearest, notice
 from commsweep.integrations import steps
-from commsweep.integrations.evidence import evidence, said
+from commsweep.integrations.evidence import evidence, sentence
 from commsweep.integrations.measure import Measured, codec, compared, measured, named, sent
 
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
@@ -85,10 +85,10 @@ class Shadow:
                 "the model is compiled: places whose hooks torch.compile skips are named at the "
                 "end; give Shadow the model before torch.compile to be sure"
             )
-        self.codecs = {named(one): codec(_without_feedback(one)) for one in codecs}
+        self.codecs = {named(entry): codec(_without_feedback(entry)) for entry in codecs}
         self._memories: dict[tuple[str, str], Remembered] = {}
         self.every, self.forwards, self.looks = every, 0, []
-        self.modules, self.parameters = _places(self.model, at)
+        self.modules, self.parameters = _modules_of(self.model, at)
         remembering = [name for name in self.codecs if name.startswith(FEEDBACK)]
         if remembering and every != 1:
             raise UserError(
@@ -154,8 +154,8 @@ class Shadow:
 
     def unseen(self) -> list[str]:
         """Places that no message was seen at."""
-        seen = {look.place for look in self.looks}
-        return [name for name in (*self.modules, *self.parameters) if name not in seen]
+        names = {look.place for look in self.looks}
+        return [name for name in (*self.modules, *self.parameters) if name not in names]
 
     # Hooks.
 
@@ -181,12 +181,12 @@ class Shadow:
         """Names of gradients that were taken away since, as a loop without an optimizer of torch
         does after its step.
         """
-        gone = []
+        removed = []
         for name in self._gradients:
             gradient = self.parameters[name].grad
             if gradient is None or not gradient.any():
-                gone.append(name)
-        return gone
+                removed.append(name)
+        return removed
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step: the gradients that it holds are complete."""
@@ -226,7 +226,7 @@ class Shadow:
         def accumulated(parameter: Tensor) -> None:
             if self._gathers and parameter.grad is not None:
                 began = time.perf_counter()
-                self._gradients[name] = self._unscaled(_part(parameter.grad.detach()).clone())
+                self._gradients[name] = self._unscaled(_share(parameter.grad.detach()).clone())
                 self.spent += time.perf_counter() - began
 
         return accumulated
@@ -236,28 +236,28 @@ class Shadow:
         return gradient if self.scaler is None else gradient.float() / self.scaler.get_scale()
 
     @OPAQUE
-    def _look(self, place: str, message: str, x: Tensor, step: int) -> None:
+    def _look(self, layer: str, message: str, x: Tensor, step: int) -> None:
         """Measure a message."""
         began = time.perf_counter()
-        x = _part(x.detach()) if message != PARAMETER else x
+        x = _share(x.detach()) if message != PARAMETER else x
         if message == BACKWARD:
             x = self._unscaled(x)
         if all_finite(x):  # a scaler skips such a step
             for name, compressor in self.codecs.items():
                 feeds = name.startswith(FEEDBACK)
-                if (place, name) in self._refused or (feeds and message != PARAMETER):
+                if (layer, name) in self._refused or (feeds and message != PARAMETER):
                     continue
                 try:
                     if feeds:
-                        memory = self._memories.setdefault((place, name), Remembered())
+                        memory = self._memories.setdefault((layer, name), Remembered())
                         result = memory.measured(x, compressor, name, step)
                     else:
                         result = measured(x, compressor, name, step)
                 except UserError as error:
-                    self._refused.add((place, name))
-                    notice(f"{place}: {error}")
+                    self._refused.add((layer, name))
+                    notice(f"{layer}: {error}")
                     continue
-                self.looks.append(Look(step, place, message, result))
+                self.looks.append(Look(step, layer, message, result))
         self.spent += time.perf_counter() - began
 
     # What was seen.
@@ -293,10 +293,10 @@ class Shadow:
                     "looks": len(results),
                 }
             )
-            known = evidence(message)
+            evidence_ = evidence(message)
             # our evidence is of codecs without a memory
-            if known is not None and not name.startswith(FEEDBACK):
-                rows[-1]["harm"] = known.harm(rows[-1][known.by])
+            if evidence_ is not None and not name.startswith(FEEDBACK):
+                rows[-1]["harm"] = evidence_.harm(rows[-1][evidence_.by])
         return sorted(rows, key=lambda row: (row["message"], row["bias"], row["error"]))
 
     def table(self) -> str:
@@ -313,7 +313,7 @@ class Shadow:
             harm = f"{row['harm']:.3f}" if math.isfinite(row["harm"]) else "-"
             lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}", harm]) + " |")
         messages = dict.fromkeys(row["message"] for row in rows)
-        notes = "\n".join(said(message) for message in messages)
+        notes = "\n".join(sentence(message) for message in messages)
         return "\n".join(lines) + f"\n\n{notes}\n"
 
     def report(self, folder: str | Path) -> Path:
@@ -321,9 +321,9 @@ class Shadow:
         Raises UserError when nothing was seen.
         """
         if not self.looks:
-            what = "message" if self.forwards else "training forward"
+            unit = "message" if self.forwards else "training forward"
             raise UserError(
-                f"Shadow saw no {what} of this model in {self.forwards} calls: train "
+                f"Shadow saw no {unit} of this model in {self.forwards} calls: train "
                 "inside 'with shadow:', calling the model itself, with gradients enabled and "
                 "model.train()"
             )
@@ -331,8 +331,8 @@ class Shadow:
         folder.mkdir(parents=True, exist_ok=True)
         rows = []
         for look in self.looks:
-            place = {"step": look.step, "place": look.place, "message": look.message}
-            rows.append(place | look.result.record())
+            fields = {"step": look.step, "place": look.place, "message": look.message}
+            rows.append(fields | look.result.record())
         _csv(folder / "rows.csv", rows)
         _csv(folder / "summary.csv", self.summary())
         text = (
@@ -413,7 +413,7 @@ class ShadowOfATraining:
                 notice(f"no report of Shadow: {error}")
 
 
-def _part(x: Tensor) -> Tensor:
+def _share(x: Tensor) -> Tensor:
     """Whole rows of a message, at most `MOST` elements where it has that many rows; a vector is one
     sample.
     """
@@ -423,7 +423,7 @@ def _part(x: Tensor) -> Tensor:
     return x[:rows]
 
 
-def _places(
+def _modules_of(
     model: nn.Module, at: dict[str, str] | None
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Parameter]]:
     """(modules, parameters) that the patterns choose. Raises UserError on one that chooses none."""
@@ -438,19 +438,23 @@ def _places(
                 f"at['{pattern}']='{kind}': choose {ACTIVATIONS} (of modules) or {GRADIENTS} (of "
                 "parameters)"
             )
-        known: dict[str, Any] = modules if kind == ACTIVATIONS else trained
-        found = {name: one for name, one in known.items() if fnmatchcase(name, pattern)}
-        if not found:
-            what = "module" if kind == ACTIVATIONS else "trained parameter"
-            raise UserError(f"at['{pattern}']: no {what} has such a name{nearest(pattern, known)}")
-        chosen[kind == GRADIENTS].update(found)
+        candidates: dict[str, Any] = modules if kind == ACTIVATIONS else trained
+        matches = {
+            name: module for name, module in candidates.items() if fnmatchcase(name, pattern)
+        }
+        if not matches:
+            unit = "module" if kind == ACTIVATIONS else "trained parameter"
+            raise UserError(
+                f"at['{pattern}']: no {unit} has such a name{nearest(pattern, candidates)}"
+            )
+        chosen[kind == GRADIENTS].update(matches)
     return chosen
 
 
 def _mean(values: Iterable[float]) -> float:
     """Of those that are numbers."""
-    known = [value for value in values if math.isfinite(value)]
-    return math.fsum(known) / len(known) if known else math.nan
+    finite = [value for value in values if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def _csv(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -474,9 +478,9 @@ def _figure(rows: list[dict[str, Any]], path: Path) -> None:
             for row in rows:
                 if row["message"] != kind:
                     continue
-                place = names.index(row["codec"])
+                row_index = names.index(row["codec"])
                 x, y = 100 * row["bytes_share"], row["bias"]
-                mark, ink = MARKS[place % 9], INK[place % 7]
+                mark, ink = MARKS[row_index % 9], INK[row_index % 7]
                 axis.plot(x, y, mark, color=ink, ms=4, label=row["codec"])
             axis.set(title=kind, xlabel="bytes (% of float32)")
             axis.set_yscale("symlog", linthresh=0.1)

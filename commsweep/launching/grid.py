@@ -34,9 +34,9 @@ def product(base: Run, axes: dict[str, Iterable[Any]]) -> list[Run]:
     return runs
 
 
-def union(*parts: list[Run]) -> list[Run]:
+def union(*runs: list[Run]) -> list[Run]:
     """All runs of the parts in order, each once."""
-    return list({run_id(run): run for part in parts for run in part}.values())
+    return list({run_id(run): run for run_ in runs for run in run_}.values())
 
 
 def seeds(runs: list[Run], n: int, first: int = 0) -> list[Run]:
@@ -51,45 +51,47 @@ def setting(run: Run) -> str:
     return run_id(run.model_copy(update={"seed": 0}))
 
 
-def axes(given: Iterable[str]) -> dict[str, list[Any]]:
+def axes(settings: Iterable[str]) -> dict[str, list[Any]]:
     """Axes as text, "KEY=V1,V2" or "KEY+KEY=V1,V2", for `product`. Values are JSON where they are
     JSON.
 
     Raises UserError on one without a value, and on one given twice.
     """
-    made: dict[str, list[Any]] = {}
-    for text in given:
+    axis_values: dict[str, list[Any]] = {}
+    for text in settings:
         key, equals, values = text.partition("=")
         if not equals or not key or not values:
             raise UserError(
                 f"--axis {text}: write KEY=VALUE,VALUE, for instance fwd.compressor.ratio=0.1,0.05"
             )
-        if key in made:
+        if key in axis_values:
             raise UserError(f"--axis {key} is given more than once")
         try:
-            made[key] = json.loads(f"[{values}]")
+            axis_values[key] = json.loads(f"[{values}]")
         except ValueError:
-            made[key] = values.split(",")
-    return made
+            axis_values[key] = values.split(",")
+    return axis_values
 
 
 def opened(base: Run, varied: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Axes that must come first: where a parameter of a compressor is varied and `base` has none
     there, the first kind that has the parameter. That is said on stderr.
     """
-    found: dict[str, list[Any]] = {}
+    axes_: dict[str, list[Any]] = {}
     names = [name for axis in varied for name in axis.split("+")]
     for name in names:
         side, _, parameter = name.rpartition(".compressor.")
         kind = f"{side}.compressor.kind"
         if side in UNIONS and kind not in names and flatten(record(base))[kind] == "none":
             having = [
-                tag for tag, one in by_kind(UNIONS[side]).items() if parameter in one.model_fields
+                tag
+                for tag, kind_ in by_kind(UNIONS[side]).items()
+                if parameter in kind_.model_fields
             ]
             if having:
                 notice(f"{name}: {kind}={having[0]} is taken, for {kind}=none has no {parameter}")
-                found[kind] = having[:1]
-    return found
+                axes_[kind] = having[:1]
+    return axes_
 
 
 def in_bfloat16(runs: list[Run]) -> list[Run]:

@@ -29,12 +29,12 @@ def register(name: str, runs: list[Run], store: Store) -> None:
         raise UserError(f"sweep name {name!r} cannot be a file name")
     with store.changing_sweeps():  # another launch may have given it seeds since this one looked
         try:
-            known = added(name, runs, store)
+            cells = added(name, runs, store)
         except Damaged:
-            known = []
+            cells = []
         write_json(
             store.root / "sweeps" / f"{name}.json",
-            {"name": name, "runs": {run_id(run): record(run) for run in union(runs, known)}},
+            {"name": name, "runs": {run_id(run): record(run) for run in union(runs, cells)}},
         )
 
 
@@ -42,8 +42,8 @@ def added(name: str, runs: list[Run], store: Store) -> list[Run]:
     """More seeds of these runs that earlier launches of the sweep gave it."""
     if name not in store.sweeps():
         return []
-    known = {setting(run) for run in runs}
-    return [run for told in store.cells(name).values() if setting(run := parse(told)) in known]
+    settings = {setting(run) for run in runs}
+    return [run for cell in store.cells(name).values() if setting(run := parse(cell)) in settings]
 
 
 def set_aside(runs: list[Run], store: Store, statuses: set[str]) -> int:
@@ -96,8 +96,8 @@ def adopt(name: str, runs: list[Run], rows: list[Row], store: Store) -> int:
     here stays. The sweep names them from then on, further seeds included. Returns how many were
     new.
     """
-    told = {row["id"]: parse(row["run"]) for row in rows}
-    register(name, union(runs, list(told.values())), store)
+    runs_by_id = {row["id"]: parse(row["run"]) for row in rows}
+    register(name, union(runs, list(runs_by_id.values())), store)
     taken = 0
     for row in rows:
         folder = store.folder(row["id"])
@@ -109,7 +109,7 @@ def adopt(name: str, runs: list[Run], rows: list[Row], store: Store) -> int:
                 continue
             if recorded is None:
                 if not (folder.path / "run.json").exists():
-                    folder.begin(told[row["id"]], {"by": "sweep", "adopted": row["adopted"]})
+                    folder.begin(runs_by_id[row["id"]], {"by": "sweep", "adopted": row["adopted"]})
                 folder.finish(row)
                 taken += 1
     return taken

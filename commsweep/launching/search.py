@@ -49,9 +49,11 @@ class Search:
 
     def suggest(self, trial: optuna.Trial, per_boundary: bool = False) -> dict[str, Any]:
         """A trial's dotted changes; per boundary, the last one's links are those of the run."""
-        places = [f"at.{cut}." for cut in self.cuts[:-1]] if per_boundary else []
+        prefixes = [f"at.{cut}." for cut in self.cuts[:-1]] if per_boundary else []
         return {
-            name: value for place in ("", *places) for name, value in links(trial, place).items()
+            name: value
+            for prefix in ("", *prefixes)
+            for name, value in links(trial, prefix).items()
         }
 
     def signature(self) -> str:
@@ -79,12 +81,12 @@ class Goal:
         return ["maximize"] if self.budget is not None else ["maximize", "minimize"]
 
 
-def links(trial: optuna.Trial, place: str = "") -> dict[str, Any]:
+def links(trial: optuna.Trial, prefix: str = "") -> dict[str, Any]:
     """K, bits, scales and feedback of both directions, everywhere or (place "at.layer1.") at one
     boundary.
     """
     changes: dict[str, Any] = {}
-    for side in (f"{place}fwd", f"{place}bwd"):
+    for side in (f"{prefix}fwd", f"{prefix}bwd"):
         kind = trial.suggest_categorical(f"{side}.compressor.kind", ["topk", "uniform", "fixed"])
         changes[f"{side}.compressor.kind"] = kind
         if kind == "topk":
@@ -130,10 +132,10 @@ def open_study(
         ),
     )
     mark = {"search": search.signature(), "budget": goal.budget, "per_boundary": goal.per_boundary}
-    known = study.user_attrs.get("commsweep")
-    if known is None and not study.trials:
+    recorded = study.user_attrs.get("commsweep")
+    if recorded is None and not study.trials:
         study.set_user_attr("commsweep", mark)
-    elif known != mark:
+    elif recorded != mark:
         raise UserError(
             f"study '{name}' belongs to another search or byte budget; choose another name with "
             "--study"
@@ -177,17 +179,22 @@ def work(
     done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
 
     me = f"{socket.gethostname()}:{os.getpid()}"
-    while (made := len(study.get_trials(deepcopy=False, states=done))) < trials:
+    while (finished_trials := len(study.get_trials(deepcopy=False, states=done))) < trials:
         # looking and asking are one, or two workers would both make the last trial
-        with _turn(store, study):
+        with _round(store, study):
             running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-            trial = study.ask() if made + len(running) < trials else None
+            trial = study.ask() if finished_trials + len(running) < trials else None
             if trial is not None:
                 trial.set_user_attr("worker", me)
         if trial is None:  # the others make the last ones; those of a worker that died are put back
             time.sleep(WAIT)
             _put_back(
-                study, [one for one in running if not _lives(one.user_attrs.get("worker", me))]
+                study,
+                [
+                    process
+                    for process in running
+                    if not _lives(process.user_attrs.get("worker", me))
+                ],
             )
             continue
         try:
@@ -202,7 +209,7 @@ def work(
 
 
 @contextmanager
-def _turn(store: Store, study: optuna.Study) -> Iterator[None]:
+def _round(store: Store, study: optuna.Study) -> Iterator[None]:
     """One worker of this store at a time."""
     path = store.root / "studies" / f".{study.study_name}.turn"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,10 +243,10 @@ def evaluate(trial: optuna.Trial, search: Search, goal: Goal, store: Store, exec
     runs = runs_of(search, search.suggest(trial, goal.per_boundary))
     trial.set_user_attr("runs", [run_id(run) for run in runs])
     qualities, shares = [], []
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         pruning = (
             _Pruning(trial, store, run)
-            if goal.prune and goal.budget is not None and place == 0
+            if goal.prune and goal.budget is not None and index == 0
             else None
         )
         try:
@@ -334,9 +341,9 @@ def _guarded(storage: str | None, call: Callable[[], Any]) -> Any:
         if storage is None:
             raise
         # no user, no password, whatever stands in them
-        place = re.split(r"[?#]", re.sub(r"//.*@", "//", storage))[0]
+        location = re.split(r"[?#]", re.sub(r"//.*@", "//", storage))[0]
         raise UserError(
-            f"--storage {place}: cannot be used ({type(error).__name__}); is the server "
+            f"--storage {location}: cannot be used ({type(error).__name__}); is the server "
             "running, are user and password right, and is 'commsweep[postgres]' installed?"
         ) from None
 
@@ -363,11 +370,11 @@ def based(run: Run) -> Search:
         blocks = GPT2_SIZES[run.model.name][0] if run.model.name in GPT2_SIZES else 0
         size = blocks // run.model.stages
         cuts = tuple(f"block{last}" for last in range(size - 1, blocks - 1, size)) if size else ()
-        there = run.model.stages > 1
+        has_cuts = run.model.stages > 1
     else:
         cuts = tuple(cut.replace(".", "_") for cut in run.model.cuts)
-        there = bool(cuts)
-    if not there:
+        has_cuts = bool(cuts)
+    if not has_cuts:
         setting = "model.stages" if isinstance(run.model, TextModel) else "model.cuts"
         raise UserError(
             f"the run has no boundary whose compression could be searched for; set {setting}"
@@ -426,7 +433,7 @@ def run(
     execution: Any,
     trials: int,
     workers: int | None = None,
-    progress: Callable[[int], None] = lambda made: None,
+    progress: Callable[[int], None] = lambda trials_done: None,
 ) -> optuna.Study:
     """Search with worker processes until the study has `trials`; `progress` hears how many there
     are.
@@ -438,16 +445,16 @@ def run(
         _mend_journal(store.root / "studies", study_name)
     study = open_study(study_name, search, goal, storage, store)
     _check_data(study, store, execution)
-    with _alone(store.root / "studies" / f"{study_name}.lock") as alone:
-        if alone:
+    with _alone(store.root / "studies" / f"{study_name}.lock") as is_alone:
+        if is_alone:
             revive(study)
-        here, there = mp.Pipe()
+        receiver, sender = mp.Pipe()
         processes = [
             FORKS.Process(
                 target=serve,
                 daemon=True,
                 args=(
-                    there,
+                    sender,
                     search,
                     study_name,
                     goal,
@@ -462,14 +469,14 @@ def run(
         ]
         for process in processes:
             process.start()
-        there.close()
+        sender.close()
         try:
             while any(process.is_alive() for process in processes):
                 time.sleep(0.3)
                 progress(made(study))
             progress(made(study))
         finally:
-            here.close()
+            receiver.close()
             for process in processes:
                 process.kill()
                 process.join()
@@ -502,11 +509,11 @@ def _mend_journal(folder: Path, name: str) -> None:
     path = folder / f"{name}.journal"
     if not path.exists():
         return
-    with _alone(folder / f"{name}.lock") as alone:
-        if not alone:  # another search writes at this moment
+    with _alone(folder / f"{name}.lock") as is_alone:
+        if not is_alone:  # another search writes at this moment
             return
         lines = path.read_bytes().splitlines(keepends=True)
-        whole = 0
+        complete = 0
         for number, line in enumerate(lines, 1):
             try:
                 if not line.endswith(b"\n"):
@@ -519,8 +526,8 @@ def _mend_journal(folder: Path, name: str) -> None:
                         "the file away and begin the study anew (recorded runs are kept)"
                     ) from None
                 notice(f"'{path}': the last line was cut off and is dropped")
-                os.truncate(path, whole)
-            whole += len(line)
+                os.truncate(path, complete)
+            complete += len(line)
 
 
 def made(study: optuna.Study) -> int:

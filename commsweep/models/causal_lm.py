@@ -53,10 +53,10 @@ def build(spec: TextModel, vocabulary: int, block_size: int, root: Path | None) 
             f"data.block_size={block_size}: {spec.weights or spec.name} has {positions} "
             "positions; choose a smaller block"
         )
-    own = model.get_input_embeddings().num_embeddings
-    if not 0 <= own - vocabulary < 256:  # weights may be padded to a round number of rows  # pyright: ignore[reportOperatorIssue]
+    rows = model.get_input_embeddings().num_embeddings
+    if not 0 <= rows - vocabulary < 256:  # weights may be padded to a round number of rows  # pyright: ignore[reportOperatorIssue]
         raise UserError(
-            f"the tokenizer has {vocabulary} tokens and {spec.weights or spec.name} has {own}: "
+            f"the tokenizer has {vocabulary} tokens and {spec.weights or spec.name} has {rows}: "
             "set data.tokenizer to the one the weights were trained with "
             "(data.tokenizer=weights)"
         )
@@ -126,15 +126,15 @@ def cut_points(spec: TextModel, model: PreTrainedModel) -> dict[str, nn.Module]:
     """The last block of every stage but the last, by name: "block2", "block5", "block8" for 4
     stages of 12 blocks.
     """
-    every = blocks(model)
-    if len(every) % spec.stages:
-        fits = [n for n in range(1, len(every) + 1) if len(every) % n == 0]
+    blocks_ = blocks(model)
+    if len(blocks_) % spec.stages:
+        fits = [n for n in range(1, len(blocks_) + 1) if len(blocks_) % n == 0]
         raise UserError(
-            f"model.stages={spec.stages}: {len(every)} blocks cannot be split equally (stages "
+            f"model.stages={spec.stages}: {len(blocks_)} blocks cannot be split equally (stages "
             f"that can: {', '.join(map(str, fits))})"
         )
-    size = len(every) // spec.stages
-    return {f"block{last}": every[last] for last in range(size - 1, len(every) - 1, size)}
+    size = len(blocks_) // spec.stages
+    return {f"block{last}": blocks_[last] for last in range(size - 1, len(blocks_) - 1, size)}
 
 
 def entrance(model: PreTrainedModel) -> nn.Module:
@@ -146,29 +146,29 @@ def embeddings(model: PreTrainedModel) -> list[Tensor]:
     """The embeddings of tokens, and of places where the model has some; their sum enters the first
     block.
     """
-    places = getattr(model.base_model, "wpe", None)
-    return [model.get_input_embeddings().weight, *([] if places is None else [places.weight])]  # pyright: ignore[reportReturnType]
+    positions = getattr(model.base_model, "wpe", None)
+    return [model.get_input_embeddings().weight, *([] if positions is None else [positions.weight])]  # pyright: ignore[reportReturnType]
 
 
 def writers(model: PreTrainedModel, n_blocks: int) -> list[tuple[Tensor, int]]:
     """Parameters of the first blocks that write to the residual stream, with the axis of its
     features.
     """
-    found = []
+    writers_ = []
     for block in blocks(model)[:n_blocks]:
         for name, module in block.named_modules():
             if name.endswith(WRITERS) and isinstance(getattr(module, "weight", None), Tensor):
                 # GPT-2's lies [in, out], a Linear [out, in]
                 axis = 1 if type(module).__name__ == "Conv1D" else 0
-                found += [(module.weight, axis)] + (
+                writers_ += [(module.weight, axis)] + (
                     [(module.bias, 0)] if module.bias is not None else []
                 )
-    if not found:
+    if not writers_:
         raise UserError(
             f"fwd.compressor.constrain: {type(model).__name__} has no output projections known "
             "here; set fwd.compressor.constrain=false"
         )
-    return found
+    return writers_
 
 
 @torch.no_grad()

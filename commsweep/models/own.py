@@ -73,10 +73,10 @@ def legal_cuts(model: nn.Module, sample: Tensor) -> list[str]:
     """Modules that a boundary may follow, in the order in which they end; not the one that makes
     the logits.
     """
-    seen: dict[str, list[object]] = {}
+    calls_: dict[str, list[object]] = {}
     hooks = [
         module.register_forward_hook(
-            lambda _m, _i, out, name=name: seen.setdefault(name, []).append(out)
+            lambda _m, _i, out, name=name: calls_.setdefault(name, []).append(out)
         )
         for name, module in model.named_modules()
         if name
@@ -88,8 +88,8 @@ def legal_cuts(model: nn.Module, sample: Tensor) -> list[str]:
             hook.remove()
     return [
         name
-        for name, (out, *more) in seen.items()
-        if not more and isinstance(out, Tensor) and out is not logits
+        for name, (out, *later) in calls_.items()
+        if not later and isinstance(out, Tensor) and out is not logits
     ]
 
 

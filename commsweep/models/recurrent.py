@@ -23,9 +23,9 @@ class RecurrentConfig(PretrainedConfig):
         num_hidden_layers: int = 4,
         residual: bool = False,
         norm: bool = False,
-        **more: Any,
+        **settings: Any,
     ) -> None:
-        super().__init__(**more)
+        super().__init__(**settings)
         self.tie_word_embeddings = False
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.num_hidden_layers, self.residual, self.norm = num_hidden_layers, residual, norm

@@ -44,10 +44,10 @@ def calls(model: nn.Module, sample: Tensor) -> Counter[int]:
     """How often each module (by identity) runs in a training forward of a sample [1, ...], taken
     twice: a BatchNorm needs two.
     """
-    seen: Counter[int] = Counter()
+    calls_: Counter[int] = Counter()
 
     def note(module: nn.Module, _inputs: Any, _output: Any) -> None:
-        seen[id(module)] += 1
+        calls_[id(module)] += 1
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]
     try:
@@ -56,4 +56,4 @@ def calls(model: nn.Module, sample: Tensor) -> Counter[int]:
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return calls_

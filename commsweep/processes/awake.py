@@ -37,9 +37,9 @@ def awake() -> Iterator[list[subprocess.Popen]]:
             )
         yield turning
     finally:
-        for one in turning:
-            one.kill()
-            one.wait()
+        for process in turning:
+            process.kill()
+            process.wait()
 
 
 def turn(core: int) -> None:

@@ -19,19 +19,19 @@ class TiedEmbeddings(Component):
     head's first.
     """
 
-    def __init__(self, weight: nn.Parameter, first: bool, other: int) -> None:
-        """first: whether this is the first stage. other: the process of the other one."""
+    def __init__(self, weight: nn.Parameter, first: bool, peer: int) -> None:
+        """first: whether this is the first stage. peer: the process of the other one."""
         super().__init__()
         self._weight = [weight]  # in a list: it is the model's
-        self.first, self.other = first, other
+        self.first, self.other = first, peer
         # of their own: where there are two stages, messages between them could be taken for these
-        pair = sorted([dist.get_rank(), other])
+        pair = sorted([dist.get_rank(), peer])
         group = dist.new_group(pair, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup), "this process is in it"
         self.group = group
         self.sent = 0  # bytes
 
-    def after_pass(self, moment: Moment, part: Pass) -> None:
+    def after_pass(self, moment: Moment, pass_: Pass) -> None:
         weight = self._weight[0]
         mine = weight.grad
         assert mine is not None, "a pass has ended"
@@ -67,11 +67,11 @@ class ClippingAcrossStages:
     def __call__(self, most: float) -> None:
         """Shorten the gradients of this stage to its part of a gradient of norm `most`."""
         norms = torch.zeros(len(self.order), device=self.device)
-        for place, name in enumerate(self.order):
+        for index, name in enumerate(self.order):
             parameter = self.named.get(name)
             if parameter is None or parameter.grad is None or parameter is self.elsewhere:
                 continue
-            norms[place] = torch.linalg.vector_norm(parameter.grad)
+            norms[index] = torch.linalg.vector_norm(parameter.grad)
         dist.all_reduce(norms, group=self.group)  # each place has one owner: nothing is rounded
         factor = (most / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
         for parameter in self.named.values():

@@ -52,8 +52,8 @@ class Continuous1F1B(PipelineScheduleSingle):
         self.stage, self.microbatches = stage, microbatches
         self.versions, self.finish = versions, finish
         windows = [
-            versions.spec.under_way(place, stage.num_stages, microbatches)
-            for place in range(stage.num_stages)
+            versions.spec.under_way(stage_index, stage.num_stages, microbatches)
+            for stage_index in range(stage.num_stages)
         ]
         self.window = windows[stage.stage_index]
         # steps whose microbatches have numbers of their own, the same at all stages
@@ -89,28 +89,28 @@ class Continuous1F1B(PipelineScheduleSingle):
         if following is not None:
             self.stage.begin(following, next_first)
         if self.early and not self._coming:
-            for place in range(self.microbatches):
-                self._post([], ("fwd", first + place))
+            for index in range(self.microbatches):
+                self._post([], ("fwd", first + index))
         self._coming = following is not None
-        for place, given in enumerate(inputs):
-            chunk = first + place
+        for index, input_ in enumerate(inputs):
+            chunk = first + index
             to_send: list[dist.P2POp] = []
-            ended = None
+            finished = None
             if len(self._under_way) == self.window:
-                ended = self._backward()
-                to_send = self.stage.get_bwd_send_ops(ended.chunk)
+                finished = self._backward()
+                to_send = self.stage.get_bwd_send_ops(finished.chunk)
             self._post(to_send, None if self.early else ("fwd", chunk))
-            if ended is not None:
-                self._end(ended)
+            if finished is not None:
+                self._end(finished)
             self._wait("fwd", chunk)
-            self._forward(number, chunk, given, targets and targets[place])
+            self._forward(number, chunk, input_, targets and targets[index])
             full = len(self._under_way) == self.window
-            wanted = chunk if self.early else self._under_way[0].chunk if full else None
+            target = chunk if self.early else self._under_way[0].chunk if full else None
             self._post(
-                self.stage.get_fwd_send_ops(chunk), None if wanted is None else ("bwd", wanted)
+                self.stage.get_fwd_send_ops(chunk), None if target is None else ("bwd", target)
             )
             if self.early and following is not None:
-                self._post([], ("fwd", next_first + place))
+                self._post([], ("fwd", next_first + index))
 
     def drain(self) -> None:
         """The backward passes that are left: an epoch has ended."""
@@ -118,9 +118,9 @@ class Continuous1F1B(PipelineScheduleSingle):
             oldest = self._under_way[0].chunk
             if ("bwd", oldest) not in self._receiving:
                 self._post([], ("bwd", oldest))
-            ended = self._backward()
-            self._post(self.stage.get_bwd_send_ops(ended.chunk), None)
-            self._end(ended)
+            finished = self._backward()
+            self._post(self.stage.get_bwd_send_ops(finished.chunk), None)
+            self._end(finished)
         while self._sending:
             self._sending.popleft()[0].wait()
         self.versions.show_present()
@@ -133,57 +133,59 @@ class Continuous1F1B(PipelineScheduleSingle):
         """What the engine would call for a step that begins and ends empty."""
         raise NotImplementedError("feed it steps, and drain it")
 
-    def _begin(self, given: tuple[Tensor, ...], targets: Sequence[Any] | None) -> None:
+    def _begin(self, inputs: tuple[Tensor, ...], targets: Sequence[Any] | None) -> None:
         """Before the first step: the engine learns what passes between stages."""
         if self._stage_forward_initialized:
             return
         self.stage.has_backward = True
         self.stage.clear_runtime_states()
         self._n_microbatches = self.steps * self.microbatches  # numbers that it must know
-        self._initialize_stage(given, {}, targets[0] if targets else None)
+        self._initialize_stage(inputs, {}, targets[0] if targets else None)
         self._n_microbatches = self.microbatches
 
-    def _forward(self, number: int, chunk: int, given: tuple[Tensor, ...], target: Any) -> None:
+    def _forward(self, number: int, chunk: int, inputs: tuple[Tensor, ...], target: Any) -> None:
         self.versions.use(number)
         with self.versions.stored():
-            output = self.stage.forward_one_chunk(chunk, given, save_forward_output=False)
+            output = self.stage.forward_one_chunk(chunk, inputs, save_forward_output=False)
             loss = self._loss_fn(output, target) if self.stage.is_last else None  # pyright: ignore[reportOptionalCall]
         last = chunk % self.microbatches == self.microbatches - 1
         self._under_way.append(UnderWay(number, chunk, last, loss))
 
     def _backward(self) -> UnderWay:
         """That of the oldest microbatch."""
-        ended = self._under_way.popleft()
-        self._wait("bwd", ended.chunk)
-        self.stage.backward_one_chunk(ended.chunk, loss=ended.loss, last_backward=ended.last)
-        if ended.loss is not None:
-            self._losses.append(ended.loss.detach())
-        return ended
+        finished = self._under_way.popleft()
+        self._wait("bwd", finished.chunk)
+        self.stage.backward_one_chunk(
+            finished.chunk, loss=finished.loss, last_backward=finished.last
+        )
+        if finished.loss is not None:
+            self._losses.append(finished.loss.detach())
+        return finished
 
-    def _end(self, ended: UnderWay) -> None:
+    def _end(self, finished: UnderWay) -> None:
         """The end of the step, where this was its last microbatch."""
-        if not ended.last:
+        if not finished.last:
             return
         if self.scale_grads:
             self.stage.scale_grads(self.microbatches)
-        self.versions.before_update(ended.step)
+        self.versions.before_update(finished.step)
         losses, self._losses = self._losses, []
-        self.finish(ended.step, losses)
+        self.finish(finished.step, losses)
 
-    def _post(self, sends: list[dist.P2POp], wanted: tuple[str, int] | None) -> None:
+    def _post(self, sends: list[dist.P2POp], message: tuple[str, int] | None) -> None:
         """Begin to send, and to receive the message of a microbatch. Both together: neighbours
         that send to each other would wait for each other.
         """
         receives: list[dist.P2POp] = []
-        if wanted is not None:
-            way, chunk = wanted
-            ask = self.stage.get_fwd_recv_ops if way == "fwd" else self.stage.get_bwd_recv_ops
+        if message is not None:
+            direction, chunk = message
+            ask = self.stage.get_fwd_recv_ops if direction == "fwd" else self.stage.get_bwd_recv_ops
             receives = ask(chunk)
         if not sends and not receives:
             return
         works = dist.batch_isend_irecv([*sends, *receives])
-        if wanted is not None and receives:
-            self._receiving[wanted] = works[-1]
+        if message is not None and receives:
+            self._receiving[message] = works[-1]
         # one work for all where they are coalesced
         together = len(works) != len(sends) + len(receives)
         sending = works if together else works[: len(sends)]
@@ -191,8 +193,8 @@ class Continuous1F1B(PipelineScheduleSingle):
         while len(self._sending) > 2 * self.window + 2:
             self._sending.popleft()[0].wait()
 
-    def _wait(self, way: str, chunk: int) -> None:
+    def _wait(self, direction: str, chunk: int) -> None:
         """For the message of a microbatch; there is none at the ends of the pipeline."""
-        work = self._receiving.pop((way, chunk), None)
+        work = self._receiving.pop((direction, chunk), None)
         if work is not None:
             work.wait()

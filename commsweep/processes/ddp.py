@@ -51,7 +51,7 @@ def folder_of(store: Store, run: Run, wiring: LearnerWiring) -> RunFolder:
 
 
 def execute(
-    wanted: Sequence[Measurement],
+    measurements: Sequence[Measurement],
     store: Store,
     execution: Execution,
     patience: float = PATIENCE,
@@ -66,10 +66,10 @@ def execute(
     after some steps again while something else has the machine. Raises UserError when a process
     fails; all others are ended then.
     """
-    for run, wiring in wanted:
+    for run, wiring in measurements:
         check(run, wiring)
     todo = {}
-    for run, wiring in wanted:
+    for run, wiring in measurements:
         folder = folder_of(store, run, wiring)
         if (recorded := folder.row()) is None:
             todo[folder.path.name] = run, wiring
@@ -84,7 +84,7 @@ def execute(
         cells = dict(group)
         folder = RunFolder(store.root / "learners" / ".launch", store.root)
         folder.make()
-        with _own(folder):
+        with _address(folder):
             write_json(
                 folder.path / "execution.json",
                 {
@@ -109,11 +109,11 @@ def execute(
                 learners,
                 Cable(bandwidth=fastest, latency=latency) if shaped else None,
                 patience,
-                lambda seen, before=before: done(before + seen["done"]),  # pyright: ignore[reportArgumentType]
+                lambda progress, before=before: done(before + progress["done"]),  # pyright: ignore[reportArgumentType]
             )
         before += len(cells)
         done(before)
-    rows = [folder_of(store, *one).row() for one in wanted]
+    rows = [folder_of(store, *measurement).row() for measurement in measurements]
     if None in rows:
         raise UserError(
             "the learners ended without a result; what they said is in "
@@ -123,7 +123,7 @@ def execute(
 
 
 @contextmanager
-def _own(folder: RunFolder) -> Iterator[None]:
+def _address(folder: RunFolder) -> Iterator[None]:
     try:
         with folder.locked():
             yield
@@ -163,10 +163,12 @@ def work(store: Store, folder: RunFolder) -> None:
     from commsweep.processes.timing import Calm
     from commsweep.training.record import environment
 
-    told = read_json(folder.path / "execution.json")
-    patience, keep, repeats = (told.pop(what) for what in ("patience", "keep_weights", "calm"))
+    options = read_json(folder.path / "execution.json")
+    patience, keep, repeats = (
+        options.pop(option) for option in ("patience", "keep_weights", "calm")
+    )
     execution, rank, world = (
-        Execution.read(told),
+        Execution.read(options),
         int(os.environ["RANK"]),
         int(os.environ["WORLD_SIZE"]),
     )
@@ -233,14 +235,14 @@ def _train(
     from commsweep.training.run import build, installed, tokens, trainer
 
     collectives = Processes(ring=run.kfac is not None)
-    parts = build(run, execution, collectives=collectives, wiring=wiring)
-    parts.task.gather, exchange = gathered, parts.task.components["learners"].exchange
-    if len({json.dumps(one) for one in gathered(parts.inputs)}) > 1:
+    built = build(run, execution, collectives=collectives, wiring=wiring)
+    built.task.gather, exchange = gathered, built.task.components["learners"].exchange
+    if len({json.dumps(digests) for digests in gathered(built.inputs)}) > 1:
         raise UserError(
             "the learners loaded different data; name the same with --data-root and --model-root"
         )
     if dist.get_rank() == 0:
-        inputs.keep(recorded, run, execution, parts.inputs)
+        inputs.keep(recorded, run, execution, built.inputs)
     watch, name, rank = Steps(collectives), f"learner{dist.get_rank()}", dist.get_rank()
 
     class Noting(Checkpoint):
@@ -280,124 +282,128 @@ def _train(
             collectives.sent.update(state_dict["sent"])
             collectives.framing.update(state_dict.get("framing", {}))
 
-    made = trainer(run, parts, [Noting()], execution.progress, steps=wiring.steps)
+    trainer_ = trainer(run, built, [Noting()], execution.progress, steps=wiring.steps)
     status, error = MEASURED if wiring.steps else FINISHED, None
-    begun, before = (
+    checkpoint_, before = (
         None if wiring.steps else launch.newest(recorded.path, name),
         namespaces.relayed(),
     )
     try:
-        made.fit(
-            parts.task,
-            parts.data.train,
-            [] if wiring.steps else parts.data.val_dataloader(),
-            ckpt_path=begun and str(begun),
+        trainer_.fit(
+            built.task,
+            built.data.train,
+            [] if wiring.steps else built.data.val_dataloader(),
+            ckpt_path=checkpoint_ and str(checkpoint_),
             weights_only=True,
         )
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
-    relayed, ran = namespaces.relayed() - before, installed(run, parts, made)
+    relayed, ran = namespaces.relayed() - before, installed(run, built, trainer_)
     if status == FINISHED:
         nothing_lost(run, ran.record())
-    parts.task.components["learners"].settle()
-    state = {name: one.detach().cpu() for name, one in parts.task.model.state_dict().items()}
-    every = gathered(
+    built.task.components["learners"].settle()
+    state = {name: tensor.detach().cpu() for name, tensor in built.task.model.state_dict().items()}
+    reports = gathered(
         {
             "sent": dict(collectives.sent),
             "framing": dict(collectives.framing),
             "digest": digest(state),
             "steps": watch.steps,
-            "totals": parts.task.totals(),
+            "totals": built.task.totals(),
             "ledger": exchange.ledger.state(),
         }
     )
-    if len({one["digest"] for one in every}) > 1:
+    if len({report["digest"] for report in reports}) > 1:
         raise RuntimeError("the learners ended with different weights")
     if keep and rank == 0:
         torch.save(state, recorded.path / "weights.pt")
-    timing = Steps.summary([one["steps"] for one in every], parts.task)
+    timing = Steps.summary([report["steps"] for report in reports], built.task)
     if timing:
         timing["relayed"] = relayed / len(watch.steps)
-    transport = [one["sent"] for one in every]
+    transport = [report["sent"] for report in reports]
     # which factors share a message, and its framing, follows from measured times
     if run.kfac is not None:
-        timing["framing"] = [one["framing"].get("factors", 0) for one in every]
+        timing["framing"] = [report["framing"].get("factors", 0) for report in reports]
         transport = [
             sent | {"factors": sent.get("factors", 0) - framing}
             for sent, framing in zip(transport, timing["framing"], strict=True)
         ]
-    whole = Ledger(exchange.layers, run.grad, run.grad.learners)
-    whole.take([(list(range(len(exchange.layers))), one["ledger"]) for one in every], stages=1)
-    totals = totals_of([one["totals"] for one in every], whole)
+    ledger_ = Ledger(exchange.layers, run.grad, run.grad.learners)
+    ledger_.take(
+        [(list(range(len(exchange.layers))), report["ledger"]) for report in reports], stages=1
+    )
+    totals = totals_of([report["totals"] for report in reports], ledger_)
     return row(
         run,
         status,
         error,
         ran=ran if status == FINISHED else None,
         evaluations=recorded.metrics(),
-        steps=made.global_step,
+        steps=trainer_.global_step,
         totals=totals,
-        seconds=parts.task.seconds,
-        device=parts.device,
-        tokens=tokens(parts.data),
-        tied=tied_bytes(run, parts.task.model),
+        seconds=built.task.seconds,
+        device=built.device,
+        tokens=tokens(built.data),
+        tied=tied_bytes(run, built.task.model),
         transport=transport,
-        weights=every[0]["digest"],
-        inputs=parts.inputs,
+        weights=reports[0]["digest"],
+        inputs=built.inputs,
         timing=timing,
         cores=len(os.sched_getaffinity(0)),
     )
 
 
-def evaluation_of(every: list[dict[str, Any]]) -> dict[str, Any]:
+def evaluation_of(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """The record of an evaluation, given that of every learner: bytes are added up, rates are of
     all learners' bytes; the rest is the same at all of them.
     """
-    record = dict(every[0])
+    record = dict(reports[0])
     if "bytes" in record:
-        record["bytes"] = sum(one["bytes"] for one in every)
+        record["bytes"] = sum(report["bytes"] for report in reports)
     if "rates" in record:
         record["rates"] = {
-            name: len(every) / sum(1 / one["rates"][name] for one in every)
+            name: len(reports) / sum(1 / report["rates"][name] for report in reports)
             for name in record["rates"]
         }
     return record
 
 
-def totals_of(every: list[dict[str, Any]], ledger: Ledger) -> dict[str, Any]:
+def totals_of(reports: list[dict[str, Any]], ledger: Ledger) -> dict[str, Any]:
     """What the row of a run says of its messages, given that of every learner, and all learners'
     ledger of gradients.
 
     Bytes at boundaries are added up; bytes that a learner sends a step are means over the learners.
     """
-    totals = dict(every[0])
+    totals = dict(reports[0])
     totals["boundaries"] = {
-        name: {key: sum(one["boundaries"][name][key] for one in every) for key in sent}
+        name: {key: sum(report["boundaries"][name][key] for report in reports) for key in sent}
         for name, sent in totals["boundaries"].items()
     }
     merged = ledger.totals()
     hops = totals["gradients"].keys() - merged.keys()
     totals["gradients"] = merged | {
-        hop: _mean(one["gradients"][hop] for one in every) for hop in sorted(hops)
+        hop: _mean(report["gradients"][hop] for report in reports) for hop in sorted(hops)
     }
     if "kfac" in totals:
         totals["kfac"] = {
-            key: _mean(one["kfac"][key] for one in every) if key.startswith("factors_") else value
+            key: _mean(report["kfac"][key] for report in reports)
+            if key.startswith("factors_")
+            else value
             for key, value in totals["kfac"].items()
         }
     return totals
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def digest(state: dict[str, Any]) -> str:
     """What stands for a network's weights."""
     joined = sha256()
-    for one in state.values():
-        joined.update(one.detach().cpu().contiguous().numpy().tobytes())
+    for tensor in state.values():
+        joined.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return joined.hexdigest()
 
 
@@ -438,27 +444,27 @@ def check(run: Run, wiring: LearnerWiring | None = None) -> None:
 
 def check_memories(run: Run) -> None:
     """Raise UserError for what boundaries would remember of rows that other learners had before."""
-    places = {"": Links(fwd=run.fwd, bwd=run.bwd)} | {
+    links_by_prefix = {"": Links(fwd=run.fwd, bwd=run.bwd)} | {
         f"at.{cut}.": links for cut, links in run.at.items()
     }
-    for place, links in places.items():
+    for prefix, links in links_by_prefix.items():
         for side in ("fwd", "bwd"):
             link: Link = getattr(links, side)
             if sample_keyed(link.feedback):
                 raise UserError(
-                    f"{place}{side}.feedback.kind={link.feedback.kind} remembers samples, which "
+                    f"{prefix}{side}.feedback.kind={link.feedback.kind} remembers samples, which "
                     "come to another learner each epoch, and processes do not share memories: "
                     "simulate it with commsweep run, or key it by slot"
                 )
             if getattr(link.compressor, "warm", False):
                 raise UserError(
-                    f"{place}{side}.compressor.warm=true begins from the last message of all "
+                    f"{prefix}{side}.compressor.warm=true begins from the last message of all "
                     "learners, which processes do not share: simulate it with commsweep run, or "
                     "set warm=false"
                 )
             if link.compressor.kind == "mean":
                 raise UserError(
-                    f"{place}{side}.compressor.kind=mean follows the messages of all learners, "
+                    f"{prefix}{side}.compressor.kind=mean follows the messages of all learners, "
                     "which processes do not share: simulate it with commsweep run, or use zero"
                 )
 

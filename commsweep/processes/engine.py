@@ -156,7 +156,7 @@ class Stage(PipelineStage):
         shape = self._crossing(side)  # pyright: ignore[reportArgumentType]
         boundary.bwd.stretch = dense.numel() / shape.numel()
 
-        def there(_: Tensor) -> tuple[Tensor, Tensor | None]:
+        def arrive_now(_: Tensor) -> tuple[Tensor, Tensor | None]:
             reader = self._open(("fwd", chunk), side)  # pyright: ignore[reportArgumentType]
             return boundary.fwd.arrive(reader, shape, want_mask=boundary.shares_mask)
 
@@ -164,7 +164,7 @@ class Stage(PipelineStage):
             self._post(("bwd", chunk), side, boundary.bwd, grad, mask=mask)  # pyright: ignore[reportArgumentType]
             return torch.zeros_like(ticket)
 
-        y = crossing(ticket, there, back)
+        y = crossing(ticket, arrive_now, back)
         if boundary.coder is None or not boundary.codes:
             return y
         return boundary.decode(y, Payload({}, dense, y.dtype, y.device, self.channels_last))
@@ -179,7 +179,7 @@ class Stage(PipelineStage):
             y = boundary.encode(y)
         shape = y.shape
 
-        def there(y: Tensor) -> tuple[Tensor, Tensor | None]:
+        def depart_now(y: Tensor) -> tuple[Tensor, Tensor | None]:
             mask = self._post(("fwd", chunk), side, boundary.fwd, y, want_mask=boundary.shares_mask)  # pyright: ignore[reportArgumentType]
             return torch.zeros(1, device=y.device), mask
 
@@ -187,16 +187,16 @@ class Stage(PipelineStage):
             reader = self._open(("bwd", chunk), side)  # pyright: ignore[reportArgumentType]
             return boundary.bwd.arrive(reader, shape, mask=mask)[0]
 
-        return crossing(y, there, back)
+        return crossing(y, depart_now, back)
 
     channels_last = False  # the layout of images, for what a coder decodes to
     precision = "float32"  # that the stage has computed in
 
     def _enter(self, chunk: int) -> None:
-        turn = self.turns[chunk]
-        self._chunk, self.step.number = chunk, turn.number
-        if turn.keys is not None:  # none in an evaluation, which changes no memory
-            self.step.keys = turn.keys
+        turn_ = self.turns[chunk]
+        self._chunk, self.step.number = chunk, turn_.number
+        if turn_.keys is not None:  # none in an evaluation, which changes no memory
+            self.step.keys = turn_.keys
 
     def _message(self, side: Side) -> torch.Size:
         return torch.Size([self.turns[self._chunk].rows, *side.sample])
@@ -211,25 +211,27 @@ class Stage(PipelineStage):
             [shape.numel() // columns(shape), width] if len(shape) == 4 else [*shape[:-1], width]
         )
 
-    def _address(self, side: Side, way: str) -> message.Address:
+    def _address(self, side: Side, direction: str) -> message.Address:
         return message.Address(
-            message.digest(f"{side.digest.hex()} {way} {self.step.training} {self.step.compress}"),
+            message.digest(
+                f"{side.digest.hex()} {direction} {self.step.training} {self.step.compress}"
+            ),
             self.step.number,
             self._chunk,
         )
 
-    def _open(self, what: tuple[str, int], side: Side) -> message.Reader:
+    def _open(self, chunk_address: tuple[str, int], side: Side) -> message.Reader:
         """The message that has come."""
-        self.passages.append(("came", *what, time.monotonic()))
-        return message.Reader(self.inbox.pop(what), self._address(side, what[0]))
+        self.passages.append(("came", *chunk_address, time.monotonic()))
+        return message.Reader(self.inbox.pop(chunk_address), self._address(side, chunk_address[0]))
 
     def _post(
-        self, what: tuple[str, int], side: Side, channel: Channel, x: Tensor, **how: Any
+        self, chunk_address: tuple[str, int], side: Side, channel: Channel, x: Tensor, **how: Any
     ) -> Tensor | None:
         """Pack what the channel makes of x for `_send`; returns its mask."""
         most = channel.most_bytes(x.shape, torch.float32)
         payloads, mask = channel.post(x, **how)
-        packed = message.pack(payloads, self._address(side, what[0]))
+        packed = message.pack(payloads, self._address(side, chunk_address[0]))
         # the receiver's buffer ends there, and gloo would end the receiver
         if packed.numel() > most:
             raise RuntimeError(
@@ -238,39 +240,41 @@ class Stage(PipelineStage):
             )
         if not self._exact:  # a receiver's buffer must be filled to its end; the rest is framing
             packed = nn.functional.pad(packed, (0, most - packed.numel()))
-        self.framing[what[0]] += packed.numel() - sum(payload.nbytes for payload in payloads)
-        self.outbox[what] = packed
+        self.framing[chunk_address[0]] += packed.numel() - sum(
+            payload.nbytes for payload in payloads
+        )
+        self.outbox[chunk_address] = packed
         return mask
 
     def _receive(
-        self, what: tuple[str, int], side: Side, channel: Channel, source: int
+        self, chunk_address: tuple[str, int], side: Side, channel: Channel, source: int
     ) -> dist.P2POp:
-        self._enter(what[1])
+        self._enter(chunk_address[1])
         most = channel.most_bytes(self._crossing(side), torch.float32)
-        self.inbox[what] = torch.empty(most, dtype=torch.uint8, device=self.device)
-        return dist.P2POp(dist.irecv, self.inbox[what], self._rank(source), self.group)
+        self.inbox[chunk_address] = torch.empty(most, dtype=torch.uint8, device=self.device)
+        return dist.P2POp(dist.irecv, self.inbox[chunk_address], self._rank(source), self.group)
 
-    def _send(self, what: tuple[str, int], target: int) -> dist.P2POp:
-        packed = self.outbox.pop(what)
-        self.sent[what[0]] += packed.numel()
-        self.passages.append(("sent", *what, time.monotonic()))
+    def _send(self, chunk_address: tuple[str, int], target: int) -> dist.P2POp:
+        packed = self.outbox.pop(chunk_address)
+        self.sent[chunk_address[0]] += packed.numel()
+        self.passages.append(("sent", *chunk_address, time.monotonic()))
         return dist.P2POp(dist.isend, packed, self._rank(target), self.group)
 
     def _rank(self, stage: int) -> int:
         rank = self.stage_index_to_group_rank[stage]
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
-    def _timed(self, what: str, chunk: int) -> _Span:
-        return _Span(self.spans, what, chunk)
+    def _timed(self, kind: str, chunk: int) -> _Span:
+        return _Span(self.spans, kind, chunk)
 
 
 class _Span:
     """Notes when something began and ended, and the CPU seconds of this thread in between."""
 
     def __init__(
-        self, spans: list[tuple[str, int, float, float, float]], what: str, chunk: int
+        self, spans: list[tuple[str, int, float, float, float]], kind: str, chunk: int
     ) -> None:
-        self.spans, self.what, self.chunk = spans, what, chunk
+        self.spans, self.what, self.chunk = spans, kind, chunk
 
     def __enter__(self) -> None:
         self.began, self.busy = time.monotonic(), time.thread_time()

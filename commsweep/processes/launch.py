@@ -178,11 +178,11 @@ def supervise(
         for path in folder.path.glob(left):
             path.unlink()
     log = open(folder.path / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 (closed below, after the processes that write to it)
-    own = f"{os.getpid()}.{secrets.token_hex(8)}"
+    token = f"{os.getpid()}.{secrets.token_hex(8)}"
     running = [
         subprocess.Popen(
             command,
-            env=os.environ | extra | {LAUNCH: own},
+            env=os.environ | extra | {LAUNCH: token},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -191,13 +191,15 @@ def supervise(
         )
         for command, extra in zip(commands, environments, strict=True)
     ]
-    halted, stopped = _Halted(own, patience, who), ""
+    halted, stopped = _Halted(token, patience, who), ""
     died: list[tuple[int, int]] = []  # (rank, exit code) of those that failed by themselves
     try:
-        while any(one.poll() is None for one in running):
-            if any(one.poll() for one in running) or any(folder.path.glob("stage*.error")):
+        while any(process.poll() is None for process in running):
+            if any(process.poll() for process in running) or any(folder.path.glob("stage*.error")):
                 deadline = time.monotonic() + GRACE  # for the others to say what they saw
-                while time.monotonic() < deadline and any(one.poll() is None for one in running):
+                while time.monotonic() < deadline and any(
+                    process.poll() is None for process in running
+                ):
                     time.sleep(0.1)
                 break
             with suppress(OSError, ValueError):
@@ -205,16 +207,16 @@ def supervise(
             if stopped := halted.look():
                 break
             time.sleep(0.1)
-        died = [(rank, code) for rank, one in enumerate(running) if (code := one.poll())]
+        died = [(rank, code) for rank, process in enumerate(running) if (code := process.poll())]
     finally:
-        end(own, running)
+        end(token, running)
         log.close()
     if stopped:
         raise UserError(
             f"{stopped}; all were ended. Start again to continue from the last checkpoint "
             f"({folder.path})"
         )
-    if any(one.returncode for one in running):
+    if any(process.returncode for process in running):
         raise UserError(blame(folder, died, who))
 
 
@@ -222,16 +224,19 @@ def _stages(launch: str) -> dict[int, tuple[str, str]]:
     """(stage, state) of a launch's stages by process id. They are known by their environment, which
     only their launcher gave them; no file of the store says which process to end.
     """
-    found = {}
-    wanted = f"{LAUNCH}={launch}".encode()
+    stages = {}
+    marker = f"{LAUNCH}={launch}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
-            told = (process / "environ").read_bytes().split(b"\0")
-            rank = next((one[5:].decode() for one in told if one.startswith(b"RANK=")), None)
-            if wanted in told and rank is not None:
+            variables = (process / "environ").read_bytes().split(b"\0")
+            rank = next(
+                (variable[5:].decode() for variable in variables if variable.startswith(b"RANK=")),
+                None,
+            )
+            if marker in variables and rank is not None:
                 state = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-                found[int(process.name)] = rank, state
-    return found
+                stages[int(process.name)] = rank, state
+    return stages
 
 
 class _Halted:
@@ -250,19 +255,20 @@ class _Halted:
 
     def look(self) -> str:
         """What to say of a stage that has been stopped for too long, or ""."""
-        now = time.monotonic()
-        if now - self.looked < 1 or math.isinf(self.most):
+        current = time.monotonic()
+        if current - self.looked < 1 or math.isinf(self.most):
             return ""
-        self.looked = now
+        self.looked = current
         halted = {
             pid: stage for pid, (stage, state) in _stages(self.launch).items() if state in "tT"
         }
-        self.since = {pid: self.since.get(pid, now) for pid in halted}
+        self.since = {pid: self.since.get(pid, current) for pid in halted}
         return next(
             (
-                f"{self.who} {halted[pid]} (process {pid}) has been stopped for {now - since:.0f} s"
+                f"{self.who} {halted[pid]} (process {pid}) has been stopped for "
+                f"{current - since:.0f} s"
                 for pid, since in self.since.items()
-                if now - since > self.most
+                if current - since > self.most
             ),
             "",
         )
@@ -271,12 +277,12 @@ class _Halted:
 def end(launch: str, running: list[subprocess.Popen]) -> None:
     """End what still runs, stages included that their launcher has lost."""
     for number, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
-        for one in running:
-            if one.poll() is None:
+        for process in running:
+            if process.poll() is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(one.pid, number)
+                    os.killpg(process.pid, number)
         deadline = time.monotonic() + wait
-        while time.monotonic() < deadline and any(one.poll() is None for one in running):
+        while time.monotonic() < deadline and any(process.poll() is None for process in running):
             time.sleep(0.05)
     for pid in _stages(launch):
         with suppress(OSError):
@@ -307,14 +313,14 @@ def blame(folder: RunFolder, died: list[tuple[int, int]], who: str = "stage") ->
                 f"{who} {rank} was ended by {signal.Signals(-code).name}; all others were "
                 f"ended. Start again to continue from the last checkpoint ({folder.path})"
             )
-    said = []
+    reasons = []
     for path in folder.path.glob("stage*.error"):
         with suppress(OSError, ValueError):
-            told = json.loads(path.read_text(encoding="utf-8"))
-            said.append(
-                ("neighbour" in told["line"], told["time"], int(path.stem[5:]), told["line"])
+            report = json.loads(path.read_text(encoding="utf-8"))
+            reasons.append(
+                ("neighbour" in report["line"], report["time"], int(path.stem[5:]), report["line"])
             )
-    if said:
-        _, _, rank, line = min(said)
+    if reasons:
+        _, _, rank, line = min(reasons)
         return f"{who} {rank}: {line}"
     return f"the {who}s could not be started; see {folder.path / 'log.txt'}"

@@ -36,7 +36,11 @@ def missing(measurements: list[Measurement], store: Store) -> dict[str, Measurem
         pipeline.folder_of(store, *measurement).path.name: measurement
         for measurement in measurements
     }
-    return {name: one for name, one in named.items() if store.pipeline(name).row() is None}
+    return {
+        name: measurement
+        for name, measurement in named.items()
+        if store.pipeline(name).row() is None
+    }
 
 
 def measure(
@@ -56,7 +60,7 @@ def measure(
 
     before = 0
     for (_, latencies), group in groupby(sorted(todo.items(), key=kind), key=kind):
-        own = dict(group)
+        group_ = dict(group)
         folder = RunFolder(store.root / "pipelines" / ".links", store.root)
         folder.make()
         with (
@@ -69,7 +73,7 @@ def measure(
                 {
                     "todo": [
                         [name, record(run), wiring.model_dump(mode="json")]
-                        for name, (run, wiring) in own.items()
+                        for name, (run, wiring) in group_.items()
                     ]
                 },
             )
@@ -77,10 +81,10 @@ def measure(
                 folder,
                 nodes.commands([MODULE, str(store.root.resolve())]),
                 nodes.environments(),
-                lambda seen, before=before: done(before + seen["done"]),  # pyright: ignore[reportArgumentType]
+                lambda progress, before=before: done(before + progress["done"]),  # pyright: ignore[reportArgumentType]
                 patience,
             )
-        before += len(own)
+        before += len(group_)
         done(before)
 
 
@@ -92,9 +96,9 @@ def work(store: Store, folder: RunFolder) -> None:
     from commsweep.processes.trainer import connect
     from commsweep.training.record import environment
 
-    told, device = read_json(folder.path / "execution.json"), None
-    patience = told.pop("patience")
-    execution = replace(Execution.read(told), checkpoint_every=math.inf)
+    options, device = read_json(folder.path / "execution.json"), None
+    patience = options.pop("patience")
+    execution = replace(Execution.read(options), checkpoint_every=math.inf)
     first, calm = os.environ["RANK"] == "0", Calm()
     for done, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
         run, wiring, recorded = parse(settings), Wiring(**wires), store.pipeline(name)
@@ -111,11 +115,11 @@ def work(store: Store, folder: RunFolder) -> None:
     dist.destroy_process_group()
 
 
-def _train(*what: Any) -> Row | None:
+def _train(*arguments: Any) -> Row | None:
     """By a trainer of its own: what is taken again begins anew."""
     from commsweep.processes.trainer import Trainer
 
-    return Trainer(*what).train()  # pyright: ignore[reportReturnType]
+    return Trainer(*arguments).train()  # pyright: ignore[reportReturnType]
 
 
 def main(root: str) -> int:

@@ -91,7 +91,7 @@ class Chain:
                 "MASTER_PORT": "29500",
                 "OMP_NUM_THREADS": "1",
                 CHAIN: self.name,
-                RELAYS: " ".join(str(one.pid) for one in self.relays),
+                RELAYS: " ".join(str(relay_.pid) for relay_ in self.relays),
                 "GLOO_SOCKET_IFNAME": self.interface(k, right=k == 0),
             }
             for k in range(self.nodes)
@@ -99,7 +99,7 @@ class Chain:
 
     def sent(self) -> dict[str, int]:
         """Bytes that the kernel has counted leaving each interface of the nodes."""
-        found = {}
+        counts = {}
         for k in range(self.nodes):
             for right in (False, True):
                 if (k or right) and (k + 1 < self.nodes or not right):
@@ -112,8 +112,8 @@ class Chain:
                         "cat",
                         f"/sys/class/net/{name}/statistics/tx_bytes",
                     )
-                    found[f"{k} {'right' if right else 'left'}"] = int(out)
-        return found
+                    counts[f"{k} {'right' if right else 'left'}"] = int(out)
+        return counts
 
     def cut(self, k: int, down: bool) -> None:
         """Take the link between node k and node k + 1 down, or up again."""
@@ -130,12 +130,10 @@ class Chain:
             self._route(k)
 
     def _route(self, k: int) -> None:
-        for other in range(self.nodes - 1):  # links, numbered from the left
-            if other not in (k - 1, k):
-                by = f"10.213.{k}.2" if other > k else f"10.213.{k - 1}.1"
-                _run(
-                    "ip", "-n", self.node(k), "route", "replace", f"10.213.{other}.0/24", "via", by
-                )
+        for node in range(self.nodes - 1):  # links, numbered from the left
+            if node not in (k - 1, k):
+                by = f"10.213.{k}.2" if node > k else f"10.213.{k - 1}.1"
+                _run("ip", "-n", self.node(k), "route", "replace", f"10.213.{node}.0/24", "via", by)
 
 
 class Star(Chain):
@@ -159,9 +157,9 @@ class Star(Chain):
         ]
 
     def sent(self) -> dict[str, int]:
-        found = {}
+        counts = {}
         for k in range(self.nodes):
-            for way, (space, name) in zip(("up", "down"), self.ends(k), strict=True):
+            for direction, (space, name) in zip(("up", "down"), self.ends(k), strict=True):
                 out = _run(
                     "ip",
                     "netns",
@@ -170,8 +168,8 @@ class Star(Chain):
                     "cat",
                     f"/sys/class/net/{name}/statistics/tx_bytes",
                 )
-                found[f"{k} {way}"] = int(out)
-        return found
+                counts[f"{k} {direction}"] = int(out)
+        return counts
 
 
 def _owned(pid: int) -> str:
@@ -198,15 +196,15 @@ def sweep_up() -> list[str]:
     shown = subprocess.run(
         ["ip", "netns", "list"], capture_output=True, text=True, check=False
     ).stdout
-    gone = [
+    stale = [
         name
         for name in (line.split()[0] for line in shown.splitlines() if line.strip())
-        if (found := re.fullmatch(r"(cs([0-9a-f]+)x[0-9a-f]{3})[nw]\d+", name))
-        and _owned(int(found[2], 16)) != found[1]
+        if (match := re.fullmatch(r"(cs([0-9a-f]+)x[0-9a-f]{3})[nw]\d+", name))
+        and _owned(int(match[2], 16)) != match[1]
     ]
-    for name in gone:
+    for name in stale:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return gone
+    return stale
 
 
 @contextmanager
@@ -216,18 +214,18 @@ def chain(cables: Sequence[Cable]) -> Iterator[Chain]:
     Raises UserError where this machine does not allow it. All is removed at the end.
     """
     nodes = len(cables) + 1
-    made = Chain(_owned(os.getpid()), nodes)
-    with _nodes(made, nodes, cables) as netem:
+    chain_ = Chain(_owned(os.getpid()), nodes)
+    with _nodes(chain_, nodes, cables) as netem:
         for k, cable in enumerate(cables):
             ends = [
-                (made.node(k), made.interface(k, True)),
-                (made.node(k + 1), made.interface(k + 1, False)),
+                (chain_.node(k), chain_.interface(k, True)),
+                (chain_.node(k + 1), chain_.interface(k + 1, False)),
             ]
-            _link(made, k, ends, cable, netem)
+            _link(chain_, k, ends, cable, netem)
         for k in range(nodes):
-            made._route(k)
-        _begin_relays(made)
-        yield made
+            chain_._route(k)
+        _begin_relays(chain_)
+        yield chain_
 
 
 @contextmanager
@@ -235,27 +233,27 @@ def star(nodes: int, cable: Cable) -> Iterator[Star]:
     """Namespaces for `nodes` learners, each with a link of this bandwidth to a hub; the latency is
     from node to node. As `chain` otherwise.
     """
-    made, half = (
+    star_, half = (
         Star(_owned(os.getpid()), nodes),
         cable.model_copy(update={"latency": cable.latency / 2}),
     )
-    with _nodes(made, nodes + 1, [cable] * nodes) as netem:
+    with _nodes(star_, nodes + 1, [cable] * nodes) as netem:
         for k in range(nodes):
-            up, down = made.ends(k)
+            up, down = star_.ends(k)
             if cable.latency and not netem:
-                _link(made, k, [(made.hub(), f"{made.name}h{k}"), up], cable, netem)
+                _link(star_, k, [(star_.hub(), f"{star_.name}h{k}"), up], cable, netem)
                 _way_back(
-                    down, (made.node(k), f"{made.name}d{k}"), made.address(k), cable.bandwidth
+                    down, (star_.node(k), f"{star_.name}d{k}"), star_.address(k), cable.bandwidth
                 )
             else:
-                _link(made, k, [down, up], half, netem)
-            _run("ip", "-n", made.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
-        _begin_relays(made)
-        yield made
+                _link(star_, k, [down, up], half, netem)
+            _run("ip", "-n", star_.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
+        _begin_relays(star_)
+        yield star_
 
 
 @contextmanager
-def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]:
+def _nodes(chain_: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]:
     """Empty namespaces; whether the kernel has netem."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         raise UserError(
@@ -265,22 +263,24 @@ def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]:
     sweep_up()
     try:
         for k in range(nodes):
-            _run("ip", "netns", "add", made.node(k))
-            _run("ip", "-n", made.node(k), "link", "set", "lo", "up")
+            _run("ip", "netns", "add", chain_.node(k))
+            _run("ip", "-n", chain_.node(k), "link", "set", "lo", "up")
             _run(
                 "ip",
                 "netns",
                 "exec",
-                made.node(k),
+                chain_.node(k),
                 "sh",
                 "-c",
                 "echo 1 > /proc/sys/net/ipv4/ip_forward",
             )
         late = [cable for cable in cables if cable.latency]
-        netem = bool(late) and _has_netem(made)
+        netem = bool(late) and _has_netem(chain_)
         # Of learners each frame passes once, and what confirms it is a frame, too.
         full = sum(
-            2 * one.bandwidth / 8 / _segments(one.bandwidth) / MTU for one in late if one.bandwidth
+            2 * relay_.bandwidth / 8 / _segments(relay_.bandwidth) / MTU
+            for relay_ in late
+            if relay_.bandwidth
         )
         if not netem and full > RELAY_FRAMES:
             notice(
@@ -291,26 +291,26 @@ def _nodes(made: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]:
         with awake():
             yield netem
     finally:
-        for one in made.relays:
-            one.kill()
-            one.wait()
-        for name in (*(made.node(k) for k in range(nodes)), made.wire()):
+        for relay_ in chain_.relays:
+            relay_.kill()
+            relay_.wait()
+        for name in (*(chain_.node(k) for k in range(nodes)), chain_.wire()):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem: bool) -> None:
+def _link(chain_: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem: bool) -> None:
     """Join two nodes by link k, whose first end has address 10.213.k.1, the other 10.213.k.2."""
     if cable.latency and not netem:
-        if not made.late:
-            _run("ip", "netns", "add", made.wire())
-        inner = [f"{made.name}x{k}", f"{made.name}y{k}"]
+        if not chain_.late:
+            _run("ip", "netns", "add", chain_.wire())
+        inner = [f"{chain_.name}x{k}", f"{chain_.name}y{k}"]
         for outer, inside in zip(ends, inner, strict=True):
-            _cable(outer, (made.wire(), inside))
-        made.late.append((*inner, cable.latency))  # pyright: ignore[reportArgumentType]
+            _cable(outer, (chain_.wire(), inside))
+        chain_.late.append((*inner, cable.latency))  # pyright: ignore[reportArgumentType]
     else:
         _cable(*ends)
-    for turn, (space, name) in enumerate(ends):
-        _run("ip", "-n", space, "addr", "add", f"10.213.{k}.{turn + 1}/24", "dev", name)
+    for index, (space, name) in enumerate(ends):
+        _run("ip", "-n", space, "addr", "add", f"10.213.{k}.{index + 1}/24", "dev", name)
         # Of a link that both ends fill, some congestion controls let one direction starve until the
         # other is done.
         _run(
@@ -346,23 +346,23 @@ def _link(made: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, netem:
         _rate(space, name, cable.bandwidth)
 
 
-def _begin_relays(made: Chain) -> None:
+def _begin_relays(chain_: Chain) -> None:
     """One for all late links where nodes take all cores: woken for one link, it has frames of
     others to hand on, too. Where there are cores to spare, one on each.
     """
-    spare = max(1, len(os.sched_getaffinity(0)) - made.nodes)
-    for own in (made.late[turn::spare] for turn in range(min(spare, len(made.late)))):
-        made.relays.append(
+    spare = max(1, len(os.sched_getaffinity(0)) - chain_.nodes)
+    for ends in (chain_.late[index::spare] for index in range(min(spare, len(chain_.late)))):
+        chain_.relays.append(
             subprocess.Popen(
                 [
                     "ip",
                     "netns",
                     "exec",
-                    made.wire(),
+                    chain_.wire(),
                     sys.executable,
                     "-m",
                     "commsweep.processes.namespaces",
-                    *(str(what) for one in own for what in one),
+                    *(str(name) for end_ in ends for name in end_),
                 ],
                 stdin=subprocess.DEVNULL,
                 preexec_fn=lambda: die_with_parent(9),
@@ -370,24 +370,24 @@ def _begin_relays(made: Chain) -> None:
         )
 
 
-def _cable(one: tuple[str, str], other: tuple[str, str]) -> None:
+def _cable(near: tuple[str, str], far: tuple[str, str]) -> None:
     """Join two (namespace, interface), which this makes."""
     _run(
         "ip",
         "link",
         "add",
-        one[1],
+        near[1],
         "netns",
-        one[0],
+        near[0],
         "type",
         "veth",
         "peer",
         "name",
-        other[1],
+        far[1],
         "netns",
-        other[0],
+        far[0],
     )
-    for space, name in (one, other):
+    for space, name in (near, far):
         _run("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "up")
 
 
@@ -409,11 +409,11 @@ def shape(*bandwidths: float) -> None:
             for space, end in star.ends(k):
                 _rate(space, end, *bandwidths)
         return
-    made = Chain(name, int(os.environ["WORLD_SIZE"]))
-    for k in range(made.nodes):
+    chain_ = Chain(name, int(os.environ["WORLD_SIZE"]))
+    for k in range(chain_.nodes):
         for right in (False, True):
-            if (k or right) and (k + 1 < made.nodes or not right):
-                _rate(made.node(k), made.interface(k, right), bandwidths[k if right else k - 1])
+            if (k or right) and (k + 1 < chain_.nodes or not right):
+                _rate(chain_.node(k), chain_.interface(k, right), bandwidths[k if right else k - 1])
 
 
 def relayed() -> float:
@@ -472,13 +472,13 @@ def _segments(bandwidth: float) -> int:
     return (bucket(bandwidth) if bandwidth else 1 << 16) // (MTU + 14)
 
 
-def _has_netem(made: Chain) -> bool:
+def _has_netem(chain_: Chain) -> bool:
     tried = subprocess.run(
         [
             "ip",
             "netns",
             "exec",
-            made.node(0),
+            chain_.node(0),
             "tc",
             "qdisc",
             "add",
@@ -493,17 +493,17 @@ def _has_netem(made: Chain) -> bool:
         check=False,
     )
     if tried.returncode == 0:
-        _run("ip", "netns", "exec", made.node(0), "tc", "qdisc", "del", "dev", "lo", "root")
+        _run("ip", "netns", "exec", chain_.node(0), "tc", "qdisc", "del", "dev", "lo", "root")
     return tried.returncode == 0
 
 
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
         raise UserError(
             f"this machine does not let its links be shaped ({' '.join(command[:4])} ...: "
-            f"{said}); run the stages on machines with real links instead, by torchrun"
+            f"{reason}); run the stages on machines with real links instead, by torchrun"
         )
     return done.stdout
 
@@ -520,9 +520,9 @@ def relay(links: Sequence[tuple[str, str, float]]) -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     ways: dict[socket.socket, tuple[socket.socket, float]] = {}
     for *names, latency in links:
-        one, other = (_end(name) for name in names)
-        ways[one], ways[other] = (other, latency), (one, latency)
-    ends, turn = list(ways), count()
+        near, far = (_end(name) for name in names)
+        ways[near], ways[far] = (far, latency), (near, latency)
+    ends, numbers = list(ways), count()
     waiting: list[tuple[float, int, bytes, socket.socket]] = []
     # a frame of its own length is kept, not room for the longest
     space = memoryview(bytearray(_LONGEST))
@@ -536,10 +536,15 @@ def relay(links: Sequence[tuple[str, str, float]]) -> None:
                 seconds, nanoseconds = _NOTED.unpack(noted)
                 heappush(
                     waiting,
-                    (seconds + 1e-9 * nanoseconds + latency, next(turn), bytes(space[:size]), out),
+                    (
+                        seconds + 1e-9 * nanoseconds + latency,
+                        next(numbers),
+                        bytes(space[:size]),
+                        out,
+                    ),
                 )
-        now = time.time()
-        while waiting and waiting[0][0] <= now:
+        current = time.time()
+        while waiting and waiting[0][0] <= current:
             _, _, frame, out = heappop(waiting)
             with suppress(OSError):  # a link that is down loses what it is given
                 out.send(frame)
@@ -560,5 +565,10 @@ def _end(name: str) -> socket.socket:
 
 
 if __name__ == "__main__":
-    told = sys.argv[1:]
-    relay([(told[k], told[k + 1], float(told[k + 2])) for k in range(0, len(told), 3)])
+    arguments = sys.argv[1:]
+    relay(
+        [
+            (arguments[k], arguments[k + 1], float(arguments[k + 2]))
+            for k in range(0, len(arguments), 3)
+        ]
+    )

@@ -52,10 +52,10 @@ class StageNetwork:
         self.model = model_of(run, self.whole, tuple(self.cuts))
         self.embedded = optim.embedded(self.whole)
         links = {cut: run.links(cut) for cut in self.cuts}
-        beside = self.cuts[max(0, rank - 1) : rank + 1]
+        adjacent = self.cuts[max(0, rank - 1) : rank + 1]
         model = self.whole.to(device)
         need = memory_bytes(
-            {cut: links[cut] for cut in beside}, self.shapes, run.data.batch_size, rows
+            {cut: links[cut] for cut in adjacent}, self.shapes, run.data.batch_size, rows
         )
         check_room(need, device, None)
         self.boundaries = Boundaries(
@@ -67,7 +67,7 @@ class StageNetwork:
             run.seed,
             set_apart=run.at,
             channels_last=run.channels_last,
-            only=beside,
+            only=adjacent,
         ).to(device)
         self.order = [f"model.{name}" for name, _ in model.named_parameters()]
         self.order += [f"boundaries.{name}" for name in self._coders()]
@@ -111,10 +111,10 @@ class StageNetwork:
         """The boundaries to the stage before and behind."""
         return self._side(self.rank - 1), self._side(self.rank)
 
-    def _side(self, place: int) -> Side | None:
-        if not 0 <= place < len(self.cuts):
+    def _side(self, cut_index: int) -> Side | None:
+        if not 0 <= cut_index < len(self.cuts):
             return None
-        cut = self.cuts[place]
+        cut = self.cuts[cut_index]
         shape = self.shapes[cut]
         agreed = message.digest(f"{canonical(self.run)} {cut} {tuple(shape)}")
         return Side(self.boundaries[cut.replace(".", "_")], shape, agreed)
@@ -124,24 +124,24 @@ class StageNetwork:
         if self.run.fwd.compressor.kind != "bottleneck":
             return []
         return [
-            f"{cut.replace('.', '_')}.coder.{part}"
+            f"{cut.replace('.', '_')}.coder.{kind}"
             for cut in self.cuts
-            for part in ("encoder", "decoder")
+            for kind in ("encoder", "decoder")
         ]
 
     def owned(self) -> dict[str, Tensor]:
         """Parameters and buffers of this stage by the whole network's names; coders' halves where
         they are used.
         """
-        own: dict[str, Tensor] = {
+        owned_: dict[str, Tensor] = {
             name: parameter for name, parameter in self.named.items() if name.startswith("model.")
         }
-        own |= self.buffers
+        owned_ |= self.buffers
         before, behind = self.sides()
-        for side, part in ((behind, "encoder"), (before, "decoder")):
+        for side, kind in ((behind, "encoder"), (before, "decoder")):
             if side is None or side.boundary.coder is None:
                 continue
-            name = f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{part}"
+            name = f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{kind}"
             if name in self.named:
-                own[name] = getattr(side.boundary.coder, part)
-        return own
+                owned_[name] = getattr(side.boundary.coder, kind)
+        return owned_

@@ -71,9 +71,9 @@ def outcome(trainer: Trainer, status: str, error: str | None, wall: float) -> Ro
     )
     gradients = {}
     if exchange is not None:
-        whole = Ledger(list(network.layers.values()), trainer.run.grad, trainer.run.grad.learners)
-        whole.take(exchanged, trainer.world)
-        gradients = whole.totals()
+        ledger_ = Ledger(list(network.layers.values()), trainer.run.grad, trainer.run.grad.learners)
+        ledger_.take(exchanged, trainer.world)
+        gradients = ledger_.totals()
     return row(  # pyright: ignore[reportReturnType]
         trainer.run,
         status,
@@ -98,9 +98,9 @@ def outcome(trainer: Trainer, status: str, error: str | None, wall: float) -> Ro
 def _save_weights(trainer: Trainer) -> None:
     """The trained network of the first pipeline, as weights.pt."""
     mine = {name: tensor.detach() for name, tensor in trainer.network.owned().items()}
-    parts = gathered_tensors(mine, trainer.group)
+    states = gathered_tensors(mine, trainer.group)
     if trainer.records:
-        weights = {name: tensor for part in parts for name, tensor in part.items()}
+        weights = {name: tensor for state in states for name, tensor in state.items()}
         torch.save(weights, trainer.folder.path / "weights.pt")
 
 
@@ -110,13 +110,13 @@ def _links(trainer: Trainer) -> dict[str, Links]:
         [cut, links.model_dump(mode="json")]
         for cut, links in trainer.network.boundaries.links().items()
     ]
-    found: dict[str, Links] = {}
-    for told in gathered(mine, trainer.group):
-        for cut, settings in told:
+    links_: dict[str, Links] = {}
+    for links_here in gathered(mine, trainer.group):
+        for cut, settings in links_here:
             links = Links.model_validate(settings)
-            if found.setdefault(cut, links) != links:
+            if links_.setdefault(cut, links) != links:
                 raise RuntimeError(f"the two ends of boundary {cut} have different links")
-    return found
+    return links_
 
 
 def _transport(trainer: Trainer) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def _bytes(ledgers: list[dict[str, dict[str, int]]], world: int) -> dict[str, di
     are sent before a boundary, gradients behind it.
     """
     out: dict[str, dict[str, int]] = {}
-    for place, (left, right) in enumerate(pairwise(ledgers)):
-        if (place + 1) % world == 0:
+    for index, (left, right) in enumerate(pairwise(ledgers)):
+        if (index + 1) % world == 0:
             continue  # the last stage of a pipeline and the first of the next
         cut = next(cut for cut in left if cut in right)
         total = out.setdefault(cut, {})

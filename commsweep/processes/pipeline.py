@@ -55,7 +55,7 @@ def execute(
     folder: RunFolder,
     *,
     patience: float = 120.0,
-    show: Callable[[dict[str, Any]], None] = lambda seen: None,
+    show: Callable[[dict[str, Any]], None] = lambda progress: None,
 ) -> Row:
     """The row of a run over this wiring: as recorded, or by executing it now. `show` hears of its
     progress.
@@ -135,18 +135,21 @@ def work(
 def main(path: str) -> int:
     """A stage that `execute` has started: everything it must know lies in the run's folder."""
     folder = RunFolder(Path(path), Path(path).parent.parent)
-    asked, how = read_json(folder.path / "run.json"), read_json(folder.path / "execution.json")
+    run_settings, how = (
+        read_json(folder.path / "run.json"),
+        read_json(folder.path / "execution.json"),
+    )
     patience = how.pop("patience")
     return launch.worker(
         folder,
         lambda: work(  # pyright: ignore[reportArgumentType]
             folder.run(),
-            Wiring(**asked["wiring"]),
+            Wiring(**run_settings["wiring"]),
             replace(Execution.read(how), progress=False),
             folder,
             patience,
         ),
-        "stage" if asked["run"]["grad"]["learners"] == 1 else "process",
+        "stage" if run_settings["run"]["grad"]["learners"] == 1 else "process",
     )
 
 

@@ -85,7 +85,7 @@ def check_model(run: Run, execution: Execution) -> None:
 
     data = datasets.build(run, execution.data_root, execution.model_root, torch.device("cpu"))
     model, modules = models.build(run, data, execution.model_root)
-    _own(run.model, model, list(modules), 0)
+    _own_stages(run.model, model, list(modules), 0)
 
 
 def body(run: Run, model: Any, cuts: list[str], stage: int) -> nn.Module:
@@ -93,13 +93,13 @@ def body(run: Run, model: Any, cuts: list[str], stage: int) -> nn.Module:
     model in place.
     """
     if isinstance(run.model, OwnModel):
-        return _own(run.model, model, cuts, stage)
+        return _own_stages(run.model, model, cuts, stage)
     if isinstance(run.model, ImageModel):
         return _images(run.model, model, cuts, stage)
     return _TextStage(model, stage, len(cuts) + 1)
 
 
-def _own(spec: OwnModel, model: Any, cuts: list[str], stage: int) -> nn.Module:
+def _own_stages(spec: OwnModel, model: Any, cuts: list[str], stage: int) -> nn.Module:
     names = [name for name, _ in model.named_children()]
     if not isinstance(model, nn.Sequential) or not set(cuts) <= set(names):
         raise UserError(

@@ -39,41 +39,41 @@ def summary(timing: list[dict[str, Any]]) -> dict[str, Any]:
     tasks_, gantt, messages, waits = [], [], [], []
     for stage in timing:
         since, until = stage["began"][SKIPPED], stage["began"][-1]
-        own: dict[str, list[tuple[float, float]]] = {}
-        for what, _, start, stop, busy in stage["spans"]:
+        spans_by_kind: dict[str, list[tuple[float, float]]] = {}
+        for kind, _, start, stop, busy in stage["spans"]:
             if since <= start < until:
-                own.setdefault(what, []).append((stop - start, busy))
+                spans_by_kind.setdefault(kind, []).append((stop - start, busy))
         tasks_.append(
             {
-                what: {
-                    "seconds": _median([one for one, _ in many]),
-                    "cpu": _median([one for _, one in many]),
+                kind: {
+                    "seconds": _median([start for start, _ in many]),
+                    "cpu": _median([stop for _, stop in many]),
                 }
-                for what, many in own.items()
+                for kind, many in spans_by_kind.items()
             }
         )
         spans = sorted(
-            (start, stop, what, busy)
-            for what, _, start, stop, busy in stage["spans"]
+            (start, stop, kind, busy)
+            for kind, _, start, stop, busy in stage["spans"]
             if since <= start < until
         )
         waits.append(
             [
-                [what, round(start - before, 6), round(busy, 6)]
-                for (_, before, _, _), (start, _, what, busy) in pairwise(spans[-WAITS:])
+                [kind, round(start - before, 6), round(busy, 6)]
+                for (_, before, _, _), (start, _, kind, busy) in pairwise(spans[-WAITS:])
             ]
         )
         gantt.append(
             [
-                [what, chunk, start - began[shown], stop - began[shown]]
-                for what, chunk, start, stop, _ in stage["spans"]
+                [kind, chunk, start - began[shown], stop - began[shown]]
+                for kind, chunk, start, stop, _ in stage["spans"]
                 if began[shown] <= start < began[shown + 1]
             ]
         )
         messages.append(
             [
-                [what, way, chunk, when - began[shown]]
-                for what, way, chunk, when in stage["passages"]
+                [kind, direction, chunk, when - began[shown]]
+                for kind, direction, chunk, when in stage["passages"]
                 if began[shown] <= when < began[shown + 1]
             ]
         )
@@ -144,7 +144,7 @@ class Steps:
 
     def end(self, task: Any) -> None:
         """It is over."""
-        seconds, counted, now = (
+        seconds, counted, current = (
             time.perf_counter() - self._began,
             self._counted(),
             self._parts(task),
@@ -158,7 +158,9 @@ class Steps:
                 "kind": kind,
                 "seconds": seconds,
                 **{name: counted[name] - self._noted[name] for name in NOTED},
-                "parts": {name: value - self._before.get(name, 0.0) for name, value in now.items()},
+                "parts": {
+                    name: value - self._before.get(name, 0.0) for name, value in current.items()
+                },
             }
         )
 
@@ -179,7 +181,7 @@ class Steps:
         }
 
     @staticmethod
-    def summary(every: list[list[dict[str, Any]]], task: Any) -> dict[str, Any]:
+    def summary(learner_steps: list[list[dict[str, Any]]], task: Any) -> dict[str, Any]:
         """Seconds a step and its parts, means over the learners and over the middle half of the
         steps of each kind.
 
@@ -189,34 +191,37 @@ class Steps:
         thread that trains. ready: when each factor was there, of the first learner, with its place
         in the order of messages. spread: quartiles of a step beside others of its kind.
         """
-        skipped = min(SETTLED, max(0, len(every[0]) - 4))
-        learners = [own[skipped:] for own in every]
+        skipped = min(SETTLED, max(0, len(learner_steps[0]) - 4))
+        learners = [steps_[skipped:] for steps_ in learner_steps]
         if not learners[0]:
             return {}
-        whole, sums, parts, kinds, beside = 0.0, dict.fromkeys(NOTED, 0.0), {}, {}, []
-        for turn, learner in enumerate(learners[0]):
-            kinds.setdefault(tuple(learner["kind"]), []).append(turn)
+        seconds_sum, sums, parts_sum, kinds, relative = 0.0, dict.fromkeys(NOTED, 0.0), {}, {}, []
+        for index, learner in enumerate(learners[0]):
+            kinds.setdefault(tuple(learner["kind"]), []).append(index)
         for turns in kinds.values():
-            ranked = sorted(turns, key=lambda turn: learners[0][turn]["seconds"])
+            ranked = sorted(turns, key=lambda step_index: learners[0][step_index]["seconds"])
             middle = ranked[len(ranked) // 4 : len(ranked) - len(ranked) // 4]
             usual = learners[0][ranked[len(ranked) // 2]]["seconds"]
-            beside += [learners[0][turn]["seconds"] / usual for turn in turns]
+            relative += [learners[0][step_index]["seconds"] / usual for step_index in turns]
             weight = len(turns) / len(learners[0]) / len(middle) / len(learners)
-            for own in learners:
-                for turn in middle:
-                    whole += weight * own[turn]["seconds"]
+            for learner_ in learners:
+                for index in middle:
+                    seconds_sum += weight * learner_[index]["seconds"]
                     for name in sums:
-                        sums[name] += weight * own[turn][name]
-                    for name, value in own[turn]["parts"].items():
-                        parts[name] = parts.get(name, 0.0) + weight * value
-        parts["passes"] = whole - sum(parts.values())
-        beside.sort()
+                        sums[name] += weight * learner_[index][name]
+                    for name, value in learner_[index]["parts"].items():
+                        parts_sum[name] = parts_sum.get(name, 0.0) + weight * value
+        parts_sum["passes"] = seconds_sum - sum(parts_sum.values())
+        relative.sort()
         kfac = dict(task.components).get("kfac")
         return {
-            "step_seconds": whole,
-            "steps": len(beside),
-            "parts": parts,
+            "step_seconds": seconds_sum,
+            "steps": len(relative),
+            "parts": parts_sum,
             **sums,
-            "spread": [whole * beside[len(beside) // 4], whole * beside[3 * len(beside) // 4]],
+            "spread": [
+                seconds_sum * relative[len(relative) // 4],
+                seconds_sum * relative[3 * len(relative) // 4],
+            ],
             **({} if kfac is None else kfac.profile()),
         }

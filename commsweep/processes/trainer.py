@@ -62,20 +62,31 @@ PROGRESS_EVERY = 0.5  # seconds between reports of how far the run is
 
 def connect(run: Run, execution: Execution, patience: float) -> torch.device:
     """Join the other stages; returns this stage's device."""
-    world, wanted, n = int(os.environ["WORLD_SIZE"]), stages.processes(run), run.grad.learners
-    if world != wanted:
-        of = f"{n} learners with {stages.count(run)} stages each" if n > 1 else f"{wanted} stages"
+    world, stages_needed, n = (
+        int(os.environ["WORLD_SIZE"]),
+        stages.processes(run),
+        run.grad.learners,
+    )
+    if world != stages_needed:
+        of = (
+            f"{n} learners with {stages.count(run)} stages each"
+            if n > 1
+            else f"{stages_needed} stages"
+        )
         raise UserError(
             f"{world} processes were started for {of}; start one a stage"
-            + (f", {wanted} in all" if n > 1 else "")
+            + (f", {stages_needed} in all" if n > 1 else "")
         )
     device = execution.torch_device()
     if device.type == "cuda":
-        here, there = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-        if here > there:
+        local_processes, gpus = (
+            int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+            torch.cuda.device_count(),
+        )
+        if local_processes > gpus:
             raise UserError(
-                f"--device cuda: {here} processes on this machine for {there} "
-                f"GPU{'s' * (there > 1)}, and NCCL takes one each: use --device cpu, fewer "
+                f"--device cuda: {local_processes} processes on this machine for {gpus} "
+                f"GPU{'s' * (gpus > 1)}, and NCCL takes one each: use --device cpu, fewer "
                 "stages, or torchrun on several machines"
             )
         torch.cuda.set_device(device := torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
@@ -83,21 +94,22 @@ def connect(run: Run, execution: Execution, patience: float) -> torch.device:
     return device
 
 
-def _agree(text: str, what: str) -> None:
+def _agree(text: str, label: str) -> None:
     """Raise UserError unless all processes have the same text."""
     digests = gathered(message.digest(text).hex())
     if len(set(digests)) > 1:
-        other = next(i for i, digest in enumerate(digests) if digest != digests[0])
+        disagrees = next(i for i, digest in enumerate(digests) if digest != digests[0])
         raise UserError(
-            f"processes 0 and {other} were started with different {what}; start all with the same"
+            f"processes 0 and {disagrees} were started with different {label}; start all with "
+            "the same"
         )
 
 
 def turns(passes: list[Pass], samples: Tensor, first: int, device: torch.device) -> list[Turn]:
     """The microbatches of a training step whose first message has the number `first`."""
     return [
-        Turn(first + part.turn, part.size, Keys(samples[part.rows], device, part.slot))
-        for part in passes
+        Turn(first + pass_.turn, pass_.size, Keys(samples[pass_.rows], device, pass_.slot))
+        for pass_ in passes
     ]
 
 
@@ -188,8 +200,8 @@ class Trainer:
         )
         self.components: dict[str, Component] = {}
         if network.tied is not None:
-            other = self.learner * self.world + (self.world - 1 if self.first else 0)
-            self.components["tied"] = TiedEmbeddings(network.tied, self.first, other)
+            peer = self.learner * self.world + (self.world - 1 if self.first else 0)
+            self.components["tied"] = TiedEmbeddings(network.tied, self.first, peer)
         self.learners = sharing(
             run,
             network.part,
@@ -262,18 +274,18 @@ class Trainer:
         )
 
     def _loss(self, logits: Tensor, target: tuple[Tensor, Pass]) -> Tensor:
-        y, part = target
+        y, share = target
         with self._precision():
             loss = self.kind.loss(logits, y)
-        self._loss_sum += loss.detach() * part.size
-        self._samples += part.size
-        return weighted(loss, part, self.engine, self.run.microbatches)
+        self._loss_sum += loss.detach() * share.size
+        self._samples += share.size
+        return weighted(loss, share, self.engine, self.run.microbatches)
 
     # Training.
 
     def train(self) -> Row | None:
         """All epochs that are left; the row, at process 0."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         status, error = FINISHED, None
         self._resume()
         for component in self.components.values():
@@ -285,7 +297,7 @@ class Trainer:
             self.epoch += 1
             if status == FINISHED and self.epoch < self.run.epochs:
                 self._checkpoint()
-        return outcome(self, status, error, time.perf_counter() - begun)
+        return outcome(self, status, error, time.perf_counter() - started)
 
     def _train_epoch(self) -> bool:
         """Whether the steps that were asked for are done."""
@@ -335,23 +347,23 @@ class Trainer:
         )
         step.training, step.compress, step.epoch = True, True, self.epoch
         self.began.append(time.monotonic())
-        here = turns(passes, samples, self.passes, self.device)
+        passes_here = turns(passes, samples, self.passes, self.device)
         for component in self.components.values():
             component.before_pass(moment, passes[0], samples, self.device)
         x = laid_out(self.run, x) if self.first else x
-        inputs = [(x[part.rows],) for part in passes] if self.first else [()] * len(passes)
-        targets = [(y[part.rows], part) for part in passes] if self.last else None
+        inputs = [(x[pass_.rows],) for pass_ in passes] if self.first else [()] * len(passes)
+        targets = [(y[pass_.rows], pass_) for pass_ in passes] if self.last else None
         self._begun[self.step] = moment, passes[-1]
         if self.continuous is not None:
             coming = None
             if following is not None:
                 first = self.passes + passes[0].of
-                parts = self.divide(len(following[1]))
-                coming = turns(parts, following[2], first, self.device)
-            self.continuous.feed(self.step, here, inputs, targets, coming)
+                slices = self.divide(len(following[1]))
+                coming = turns(slices, following[2], first, self.device)
+            self.continuous.feed(self.step, passes_here, inputs, targets, coming)
         else:
             losses: list[Tensor] = []
-            self.stage.begin(here)
+            self.stage.begin(passes_here)
             self.schedule.step(
                 arg_mbs=inputs, target_mbs=targets, losses=losses, return_outputs=False
             )
@@ -362,13 +374,13 @@ class Trainer:
 
     def _passes_done(self, number: int, losses: list[Tensor]) -> None:
         """Update the weights after the passes of a step. losses: at the last stage."""
-        moment, part = self._begun.pop(number)
+        moment, pass_ = self._begun.pop(number)
         # the rate is that of this step only when all steps before it have ended
         moment = replace(moment, rate=self.optimizer.param_groups[0]["lr"])
         with self.stage._timed("U", 0):
             self._divide_coders()
             for component in self.components.values():
-                component.after_pass(moment, part)
+                component.after_pass(moment, pass_)
             # with outer steps each learner has clipped its own gradient
             clip = self.clip if self.run.grad.outer is None else 0.0
             finish_step(self.components, moment, self.optimizer, self.shorten, clip)
@@ -398,8 +410,8 @@ class Trainer:
         step = self.network.boundaries.step
         step.training = False
         loaders = self.data.val_dataloader()
-        for turn, loader in enumerate(loaders):
-            split = split_of(turn, loaders)
+        for index, loader in enumerate(loaders):
+            split = split_of(index, loaders)
             for number, (x, y, _) in enumerate(loader):
                 for modes in scored(self.run.scores_alike(self.epoch)):
                     step.compress = modes[0] == "on"
@@ -420,7 +432,7 @@ class Trainer:
             component.epoch_ended(self.epoch)
         due = evaluate and (self.epoch + 1) % self.run.eval_every == 0
         scores = self._evaluate() if due else {}
-        every = gathered(
+        reports = gathered(
             {
                 "scores": scores,
                 "loss": float(self._loss_sum),
@@ -429,7 +441,7 @@ class Trainer:
                 "bytes": self._bytes(),
             }
         )
-        ends = every[self.world - 1 :: self.world]  # the learners' last stages
+        ends = reports[self.world - 1 :: self.world]  # the learners' last stages
         loss = sum(end["loss"] for end in ends) / max(1, sum(end["samples"] for end in ends))
         error = None if math.isfinite(loss) else self._where_it_diverged()
         if self.records:
@@ -441,7 +453,7 @@ class Trainer:
                         "step": self.step,
                         "train_loss": loss,
                         **ends[0]["scores"],
-                        "bytes": sum(told["bytes"] for told in every),
+                        "bytes": sum(report["bytes"] for report in reports),
                         "seconds": round(self.seconds["train"], 4),
                     }
                 )
@@ -450,17 +462,17 @@ class Trainer:
     def _bytes(self) -> int:
         """Bytes that this stage has sent over its boundaries."""
         total = 0
-        for way, side in self.sends.items():
+        for direction, side in self.sends.items():
             if side is not None:
-                channel: Any = side.boundary.get_submodule(way)
+                channel: Any = side.boundary.get_submodule(direction)
                 total += channel.counts.total()
         return total
 
     def _where_it_diverged(self) -> str:
         """The first boundary with a value that is not finite, and when. All processes call it."""
         bad = [where for where in gathered(self.network.boundaries.non_finite()) if where]
-        what = min(bad)[1] if bad else "non-finite loss"
-        return f"{what}, epoch {self.epoch + 1}, by step {self.step}"
+        reason = min(bad)[1] if bad else "non-finite loss"
+        return f"{reason}, epoch {self.epoch + 1}, by step {self.step}"
 
     def _record_losses(self, ends: list[dict[str, Any]]) -> None:
         """The losses of every step of the epoch, as means over the learners."""
@@ -477,9 +489,9 @@ class Trainer:
             return
         self._shown = time.monotonic()
         steps = self.wiring.steps or self.run.epochs * len(self.data.train)
-        part = self.folder.path / ".progress"
-        part.write_text(json.dumps({"step": self.step, "of": steps}), encoding="utf-8")
-        os.replace(part, self.folder.path / "progress.json")
+        partial = self.folder.path / ".progress"
+        partial.write_text(json.dumps({"step": self.step, "of": steps}), encoding="utf-8")
+        os.replace(partial, self.folder.path / "progress.json")
 
     # Checkpoints: every process has its own file for an epoch, and two epochs are kept, so one is
     # always whole.

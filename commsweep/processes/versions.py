@@ -35,33 +35,33 @@ class Versions:
     def use(self, step: int) -> None:
         """Forward passes of this step come next."""
         if step not in self._used:
-            places = range(len(self.parameters))
-            self._used[step] = [self._weights(place, step) for place in places]
+            numbers = range(len(self.parameters))
+            self._used[step] = [self._weights(number, step) for number in numbers]
         for parameter, used in zip(self.parameters, self._used[step], strict=True):
             parameter.data = used
 
-    def _weights(self, place: int, step: int) -> Tensor:
-        then = self._version(place, step - self.delays[place])
+    def _weights(self, number: int, step: int) -> Tensor:
+        earlier = self._version(number, step - self.delays[number])
         if not self.spec.lookahead:
-            return then
-        before = self._version(place, step - self.delays[place] - 1)
-        return (before * -self.spec.lookahead).add_(then, alpha=1 + self.spec.lookahead)
+            return earlier
+        before = self._version(number, step - self.delays[number] - 1)
+        return (before * -self.spec.lookahead).add_(earlier, alpha=1 + self.spec.lookahead)
 
-    def _version(self, place: int, updates: int) -> Tensor:
+    def _version(self, number: int, updates: int) -> Tensor:
         updates = max(0, updates)
-        return self._present[place] if updates == self.updates else self._past[place][updates]
+        return self._present[number] if updates == self.updates else self._past[number][updates]
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
         """All passes of this step are done: the optimizer writes into a copy of the weights."""
         self._used.pop(step, None)
-        for place, (parameter, delay) in enumerate(zip(self.parameters, self.delays, strict=True)):
-            past, present = self._past[place], self._present[place]
+        for number, (parameter, delay) in enumerate(zip(self.parameters, self.delays, strict=True)):
+            past, present = self._past[number], self._present[number]
             past[self.updates] = present
             oldest = step + 1 - delay - (self.spec.lookahead > 0)
             free = [past.pop(version) for version in list(past) if version < max(0, oldest)]
             copy = free[0] if free else torch.empty_like(present)
-            parameter.data = self._present[place] = copy.copy_(present)
+            parameter.data = self._present[number] = copy.copy_(present)
         self.updates += 1
 
     def show_present(self) -> None:
@@ -73,7 +73,7 @@ class Versions:
         """A forward in which autograd keeps the weights that are used, whatever the parameters
         hold when its backward comes.
         """
-        return torch.autograd.graph.saved_tensors_hooks(_apart, _as_it_is)
+        return torch.autograd.graph.saved_tensors_hooks(_separate, _as_it_is)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the parameters; no pass is under way."""
@@ -95,10 +95,10 @@ def memory_bytes(spec: Delay, delays: Mapping[nn.Parameter, int]) -> int:
     )
 
 
-def _apart(kept: Tensor) -> Tensor:
+def _separate(state: Tensor) -> Tensor:
     # a parameter itself would show what it holds later
-    return kept.detach() if isinstance(kept, nn.Parameter) else kept
+    return state.detach() if isinstance(state, nn.Parameter) else state
 
 
-def _as_it_is(kept: Tensor) -> Tensor:
-    return kept
+def _as_it_is(state: Tensor) -> Tensor:
+    return state

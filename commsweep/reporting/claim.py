@@ -193,21 +193,23 @@ class Effect:
         look = f", look {len(self.looks)}" if len(self.looks) > 1 else ""
         if self.verdict == TWO_OUTCOMES:
             return f"{TWO_OUTCOMES}: {self.unusual}; no verdict on a mean of both"
-        said = f"{self.verdict} (p {_p(self.p)}{together}{look})"
+        sentence = f"{self.verdict} (p {_p(self.p)}{together}{look})"
         if self.verdict != UNDECIDED:
-            return said
+            return sentence
         if len(self.looks) >= LOOKS:
-            return f"{said}; {LOOKS} looks have spent its level: only new seeds alone could decide"
+            return (
+                f"{sentence}; {LOOKS} looks have spent its level: only new seeds alone could decide"
+            )
         mean, _ = mean_sd(self.values)
         if self.region.has(mean) != self.region.has(median(self.values)):
-            return f"{said}; mean and median lie on two sides of the edge"
+            return f"{sentence}; mean and median lie on two sides of the edge"
         if (enough := self.enough) is None:
             return (
-                f"{said}; it lies so near the edge that more than {MOST} {self.each}s would be "
+                f"{sentence}; it lies so near the edge that more than {MOST} {self.each}s would be "
                 "needed"
             )
-        more = enough - len(self.values)
-        return f"{said}; about {more} more {self.each}{'s' * (more > 1)} would decide it"
+        missing = enough - len(self.values)
+        return f"{sentence}; about {missing} more {self.each}{'s' * (missing > 1)} would decide it"
 
 
 def shown(values: Sequence[float], ends: Sequence[float] | None, digits: int) -> str:
@@ -272,12 +274,12 @@ class Claim:
     def counted(self) -> str:
         """How many of its effects hold: "2 of 3 hold, 1 does not"."""
         verdicts = [effect.verdict for effect in self.effects]
-        said = [f"{verdicts.count(SUPPORTED)} of {len(verdicts)} hold"]
+        sentences = [f"{verdicts.count(SUPPORTED)} of {len(verdicts)} hold"]
         if failed := verdicts.count(CONTRADICTED):
-            said.append(f"{failed} {'does' if failed == 1 else 'do'} not")
+            sentences.append(f"{failed} {'does' if failed == 1 else 'do'} not")
         if open_ := len(verdicts) - verdicts.count(SUPPORTED) - failed:
-            said.append(f"{open_} undecided")
-        return ", ".join(said)
+            sentences.append(f"{open_} undecided")
+        return ", ".join(sentences)
 
     @property
     def where(self) -> str:
@@ -293,7 +295,7 @@ class Claim:
         """For JSON."""
         effects = []
         for effect in self.effects:
-            told = {
+            values = {
                 "interval": effect.interval,
                 "median": median(effect.values) if effect.values else None,
                 "far": far(effect.values),
@@ -303,7 +305,7 @@ class Claim:
                 "said": effect.text(),
                 "judged": effect.judged(),
             }
-            effects.append(asdict(effect) | told)
+            effects.append(asdict(effect) | values)
         return {
             "claim": self.name,
             "statement": self.statement,
@@ -320,20 +322,20 @@ def date(claims: list[Claim], frame: pd.DataFrame) -> list[Claim]:
     """The claims with the time of their first run, where each of their rows has one."""
     when = dict(zip(frame.id, frame["when"], strict=True)) if "when" in frame else {}
     for claim in claims:
-        ended = [str(when.get(name)) for effect in claim.effects for name in effect.ids]
-        if ended and all(moment[:1].isdigit() for moment in ended):
-            claim.first_run = min(ended, key=datetime.fromisoformat)
+        dates = [str(when.get(name)) for effect in claim.effects for name in effect.ids]
+        if dates and all(moment[:1].isdigit() for moment in dates):
+            claim.first_run = min(dates, key=datetime.fromisoformat)
     return claims
 
 
-def adjust(claims: list[Claim], looks: Looks | None = None) -> list[Claim]:
-    """The claims of a report, their effects tested together. looks: those before this one, which is
-    one more where an effect has other values by now.
+def adjust(claims: list[Claim], interim: Looks | None = None) -> list[Claim]:
+    """The claims of a report, their effects tested together. interim: those before this one, which
+    is one more where an effect has other values by now.
     """
     tested: list[Effect] = []
     for claim in claims:
         for effect in claim.effects:
-            before = list((looks or {}).get((claim.name, effect.what), ()))
+            before = list((interim or {}).get((claim.name, effect.what), ()))
             n = len(effect.values)
             if n < MIN_SEEDS or effect.each != "seed":
                 continue
@@ -358,7 +360,7 @@ def adjust(claims: list[Claim], looks: Looks | None = None) -> list[Claim]:
 
 def difference(
     frame: pd.DataFrame,
-    what: str,
+    label: str,
     a: tuple[Wanted, str],
     b: tuple[Wanted, str],
     *,
@@ -379,12 +381,12 @@ def difference(
     left, right = (_arm(frame, *arm, guess) for arm in (a, b))
     if across:
         left, right = (arm.assign(kind="none") for arm in (left, right))
-    return paired(frame, what, left, right, above=above, below=below, within=within, unit=unit)
+    return paired(frame, label, left, right, above=above, below=below, within=within, unit=unit)
 
 
 def weighted(
     frame: pd.DataFrame,
-    what: str,
+    label: str,
     arms: Sequence[tuple[float, Wanted]],
     metric: str,
     *,
@@ -395,15 +397,15 @@ def weighted(
     """The sum of factor times metric over arms, paired by seed, of each training that has all of
     them. A diverged run scores `guess`.
     """
-    parts = [_arm(frame, wanted, metric, guess) for _, wanted in arms]
-    if any(part.empty for part in parts):
-        return [Effect(what, digits=digits, **region)]
+    arms_ = [_arm(frame, values_wanted, metric, guess) for _, values_wanted in arms]
+    if any(arm.empty for arm in arms_):
+        return [Effect(label, digits=digits, **region)]
     columns = ["seed", "base", "id", "score", "diverged", "surroundings"]
-    pairs = parts[0][["seed", "base", "surroundings"]].assign(
+    pairs = arms_[0][["seed", "base", "surroundings"]].assign(
         sum=0.0, diverged=True, ids="", kind=""
     )
-    for (factor, _), part in zip(arms, parts, strict=True):
-        pairs = pairs.merge(part[columns], on=["seed", "base"])
+    for (factor, _), arm in zip(arms, arms_, strict=True):
+        pairs = pairs.merge(arm[columns], on=["seed", "base"])
         pairs = pairs[_alike(pairs.surroundings_x, pairs.surroundings_y)]
         pairs = pairs.assign(
             surroundings=pairs.surroundings_x.fillna(pairs.surroundings_y),
@@ -414,32 +416,32 @@ def weighted(
         )[["seed", "base", "sum", "diverged", "ids", "id_a", "kind", "surroundings"]]
     titles = _titles(frame, pairs) if len(pairs) else {}
     effects = []
-    for training, own in pairs.groupby("base", sort=False):
-        effect = Effect(what + titles[training, ""], digits=digits, **region)
-        compared = own[~own.diverged]
+    for training, rows in pairs.groupby("base", sort=False):
+        effect = Effect(label + titles[training, ""], digits=digits, **region)
+        compared = rows[~rows.diverged]
         effect.values = [float(value) for value in compared["sum"]]
         effect.by = [int(seed) for seed in compared.seed]
-        effect.ids = sorted(set(" ".join(own.ids).split()))
-        effect.lost = int(own.diverged.sum())
+        effect.ids = sorted(set(" ".join(rows.ids).split()))
+        effect.lost = int(rows.diverged.sum())
         effects.append(effect)
-    return effects or [Effect(what, digits=digits, **region)]
+    return effects or [Effect(label, digits=digits, **region)]
 
 
 def combined(
-    what: str,
-    parts: list[tuple[float, dict[int, float]]],
+    label: str,
+    arms_: list[tuple[float, dict[int, float]]],
     *,
     ids: list[str],
     digits: int = 1,
     **region: Any,
 ) -> Effect:
-    """An effect made of others: the sum of factor times value over `parts` (by seed), of the seeds
+    """An effect made of others: the sum of factor times value over `arms_` (by seed), of the seeds
     that all have.
     """
-    shared = sorted(set.intersection(*(set(own) for _, own in parts))) if parts else []
+    shared = sorted(set.intersection(*(set(values) for _, values in arms_))) if arms_ else []
     return Effect(
-        what,
-        values=[sum(factor * own[seed] for factor, own in parts) for seed in shared],
+        label,
+        values=[sum(factor * values[seed] for factor, values in arms_) for seed in shared],
         ids=ids,
         by=shared,
         digits=digits,
@@ -447,15 +449,19 @@ def combined(
     )
 
 
-def contrast(what: str, one: Effect, other: Effect, **region: Any) -> Effect:
+def contrast(label: str, first: Effect, second: Effect, **region: Any) -> Effect:
     """How much larger one effect is than another, by seed."""
-    own, less = (dict(zip(effect.by, effect.values, strict=True)) for effect in (one, other))
-    return combined(what, [(1.0, own), (-1.0, less)], ids=sorted({*one.ids, *other.ids}), **region)
+    minuend, subtrahend = (
+        dict(zip(effect.by, effect.values, strict=True)) for effect in (first, second)
+    )
+    return combined(
+        label, [(1.0, minuend), (-1.0, subtrahend)], ids=sorted({*first.ids, *second.ids}), **region
+    )
 
 
 def paired(
     frame: pd.DataFrame,
-    what: str,
+    label: str,
     left: pd.DataFrame,
     right: pd.DataFrame,
     *,
@@ -466,11 +472,11 @@ def paired(
 ) -> list[Effect]:
     """The effects of two arms, each with columns id, seed, base, kind, diverged and score."""
 
-    def made(text: str) -> Effect:
+    def effect_(text: str) -> Effect:
         return Effect(text, above, below, within=within, digits=1 if unit == 100 else 3)
 
     if left.empty or right.empty:
-        return [made(what)]
+        return [effect_(label)]
     pairs = left.merge(right, on=["seed", "base"], suffixes=("_a", "_b"))
     if "surroundings_a" in pairs:
         pairs = pairs[_alike(pairs.surroundings_a, pairs.surroundings_b)]
@@ -478,7 +484,7 @@ def paired(
         (pairs.kind_a == pairs.kind_b) | (pairs.kind_a == "none") | (pairs.kind_b == "none")
     ]
     if pairs.empty:
-        return [made(what)]
+        return [effect_(label)]
     kinds = pairs.kind_a.where(pairs.kind_a != "none", pairs.kind_b)
     one_run = pairs.id_a == pairs.id_b
     compared = ~(pairs.diverged_a & pairs.diverged_b) & ~(one_run & pairs.diverged_a)
@@ -487,20 +493,20 @@ def paired(
     )
     titles = _titles(frame, pairs)
     effects = []
-    for (training, kind), own in pairs.groupby(["base", "kind"], sort=False):
-        effect = made(what + titles[training, kind])
+    for (training, kind), rows in pairs.groupby(["base", "kind"], sort=False):
+        effect = effect_(label + titles[training, kind])
         effect.values, effect.by = (  # pyright: ignore[reportAttributeAccessIssue]
-            [kind(one) for one in own[own.compared][column]]
+            [kind(value) for value in rows[rows.compared][column]]
             for kind, column in ((float, "effect"), (int, "seed"))
         )
-        effect.ids, effect.lost = sorted({*own.id_a, *own.id_b}), int((~own.compared).sum())
+        effect.ids, effect.lost = sorted({*rows.id_a, *rows.id_b}), int((~rows.compared).sum())
         effects.append(effect)
     return effects
 
 
-def _alike(one: pd.Series, other: pd.Series) -> pd.Series:
+def _alike(first: pd.Series, second: pd.Series) -> pd.Series:
     """Whether two runs were executed in the same environment, as far as their rows say."""
-    return (one == other).fillna(False) | one.isna() | other.isna()
+    return (first == second).fillna(False) | first.isna() | second.isna()
 
 
 def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -514,7 +520,7 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
         .reset_index()
         .assign(setting_id=list(first.base))
     )
-    labels = {part.setting_id.iloc[0]: text for text, part in distinct(rows, "")}
+    labels = {rows_.setting_id.iloc[0]: text for text, rows_ in distinct(rows, "")}
     several = first.kind.nunique() > 1
     return {
         (itertuple.base, itertuple.kind): (
@@ -525,14 +531,14 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
     }
 
 
-def _arm(frame: pd.DataFrame, wanted: Wanted, metric: str, guess: float) -> pd.DataFrame:
+def _arm(frame: pd.DataFrame, values_wanted: Wanted, metric: str, guess: float) -> pd.DataFrame:
     """id, seed, base, kind, score and whether it diverged, of the runs that fit."""
     fits = frame.status.isin(["finished", "diverged"])
     plain = {
         f"{side}.{key}": (value, None) for side in ("fwd", "bwd") for key, value in DEFAULTS.items()
     }
     plain |= {f"{side}.feedback.kind": "none" for side in ("fwd", "bwd")}
-    for key, value in (plain | wanted).items():
+    for key, value in (plain | values_wanted).items():
         options = value if isinstance(value, tuple) else (value,)
         if key in frame:
             fits &= frame[key].isin([option for option in options if option is not None]) | (
@@ -582,8 +588,8 @@ def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | Non
     """The verdicts as a list for people; `note`: what must be known of the runs first; `commands`:
     by claim, what would decide it.
     """
-    said = " ".join(one for one in (note, adjustment(claims)) if one)
-    lines = [said, ""] if said else []
+    sentence = " ".join(sentence_ for sentence_ in (note, adjustment(claims)) if sentence_)
+    lines = [sentence, ""] if sentence else []
     if not claims:
         lines.append("No claim of the papers has runs in this sweep.")
     for claim in claims:
@@ -604,9 +610,9 @@ def deciding(
 
     papers: that the report is restricted to: its effects are fewer, and so are the seeds.
     """
-    known, only = set(frame.id), f" --papers {','.join(papers)}" if papers else ""
+    ids, only = set(frame.id), f" --papers {','.join(papers)}" if papers else ""
     return {
         claim.name: f"commsweep sweep launch {sweep} --claim '{claim.name}' --decide{only}"
         for claim in claims
-        if any(effect.seeds and set(effect.ids) <= known for effect in claim.effects)
+        if any(effect.seeds and set(effect.ids) <= ids for effect in claim.effects)
     }

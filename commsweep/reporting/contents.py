@@ -26,34 +26,34 @@ def _present(
     one. only: names of those that are wanted, or none for all. Raises UserError on a name that is
     none.
     """
-    known = papers()
-    names = [paper.NAME for paper in known]
+    papers_ = papers()
+    names = [paper.NAME for paper in papers_]
     for name in only:
         if name not in names:
             raise UserError(f"--papers {name}: not one of {', '.join(names)}{nearest(name, names)}")
-    found = [
+    present = [
         (rows, paper)
-        for paper in known
+        for paper in papers_
         if (not only or paper.NAME in only) and len(rows := paper.rows(frame))
     ]
-    return [("" if len(found) == 1 else f"{paper.NAME}_", rows, paper) for rows, paper in found]
+    return [("" if len(present) == 1 else f"{paper.NAME}_", rows, paper) for rows, paper in present]
 
 
 def all_tables(frame: pd.DataFrame, only: Collection[str] = ()) -> list[Table]:
     """Every table the rows name cells for; the one of all settings is the last."""
-    made = []
+    tables = []
     for prefix, rows, paper in _present(frame, only):
         for table in paper.tables(rows):
             table.name = prefix + table.name
-            made.append(table)
-    return [*made, settings_table(frame)]
+            tables.append(table)
+    return [*tables, settings_table(frame)]
 
 
 def all_claims(
     frame: pd.DataFrame,
     only: Collection[str] = (),
     mine: str = "",
-    looks: Looks | None = None,
+    interim: Looks | None = None,
 ) -> list[Claim]:
     """The claims of every paper that have runs, adjusted together and for the looks before this.
 
@@ -62,50 +62,50 @@ def all_claims(
     one of those compares nothing.
     """
     if mine:
-        made = own.call(mine, "", frame)
-        if not isinstance(made, (list, tuple)) or not all(
-            isinstance(claim, Claim) for claim in made
+        claims = own.call(mine, "", frame)
+        if not isinstance(claims, (list, tuple)) or not all(
+            isinstance(claim, Claim) for claim in claims
         ):
             raise UserError(
                 f"--claims '{mine}' must return a list of Claims (commsweep.reporting.claim)"
             )
-        for claim in made:
+        for claim in claims:
             if not claim.effects:
                 raise UserError(
                     f"--claims '{mine}': claim {claim.name} compares no arms; give it effects, as "
                     "difference() makes them, or leave it out"
                 )
-        return adjust(date(list(made), frame), looks)
-    made = []
+        return adjust(date(list(claims), frame), interim)
+    claims = []
     for _, rows, paper in _present(frame, only):
         if is_shipped(paper.__name__):
             rows = rows[rows["data.name"] != "own"]
         if rows.empty:
             continue
         for make in paper.CLAIMS:
-            found = make(rows)
-            for claim in found if isinstance(found, list) else [found]:
+            claims_ = make(rows)
+            for claim in claims_ if isinstance(claims_, list) else [claims_]:
                 if claim.source is None:
                     claim.source = getattr(paper, "SOURCE", "")
                 registered = getattr(paper, "REGISTERED", {})
                 claim.registered, claim.commit = registered.get(claim.name, ("", ""))
                 if claim.has_runs:
                     claim.scale = scale(rows)
-                    made.append(claim)
-    return adjust(date(made, frame), looks)
+                    claims.append(claim)
+    return adjust(date(claims, frame), interim)
 
 
 def all_figures(
     frame: pd.DataFrame, curves: pd.DataFrame, only: Collection[str] = ()
 ) -> Iterator[tuple[str, Figure, str]]:
     """(name, figure, caption) of every figure that has something to show, drawn."""
-    wanted = [(name, draw, frame) for name, draw in GENERAL.items()]
-    wanted += [
+    drawings = [(name, draw, frame) for name, draw in GENERAL.items()]
+    drawings += [
         (prefix + name, draw, rows)
         for prefix, rows, paper in _present(frame, only)
         for name, draw in paper.FIGURES.items()
     ]
-    for name, draw, rows in wanted:
+    for name, draw, rows in drawings:
         done = rows[rows.status == "finished"]
         drawn = (
             draw(rows, curves[curves.id.isin(rows.id)] if len(curves) else curves)

@@ -26,13 +26,13 @@ def planned(frame: pd.DataFrame, papers: Collection[str] = ()) -> list[Claim]:
         if "data.tokenizer" in frame
         else pd.Series(False, frame.index)
     )
-    made = {
+    columns = {
         name: 0.0
         if name.endswith("loss")
         else pd.Series(0.0, frame.index).where(text if name.endswith("ppl") else ~text)
         for name in SCORES
     }
-    return all_claims(frame.assign(status="finished", **made), papers)
+    return all_claims(frame.assign(status="finished", **columns), papers)
 
 
 def spread(frame: pd.DataFrame, metric: str) -> tuple[float, int]:
@@ -43,17 +43,17 @@ def spread(frame: pd.DataFrame, metric: str) -> tuple[float, int]:
     dense = frame[(frame.status == "finished") & (frame[kinds] == "none").all(axis=1)]
     if dense.empty or metric not in dense:
         return math.nan, 0
-    parts = [
+    groups = [
         scores
         for _, scores in dense.assign(base=base(dense, "fwd.", "bwd."))[["base", metric]].groupby(
             "base"
         )
     ]
-    several = [part[metric].dropna() for part in parts if part[metric].count() > 1]
+    several = [group[metric].dropna() for group in groups if group[metric].count() > 1]
     if not several:
         return math.nan, 0
-    degrees = sum(len(part) - 1 for part in several)
-    return math.sqrt(sum(part.var() * (len(part) - 1) for part in several) / degrees), sum(
+    degrees = sum(len(group) - 1 for group in several)
+    return math.sqrt(sum(group.var() * (len(group) - 1) for group in several) / degrees), sum(
         map(len, several)
     )
 
@@ -64,7 +64,7 @@ def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
     """
     claims = planned(frame, papers)
     tests = max(1, sum(bool(effect.values) for claim in claims for effect in claim.effects))
-    found = {
+    spreads = {
         unit: spread(frame, metric)
         for unit, metric in (("points", "test_on_acc"), ("nats", "test_on_loss"))
     }
@@ -74,7 +74,7 @@ def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
         f"{100 * POWER:g} % to decide an effect that lies one margin from the edge, by the spread "
         "of the dense runs over seeds, as if both sides of a pair were independent."
     ]
-    for unit, (sd, n) in found.items():
+    for unit, (sd, n) in spreads.items():
         if n:
             lines.append(
                 f"Spread of {n} dense runs: {100 * sd if unit == 'points' else sd:.2g} {unit}."
@@ -82,18 +82,18 @@ def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
     lines.append("")
     for claim in claims:
         lines.append(f"- **{claim.name}.** {claim.statement}")
-        lines += [f"  - {_line(effect, found, tests)}" for effect in claim.effects]
+        lines += [f"  - {_line(effect, spreads, tests)}" for effect in claim.effects]
     return "\n".join(lines) + "\n"
 
 
-def _line(effect: Effect, found: dict[str, tuple[float, int]], tests: int) -> str:
-    said = f"{effect.what} (claimed {effect.region.text()}): {len(effect.values)} seeds planned"
-    sd, n = found["points" if effect.digits == 1 else "nats"]
+def _line(effect: Effect, spreads: dict[str, tuple[float, int]], tests: int) -> str:
+    sentence = f"{effect.what} (claimed {effect.region.text()}): {len(effect.values)} seeds planned"
+    sd, n = spreads["points" if effect.digits == 1 else "nats"]
     if not n:
-        return f"{said}; needed: unknown, fewer than two dense runs are recorded"
+        return f"{sentence}; needed: unknown, fewer than two dense runs are recorded"
     if not effect.region.supposed:
-        return f"{said}; needed: open, the margin is zero"
-    wanted = seeds_needed(
+        return f"{sentence}; needed: open, the margin is zero"
+    seeds_wanted = seeds_needed(
         effect.region.supposed, math.sqrt(2) * sd * (100 if effect.digits == 1 else 1), tests
     )
-    return f"{said}; needed: {wanted or f'more than {MOST}'}"
+    return f"{sentence}; needed: {seeds_wanted or f'more than {MOST}'}"

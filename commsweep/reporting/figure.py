@@ -87,10 +87,10 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 SPARE = [(mark, ink) for mark in ("p", "d", "h", "8") for ink in (*INK[2:6], *INK[:2])]
 
 
-def look(name: str, place: int) -> dict[str, Any]:
+def look(name: str, index: int) -> dict[str, Any]:
     """Mark and colour of a method: those it has in every figure, else those of its place."""
     word = name.lower().split(" ")[0].replace("-", "").replace("_", "")
-    mark, ink = LOOKS.get(word, (MARKS[place % 9], INK[place % 7]))
+    mark, ink = LOOKS.get(word, (MARKS[index % 9], INK[index % 7]))
     return {"marker": mark, "color": ink}
 
 
@@ -102,24 +102,24 @@ def scatter(
 
     points: name, x, y, low, high (lengths of the two whiskers); front: those of them on the front.
     """
-    kept = [name for name in points["name"] if name == "dense" or name in set(keep)]
-    dense = [name for name in kept if name == "dense"]
-    named = list(dict.fromkeys([*dense, *front["name"], *kept]))[:NAMED]
+    drawn_names = [name for name in points["name"] if name == "dense" or name in set(keep)]
+    dense = [name for name in drawn_names if name == "dense"]
+    named = list(dict.fromkeys([*dense, *front["name"], *drawn_names]))[:NAMED]
     used: list[dict[str, Any]] = []
-    others = points[~points["name"].isin(named)]
-    for place, name in enumerate([None, *named]):
-        part = others if name is None else points[points["name"] == name]
-        if part.empty:
+    unnamed = points[~points["name"].isin(named)]
+    for index, name in enumerate([None, *named]):
+        points_ = unnamed if name is None else points[points["name"] == name]
+        if points_.empty:
             continue
         how: dict[str, Any] = {"marker": "o", "color": "0.75"}
         if name is not None:
-            looks = [look(name, place - 1), *({"marker": m, "color": c} for m, c in SPARE)]
-            how = next(one for one in looks if one not in used)
+            styles = [look(name, index - 1), *({"marker": m, "color": c} for m, c in SPARE)]
+            how = next(style for style in styles if style not in used)
             used.append(how)
         axis.errorbar(
-            part["x"],
-            part["y"],
-            yerr=[part["low"], part["high"]],
+            points_["x"],
+            points_["y"],
+            yerr=[points_["low"], points_["high"]],
             label="others" if name is None else name,
             ls="none",
             ms=3 if name is None else 6 if name == "dense" else 4.5,
@@ -137,16 +137,16 @@ def legend(
     folded.
     """
     if handles is None or labels is None:
-        found = {
+        handles_by_label = {
             label: handle
             for axis in figure.axes
             for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        handles, labels = list(found.values()), list(found)
+        handles, labels = list(handles_by_label.values()), list(handles_by_label)
     letter = 0.55 * STYLE["legend.fontsize"] / 72  # inches, on average
     line, room = 0.45, figure.get_figwidth() - 0.2  # of the handle and the space beside it
     texts = [fill(legible(label), int((room - line) / letter)) for label in labels]
-    longest = max((len(part) for text in texts for part in text.split("\n")), default=1)
+    longest = max((len(piece) for text in texts for piece in text.split("\n")), default=1)
     columns = max(1, min(len(texts), int(room / (line + letter * longest))))
     figure.legend(list(handles), texts, loc="outside lower center", ncols=columns)
 
@@ -158,18 +158,20 @@ def named(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
     """
     low, high = axis.get_ylim()
     least = (high - low) * 0.075
-    places: list[float] = []
+    heights: list[float] = []
     ordered = sorted(ends)
     for y, _, _ in ordered:
-        places.append(max(min(y, high), places[-1] + least) if places else max(y, low))
-    beyond = places[-1] - high if places else 0.0
-    for turn in range(len(places) - 1, -1, -1):  # from the top, what ran out of the axes moves down
-        ceiling = high if turn == len(places) - 1 else places[turn + 1] - least
-        places[turn] = min(places[turn], ceiling) if beyond > 0 else places[turn]
-    for place, (_, name, ink) in zip(places, ordered, strict=True):
+        heights.append(max(min(y, high), heights[-1] + least) if heights else max(y, low))
+    beyond = heights[-1] - high if heights else 0.0
+    for index in range(
+        len(heights) - 1, -1, -1
+    ):  # from the top, what ran out of the axes moves down
+        ceiling = high if index == len(heights) - 1 else heights[index + 1] - least
+        heights[index] = min(heights[index], ceiling) if beyond > 0 else heights[index]
+    for height, (_, name, ink) in zip(heights, ordered, strict=True):
         axis.annotate(
             name,
-            (1.02, place),
+            (1.02, height),
             xycoords=("axes fraction", "data"),
             color=ink,
             fontsize=6.5,
@@ -225,7 +227,9 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
         ("seconds", "seconds of training", 1.0),
         ("bytes", "MB sent", 1e-6),
     ]
-    axes_of = [one for one in axes_of if one[0] in curves and curves[one[0]].fillna(0).max() > 0]
+    axes_of = [
+        axis_ for axis_ in axes_of if axis_[0] in curves and curves[axis_[0]].fillna(0).max() > 0
+    ]
     if not axes_of or "train_loss" not in curves:
         return None
     with plt.rc_context(STYLE):
@@ -233,18 +237,18 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
             1, len(axes_of), figsize=(2 * COLUMN, 2.7), sharey=True, squeeze=False
         )
         for axis, (column, title, unit) in zip(axes[0], axes_of, strict=True):
-            for place, method in enumerate(shown):
-                own = curves[curves.id.isin(done[done.method == method].id)]
-                if own.empty:
+            for index, method in enumerate(shown):
+                curves_ = curves[curves.id.isin(done[done.method == method].id)]
+                if curves_.empty:
                     continue
-                mean = own.groupby("epoch")[[column, "train_loss", "test_on_loss"]].mean()
-                spread = own.groupby("epoch")["test_on_loss"].std().fillna(0)
-                x, ink = unit * mean[column], INK[place % 7]
+                mean = curves_.groupby("epoch")[[column, "train_loss", "test_on_loss"]].mean()
+                spread = curves_.groupby("epoch")["test_on_loss"].std().fillna(0)
+                x, ink = unit * mean[column], INK[index % 7]
                 axis.plot(
                     x,
                     mean["test_on_loss"],
                     color=ink,
-                    marker=MARKS[place % 9],
+                    marker=MARKS[index % 9],
                     ms=2.5,
                     label=method,
                 )
@@ -278,14 +282,14 @@ def boundaries(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     Means over seeds. Of more than thirty settings, an even choice of thirty is shown.
     """
     done = frame[frame.status == "finished"]
-    every = [name.removeprefix("boundary.") for name in frame if name.startswith("boundary.")]
-    cuts = list(dict.fromkeys(name.rpartition(".")[0] for name in every))
+    cuts_ = [name.removeprefix("boundary.") for name in frame if name.startswith("boundary.")]
+    cuts = list(dict.fromkeys(name.rpartition(".")[0] for name in cuts_))
     columns = [f"boundary.{cut}.{side}" for cut in cuts for side in ("fwd", "bwd")]
     if not columns:
         return None
     mean = done.groupby("method", sort=False)[columns].mean().fillna(0)
     mean = mean[mean.sum(axis=1) > 0].loc[
-        lambda part: part.sum(axis=1).sort_values(ascending=False).index
+        lambda values: values.sum(axis=1).sort_values(ascending=False).index
     ]
     if mean.empty:
         return None
@@ -293,19 +297,19 @@ def boundaries(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 0.9 + 0.16 * len(mean)))
         left = np.zeros(len(mean))
-        for place, cut in enumerate(cuts):
+        for index, cut in enumerate(cuts):
             for side, alpha in (("fwd", 1.0), ("bwd", 0.45)):
-                part = mean[f"boundary.{cut}.{side}"].to_numpy() / 1e3
+                kilobytes = mean[f"boundary.{cut}.{side}"].to_numpy() / 1e3
                 axis.barh(
                     range(len(mean)),
-                    part,
+                    kilobytes,
                     left=left,
-                    color=INK[place % 7],
+                    color=INK[index % 7],
                     alpha=alpha,
                     height=0.75,
                     label=f"{cut}, {'activations' if side == 'fwd' else 'gradients'}",
                 )
-                left += part
+                left += kilobytes
         axis.set_yticks(range(len(mean)), list(mean.index), fontsize=5.5)
         axis.set(xlabel="kB a step")
         axis.invert_yaxis()
@@ -316,19 +320,19 @@ def boundaries(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 
 def level(method: str) -> str:
     """A method's K or bits, for a mark: "10" or "4/8"."""
-    parts = [part.partition(" (")[0] for part in method.split(" / ")]
-    found = [
+    words_ = [word_.partition(" (")[0] for word_ in method.split(" / ")]
+    matches = [
         next(
             (
                 word
-                for word, unit in zip(part.split(), [*part.split()[1:], ""], strict=True)
+                for word, unit in zip(word_.split(), [*word_.split()[1:], ""], strict=True)
                 if unit.startswith(("%", "bit"))
             ),
             "",
         )
-        for part in parts
+        for word_ in words_
     ]
-    return "/".join(dict.fromkeys(one for one in found if one))
+    return "/".join(dict.fromkeys(match for match in matches if match))
 
 
 def pareto(points: pd.DataFrame, worst: float = -1.0) -> pd.DataFrame:

@@ -42,11 +42,14 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
     """The whole page; `link`: the way from it to the results. Raises UserError when a claim is not
     recorded.
     """
-    known: dict[str, dict[str, Told]] = {}
-    told = []
+    claims_by_folder: dict[str, dict[str, Told]] = {}
+    page_lines = []
     for finding in findings:
-        told.append(
-            [(folder, _claim(known, results, folder, name)) for folder, name in finding.claims]
+        page_lines.append(
+            [
+                (folder, _claim(claims_by_folder, results, folder, name))
+                for folder, name in finding.claims
+            ]
         )
     lines = [
         "# What was found",
@@ -60,14 +63,18 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
         "| question | answer |",
         "|---|---|",
     ]
-    for finding, claims in zip(findings, told, strict=True):
-        kept = "".join(one for one in _heading(finding).lower() if one.isalnum() or one in " -_")
-        said = _answer(finding, known, results) or _counts(claims)
-        lines.append(f"| [{_heading(finding)}](#{kept.replace(' ', '-')}) | {said} |")
-    for finding, claims in zip(findings, told, strict=True):
+    for finding, claims in zip(findings, page_lines, strict=True):
+        anchor = "".join(
+            character
+            for character in _heading(finding).lower()
+            if character.isalnum() or character in " -_"
+        )
+        answer = _answer(finding, claims_by_folder, results) or _counts(claims)
+        lines.append(f"| [{_heading(finding)}](#{anchor.replace(' ', '-')}) | {answer} |")
+    for finding, claims in zip(findings, page_lines, strict=True):
         lines += ["", f"## {_heading(finding)}", ""]
         if finding.answer:
-            lines += [f"**{_answer(finding, known, results)}**", ""]
+            lines += [f"**{_answer(finding, claims_by_folder, results)}**", ""]
         if finding.figure:
             lines += [f'<img src="{link}/{finding.figure}" width="640" alt="{finding.alt}">', ""]
         for folder, claim in claims:
@@ -114,25 +121,25 @@ def _counts(claims: list[tuple[str, Told]]) -> str:
     """How many effects of all these claims hold."""
     verdicts = [effect["verdict"] for _, claim in claims for effect in claim["effects"]]
     held, failed = verdicts.count("supported"), verdicts.count("contradicted")
-    parts = [f"{held} of {len(verdicts)} effects as claimed", f"{failed} otherwise"]
-    if rest := len(verdicts) - held - failed:
-        parts.append(f"{rest} undecided")
-    return ", ".join(parts)
+    sentences = [f"{held} of {len(verdicts)} effects as claimed", f"{failed} otherwise"]
+    if undecided := len(verdicts) - held - failed:
+        sentences.append(f"{undecided} undecided")
+    return ", ".join(sentences)
 
 
-def _answer(finding: Finding, known: dict[str, dict[str, Told]], results: Path) -> str:
+def _answer(finding: Finding, claims_by_folder: dict[str, dict[str, Told]], results: Path) -> str:
     """The answer with its numbers, which are those of recorded effects."""
-    parts = finding.answer.split("{")
-    out = parts[0]
-    for part in parts[1:]:
-        reference, _, rest = part.partition("}")
-        folder, name, place = reference.split("/", 2)
+    pieces = finding.answer.split("{")
+    out = pieces[0]
+    for piece in pieces[1:]:
+        reference, _, text_after = piece.partition("}")
+        folder, name, field = reference.split("/", 2)
         if name == "worth":
-            out += _worth(results, folder, place) + rest
+            out += _worth(results, folder, field) + text_after
             continue
-        effect = known[folder][name]["effects"][int(place)]
+        effect = claims_by_folder[folder][name]["effects"][int(field)]
         mean = abs(math.fsum(effect["values"]) / len(effect["values"]))
-        out += (f"{mean:.0f}" if effect["digits"] == 1 else f"{mean:.2f}") + rest
+        out += (f"{mean:.0f}" if effect["digits"] == 1 else f"{mean:.2f}") + text_after
     return out
 
 
@@ -147,19 +154,20 @@ def _worth(results: Path, folder: str, setting: str) -> str:
 
 
 def _claim(
-    known: dict[str, dict[str, Any]], results: Path, folder: str, name: str
+    claims_by_folder: dict[str, dict[str, Any]], results: Path, folder: str, name: str
 ) -> dict[str, Any]:
-    if folder not in known:
+    if folder not in claims_by_folder:
         try:
-            told = read_json(results / folder / "claims.json")
+            claims = read_json(results / folder / "claims.json")
         except FileNotFoundError:
             raise UserError(
                 f"'{results / folder}' has no claims.json: write it with commsweep report "
                 f"{folder} --out {results / folder}"
             ) from None
-        known[folder] = {claim["claim"]: claim for claim in told["claims"]}
-    if name not in known[folder]:
+        claims_by_folder[folder] = {claim["claim"]: claim for claim in claims["claims"]}
+    if name not in claims_by_folder[folder]:
         raise UserError(
-            f"'{results / folder}' has no claim {name} (it has: {', '.join(known[folder])})"
+            f"'{results / folder}' has no claim {name} (it has: "
+            f"{', '.join(claims_by_folder[folder])})"
         )
-    return known[folder][name]
+    return claims_by_folder[folder][name]

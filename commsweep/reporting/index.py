@@ -28,25 +28,25 @@ def read(store: Store, flat: Callable[[Any], dict[str, Any]]) -> dict[str, dict[
     """
     version = _version(flat)
     stamps = store.stamps()
-    known = _known(store, version)
+    entries = _entries(store, version)
     out: dict[str, dict[str, Any]] = {}
     fresh = False
     for name in sorted(stamps):
-        kept = known.get(name)
-        if kept is not None and tuple(kept[0]) == stamps[name]:
-            out[name] = kept[1]
+        entry = entries.get(name)
+        if entry is not None and tuple(entry[0]) == stamps[name]:
+            out[name] = entry[1]
             continue
         row = store.read(name)
         if row is not None:
             out[name] = json.loads(json.dumps(flat(row)))  # as it will come out of the cache
             fresh = True
-    if fresh or len(known) != len(out):
+    if fresh or len(entries) != len(out):
         _write(store, version, stamps, out)
     return out
 
 
-def _known(store: Store, version: str) -> dict[str, Any]:
-    known: dict[str, Any] = {}
+def _entries(store: Store, version: str) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
     with (
         suppress(OSError, ValueError, KeyError, TypeError),
         open(store.root / NAME, encoding="utf-8") as lines,
@@ -56,17 +56,17 @@ def _known(store: Store, version: str) -> dict[str, Any]:
         for line in lines:
             name, stamp, check, text = json.loads(line)
             if crc32(f"{name}{stamp}{text}".encode()) == check:
-                known[name] = [stamp, json.loads(text)]
-    return known
+                entries[name] = [stamp, json.loads(text)]
+    return entries
 
 
 def _write(
     store: Store, version: str, stamps: dict[str, tuple[int, int]], rows: dict[str, dict[str, Any]]
 ) -> None:
-    part = store.root / f"{NAME}.{os.getpid()}"
+    partial = store.root / f"{NAME}.{os.getpid()}"
     with suppress(OSError):  # a store that cannot be written is read without a cache
         try:
-            with open(part, "w", encoding="utf-8") as out:
+            with open(partial, "w", encoding="utf-8") as out:
                 out.write(json.dumps(version) + "\n")
                 for name, row in rows.items():
                     text, stamp = json.dumps(row), list(stamps[name])
@@ -74,9 +74,9 @@ def _write(
                         json.dumps([name, stamp, crc32(f"{name}{stamp}{text}".encode()), text])
                         + "\n"
                     )
-            os.replace(part, store.root / NAME)
+            os.replace(partial, store.root / NAME)
         finally:
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
 
 
 def _version(flat: Callable[[Any], dict[str, Any]]) -> str:

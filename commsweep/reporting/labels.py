@@ -23,18 +23,18 @@ def describe(row: dict[str, Any]) -> str:
     """A run's compression in a few words: "EF21 + TopK 10 %", "AdaComp, 4 learners", "TopK 30 %; 8
     learners", "MST 95 %; 4 learners".
     """
-    parts = [
-        part
-        for part in (boundaries(row), sparse(row), exchange(row), second_order(row), delay(row))
-        if part
+    texts = [
+        text
+        for text in (boundaries(row), sparse(row), exchange(row), second_order(row), delay(row))
+        if text
     ]
-    return "; ".join(parts[1:] if len(parts) > 1 and parts[0] == "dense" else parts)
+    return "; ".join(texts[1:] if len(texts) > 1 and texts[0] == "dense" else texts)
 
 
 def boundaries(row: dict[str, Any]) -> str:
     """A run's compression at its boundaries: "min-max 4 / 8 bits; layer1: TopK 30 %"."""
     cuts = dict.fromkeys(key.split(".")[1] for key in row if key.startswith("at."))
-    own = {
+    own_cuts = {
         cut: {
             key.removeprefix(f"at.{cut}."): value
             for key, value in row.items()
@@ -42,7 +42,7 @@ def boundaries(row: dict[str, Any]) -> str:
         }
         for cut in cuts
     }
-    return "; ".join([_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own.items())])
+    return "; ".join([_pair(row), *(f"{cut}: {_pair(links)}" for cut, links in own_cuts.items())])
 
 
 def exchange(row: dict[str, Any]) -> str:
@@ -111,34 +111,34 @@ def _groups(row: dict[str, Any]) -> str:
 
 def _outer(row: dict[str, Any]) -> str:
     """How learners that train apart meet: ", outer step every 16"."""
-    own = {
+    outer = {
         key.removeprefix("grad.outer."): value
         for key, value in row.items()
         if key.startswith("grad.outer.") and not pd.isna(value)
     }
-    if not own:
+    if not outer:
         return ""
-    text = f", outer step every {own['interval']:g}"
-    text += f", {own['fragments']:g} fragments" if own["fragments"] > 1 else ""
-    text += f", overlap {own['overlap']:g}" if own["overlap"] else ""
+    text = f", outer step every {outer['interval']:g}"
+    text += f", {outer['fragments']:g} fragments" if outer["fragments"] > 1 else ""
+    text += f", overlap {outer['overlap']:g}" if outer["overlap"] else ""
     text += (
-        f", keeps {100 * own['local_share']:g} %"
-        if own["local_share"]
+        f", keeps {100 * outer['local_share']:g} %"
+        if outer["local_share"]
         else ", adds"
-        if own["local_update"] == "add"
+        if outer["local_update"] == "add"
         else ""
     )
-    text += ", averages what is sent" if own["local_update"] == "sent" else ""
-    text += ", in pairs" if own.get("peers") == "pairs" else ""
-    text += ", eager" if own.get("eager") else ""
+    text += ", averages what is sent" if outer["local_update"] == "sent" else ""
+    text += ", in pairs" if outer.get("peers") == "pairs" else ""
+    text += ", eager" if outer.get("eager") else ""
     for moment in ("first", "second"):
-        if every := own.get(f"{moment}_moment"):
-            text += f", {moment} moments every {every:g}"
+        if interval := outer.get(f"{moment}_moment"):
+            text += f", {moment} moments every {interval:g}"
     return (
         text
-        + (", mean of senders" if own["aggregate"] == "senders" else "")
-        + ", clipped" * bool(own["clip"])
-        + (", sign" * bool(own.get("sign")))
+        + (", mean of senders" if outer["aggregate"] == "senders" else "")
+        + ", clipped" * bool(outer["clip"])
+        + (", sign" * bool(outer.get("sign")))
     )
 
 
@@ -149,18 +149,18 @@ def _shards(row: dict[str, Any]) -> str:
     nodes = row.get("grad.sharded.nodes", math.nan)
     if pd.isna(nodes):
         return ""
-    said = {}
-    for part in ("across", "weights"):
-        kind, bits = (row.get(f"grad.sharded.{part}.{name}") for name in ("kind", "bits"))
-        said[part] = (
+    texts = {}
+    for name in ("across", "weights"):
+        kind, bits = (row.get(f"grad.sharded.{name}.{name}") for name in ("kind", "bits"))
+        texts[name] = (
             "dense"
             if kind == "none"
             else label(CROSSING, kind)  # pyright: ignore[reportArgumentType]
             if bits is None or pd.isna(bits)
             else (f"{bits:g} bit")
         )
-    hops = f"{said['across']} across {nodes:g} nodes, " if nodes > 1 else ""
-    return f", shards, {hops}{said['weights']} weights"
+    hops = f"{texts['across']} across {nodes:g} nodes, " if nodes > 1 else ""
+    return f", shards, {hops}{texts['weights']} weights"
 
 
 def second_order(row: dict[str, Any]) -> str:
@@ -178,9 +178,11 @@ def second_order(row: dict[str, Any]) -> str:
     if kind == "none":
         return text
     bits = row.get("kfac.compressor.bits", math.nan)
-    said = row.get("kfac.compressor.to", "bfloat16") if kind == "cast" else label(CROSSING, kind)
-    said += "" if pd.isna(bits) else f" {bits:g} bit"
-    return f"{text}, {_remembered(CORRECTED, row['kfac.feedback.kind'])}{said} factors"
+    code_text = (
+        row.get("kfac.compressor.to", "bfloat16") if kind == "cast" else label(CROSSING, kind)
+    )
+    code_text += "" if pd.isna(bits) else f" {bits:g} bit"
+    return f"{text}, {_remembered(CORRECTED, row['kfac.feedback.kind'])}{code_text} factors"
 
 
 def delay(row: dict[str, Any]) -> str:
@@ -201,19 +203,19 @@ def sparse(row: dict[str, Any]) -> str:
     """
     if pd.isna(row.get("sparsity.growth", math.nan)):
         return ""
-    found = phases(row)
-    levels = [one["sparsity"] for one in found.values()]
-    attention = list(dict.fromkeys(_attention(one, row) for one in found.values()))
-    text = _masks(row, found, levels) if any(levels) else ""
-    known = set(found) & set(MST)
-    if known == set(found) and len(known) > 1 and any(levels):
-        text += "".join(f", without {name}" for name in MST if name not in known)
-        if {"warmup", "ultra"} <= known and found["warmup"]["sparsity"] == found["ultra"][
+    phases_ = phases(row)
+    levels = [phase["sparsity"] for phase in phases_.values()]
+    attention = list(dict.fromkeys(_attention(phase, row) for phase in phases_.values()))
+    text = _masks(row, phases_, levels) if any(levels) else ""
+    mst = set(phases_) & set(MST)
+    if mst == set(phases_) and len(mst) > 1 and any(levels):
+        text += "".join(f", without {name}" for name in MST if name not in mst)
+        if {"warmup", "ultra"} <= mst and phases_["warmup"]["sparsity"] == phases_["ultra"][
             "sparsity"
         ]:
             text += ", without ultra"
         if not set(attention) <= {"causal", "local_strided"}:
-            text += f", {_then(attention)} attention"
+            text += f", {_later_text(attention)} attention"
         elif attention == ["causal"]:
             text += ", dense attention"
         text += {"mixed": "", "none": ", no growth"}.get(
@@ -221,22 +223,22 @@ def sparse(row: dict[str, Any]) -> str:
         )
         text += "" if row["sparsity.drop_fraction"] else ", no drop"
     elif attention != ["causal"]:
-        text += f"{', ' * bool(text)}{_then(attention)} attention"
+        text += f"{', ' * bool(text)}{_later_text(attention)} attention"
     return text + (", head too" if text and row["sparsity.modules"] == "all" else "")
 
 
 def _attention(phase: dict[str, Any], row: dict[str, Any]) -> str:
     """ "local", or "local / causal by heads"."""
-    beside = phase.get("alternate_attention", math.nan)
-    own = phase["attention"]
+    alternate = phase.get("alternate_attention", math.nan)
+    attention = phase["attention"]
     return (
-        own
-        if pd.isna(beside) or beside == own
-        else f"{own} / {beside} by {row['sparsity.alternate']}"
+        attention
+        if pd.isna(alternate) or alternate == attention
+        else f"{attention} / {alternate} by {row['sparsity.alternate']}"
     )
 
 
-def _then(attention: list[str]) -> str:
+def _later_text(attention: list[str]) -> str:
     """What follows on what."""
     return ", then ".join(attention)
 
@@ -248,37 +250,37 @@ def levelless(text: str) -> str:
 
 def phases(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The phases of a run's section sparsity by name, in their order."""
-    found: dict[str, dict[str, Any]] = {}
+    phases_: dict[str, dict[str, Any]] = {}
     for key, value in row.items():
         if key.startswith("sparsity.phases.") and value is not None and value == value:
             _, _, name, setting = key.split(".")
-            found.setdefault(name, {})[setting] = value
-    return dict(sorted(found.items(), key=lambda one: one[1]["until"]))
+            phases_.setdefault(name, {})[setting] = value
+    return dict(sorted(phases_.items(), key=lambda entry: entry[1]["until"]))
 
 
-def _masks(row: dict[str, Any], found: dict[str, dict[str, Any]], levels: list[float]) -> str:
+def _masks(row: dict[str, Any], phases_: dict[str, dict[str, Any]], levels: list[float]) -> str:
     growth, drop, level = (
         row["sparsity.growth"],
         row["sparsity.drop_fraction"],
         f"{100 * max(levels):.4g} %",
     )
-    if len(found) > 1:
+    if len(phases_) > 1:
         if growth == "none":
-            steps = {one["shape"] for one in found.values()} == {"step"}
+            steps = {phase["shape"] for phase in phases_.values()} == {"step"}
             return (
-                f"{'one-shot' if steps and len(found) == 2 and not levels[0] else 'gradual'} "
+                f"{'one-shot' if steps and len(phases_) == 2 and not levels[0] else 'gradual'} "
                 f"magnitude {level}"
             )
-        if set(found) == {"prune", "hold"} and levels[0] == levels[1]:
+        if set(phases_) == {"prune", "hold"} and levels[0] == levels[1]:
             how = "GraNet" if growth == "gradient" else f"GraNet, {growth} growth"
             return f"{how} {100 * row['sparsity.initial_sparsity']:.4g} to {level}"
         return (
             f"MST {level}"
-            if set(found) <= set(MST)
+            if set(phases_) <= set(MST)
             else " -> ".join(f"{100 * level:.4g}" for level in levels) + " %"
         )
     before = row["sparsity.initial_sparsity"]
-    if next(iter(found.values()))["shape"] == "step":
+    if next(iter(phases_.values()))["shape"] == "step":
         return {"none": "static", "gradient": "RigL", "random": "SET", "mixed": "mixed growth"}[
             growth if drop else "none"
         ] + f" {level}"
@@ -337,8 +339,8 @@ def _code(row: Any, side: str) -> str:
     kind = inner.get("kind")
     if kind is None or pd.isna(kind):
         return ""
-    told = {f"{side}.compressor.{name}": value for name, value in inner.items()}
-    return " " + _link(told | {f"{side}.feedback.kind": "none"}, side)
+    settings = {f"{side}.compressor.{name}": value for name, value in inner.items()}
+    return " " + _link(settings | {f"{side}.feedback.kind": "none"}, side)
 
 
 def _values(row: Any, side: str) -> str:
@@ -347,9 +349,9 @@ def _values(row: Any, side: str) -> str:
     if kind is None or pd.isna(kind):
         return ""
     bits = row.get(f"{side}.compressor.values.bits")
-    said = label(CROSSING, kind) if bits is None or pd.isna(bits) else f"{bits:g} bit"
+    text = label(CROSSING, kind) if bits is None or pd.isna(bits) else f"{bits:g} bit"
     drawn = " stochastic" if row.get(f"{side}.compressor.values.rounding") == "stochastic" else ""
-    return f", {said}{drawn} values"
+    return f", {text}{drawn} values"
 
 
 def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:

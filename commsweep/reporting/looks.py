@@ -21,19 +21,21 @@ Recorded = dict[tuple[str, str], list[int]]
 def read(store: str | Path, sweep: str) -> Recorded:
     """The looks that a store has recorded; none of a sweep that nobody has looked at."""
     try:
-        return told(read_json(_path(store, sweep), "delete it, and looks count from one again"))
+        return read_content(
+            read_json(_path(store, sweep), "delete it, and looks count from one again")
+        )
     except FileNotFoundError:
         return {}
 
 
 def note(store: str | Path, sweep: str, claims: list[Claim]) -> None:
     """Record that somebody is told these verdicts. Looks that other claims had stay."""
-    known = read(store, sweep)
+    recorded = read(store, sweep)
     for claim in claims:
         for effect in claim.effects:
             if effect.looks:
-                known[claim.name, effect.what] = effect.looks
-    _write(store, sweep, known)
+                recorded[claim.name, effect.what] = effect.looks
+    _write(store, sweep, recorded)
 
 
 def take(store: str | Path, sweep: str, claims_json: Path) -> None:
@@ -46,35 +48,35 @@ def take(store: str | Path, sweep: str, claims_json: Path) -> None:
         return
     if content.get("sweep", sweep) != sweep:  # another one's report lies there
         return
-    others = told(content)
-    known = read(store, sweep)
-    for key, looks in others.items():
-        if len(looks) > len(known.get(key, ())):
-            known[key] = looks
-    _write(store, sweep, known)
+    adopted = read_content(content)
+    recorded = read(store, sweep)
+    for key, interim in adopted.items():
+        if len(interim) > len(recorded.get(key, ())):
+            recorded[key] = interim
+    _write(store, sweep, recorded)
 
 
-def told(content: dict[str, Any]) -> Recorded:
+def read_content(content: dict[str, Any]) -> Recorded:
     """The looks in the JSON of a report, or of a store. Raises UserError when they are none."""
-    found: Recorded = {}
+    recorded: Recorded = {}
     for claim in content.get("claims", ()):
         for effect in claim["effects"]:
-            looks = effect.get("looks", [])
-            rising = all(isinstance(n, int) and n > 0 for n in looks)
-            if not isinstance(looks, list) or not rising:
+            interim = effect.get("looks", [])
+            rising = all(isinstance(n, int) and n > 0 for n in interim)
+            if not isinstance(interim, list) or not rising:
                 raise UserError(
-                    f"looks of '{effect['what']}' are {looks!r}, and must be numbers of seeds; "
+                    f"looks of '{effect['what']}' are {interim!r}, and must be numbers of seeds; "
                     "write the report anew"
                 )
-            if looks:
-                found[claim["claim"], effect["what"]] = looks
-    return found
+            if interim:
+                recorded[claim["claim"], effect["what"]] = interim
+    return recorded
 
 
-def _write(store: str | Path, sweep: str, known: Recorded) -> None:
+def _write(store: str | Path, sweep: str, recorded: Recorded) -> None:
     claims: dict[str, list[dict[str, Any]]] = {}
-    for (claim, what), looks in sorted(known.items()):
-        claims.setdefault(claim, []).append({"what": what, "looks": looks})
+    for (claim, effect_name), interim in sorted(recorded.items()):
+        claims.setdefault(claim, []).append({"what": effect_name, "looks": interim})
     content = [{"claim": claim, "effects": effects} for claim, effects in claims.items()]
     if content:
         write_json(_path(store, sweep), {"sweep": sweep, "claims": content})

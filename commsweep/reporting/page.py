@@ -40,7 +40,7 @@ SCORES = {
 }
 
 
-def _beside(name: str) -> str:
+def _next_to(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
@@ -61,14 +61,14 @@ def html(
     if running:
         none = "Claims are judged when all cells have an outcome: every look at a verdict counts."
     again = f'<meta http-equiv="refresh" content="{running}">' if running else ""
-    main, others = _headline(drawn)
+    main, other_figures = _headline(drawn)
     packed = json.dumps(data(store, frame, curves), separators=(",", ":"), allow_nan=False).encode()
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>commsweep: '
             f"{escape(name)}</title>",
             f'{again}<meta name="viewport" content="width=device-width, initial-scale=1"><style>'
-            f"{_beside('page.css')}</style></head><body>",
+            f"{_next_to('page.css')}</style></head><body>",
             f"<h1>{escape(name)}</h1>",
             _overview(frame),
             '<nav><a href="#answers">answers</a><a href="#tables">tables</a><a '
@@ -88,7 +88,7 @@ def html(
             *map(_table, tables),
             '<h2 id="figures">Figures</h2>',
             '<div class="figures">',
-            *map(_figure, others),
+            *map(_figure, other_figures),
             "</div>",
             f'<h2 id="runs">Runs</h2><p class="faint">{len(frame)} cells. Choose some to draw '
             "their curves: one colour a setting, the mean over its seeds and a band of one "
@@ -99,7 +99,7 @@ def html(
             "this page has all of it.</noscript></div>",
             f'<script type="application/octet-stream" id="data">{_packed(packed)}</script>',
             f'<script type="application/octet-stream" id="plotly">{_packed(_plotly())}</script>',
-            f"<script>{_beside('page.js')}</script></body></html>",
+            f"<script>{_next_to('page.js')}</script></body></html>",
         ]
     )
 
@@ -109,22 +109,26 @@ def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, An
     its place.
     """
     plain = ["id", "status", "method", "seed", "error"]
-    own = [*settings(frame), "seed"]
-    rest = [name for name in frame if name not in (*plain, *own, "setting_id")]
+    setting_columns = [*settings(frame), "seed"]
+    more_columns = [name for name in frame if name not in (*plain, *setting_columns, "setting_id")]
     kinds = frame.drop_duplicates("setting_id")
-    place = {setting: turn for turn, setting in enumerate(kinds.setting_id)}
+    index_of = {setting: index for index, setting in enumerate(kinds.setting_id)}
     records = [
-        {name: _plain(row[name]) for name in own if name != "seed" and not _absent(row[name])}
+        {
+            name: _plain(row[name])
+            for name in setting_columns
+            if name != "seed" and not _absent(row[name])
+        }
         for row in kinds.to_dict("records")
     ]
     rows = [
         [
             _plain(row["id"]),
             _plain(row["status"]),
-            place[row["setting_id"]],
+            index_of[row["setting_id"]],
             _plain(row["seed"]),
             None if _absent(row["error"]) else str(row["error"]),
-            *(_number(row[name]) for name in rest),
+            *(_number(row[name]) for name in more_columns),
         ]
         for row in frame.to_dict("records")
     ]
@@ -140,8 +144,8 @@ def data(store: Path, frame: pd.DataFrame, curves: pd.DataFrame) -> dict[str, An
         "store": str(store),
         "methods": [in_words(str(method)) for method in kinds.method],
         "settings": records,
-        "columns": rest,
-        "scores": {name: title for name, title in SCORES.items() if name in rest},
+        "columns": more_columns,
+        "scores": {name: title for name, title in SCORES.items() if name in more_columns},
         "rows": rows,
         "curveColumns": columns,
         "curves": drawn,
@@ -199,8 +203,8 @@ Drawn = tuple[str, Path, str]  # name, PNG file and caption
 
 def _headline(drawn: list[Drawn]) -> tuple[list[Drawn], list[Drawn]]:
     """(the main figure, the others): the first that a paper draws, else the first."""
-    own = [place for place, (name, _, _) in enumerate(drawn) if name not in figure.GENERAL]
-    chosen = own[0] if own else 0
+    own_figures = [index for index, (name, _, _) in enumerate(drawn) if name not in figure.GENERAL]
+    chosen = own_figures[0] if own_figures else 0
     return drawn[chosen : chosen + 1], drawn[:chosen] + drawn[chosen + 1 :]
 
 
@@ -257,7 +261,7 @@ def _interval(effect: Effect, low: float, high: float) -> str:
     else:
         left, right = (at(region.edge), WIDTH) if effect.above is not None else (0, at(region.edge))
     middle = HEIGHT / 2
-    parts = [
+    shapes = [
         f'<rect x="{left}" y="1" width="{right - left:.1f}" height="{HEIGHT - 2}" '
         'class="claimed"/>',
         f'<line x1="{at(0)}" x2="{at(0)}" y1="0" y2="{HEIGHT}" class="zero"/>',
@@ -266,7 +270,7 @@ def _interval(effect: Effect, low: float, high: float) -> str:
         mean, _ = mean_sd(effect.values)
         ends = effect.interval or (mean, mean)
         kind = effect.verdict.split()[0]
-        parts += [
+        shapes += [
             f'<line x1="{at(ends[0])}" x2="{at(ends[1])}" y1="{middle}" y2="{middle}" '
             f'class="bar {kind}"/>',
             f'<circle cx="{at(mean)}" cy="{middle}" r="4" class="dot {kind}"/>',
@@ -274,7 +278,7 @@ def _interval(effect: Effect, low: float, high: float) -> str:
     label = escape(effect.text(), quote=True)
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        f'aria-label="{label}">{"".join(parts)}</svg>'
+        f'aria-label="{label}">{"".join(shapes)}</svg>'
     )
 
 
@@ -288,7 +292,7 @@ def _behind(effect: Effect) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(one)}</th>" for one in table.header)
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
     best = [_best(table, column) for column in range(len(table.header))]
     body = ""
     for row in table.rows:
@@ -320,16 +324,19 @@ def _best(table: Table, column: int) -> float | None:
     return choose(cell.mean for cell in scores)
 
 
-def _cell(one: Cell | str) -> str:
-    if isinstance(one, str):
-        return escape(one)
-    if not one.ids:
-        return escape(one.text())
-    return f"<details><summary>{escape(one.text())}</summary>{_links(one.ids)}</details>"
+def _cell(cell_: Cell | str) -> str:
+    if isinstance(cell_, str):
+        return escape(cell_)
+    if not cell_.ids:
+        return escape(cell_.text())
+    return f"<details><summary>{escape(cell_.text())}</summary>{_links(cell_.ids)}</details>"
 
 
 def _links(ids: Iterable[str]) -> str:
     """Runs by name; of very many, the first, for the table of runs lists them all."""
-    every = [escape(str(identifier), quote=True) for identifier in ids]
-    more = f" and {len(every) - MANY} more" if len(every) > MANY else ""
-    return " ".join(f'<a href="#{one}">{one}</a>' for one in every[:MANY]) + more
+    identifiers = [escape(str(identifier), quote=True) for identifier in ids]
+    ending = f" and {len(identifiers) - MANY} more" if len(identifiers) > MANY else ""
+    return (
+        " ".join(f'<a href="#{identifier}">{identifier}</a>' for identifier in identifiers[:MANY])
+        + ending
+    )

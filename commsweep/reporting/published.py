@@ -67,12 +67,12 @@ def outcomes(path: Path, runs: Iterable[Run]) -> tuple[list[Row], int]:
         if re.fullmatch(r"\d+(\.0*)?", line["seed"] or ""):
             seeds.add(int(float(line["seed"])))
     settings = _by_id(run.model_copy(update={"seed": 0}) for run in runs).values()
-    known = _by_id(run.model_copy(update={"seed": seed}) for run in settings for seed in seeds)
+    runs_by_id = _by_id(run.model_copy(update={"seed": seed}) for run in settings for seed in seeds)
     rows = []
     for number, line in enumerate(lines, 2):
-        if line["status"] in (FINISHED, DIVERGED) and line["id"] in known:
+        if line["status"] in (FINISHED, DIVERGED) and line["id"] in runs_by_id:
             try:
-                rows.append(_row(line, known[line["id"]], source))
+                rows.append(_row(line, runs_by_id[line["id"]], source))
             except ValueError as error:
                 raise UserError(
                     f"'{path}', line {number}: {error}; take the file as commsweep report wrote it"
@@ -94,9 +94,11 @@ def conflicts(files: Iterable[Path], rows: Iterable[Row]) -> dict[str, dict[str,
         for line in lines:
             _note(scores, line.get("id") or "", str(path), line, line)
     for row in rows:
-        known = {f"environment.{key}": value for key, value in row.get("environment", {}).items()}
-        _note(scores, row["id"], "the store", row["metrics"], known)
-    return {name: told for name, told in scores.items() if len(set(told.values())) > 1}
+        environment = {
+            f"environment.{key}": value for key, value in row.get("environment", {}).items()
+        }
+        _note(scores, row["id"], "the store", row["metrics"], environment)
+    return {name: score for name, score in scores.items() if len(set(score.values())) > 1}
 
 
 def _note(
@@ -137,22 +139,24 @@ def _row(line: dict[str, str], run: Run, source: str) -> Row:
         row["when"] = line["when"]
     diagnosis: dict[str, dict[str, Any]] = {}
     for name, text in line.items():
-        part, _, key = name.partition(".")
-        if text and part in ("inputs", "environment"):
-            row.setdefault(part, {})[key] = text
-        if not text or not (part in (*PARTS, "boundary", "diagnosis") or name.startswith(SCORES)):
+        section, _, key = name.partition(".")
+        if text and section in ("inputs", "environment"):
+            row.setdefault(section, {})[key] = text
+        if not text or not (
+            section in (*PARTS, "boundary", "diagnosis") or name.startswith(SCORES)
+        ):
             continue
         value = _number(name, text)
         if name.startswith(SCORES):
             row["metrics"][name] = value
-        elif part == "boundary":
+        elif section == "boundary":
             cut, _, side = key.rpartition(".")
             row.setdefault("boundaries", {}).setdefault(cut, {})[side] = round(value * row["steps"])
-        elif part == "diagnosis":
-            side, _, what = key.partition(".")
-            diagnosis.setdefault(side, {"boundary": "mean", "direction": side})[what] = value
+        elif section == "diagnosis":
+            side, _, setting = key.partition(".")
+            diagnosis.setdefault(side, {"boundary": "mean", "direction": side})[setting] = value
         else:
-            row.setdefault(PARTS[part], {})[key] = value
+            row.setdefault(PARTS[section], {})[key] = value
     if row["status"] == FINISHED and not row["metrics"]:
         raise ValueError("a finished run without a score")
     if diagnosis:

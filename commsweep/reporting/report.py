@@ -38,10 +38,12 @@ class Report:
 
     def terminal(self) -> str:
         """The answers for a terminal, the table first: at most 60 lines."""
-        every = self.tables[-1].markdown().splitlines()
-        shown = every[:TABLE_LINES]
-        if len(every) > len(shown):
-            shown.append(f"... {len(every) - len(shown)} further settings in tables/settings.md")
+        table_lines = self.tables[-1].markdown().splitlines()
+        shown = table_lines[:TABLE_LINES]
+        if len(table_lines) > len(shown):
+            shown.append(
+                f"... {len(table_lines) - len(shown)} further settings in tables/settings.md"
+            )
         lines = [self.ran, *([self.note] if self.note else []), "", *shown, ""]
         room = LINES - len(lines) - PLACES
         answers = _answers(self.claims, room)
@@ -58,11 +60,11 @@ def _answers(claims: list[Claim], room: int) -> list[str]:
     if not claims:
         return ["No claim of the papers has runs in this sweep.", ""]
     effects = sum(len(claim.effects) for claim in claims)
-    whole = 2 + len(claims) + effects <= room
+    fits = 2 + len(claims) + effects <= room
     lines = ["Answers"]
     for claim in claims[: room - 4]:
         lines.append(f"  {claim.name}: {claim.answer}. {claim.statement}")
-        if whole:
+        if fits:
             lines += [f"    {effect.short()}" for effect in claim.effects]
     if len(claims) > room - 4:
         lines.append(f"  ... {len(claims) - room + 4} further claims in claims.md")
@@ -85,18 +87,17 @@ def write(
     page: bool = True,
     papers: Collection[str] = (),
     mine: str = "",
-    beside: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None,
+    additional: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None,
     running: int = 0,
 ) -> Report:
     """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one
     sweep.
 
     papers: whose tables, figures and claims (none: of all that have runs). mine: a function of
-    one's own that makes the claims. beside: makes what else belongs there, of the runs and their
-    curves; it comes first, claims by their names. running: seconds after which the page loads
+    one's own that makes the claims. additional: makes what else belongs there, of the runs and
+    their curves; it comes first, claims by their names. running: seconds after which the page loads
     itself anew, of a sweep that goes on: nothing is judged then, because every look at a verdict
-    counts. Raises UserError when the sweep is unknown to the
-    store or none of its runs is finished.
+    counts. Raises UserError when the sweep is unknown to the store or none of its runs is finished.
     """
     frame = results.load(store, sweep)
     if not (frame.status == "finished").any():
@@ -115,61 +116,61 @@ def write(
     for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
         shutil.rmtree(folder / name, ignore_errors=True)
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
-    more = beside(frame, curves) if beside else More([], [], [])
+    extra = additional(frame, curves) if additional else More([], [], [])
     looks.take(store, sweep, folder / "claims.json")
     before = looks.read(store, sweep)
     claims = []
     if not running:
-        claims = more.claims + contents.all_claims(frame, papers, mine)
-    if beside:
+        claims = extra.claims + contents.all_claims(frame, papers, mine)
+    if additional:
         claims.sort(key=lambda claim: claim.name)
-    made = Report(
+    report = Report(
         folder,
-        more.tables + contents.all_tables(frame, papers),
+        extra.tables + contents.all_tables(frame, papers),
         claim.adjust(claims, before),
     )
-    looks.note(store, sweep, made.claims)
-    for table in made.tables:
+    looks.note(store, sweep, report.claims)
+    for table in report.tables:
         for suffix, text in (
             ("md", table.markdown()),
             ("tex", table.latex()),
             ("csv", table.csv()),
         ):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
-    drawn = more.figures + list(contents.all_figures(frame, curves, papers))
+    drawn = extra.figures + list(contents.all_figures(frame, curves, papers))
     notes = (results.uneven(frame), results.mixed_surroundings(frame))
-    made.note = " ".join(note for note in notes if note)
+    report.note = " ".join(note for note in notes if note)
     counts = frame.status.value_counts()
-    made.ran = (
+    report.ran = (
         f"{sweep}: {results.scale(frame)}; {frame.method.nunique()} settings, "
         f"{frame.seed.nunique()} seeds, "
         + ", ".join(f"{count} runs {status}" for status, count in counts.items())
     )
-    made.commands = claim.deciding(made.claims, sweep, frame, papers)
+    report.commands = claim.deciding(report.claims, sweep, frame, papers)
     if not running:
-        _text(folder / "claims.md", claim.markdown(made.claims, made.note, made.commands))
-        told = {
+        _text(folder / "claims.md", claim.markdown(report.claims, report.note, report.commands))
+        content = {
             "sweep": sweep,
             "papers": sorted(papers),
-            "note": made.note,
+            "note": report.note,
             "worth": _worth(frame),
-            "claims": [one.record() for one in made.claims],
+            "claims": [claim_.record() for claim_ in report.claims],
         }
-        _text(folder / "claims.json", json.dumps(told, indent=1) + "\n")
+        _text(folder / "claims.json", json.dumps(content, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
     pictures = [
-        (name, figure.save(one, folder / "figures", name)[0], caption)
-        for name, one, caption in drawn
+        (name, figure.save(figure_, folder / "figures", name)[0], caption)
+        for name, figure_, caption in drawn
     ]
     if page:
-        made.page = folder / "report.html"
-        text = html(sweep, store, frame, curves, made.tables, made.claims, pictures, running)
-        _text(made.page, text)
+        report.page = folder / "report.html"
+        text = html(sweep, store, frame, curves, report.tables, report.claims, pictures, running)
+        _text(report.page, text)
     _text(
         folder / "figures" / "captions.md",
         "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn),
     )
-    return made
+    return report
 
 
 def _text(path: Path, text: str) -> None:
@@ -182,4 +183,6 @@ def _worth(frame: pd.DataFrame) -> dict[str, str]:
     from commsweep.reporting.worth import of_settings
 
     methods = dict(zip(frame.setting_id, frame.method, strict=True))
-    return {methods[setting]: kept.text() for setting, kept in of_settings(frame).items()}
+    return {
+        methods[setting]: worth_kept.text() for setting, worth_kept in of_settings(frame).items()
+    }

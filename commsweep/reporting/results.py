@@ -88,8 +88,8 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     _alike(frame)
     shared = frame.groupby("method").setting_id.nunique()
     for label in shared[shared > 1].index:
-        for text, part in distinct(frame[frame.method == label], label):
-            frame.loc[part.index, "method"] = text
+        for text, rows_ in distinct(frame[frame.method == label], label):
+            frame.loc[rows_.index, "method"] = text
     return frame
 
 
@@ -98,13 +98,13 @@ def _alike(frame: pd.DataFrame) -> None:
     them.
     """
     for name in [column for column in frame if column.startswith("inputs.")]:
-        known = frame[frame[name].notna()]
-        for _, rows in known.groupby("setting_id"):
+        rows_known = frame[frame[name].notna()]
+        for _, rows in rows_known.groupby("setting_id"):
             if rows[name].nunique() > 1:
-                one, other = rows.drop_duplicates(name).iloc[:2].to_dict("records")
-                what = name.removeprefix("inputs.")
+                first, second = rows.drop_duplicates(name).iloc[:2].to_dict("records")
+                label_ = name.removeprefix("inputs.")
                 raise UserError(
-                    mixed(one["id"], {what: one[name]}, other["id"], {what: other[name]})
+                    mixed(first["id"], {label_: first[name]}, second["id"], {label_: second[name]})
                 )
 
 
@@ -137,23 +137,31 @@ def distinct(rows: pd.DataFrame, label: str) -> list[tuple[str, pd.DataFrame]]:
         chosen.append(best)
         groups += "|" + texts[best]
     out = []
-    for place, setting in kinds.setting_id.items():
-        said = [
-            f"{_short(name)} {texts.at[place, name]}" for name in chosen if texts.at[place, name]
+    for identifier, setting in kinds.setting_id.items():
+        texts_chosen = [
+            f"{_short(name)} {texts.at[identifier, name]}"
+            for name in chosen
+            if texts.at[identifier, name]
         ]
         out.append(
-            (f"{label} ({', '.join(said) or 'otherwise'})", rows[rows.setting_id == setting])
+            (
+                f"{label} ({', '.join(texts_chosen) or 'otherwise'})",
+                rows[rows.setting_id == setting],
+            )
         )
     return out
 
 
-def base(frame: pd.DataFrame, *apart: str) -> pd.Series:
+def base(frame: pd.DataFrame, *left_out: str) -> pd.Series:
     """All settings but the seed and those that begin so, as one text to pair or group by."""
-    names = [name for name in settings(frame) if not name.startswith(apart)]
+    names = [name for name in settings(frame) if not name.startswith(left_out)]
     kinds = frame.drop_duplicates("setting_id")
-    told = zip(kinds[names].to_numpy(dtype=object), kinds[names].notna().to_numpy(), strict=True)
+    columns_ = zip(
+        kinds[names].to_numpy(dtype=object), kinds[names].notna().to_numpy(), strict=True
+    )
     texts = [
-        "|".join(_value(one) if has else "" for one, has in zip(*row, strict=True)) for row in told
+        "|".join(_value(value) if has else "" for value, has in zip(*row, strict=True))
+        for row in columns_
     ]
     return frame.setting_id.map(dict(zip(kinds.setting_id, texts, strict=True)))
 
@@ -167,12 +175,12 @@ def uneven(frame: pd.DataFrame) -> str:
     if counts.nunique() < 2:
         return ""
     usual = int(counts.mode().iloc[0])
-    more = [
+    groups = [
         f"{_seeds(n)}: {_named(list(counts.index[counts == n]))}"
         for n in sorted(set(counts))
         if n != usual
     ]
-    return f"Most settings have {_seeds(usual)}; {'; '.join(more)}."
+    return f"Most settings have {_seeds(usual)}; {'; '.join(groups)}."
 
 
 def surroundings(frame: pd.DataFrame) -> pd.Series:
@@ -185,11 +193,12 @@ def surroundings(frame: pd.DataFrame) -> pd.Series:
 
 def mixed_surroundings(frame: pd.DataFrame) -> str:
     """In a sentence, that runs were executed in several environments; "" where they were not."""
-    known = surroundings(frame).dropna().unique()
-    if len(known) < 2:
+    surroundings_ = surroundings(frame).dropna().unique()
+    if len(surroundings_) < 2:
         return ""
     return (
-        f"Runs come from {len(known)} environments ({'; '.join(sorted(known))}); pairs are formed "
+        f"Runs come from {len(surroundings_)} environments "
+        f"({'; '.join(sorted(surroundings_))}); pairs are formed "
         "within one."
     )
 
@@ -216,10 +225,12 @@ def _value(value: Any) -> str:
 
 def _short(name: str) -> str:
     """A setting's name without what is clear without it."""
-    parts = [
-        part for part in name.split(".") if part not in ("compressor", "feedback", "kind", "name")
+    pieces = [
+        piece
+        for piece in name.split(".")
+        if piece not in ("compressor", "feedback", "kind", "name")
     ]
-    return " ".join(parts) or name
+    return " ".join(pieces) or name
 
 
 def is_text(frame: pd.DataFrame) -> bool:
@@ -290,19 +301,23 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     out |= row.get("metrics", {}) | {
         f"inputs.{name}": digest for name, digest in row.get("inputs", {}).items()
     }
-    for part in ("environment", "bytes", "seconds", "speed", "gradients"):
-        out |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
+    for section in ("environment", "bytes", "seconds", "speed", "gradients"):
+        out |= {f"{section}.{key}": value for key, value in row.get(section, {}).items()}
     out |= {f"second_order.{key}": value for key, value in row.get("kfac", {}).items()}
     out |= {
-        f"{part}.{key}": value
-        for part in ("flops", "masks")
-        for key, value in row.get(part, {}).items()
+        f"{name}.{key}": value
+        for name in ("flops", "masks")
+        for key, value in row.get(name, {}).items()
     }
     for side in ("fwd", "bwd"):  # means over the boundaries
-        seen = [one for one in row.get("diagnosis", ()) if one["direction"] == side]
-        measures = {key for one in seen for key in one} - {"boundary", "direction", "messages"}
+        looks_at_side = [entry for entry in row.get("diagnosis", ()) if entry["direction"] == side]
+        measures = {key for entry in looks_at_side for key in entry} - {
+            "boundary",
+            "direction",
+            "messages",
+        }
         for key in sorted(measures):
-            values = [one[key] for one in seen if key in one]
+            values = [entry[key] for entry in looks_at_side if key in entry]
             out[f"diagnosis.{side}.{key}"] = sum(values) / len(values)
     for cut, sent in row.get("boundaries", {}).items():
         out |= {
@@ -323,8 +338,8 @@ def _cells(store: Store, sweep: str) -> dict[str, dict[str, Any]]:
     try:
         return store.cells(sweep)
     except FileNotFoundError:
-        known = sorted(file.stem for file in (store.root / "sweeps").glob("*.json"))
+        names = sorted(file.stem for file in (store.root / "sweeps").glob("*.json"))
         raise UserError(
-            f"store '{store.root}' knows no sweep '{sweep}'{nearest(sweep, known)} (it knows: "
-            f"{', '.join(known) or 'none'}); sweeps are launched with commsweep sweep launch"
+            f"store '{store.root}' knows no sweep '{sweep}'{nearest(sweep, names)} (it knows: "
+            f"{', '.join(names) or 'none'}); sweeps are launched with commsweep sweep launch"
         ) from None

@@ -197,10 +197,10 @@ def holm(ps: Sequence[float]) -> list[float]:
     """Adjusted p-values: the i-th smallest times the number of those not smaller, none below the
     one before it.
     """
-    order, out, before = sorted(range(len(ps)), key=lambda place: ps[place]), [0.0] * len(ps), 0.0
-    for rank, place in enumerate(order):
-        before = max(before, min(1.0, (len(ps) - rank) * ps[place]))
-        out[place] = before
+    order, out, before = sorted(range(len(ps)), key=lambda index: ps[index]), [0.0] * len(ps), 0.0
+    for rank, index in enumerate(order):
+        before = max(before, min(1.0, (len(ps) - rank) * ps[index]))
+        out[index] = before
     return out
 
 
@@ -213,9 +213,9 @@ def weight(look: int) -> int:
     return look * (look + 1)
 
 
-def adjusted(ps: Sequence[float], looks: Sequence[int]) -> list[float]:
+def adjusted(ps: Sequence[float], interim: Sequence[int]) -> list[float]:
     """The p-values of a report's effects, for their number and for the looks at each."""
-    counted = [min(1.0, weight(look) * p) for p, look in zip(ps, looks, strict=True)]
+    counted = [min(1.0, weight(look) * p) for p, look in zip(ps, interim, strict=True)]
     return holm(counted)
 
 
@@ -243,8 +243,8 @@ def seeds_needed(
         return None
     level = LEVEL / weight(look) / tests
     for n in range(max(2, least), most + 1):
-        wanted = float(stdtrit(n - 1, 1 - level / 2)) + float(stdtrit(n - 1, POWER))
-        if distance * math.sqrt(n) >= wanted * sd and distance > 0:
+        quantile_sum = float(stdtrit(n - 1, 1 - level / 2)) + float(stdtrit(n - 1, POWER))
+        if distance * math.sqrt(n) >= quantile_sum * sd and distance > 0:
             return n
     return None
 

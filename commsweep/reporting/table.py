@@ -59,7 +59,9 @@ class Cell:
         if self.sd is not None and self.unit == PERCENT:
             out += f" {spread} {100 * self.sd:.1f}"
         missing = self.asked - len(self.values) - sum(count for _, count in self.lost)
-        lost = [f"{count} {what}" for what, count in (*self.lost, ("missing", missing)) if count]
+        lost = [
+            f"{count} {status}" for status, count in (*self.lost, ("missing", missing)) if count
+        ]
         return out + (f" ({', '.join(lost)})" if lost else "")
 
 
@@ -184,28 +186,28 @@ def settings_table(frame: pd.DataFrame) -> Table:
             "gradients (rate)",
         ],
     )
-    made, keeps = [], worth.of_settings(frame)
+    rows_, keeps = [], worth.of_settings(frame)
     for method, rows in frame.groupby("method", sort=False):
-        own = keeps.get(str(rows.setting_id.iloc[0]))
-        for on, off, unit, what in scored or [(ON, OFF, PERCENT, "")]:
+        worth_kept = keeps.get(str(rows.setting_id.iloc[0]))
+        for on, off, unit, suffix in scored or [(ON, OFF, PERCENT, "")]:
             score = cell(rows, on, unit)
             if len(scored) > 1 and not score.values:
                 continue
             rank = ("~", True, 0.0)
             if score.values:
                 better = -score.mean if unit == PERCENT else score.mean
-                rank = (what, not str(method).startswith("dense"), better)
+                rank = (suffix, not str(method).startswith("dense"), better)
             sent = [cell(rows, f"bytes.{side}_per_step", BYTES) for side in ("fwd", "bwd")]
             rate = cell(rows, "gradients.rate", RATE)
-            made.append(
+            rows_.append(
                 (
                     rank,
                     [
                         rows["model.name"].iloc[0],
                         rows["data.name"].iloc[0],
                         str(method),
-                        what,
-                        own.text() if own else "-",
+                        suffix,
+                        worth_kept.text() if worth_kept else "-",
                         score,
                         cell(rows, off, unit),
                         str(len(score.values)),
@@ -217,7 +219,7 @@ def settings_table(frame: pd.DataFrame) -> Table:
             )
             if not score.values:
                 break
-    table.rows = [row for _, row in sorted(made, key=lambda one: one[0])]
+    table.rows = [row for _, row in sorted(rows_, key=lambda row_: row_[0])]
     for column in (11, 4, 3, 1, 0):  # what is the same everywhere says nothing
         if len(
             {row[column] if isinstance(row[column], str) else "." for row in table.rows}

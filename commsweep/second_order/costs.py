@@ -53,30 +53,30 @@ def measure(collectives: Collectives, spec: KFAC) -> Costs:
 
     def usual(work: Callable[[int], object], n: int) -> Line:
         """(seconds, of them the processor's)"""
-        seen = []
+        times = []
         for _ in range(TURNS):
             began, busy = time.perf_counter(), time.process_time()
             work(n)
-            seen.append((time.perf_counter() - began, time.process_time() - busy))
-        return collectives.agree(tuple(median(column) for column in zip(*seen, strict=True)))
+            times.append((time.perf_counter() - began, time.process_time() - busy))
+        return collectives.agree(tuple(median(column) for column in zip(*times, strict=True)))
 
     def lines(
         work: Callable[[int], object],
         sizes: tuple[int, ...],
         at: Callable[[int], float] = float,
-        parts: int = 1,
+        pieces: int = 1,
     ) -> list[Line]:
         work(sizes[0])  # connects
-        few = usual(work, sizes[0])
+        startup = usual(work, sizes[0])
         for most in sizes[1:]:
             many = usual(work, most)
             if many[0] > BRIEF:
                 break
-        made = []
-        for first, second in zip(few, many, strict=True):  # pyright: ignore[reportPossiblyUnboundVariable]
+        lines_ = []
+        for first, second in zip(startup, many, strict=True):  # pyright: ignore[reportPossiblyUnboundVariable]
             slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))  # pyright: ignore[reportPossiblyUnboundVariable]
-            made.append((max(1e-9, first - slope * at(sizes[0])) / parts, slope / parts))
-        return made
+            lines_.append((max(1e-9, first - slope * at(sizes[0])) / pieces, slope / pieces))
+        return lines_
 
     def gather(n: int) -> None:
         collectives.gather([[torch.zeros(n)]], "probe").wait()
@@ -96,7 +96,7 @@ def measure(collectives: Collectives, spec: KFAC) -> Costs:
             torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
     gathering, handling = lines(gather, (FEW, *MANY))
-    broadcast, handing_out = lines(broadcasts, (FEW, *MANY), parts=collectives.learners)
+    broadcast, handing_out = lines(broadcasts, (FEW, *MANY), pieces=collectives.learners)
     return Costs(
         gathering,
         broadcast,

@@ -20,14 +20,14 @@ BLOCK = 128  # rows at which a product is not halved any more
 
 def weight_matrix(module: Any) -> Tensor:
     """A layer's weight as [out, in]: a view."""
-    return module.weight.mT if turned(module) else module.weight.flatten(1)
+    return module.weight.mT if as_matrix(module) else module.weight.flatten(1)
 
 
 def supported(module: Any) -> bool:
     """Whether factors of this layer are known."""
     return (
         isinstance(module, nn.Linear)
-        or turned(module)
+        or as_matrix(module)
         or (
             isinstance(module, nn.Conv2d)
             and module.groups == 1
@@ -146,7 +146,7 @@ def unpacked(elements: Tensor, d: int) -> Tensor:
     return matrix
 
 
-def turned(module: Any) -> bool:
+def as_matrix(module: Any) -> bool:
     """Whether it is transformers' Conv1D, a Linear whose weight is [in, out]; known by name, so it
     is not imported.
     """

@@ -18,9 +18,9 @@ def after(elements: Sequence[int]) -> Groups:
     return [list(range(len(elements)))] if elements else []
 
 
-def each(elements: Sequence[int]) -> Groups:
+def separate(elements: Sequence[int]) -> Groups:
     """Layer by layer, a message each."""
-    return [[place] for place in range(len(elements))]
+    return [[index] for index in range(len(elements))]
 
 
 def threshold(elements: Sequence[int], most: int) -> Groups:
@@ -29,12 +29,12 @@ def threshold(elements: Sequence[int], most: int) -> Groups:
     """
     groups: Groups = []
     filled = 0
-    for place, n in enumerate(elements):
+    for index, n in enumerate(elements):
         if groups and filled + n <= most:
-            groups[-1].append(place)
+            groups[-1].append(index)
             filled += n
         else:
-            groups.append([place])
+            groups.append([index])
             filled = n
     return groups
 
@@ -48,17 +48,17 @@ def pipelined(elements: Sequence[int], ready: Sequence[float], alpha: float, bet
     groups: Groups = [[0]] if elements else []
     free = 0.0  # when the link is
     size = elements[0] if elements else 0
-    for place in range(len(elements) - 1):
-        begins = max(free, ready[place])
+    for index in range(len(elements) - 1):
+        begins = max(free, ready[index])
         ends = begins + alpha + beta * size
-        coming = ready[place + 1]
+        coming = ready[index + 1]
         if coming < ends and (coming < begins or coming - begins < alpha):
-            groups[-1].append(place + 1)
-            size += elements[place + 1]
+            groups[-1].append(index + 1)
+            size += elements[index + 1]
         else:
             free = ends
-            groups.append([place + 1])
-            size = elements[place + 1]
+            groups.append([index + 1])
+            size = elements[index + 1]
     return groups
 
 
@@ -76,7 +76,7 @@ def groups(
     return (
         threshold(elements, most)
         if kind == "threshold"
-        else {"after": after, "layer": each}[kind](elements)
+        else {"after": after, "layer": separate}[kind](elements)
     )
 
 
@@ -86,5 +86,5 @@ def finished(
     """Seconds at which the last message of these groups has arrived."""
     free = 0.0
     for group in groups:
-        free = max(free, ready[group[-1]]) + alpha + beta * sum(elements[place] for place in group)
+        free = max(free, ready[group[-1]]) + alpha + beta * sum(elements[index] for index in group)
     return free

@@ -75,21 +75,21 @@ class KFACLayer(nn.Module):
             ]
         # All in one place, and by columns, as LAPACK wants it: of large factors copies cost a third
         # of the time.
-        made = getattr(self, f"{side}_inverse")
-        torch.div(getattr(self, side), self.taken, out=made)
-        made.diagonal().add_(self._damping(side, spec))
-        lower, info = made.mT, torch.empty((), dtype=torch.int32, device=made.device)
+        inverse_ = getattr(self, f"{side}_inverse")
+        torch.div(getattr(self, side), self.taken, out=inverse_)
+        inverse_.diagonal().add_(self._damping(side, spec))
+        lower, info = inverse_.mT, torch.empty((), dtype=torch.int32, device=inverse_.device)
         torch.linalg.cholesky_ex(lower, out=(lower, info))
         wrong = (info != 0) | ~lower.diagonal().isfinite().all()
         # a zero there would be an error, and this is an outcome
         lower.diagonal().masked_fill_(wrong, torch.nan)
         torch.cholesky_inverse(lower, out=lower)
-        return [factors.packed(made) if travels else made]
+        return [factors.packed(inverse_) if travels else inverse_]
 
     def _damping(self, side: str, spec: KFAC) -> Tensor | float:
         if spec.split == "direct":
             return spec.damping
-        mean_a, mean_g = (getattr(self, one).diagonal().mean() / self.taken for one in SIDES)
+        mean_a, mean_g = (getattr(self, side).diagonal().mean() / self.taken for side in SIDES)
         pi = torch.sqrt(mean_a / mean_g.clamp(min=1e-30)).clamp(min=1e-30)
         return spec.damping**0.5 * (pi if side == "a" else 1 / pi)
 
@@ -103,19 +103,19 @@ class KFACLayer(nn.Module):
             else [like.new_empty(d * (d + 1) // 2)]
         )
 
-    def install(self, side: str, parts: list[Tensor], now: int) -> None:
-        """Use what `inverse` made, here or elsewhere; now: passes so far, noted where it is
+    def install(self, side: str, factors_: list[Tensor], step: int) -> None:
+        """Use what `inverse` made, here or elsewhere; step: passes so far, noted where it is
         unusable.
         """
         matrix = getattr(self, f"{side}_inverse")
-        if len(parts) == 1:
-            if parts[0].dim() == 1:  # else it was made where it belongs
-                matrix.copy_(factors.unpacked(parts[0], len(matrix)))
+        if len(factors_) == 1:
+            if factors_[0].dim() == 1:  # else it was made where it belongs
+                matrix.copy_(factors.unpacked(factors_[0], len(matrix)))
         else:
-            getattr(self, f"{side}_values").copy_(parts[0])
-            matrix.copy_(parts[1])
+            getattr(self, f"{side}_values").copy_(factors_[0])
+            matrix.copy_(factors_[1])
         wrong = ~matrix[0, 0].isfinite()
-        self.bad.copy_(torch.minimum(self.bad, torch.where(wrong, float(now), torch.inf)))
+        self.bad.copy_(torch.minimum(self.bad, torch.where(wrong, float(step), torch.inf)))
 
     def gradient(self) -> Tensor:
         """The layer's gradient [out, in], the bias's as a last column."""
@@ -124,7 +124,7 @@ class KFACLayer(nn.Module):
             if p.grad is None:  # it was left out of the pass
                 p.grad = torch.zeros_like(p)
         grad = module.weight.grad
-        matrix = grad.mT if factors.turned(module) else grad.flatten(1)
+        matrix = grad.mT if factors.as_matrix(module) else grad.flatten(1)
         return matrix if module.bias is None else torch.cat([matrix, module.bias.grad[:, None]], 1)
 
     def preconditioned(self, grad: Tensor, spec: KFAC) -> Tensor:
@@ -142,7 +142,7 @@ class KFACLayer(nn.Module):
             module.bias.grad.copy_(matrix[:, -1])
             matrix = matrix[:, :-1]
         module.weight.grad.copy_(
-            matrix.mT if factors.turned(module) else matrix.reshape(module.weight.shape)
+            matrix.mT if factors.as_matrix(module) else matrix.reshape(module.weight.shape)
         )
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -53,12 +53,12 @@ def loads(name: str) -> tuple[Load, ...]:
 
     from commsweep.second_order import factors
 
-    found: list[Load] = []
+    loads_: list[Load] = []
 
     def ran(called: str) -> object:
         def hook(module: nn.Module, _: object, output: torch.Tensor) -> None:
             a, g = factors.sizes(module)
-            found.append(Load(called, a, g, output[0].numel() // g))
+            loads_.append(Load(called, a, g, output[0].numel() // g))
 
         return hook
 
@@ -68,19 +68,19 @@ def loads(name: str) -> tuple[Load, ...]:
             if factors.supported(module):
                 module.register_forward_hook(ran(called))  # pyright: ignore[reportArgumentType]
         net(x)
-    return tuple(found)
+    return tuple(loads_)
 
 
-def kronecker(found: tuple[Load, ...]) -> list[Factor]:
+def kronecker(loads_: tuple[Load, ...]) -> list[Factor]:
     """A and G of every layer."""
-    return factors_of([size for one in found for size in (one.a, one.g)])
+    return factors_of([size for load in loads_ for size in (load.a, load.g)])
 
 
 def _network(name: str) -> nn.Module:
     import torchvision
 
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name in known:
+    models_known = torchvision.models.list_models(module=torchvision.models)
+    if name in models_known:
         return torchvision.models.get_model(
             name,
             weights=None,
@@ -96,5 +96,6 @@ def _network(name: str) -> nn.Module:
         return timm.create_model(name, pretrained=False)
     hint = "" if timm is not None else "; more come with timm: pip install timm"
     raise UserError(
-        f"unknown network '{name}'{nearest(name, known)} (any classifier of torchvision's{hint})"
+        f"unknown network '{name}'{nearest(name, models_known)} (any classifier of "
+        f"torchvision's{hint})"
     )

@@ -76,7 +76,7 @@ def test_a_claim_of_mine_that_compares_nothing_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize("bad", [[3, "5"], [0], "3"])
 def test_looks_that_are_none_are_named(bad):
     with pytest.raises(UserError, match="looks of 'x' are"):
-        looks.told({"claims": [{"claim": "A", "effects": [{"what": "x", "looks": bad}]}]})
+        looks.read_content({"claims": [{"claim": "A", "effects": [{"what": "x", "looks": bad}]}]})
 
 
 def test_looks_of_another_sweeps_report_are_not_taken(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commsweep.second_order.fusion import after, each, finished, pipelined, threshold
+from commsweep.second_order.fusion import after, finished, pipelined, separate, threshold
 
 ALPHA, BETA = 1.0, 0.01
 
@@ -42,9 +42,9 @@ def test_the_rules_cases(elements, ready, groups):
 
 def test_the_simple_fusions():
     assert after([1, 2, 3]) == [[0, 1, 2]] and after([]) == []
-    assert each([1, 2, 3]) == [[0], [1], [2]]
+    assert separate([1, 2, 3]) == [[0], [1], [2]]
     assert threshold([4, 4, 4, 9, 1], 8) == [[0, 1], [2], [3], [4]]
-    assert finished(each([100, 100]), [100, 100], [1.0, 1.0], ALPHA, BETA) == 5.0
+    assert finished(separate([100, 100]), [100, 100], [1.0, 1.0], ALPHA, BETA) == 5.0
     assert finished(after([100, 100]), [100, 100], [1.0, 1.0], ALPHA, BETA) == 4.0
 
 

@@ -72,11 +72,11 @@ class Eager(Everybody):
 
     def load(self, state: dict[int, Any], device: torch.device) -> None:
         for number, (mean, shares) in state.items():
-            first, *others = (
+            first, *later = (
                 {index: tensor.to(device) for index, tensor in tensors.items()}
                 for tensors in (mean, *shares)
             )
-            self.pending[number] = first, others
+            self.pending[number] = first, later
 
 
 def merged(shares: list[Layers], before: tuple[Layers, list[Layers]] | None) -> list[Layers]:

@@ -143,18 +143,18 @@ class Extra:
 class Role(list[tuple[Callable[[Outer], object], type]]):
     """The classes for one role, each with the settings that ask for it."""
 
-    def when(self, asked: Callable[[Outer], object]) -> Callable[[Method], Method]:
+    def when(self, condition: Callable[[Outer], object]) -> Callable[[Method], Method]:
         """Return a decorator that names a class as what such settings ask for."""
 
         def register(method: Method) -> Method:
-            self.append((asked, method))
+            self.append((condition, method))
             return method
 
         return register
 
     def asked(self, outer: Outer) -> list[type]:
         """Return all classes that these settings ask for."""
-        return [method for asked, method in self if asked(outer)]
+        return [method for condition, method in self if condition(outer)]
 
     def of(self, outer: Outer, default: Method) -> Method:
         """Return the class that these settings ask for, else the default."""

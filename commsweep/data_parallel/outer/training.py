@@ -59,22 +59,22 @@ class LocalTraining(Learners):
         steps: int,
         collectives: Collectives | None = None,
         microbatches: int = 1,
-        known: dict[int, Layer] | None = None,
+        network_layers: dict[int, Layer] | None = None,
         plain: bool = False,
     ) -> None:
         """inner: makes a learner's optimizer. clip: shortens its gradient where that is too long.
         steps: of the whole training; all fragments are exchanged after the last one. plain: the
         inner optimizer is SGD without momentum.
         """
-        super().__init__(spec, model, seed, batch, collectives, microbatches, known)
+        super().__init__(spec, model, seed, batch, collectives, microbatches, network_layers)
         assert spec.outer is not None, "the learners of such a run are made of this class"
         self.outer, self.inner, self.clip, self.steps = spec.outer, inner, clip, steps
         self.trained = self.exchange.trained
-        here = {layer.place: index for index, layer in enumerate(self.exchange.layers)}
-        whole = self.exchange.layers if known is None else known.values()
+        index_of = {layer.place: index for index, layer in enumerate(self.exchange.layers)}
+        all_layers = self.exchange.layers if network_layers is None else network_layers.values()
         self.fragments = [
-            (offset, [here[place] for place in among if place in here])
-            for offset, among in fragments([layer.name for layer in whole], self.outer)
+            (offset, [index_of[number] for number in among if number in index_of])
+            for offset, among in fragments([layer.name for layer in all_layers], self.outer)
         ]
         self.exchange.merges = [method() for method in MERGES.asked(self.outer)]
         self.extras = [method(self.outer) for method in EXTRAS.asked(self.outer)]
@@ -98,23 +98,25 @@ class LocalTraining(Learners):
     # Whose weights the model holds: parameters point at them, so that nothing is copied.
 
     def configured(self, optimizer: torch.optim.Optimizer) -> None:
-        here = range(len(self.here))
+        learners_here = range(len(self.here))
         self._rates = optimizer
-        self._own = [[p.detach().clone() for p in self.trained] for _ in here]
-        self._kept = [[one.clone() for one in self._statistics()] for _ in here]
-        self._common = [one.clone() for one in self._statistics()]
+        self._own = [[p.detach().clone() for p in self.trained] for _ in learners_here]
+        self._kept = [
+            [statistic.clone() for statistic in self._statistics()] for _ in learners_here
+        ]
+        self._common = [statistic.clone() for statistic in self._statistics()]
         # The common weights and their optimizer; in pairs, those of each learner here.
         self.references = [
             [nn.Parameter(p.detach().clone()) for p in self.trained]
-            for _ in (here if self.separate else (0,))
+            for _ in (learners_here if self.separate else (0,))
         ]
         # what a learner that adds sent last
-        self._sent = [[torch.empty(0)] * len(self.trained) for _ in here]
+        self._sent = [[torch.empty(0)] * len(self.trained) for _ in learners_here]
         if self._adds_up:
-            self._moved = [[torch.zeros_like(p) for p in self.trained] for _ in here]
+            self._moved = [[torch.zeros_like(p) for p in self.trained] for _ in learners_here]
         self.inners = []
-        for turn in here:
-            self.take(turn)
+        for learner in learners_here:
+            self.take(learner)
             self.inners.append(self.inner(self.trained))
         step = STEPS.of(self.outer, OuterSGD)
         self.outer_steps = [step(self.outer, reference) for reference in self.references]
@@ -124,15 +126,15 @@ class LocalTraining(Learners):
         self._loaded = None
         self._show()
 
-    def take(self, turn: int) -> None:
+    def take(self, learner: int) -> None:
         """Give the model the weights and running statistics of a learner here."""
-        if self._loaded == turn:
+        if self._loaded == learner:
             return
-        for p, own in zip(self.trained, self._own[turn], strict=True):
-            p.data = own
-        for buffer, kept in zip(self._statistics(), self._kept[turn], strict=True):
-            buffer.copy_(kept)
-        self._loaded = turn
+        for p, weights in zip(self.trained, self._own[learner], strict=True):
+            p.data = weights
+        for buffer, saved in zip(self._statistics(), self._kept[learner], strict=True):
+            buffer.copy_(saved)
+        self._loaded = learner
 
     def _show(self) -> None:
         """Give the model the common weights, or the mean of the learners' where these never all
@@ -141,10 +143,10 @@ class LocalTraining(Learners):
         common = [reference.data for reference in self.references[0]]
         if self.separate or self.local_update.apart:
             common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
-        for p, one in zip(self.trained, common, strict=True):
-            p.data = one
-        for buffer, kept in zip(self._statistics(), self._common, strict=True):
-            buffer.copy_(kept)
+        for p, tensor in zip(self.trained, common, strict=True):
+            p.data = tensor
+        for buffer, saved in zip(self._statistics(), self._common, strict=True):
+            buffer.copy_(saved)
         self._loaded = None
 
     def settle(self) -> None:
@@ -157,35 +159,35 @@ class LocalTraining(Learners):
     # A step.
 
     def before_pass(
-        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+        self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
-        super().before_pass(moment, part, samples, device)
-        self.take(part.learner - self.here[0])
+        super().before_pass(moment, pass_, samples, device)
+        self.take(pass_.learner - self.here[0])
 
     @torch.no_grad()
-    def after_pass(self, moment: Moment, part: Pass) -> None:
+    def after_pass(self, moment: Moment, pass_: Pass) -> None:
         """The learner's own step."""
-        if not part.whole:
+        if not pass_.whole:
             return
-        turn = part.learner - self.here[0]
+        learner = pass_.learner - self.here[0]
         if self.clip is not None:
             self.clip(self.trained)
-        for group, told in zip(
-            self.inners[turn].param_groups, self._rates.param_groups, strict=True
+        for group, param_group in zip(
+            self.inners[learner].param_groups, self._rates.param_groups, strict=True
         ):
-            group["lr"] = told["lr"]
+            group["lr"] = param_group["lr"]
         if self._adds_up:
-            self._add_up(turn)
-        self.inners[turn].step()
+            self._add_up(learner)
+        self.inners[learner].step()
         for p in self.trained:
             p.grad = None
-        for kept, buffer in zip(self._kept[turn], self._statistics(), strict=True):
-            kept.copy_(buffer)
+        for saved, buffer in zip(self._kept[learner], self._statistics(), strict=True):
+            saved.copy_(buffer)
 
-    def _add_up(self, turn: int) -> None:
+    def _add_up(self, learner: int) -> None:
         """Add the plain SGD step that a learner here is about to take to what it has moved by."""
-        group = self.inners[turn].param_groups[0]
-        for moved, p in zip(self._moved[turn], self.trained, strict=True):
+        group = self.inners[learner].param_groups[0]
+        for moved, p in zip(self._moved[learner], self.trained, strict=True):
             if p.grad is not None:
                 moved.add_(p.grad, alpha=group["lr"])
                 moved.add_(p, alpha=group["lr"] * group["weight_decay"])
@@ -235,10 +237,10 @@ class LocalTraining(Learners):
 
     def _amend(self, mean: Layers, shares: list[Layers]) -> None:
         """Add what the others sent to an eager exchange that turned out to be the last one."""
-        for turn, (outer_step, used) in enumerate(zip(self.outer_steps, shares, strict=True)):
+        for learner, (outer_step, used) in enumerate(zip(self.outer_steps, shares, strict=True)):
             outer_step.amend({index: mean[index] - used[index] for index in mean})
             for index in mean:
-                self._own[turn][index].copy_(self._reference(turn)[index].data)
+                self._own[learner][index].copy_(self._reference(learner)[index].data)
 
     def _send(self, number: int, moment: Moment, last: bool) -> Arrival:
         """Send what the learners have moved by in a fragment; return what waits for D of each of
@@ -264,9 +266,9 @@ class LocalTraining(Learners):
                 self._sent[learner][index] = self._own[learner][index].clone()
         return moved
 
-    def _reference(self, turn: int) -> list[nn.Parameter]:
+    def _reference(self, learner: int) -> list[nn.Parameter]:
         """What a learner here has moved from since it was last given weights."""
-        return self.references[turn if self.separate else 0]
+        return self.references[learner if self.separate else 0]
 
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the
@@ -280,13 +282,13 @@ class LocalTraining(Learners):
             if self._norms
             else None
         )
-        every: Any = arrived() if callable(arrived) else arrived
-        for outer_step, merged in zip(self.outer_steps, every, strict=True):
+        merged_all: Any = arrived() if callable(arrived) else arrived
+        for outer_step, merged in zip(self.outer_steps, merged_all, strict=True):
             outer_step.step(merged, rate)
-        for turn, (own, sent) in enumerate(zip(self._own, self._sent, strict=True)):
-            for index, merged in every[0 if len(every) == 1 else turn].items():
-                common = self._reference(turn)[index].data
-                self.local_update.apply(own[index], common, merged, sent[index])
+        for learner, (weights, sent) in enumerate(zip(self._own, self._sent, strict=True)):
+            for index, merged in merged_all[0 if len(merged_all) == 1 else learner].items():
+                common = self._reference(learner)[index].data
+                self.local_update.apply(weights[index], common, merged, sent[index])
         if first is not None:
             self._share_statistics(first.wait())
 
@@ -294,11 +296,11 @@ class LocalTraining(Learners):
         """Of the running statistics the first learner's are the common ones; with a share of one's
         own nobody takes them over.
         """
-        for place, one in enumerate(first):
-            self._common[place].copy_(one)
-            for kept in self._kept:
+        for index, statistic in enumerate(first):
+            self._common[index].copy_(statistic)
+            for saved in self._kept:
                 if self.local_update.shares_statistics and not self.separate:
-                    kept[place].copy_(one)
+                    saved[index].copy_(statistic)
         # the buffers are others than the learner's now
         self._loaded = None if self._loaded is None else -1
 
@@ -322,8 +324,8 @@ class LocalTraining(Learners):
             "moved": self._moved,
             "common": self._common,
             "sent": self._sent,
-            "references": [[one.data for one in own] for own in self.references],
-            "inner": [one.state_dict() for one in self.inners],
+            "references": [[weight.data for weight in weights] for weights in self.references],
+            "inner": [inner.state_dict() for inner in self.inners],
             "outers": [step.sgd.state_dict() for step in self.outer_steps],
             "pending": self._pending,
             "late": self.peers.state(),
@@ -333,32 +335,37 @@ class LocalTraining(Learners):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self._told = state
 
-    def _restore(self, told: dict[str, Any]) -> None:
-        references = [[one.data for one in own] for own in self.references]
-        for name, own in (
+    def _restore(self, state_told: dict[str, Any]) -> None:
+        references = [[weight.data for weight in weights] for weights in self.references]
+        for name, tensors in (
             ("own", self._own),
             ("kept", self._kept),
             ("references", references),
             ("moved", self._moved),
         ):
-            for mine, theirs in zip(own, told[name], strict=True):
-                for one, other in zip(mine, theirs, strict=True):
-                    one.copy_(other)
-        for one, other in zip(self._common, told["common"], strict=True):
-            one.copy_(other)
+            for mine, theirs in zip(tensors, state_told[name], strict=True):
+                for tensor, saved in zip(mine, theirs, strict=True):
+                    tensor.copy_(saved)
+        for tensor, saved in zip(self._common, state_told["common"], strict=True):
+            tensor.copy_(saved)
         device = references[0][0].device
-        self._sent = [[one.to(device) for one in every] for every in told["sent"]]
+        self._sent = [[tensor.to(device) for tensor in tensors] for tensors in state_told["sent"]]
         self._pending = {
             number: (
                 due,
-                [{index: one.to(device) for index, one in own.items()} for own in arrived],
+                [
+                    {index: tensor.to(device) for index, tensor in layers_.items()}
+                    for layers_ in arrived
+                ],
             )
-            for number, (due, arrived) in told["pending"].items()
+            for number, (due, arrived) in state_told["pending"].items()
         }
-        self.peers.load(told["late"], device)
-        self._sent_after = dict(told["sent_after"])
-        for turn, (optimizer, state) in enumerate(zip(self.inners, told["inner"], strict=True)):
-            self.take(turn)
+        self.peers.load(state_told["late"], device)
+        self._sent_after = dict(state_told["sent_after"])
+        for learner, (optimizer, state) in enumerate(
+            zip(self.inners, state_told["inner"], strict=True)
+        ):
+            self.take(learner)
             optimizer.load_state_dict(state)
-        for step, state in zip(self.outer_steps, told["outers"], strict=True):
+        for step, state in zip(self.outer_steps, state_told["outers"], strict=True):
             step.sgd.load_state_dict(state)

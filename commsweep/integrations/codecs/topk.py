@@ -24,9 +24,9 @@ def encode(x: Tensor) -> Tensor:
     k = kept(row)
     order = flat.abs().sort(dim=1, descending=True, stable=True).indices  # ties: the first place
     mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order[:, :k], True)
-    places = mask.nonzero()[:, 1].view(samples, k)
-    values = flat.gather(1, places).contiguous().view(-1).view(torch.uint8)
-    return torch.cat([values, packed_places(mask, places)])
+    positions = mask.nonzero()[:, 1].view(samples, k)
+    values = flat.gather(1, positions).contiguous().view(-1).view(torch.uint8)
+    return torch.cat([values, packed_places(mask, positions)])
 
 
 def decode(payload: Tensor, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -40,12 +40,12 @@ def decode(payload: Tensor, shape: torch.Size, dtype: torch.dtype = torch.float3
     if k == row:
         return values.view(shape)
     if indices_win(samples, row, k):
-        places = unpacked(payload[size:], index_bits(row), samples * k).view(samples, k)
+        positions = unpacked(payload[size:], index_bits(row), samples * k).view(samples, k)
     else:
         mask = unpacked(payload[size:], 1, samples * row).view(samples, row)
-        places = mask.nonzero()[:, 1].view(samples, k)
+        positions = mask.nonzero()[:, 1].view(samples, k)
     out = torch.zeros(samples, row, dtype=dtype, device=payload.device)
-    return out.scatter_(1, places, values).view(shape)
+    return out.scatter_(1, positions, values).view(shape)
 
 
 def pack(t: Tensor, backward: bool = False) -> tuple[Tensor, int]:
@@ -86,17 +86,17 @@ def nbytes(shape: torch.Size, dtype: torch.dtype) -> int:
     """Bytes of a message of this shape."""
     samples, row = rows_of(shape)
     k = kept(row)
-    places = -(-samples * (k * index_bits(row) if indices_win(samples, row, k) else row) // 8)
-    return samples * k * dtype.itemsize + (0 if k == row else places)
+    place_bytes = -(-samples * (k * index_bits(row) if indices_win(samples, row, k) else row) // 8)
+    return samples * k * dtype.itemsize + (0 if k == row else place_bytes)
 
 
-def packed_places(mask: Tensor, places: Tensor) -> Tensor:
+def packed_places(mask: Tensor, positions: Tensor) -> Tensor:
     """Where the mask is true, in the shorter of two codings: uint8."""
     samples, row = mask.shape
-    if places.shape[1] == row:
+    if positions.shape[1] == row:
         return torch.empty(0, dtype=torch.uint8, device=mask.device)
-    if indices_win(samples, row, places.shape[1]):
-        return packed(places, index_bits(row))
+    if indices_win(samples, row, positions.shape[1]):
+        return packed(positions, index_bits(row))
     return packed(mask, 1)
 
 

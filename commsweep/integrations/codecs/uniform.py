@@ -112,8 +112,8 @@ def draws(n: int, seed: int, device: torch.device) -> Tensor:
     """float32 [n] in [0, 1), the same on every device: SplitMix64 at a counter."""
     word = 2**64 - 1
 
-    def right(z, places):
-        return z >> places & (1 << 64 - places) - 1
+    def right(z, bits):
+        return z >> bits & (1 << 64 - bits) - 1
 
     def signed(number):
         return number - (number >> 63 << 64)

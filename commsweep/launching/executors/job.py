@@ -112,8 +112,8 @@ class Interrupts:
         # signals are the main thread's
         self.here = threading.current_thread() is threading.main_thread()
         if self.here:
-            known = (signal.SIGINT, signal.SIGTERM)
-            self.before = {number: signal.signal(number, self._handle) for number in known}
+            signals = (signal.SIGINT, signal.SIGTERM)
+            self.before = {number: signal.signal(number, self._handle) for number in signals}
         return self
 
     def __exit__(self, *_: object) -> None:

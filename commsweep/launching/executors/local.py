@@ -44,15 +44,15 @@ def run(
     For jobs on other machines: `threads` of each worker, `stopping` once true ends as the first
     Ctrl-C does, and without `patient` a cell that another launcher has is left to it.
     """
-    todo, ended = deque(job.runs), Counter[str]()
-    asked = job.workers or job.execution.workers(job.per_gpu)
-    report = Launched(workers=max(1, min(asked, len(todo))))
+    todo, outcomes = deque(job.runs), Counter[str]()
+    workers = job.workers or job.execution.workers(job.per_gpu)
+    report = Launched(workers=max(1, min(workers, len(todo))))
     started = time.monotonic()
     # A worker's share of the cores follows from what was asked for, not from how many cells are
     # left: with another number of threads a sum is rounded otherwise, and a resumed run would
     # differ in its last bits.
     setting = _Setting(
-        job, threads or max(1, len(os.sched_getaffinity(0)) // asked), RawValue("b", 0)
+        job, threads or max(1, len(os.sched_getaffinity(0)) // workers), RawValue("b", 0)
     )
     pool = [_Worker(setting, number) for number in range(report.workers if todo else 0)]
     with Interrupts(setting.stop_now, job.notice) as interrupts:
@@ -74,8 +74,8 @@ def run(
                         if interrupts.asked:
                             continue
                         # something ended the cell: a signal, or code of its own
-                        ended[run_id(cell)] += 1
-                        if ended[run_id(cell)] < TRIES:
+                        outcomes[run_id(cell)] += 1
+                        if outcomes[run_id(cell)] < TRIES:
                             todo.append(cell)
                         else:
                             report.add(
@@ -225,20 +225,22 @@ def _heard(pool: list[_Worker], listening: bool) -> list[_Worker]:
     heard = wait(
         list(working), LISTEN if listening and most > LISTEN else None if math.isinf(most) else most
     )
-    now = time.monotonic()
-    return [worker for pipe, worker in working.items() if pipe in heard or worker.deadline <= now]
+    current = time.monotonic()
+    return [
+        worker for pipe, worker in working.items() if pipe in heard or worker.deadline <= current
+    ]
 
 
-def _gpu(turn: int) -> str | None:
+def _gpu(number: int) -> str | None:
     """The GPU of the turn-th set of workers, among those this process may see; None where there are
     none.
     """
     driver = Path("/proc/driver/nvidia/gpus")
-    there = [str(number) for number, _ in enumerate(driver.iterdir())] if driver.is_dir() else []
+    gpus = [str(number) for number, _ in enumerate(driver.iterdir())] if driver.is_dir() else []
     visible = [
-        name for name in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(there)).split(",") if name
+        name for name in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(gpus)).split(",") if name
     ]
-    return visible[turn % len(visible)] if visible else None
+    return visible[number % len(visible)] if visible else None
 
 
 def _oom_kills() -> int:

@@ -154,8 +154,10 @@ def _gpu_share(ray: Any, job: Job) -> float:
     told otherwise.
     """
     device = job.execution.device
-    wanted = device.startswith("cuda") or (device == "auto" and ray.cluster_resources().get("GPU"))
-    return 1.0 / job.per_gpu if wanted else 0.0
+    wants_gpu = device.startswith("cuda") or (
+        device == "auto" and ray.cluster_resources().get("GPU")
+    )
+    return 1.0 / job.per_gpu if wants_gpu else 0.0
 
 
 def _room(ray: Any, cores: float, gpus: float) -> int:

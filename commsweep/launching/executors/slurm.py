@@ -57,21 +57,23 @@ def run(job: Job) -> Launched:
                 array = _submit(
                     executor,
                     [
-                        _Launcher(list(follow.left.values()), root, job, stop, turn / size)
-                        for turn in range(size)
+                        _Launcher(list(follow.left.values()), root, job, stop, index / size)
+                        for index in range(size)
                     ],
                 )
                 follow.begin(folder, size)
-                job.notice(
-                    f"{size} jobs: "
-                    f"{', '.join(one.job_id for one in array[:8])}{', ...' if size > 8 else ''}"
-                )
-                while follow.look() and not all(one.done() for one in array):
+                names = ", ".join(submitted.job_id for submitted in array[:8])
+                job.notice(f"{size} jobs: {names}{', ...' if size > 8 else ''}")
+                while follow.look() and not all(submitted.done() for submitted in array):
                     time.sleep(LOOK)
                 if interrupts.asked:
                     raise KeyboardInterrupt
                 follow.blame(
-                    [one.state for one in array if one.state not in ("FINISHED", "COMPLETED")]
+                    [
+                        submitted.state
+                        for submitted in array
+                        if submitted.state not in ("FINISHED", "COMPLETED")
+                    ]
                 )
             follow.give_up(array)
     except KeyboardInterrupt:
@@ -88,9 +90,11 @@ class _Launcher:
     submitit.
     """
 
-    def __init__(self, runs: list[Run], root: Path, job: Job, stop: StopFile, turn: float) -> None:
+    def __init__(
+        self, runs: list[Run], root: Path, job: Job, stop: StopFile, seconds: float
+    ) -> None:
         # each job begins elsewhere in the list, so that they seldom want the same cell
-        first = int(turn * len(runs))
+        first = int(seconds * len(runs))
         self.cells = [record(run) for run in runs[first:] + runs[:first]]
         self.root, self.execution, self.timeout = str(root), job.execution, job.timeout
         self.per_gpu, self.stop = job.per_gpu, stop
@@ -143,7 +147,7 @@ class _Follow:
                 {
                     "status": row["status"],  # pyright: ignore[reportOptionalSubscript]
                     "error": row["error"],  # pyright: ignore[reportOptionalSubscript]
-                    "busy": sum(row["seconds"].get(part, 0.0) for part in ("train", "eval")),  # pyright: ignore[reportOptionalSubscript]
+                    "busy": sum(row["seconds"].get(kind, 0.0) for kind in ("train", "eval")),  # pyright: ignore[reportOptionalSubscript]
                 },
             )
         return bool(self.left)
@@ -153,8 +157,8 @@ class _Follow:
         self.look()
         status = next((BLAME[end] for end in ends if end in BLAME), FAILED)
         for name, cell in list(self.left.items()) if ends else ():
-            begun = self.job.store.folder(name).path / "run.json"
-            if begun.exists() and begun.stat().st_mtime_ns >= self.since:
+            run_file = self.job.store.folder(name).path / "run.json"
+            if run_file.exists() and run_file.stat().st_mtime_ns >= self.since:
                 try:
                     answer = record_end(
                         cell, self.job.store, status, f"its Slurm job ended: {', '.join(set(ends))}"
@@ -165,12 +169,16 @@ class _Follow:
 
     def give_up(self, array: list[Any]) -> None:
         """Report the cells that no job could begin, with what the last jobs said."""
-        said = {str(one.result()) for one in array if one.done() and not one.exception()}
+        results = {
+            str(submitted.result())
+            for submitted in array
+            if submitted.done() and not submitted.exception()
+        }
         for name in list(self.left):
             why = next(
                 (
                     line.partition(": ")[2]
-                    for words in said
+                    for words in results
                     for line in words.split("; ")
                     if name in line
                 ),
@@ -187,33 +195,33 @@ class _Follow:
 
 def _executor(submitit: Any, folder: Path, cluster: dict[str, str]) -> Any:
     """submitit's executor with the parameters of --slurm. Raises UserError when it refuses them."""
-    common, own = (
+    common, valid = (
         submitit.AutoExecutor._typed_parameters(),
         submitit.SlurmExecutor._valid_parameters(),
     )
-    asked = {
+    options = {
         key.removeprefix("slurm_"): _literal(value)
         for key, value in cluster.items()
         if key != "cluster"
     }
-    if unknown := sorted(asked.keys() - common.keys() - own):
+    if unknown := sorted(options.keys() - common.keys() - valid):
         raise UserError(
             f"--slurm {unknown[0]}={cluster[unknown[0]]}: submitit has no such parameter"
-            f"{nearest(unknown[0], {*common, *own})}"
+            f"{nearest(unknown[0], {*common, *valid})}"
         )
     try:
-        made = submitit.AutoExecutor(
+        executor_ = submitit.AutoExecutor(
             folder, cluster=cluster.get("cluster", "slurm"), slurm_max_num_timeout=REQUEUES
         )
         folder.mkdir(parents=True, exist_ok=True)
-        made.update_parameters(
+        executor_.update_parameters(
             name="commsweep",
             **{"timeout_min": MINUTES}
-            | {key if key in common else f"slurm_{key}": value for key, value in asked.items()},
+            | {key if key in common else f"slurm_{key}": value for key, value in options.items()},
         )
     except Exception as error:
         raise UserError(f"--executor slurm: {str(error).strip().splitlines()[0]}") from None
-    return made
+    return executor_
 
 
 def _submit(executor: Any, calls: list[_Launcher]) -> list[Any]:
@@ -227,9 +235,9 @@ def _submit(executor: Any, calls: list[_Launcher]) -> list[Any]:
 
 
 def _cancel(array: list[Any]) -> None:
-    for one in array:
-        if not one.done():
-            one.cancel(check=False)
+    for submitted in array:
+        if not submitted.done():
+            submitted.cancel(check=False)
 
 
 def _literal(text: str) -> Any:

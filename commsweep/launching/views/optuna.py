@@ -47,10 +47,10 @@ def mirror(name: str, store: Store) -> Path:
             f"that name; look at it with: optuna-dashboard {journal}, and rename the file to "
             "see the sweep"
         )
-    part = journal.with_name(f".{name}.{os.getpid()}")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.unlink(missing_ok=True)
-    backend = optuna.storages.journal.JournalFileBackend(str(part))  # pyright: ignore[reportAttributeAccessIssue]
+    partial = journal.with_name(f".{name}.{os.getpid()}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)
+    backend = optuna.storages.journal.JournalFileBackend(str(partial))  # pyright: ignore[reportAttributeAccessIssue]
     study = optuna.create_study(
         study_name=name,
         directions=["maximize", "minimize"],
@@ -77,7 +77,7 @@ def mirror(name: str, store: Store) -> Path:
                 },
             )
         )
-    os.replace(part, journal)
+    os.replace(partial, journal)
     return journal
 
 

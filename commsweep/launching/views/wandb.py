@@ -64,19 +64,19 @@ class View:
     def replayed(self) -> set[tuple[str, int]]:
         """(id, time) of the outcomes that were sent already."""
         lines = self.notes.read_text(encoding="utf-8").splitlines() if self.notes.exists() else []
-        known = set()
+        names = set()
         for line in lines:
             with suppress(ValueError):  # torn by a crash
-                known.add(tuple(json.loads(line)))
-        return known
+                names.add(tuple(json.loads(line)))
+        return names
 
     def push(self, ids: Iterable[str]) -> int:
         """Replay these recorded runs unless they were; how many were sent. Raises UserError when
         W&B refuses.
         """
-        stamps, known, sent = self.store.stamps(), self.replayed(), 0
+        stamps, replayed, sent = self.store.stamps(), self.replayed(), 0
         for name in ids:
-            if name in stamps and (name, stamps[name][0]) not in known:
+            if name in stamps and (name, stamps[name][0]) not in replayed:
                 self._replay(self.store.folder(name).row(), self.store.folder(name).metrics())  # pyright: ignore[reportArgumentType]
                 with open(self.notes, "a", encoding="utf-8") as notes:
                     notes.write(json.dumps([name, stamps[name][0]]) + "\n")
@@ -88,15 +88,15 @@ class View:
         wandb = _library()
         run = self._begin(f"report-{self.group}", "report", {})
         artifact = wandb.Artifact(f"{self.group}-report", type="report")
-        for part in ("tables", "figures"):
-            artifact.add_dir(str(folder / part), name=part)
+        for section in ("tables", "figures"):
+            artifact.add_dir(str(folder / section), name=section)
         artifact.add_file(str(folder / "claims.md"))
         run.log_artifact(artifact)
         for figure in sorted((folder / "figures").glob("*.png")):
             run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
         run.finish()
 
-    def _begin(self, name: str, kind: str, config: dict[str, Any], **more: Any) -> Any:
+    def _begin(self, name: str, kind: str, config: dict[str, Any], **settings: Any) -> Any:
         wandb = _library()
         self.folder.mkdir(exist_ok=True)
         try:
@@ -111,7 +111,7 @@ class View:
                 resume="allow" if self.mode == "online" else None,
                 reinit="create_new",
                 settings=_settings(wandb),
-                **more,
+                **settings,
             )
         except Exception as error:
             raise UserError(f"--wandb {self.mode}: {str(error).strip().splitlines()[0]}") from None
@@ -132,8 +132,8 @@ def fill(run: Any, row: Row, evaluations: list[dict[str, Any]]) -> None:
     for record in evaluations:
         run.log(record, step=record["step"])
     summary = dict(row["metrics"])
-    for part in ("bytes", "seconds", "speed"):
-        summary |= {f"{part}.{key}": value for key, value in row.get(part, {}).items()}
+    for section in ("bytes", "seconds", "speed"):
+        summary |= {f"{section}.{key}": value for key, value in row.get(section, {}).items()}
     run.summary.update(summary | {"status": row["status"], "error": row["error"]})
 
 
