@@ -103,7 +103,7 @@ def methods(frame: pd.DataFrame) -> Table:
             if ON in rows and rows[ON].notna().any()
             else cell(rows, "test_on_ppl", PLAIN)
         )
-        kept = cell(rows, "gradients.kept", FINE)
+        kept_cell = cell(rows, "gradients.kept", FINE)
         table.rows.append(
             [
                 model,
@@ -111,10 +111,10 @@ def methods(frame: pd.DataFrame) -> Table:
                 score,
                 str(len(score.values)),
                 cell(rows, RATE_UP, RATE),
-                kept if kept.values else "-",
+                kept_cell if kept_cell.values else "-",
                 *(
-                    cell(rows, f"gradients.{part}", BYTES)
-                    for part in ("up", "bound", "learner_sends", "learner_receives")
+                    cell(rows, f"gradients.{column}", BYTES)
+                    for column in ("up", "bound", "learner_sends", "learner_receives")
                 ),
             ]
         )
@@ -132,9 +132,13 @@ def classes(frame: pd.DataFrame) -> Table:
         ["Model", *kinds, "all"],
     )
     rows = _plain(frame)
-    for (model,), own in _settings(rows[rows["kind"] == "adacomp"], "model.name"):
+    for (model,), group in _settings(rows[rows["kind"] == "adacomp"], "model.name"):
         table.rows.append(
-            [model, *(_rate(own, f"gradients.{kind}.rate") for kind in kinds), _rate(own, RATE_UP)]
+            [
+                model,
+                *(_rate(group, f"gradients.{kind}.rate") for kind in kinds),
+                _rate(group, RATE_UP),
+            ]
         )
     return table
 
@@ -146,12 +150,18 @@ def robust(frame: pd.DataFrame) -> Table:
         "AdaComp over learners and minibatch: test accuracy (%)",
         ["Learners", "Minibatch", "dense", "AdaComp", "rate"],
     )
-    for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
-        for text, own in distinct(part[part["kind"] == "adacomp"], str(learners)):
-            for name, dense in distinct(_like(part[part["kind"] == "none"], own), text):
-                if len(own) and len(dense) and ON in own:
+    for (learners, batch), group in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
+        for text, group_ in distinct(group[group["kind"] == "adacomp"], str(learners)):
+            for name, dense in distinct(_like(group[group["kind"] == "none"], group_), text):
+                if len(group_) and len(dense) and ON in group_:
                     table.rows.append(
-                        [name, str(batch), cell(dense, ON), cell(own, ON), cell(own, RATE_UP, RATE)]
+                        [
+                            name,
+                            str(batch),
+                            cell(dense, ON),
+                            cell(group_, ON),
+                            cell(group_, RATE_UP, RATE),
+                        ]
                     )
     return table if len(table.rows) > 1 else Table("robustness", "", [])
 
@@ -167,7 +177,7 @@ def exchanges(frame: pd.DataFrame) -> Table:
     )
     rows = _unlinked(frame)
     rows = rows[rows["kind"].isin(["none", "adacomp"]) & (rows["data.batch_size"] == _usual(rows))]
-    for (model, name, pattern, n), part in _settings(
+    for (model, name, pattern, n), group in _settings(
         rows[rows["grad.learners"] > 1], "model.name", "gradient", "grad.exchange", "grad.learners"
     ):
         table.rows.append(
@@ -176,8 +186,8 @@ def exchanges(frame: pd.DataFrame) -> Table:
                 _short(name),
                 pattern,
                 n,
-                cell(part, "gradients.learner_sends", BYTES),
-                cell(part, "gradients.total", BYTES),
+                cell(group, "gradients.learner_sends", BYTES),
+                cell(group, "gradients.total", BYTES),
             ]
         )
     return table
@@ -195,20 +205,22 @@ def both(frame: pd.DataFrame) -> Table:
     rows = rows[rows["model.name"].isin(linked["model.name"])]
     if linked.empty or ON not in rows:
         return Table("both", "", [])
-    grid = {(links, grads): part for (links, grads), part in _settings(rows, "links", "gradient")}
+    grid = {(links, grads): group for (links, grads), group in _settings(rows, "links", "gradient")}
     dense = ("dense", _dense_name(rows))
-    wanted = [grads for links, grads in grid if links != "dense"]
-    for (links, grads), part in grid.items():
-        if grads not in wanted or not part[ON].notna().any() or dense not in grid:
+    columns_ = [grads for links, grads in grid if links != "dense"]
+    for (links, grads), group in grid.items():
+        if grads not in columns_ or not group[ON].notna().any() or dense not in grid:
             continue
-        base, alone, other = (grid.get(key) for key in (dense, (links, dense[1]), ("dense", grads)))
-        lost = _points(base, part)
+        base, links_only, grads_only = (
+            grid.get(key) for key in (dense, (links, dense[1]), ("dense", grads))
+        )
+        lost = _points(base, group)
         added = (
             ""
-            if (links, grads) == dense or alone is None or other is None
-            else (f"{_points(base, alone) + _points(base, other):.1f}")
+            if (links, grads) == dense or links_only is None or grads_only is None
+            else (f"{_points(base, links_only) + _points(base, grads_only):.1f}")
         )
-        score = cell(part, ON)
+        score = cell(group, ON)
         table.rows.append([links, grads, score, str(len(score.values)), f"{lost:.1f}", added])
     return table
 
@@ -250,10 +262,10 @@ def a2(frame: pd.DataFrame) -> Claim:
 def a3(frame: pd.DataFrame) -> Claim:
     """Robust over learners and minibatch."""
     effects = []
-    for (learners, batch), part in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
-        if (part["kind"] == "adacomp").any():
+    for (learners, batch), group in _varied(frame).groupby(["grad.learners", "data.batch_size"]):
+        if (group["kind"] == "adacomp").any():
             effects += _difference(
-                part,
+                group,
                 f"accuracy, dense minus AdaComp, learners {learners}, minibatch {batch}",
                 "none",
                 "adacomp",
@@ -273,15 +285,15 @@ def a4(frame: pd.DataFrame) -> Claim:
     rows = _plain(frame)
     effects = []
     for model in ("mlp", "resnet_small", "resnet18"):
-        part = rows[rows["model.name"] == model]
+        group = rows[rows["model.name"] == model]
         for kind, name in (("topk", "TopK 1 %"), ("dryden", "Dryden 1 %")):
-            ratio = part.get("grad.compressor.ratio", 0.0)
-            other = part[
-                (part["kind"] != kind) | ((ratio == 0.01) & (part["grad.feedback.kind"] == "ef"))
+            ratio = group.get("grad.compressor.ratio", 0.0)
+            peers = group[
+                (group["kind"] != kind) | ((ratio == 0.01) & (group["grad.feedback.kind"] == "ef"))
             ]
-            if (other["kind"] == kind).any():
-                what = f"{model}: accuracy, AdaComp minus {name} with EF"
-                effects += _difference(other, what, "adacomp", kind, ON, above=0.0)
+            if (peers["kind"] == kind).any():
+                label = f"{model}: accuracy, AdaComp minus {name} with EF"
+                effects += _difference(peers, label, "adacomp", kind, ON, above=0.0)
     return Claim(
         "A4",
         "AdaComp's selection is better than selection at a fixed rate.",
@@ -323,7 +335,7 @@ def _lost(frame: pd.DataFrame, model: str, metric: str = ON) -> list[Effect]:
 
 def _difference(
     rows: pd.DataFrame,
-    what: str,
+    label: str,
     a: str,
     b: str,
     metric: str,
@@ -341,30 +353,30 @@ def _difference(
     guess = CHANCE if metric == ON else math.log(256)
 
     def arm(kind: str) -> list[tuple[str, pd.DataFrame]]:
-        own = rows[(rows["kind"] == kind) & rows.status.isin(["finished", "diverged"])]
-        if own.empty or metric not in own:
+        ways_ = rows[(rows["kind"] == kind) & rows.status.isin(["finished", "diverged"])]
+        if ways_.empty or metric not in ways_:
             return [("", pd.DataFrame())]
-        keys = base(own, *TRAVEL)
-        every = pd.DataFrame(
+        keys = base(ways_, *TRAVEL)
+        scores = pd.DataFrame(
             {
-                "id": own.id,
-                "seed": own.seed,
+                "id": ways_.id,
+                "seed": ways_.seed,
                 "base": keys,
                 "kind": "none",
-                "diverged": own.status == "diverged",
-                "score": own[metric].where(own.status == "finished", guess),
+                "diverged": ways_.status == "diverged",
+                "score": ways_[metric].where(ways_.status == "finished", guess),
             }
         )
         # the same way of travelling in several trainings is one arm
-        ways = own.assign(setting_id=base(own, *ELSE))
-        return [(text, every.loc[part.index]) for text, part in distinct(ways, "")]
+        ways = ways_.assign(setting_id=base(ways_, *ELSE))
+        return [(text, scores.loc[group.index]) for text, group in distinct(ways, "")]
 
     return [
         effect
         for text_a, left in arm(a)
         for text_b, right in arm(b)
         for effect in paired(
-            rows, what + text_a + text_b, left, right, above=above, below=below, unit=unit
+            rows, label + text_a + text_b, left, right, above=above, below=below, unit=unit
         )
     ]
 
@@ -384,8 +396,8 @@ def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | N
     rows = rows[rows["model.name"] == rows["model.name"].iloc[0]] if len(rows) else rows
     with plt.rc_context(STYLE):
         points = []
-        for (name,), part in _settings(rows, "gradient"):
-            done = part[part.status == "finished"]
+        for (name,), group in _settings(rows, "gradient"):
+            done = group[group.status == "finished"]
             if done.empty or not done[RATE_UP].notna().any():
                 continue
             error = 100 * (1 - done[ON])
@@ -395,9 +407,9 @@ def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | N
         if not points:  # nothing was sent up
             return None
         figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 3.2))
-        found = pd.DataFrame(points)
-        front = pareto(found.assign(**{"bytes.ratio": 1 / found.x, "mean": -found.y}), -math.inf)
-        scatter(axis, found, front, ("AdaComp", "EF + TopK 1 %"))
+        frame_ = pd.DataFrame(points)
+        front = pareto(frame_.assign(**{"bytes.ratio": 1 / frame_.x, "mean": -frame_.y}), -math.inf)
+        scatter(axis, frame_, front, ("AdaComp", "EF + TopK 1 %"))
         axis.set(
             xscale="log",
             yscale="log",
@@ -415,7 +427,9 @@ def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """
     rows = _plain(frame)
     done = rows[(rows["kind"] == "adacomp") & (rows.status == "finished")]
-    several = [name for name, own in curves.groupby("id") if len(own) > 1] if len(curves) else []
+    several = (
+        [name for name, group in curves.groupby("id") if len(group) > 1] if len(curves) else []
+    )
     chosen = done[done.id.isin(several)].drop_duplicates("model.name")
     if chosen.empty:
         return None
@@ -424,16 +438,16 @@ def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
             max(1, len(chosen)), 1, figsize=(COLUMN, 0.4 + 1.9 * max(1, len(chosen))), squeeze=False
         )
         for axis, (_, run) in zip(axes[:, 0], chosen.iterrows(), strict=False):
-            own = curves[curves.id == run.id] if len(curves) else curves
-            layers = list(own.rates.iloc[0]) if len(own) and "rates" in own else []
-            for place, layer in enumerate(layers):
+            layers_ = curves[curves.id == run.id] if len(curves) else curves
+            layers = list(layers_.rates.iloc[0]) if len(layers_) and "rates" in layers_ else []
+            for index, layer in enumerate(layers):
                 axis.plot(
-                    own.epoch,
-                    [rates[layer] for rates in own.rates],
+                    layers_.epoch,
+                    [rates[layer] for rates in layers_.rates],
                     lw=0.8,
                     marker=".",
                     ms=3,
-                    color=plt.get_cmap("viridis")(place / max(1, len(layers) - 1)),
+                    color=plt.get_cmap("viridis")(index / max(1, len(layers) - 1)),
                 )
             axis.set(
                 title=f"{run['model.name']}: {len(layers)} layers, first dark, last bright",
@@ -456,10 +470,10 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
         counts = [2, 4, 8, 16, 32, 64]
-        for place, (kind, label) in enumerate((("none", "dense"), ("adacomp", "AdaComp"))):
-            own = rows[(rows["kind"] == kind) & (rows.status == "finished")]
-            label, own = distinct(own, label)[0]
-            up = own["gradients.up"].mean() if "gradients.up" in own else math.nan
+        for index, (kind, label) in enumerate((("none", "dense"), ("adacomp", "AdaComp"))):
+            group = rows[(rows["kind"] == kind) & (rows.status == "finished")]
+            label, group = distinct(group, label)[0]
+            up = group["gradients.up"].mean() if "gradients.up" in group else math.nan
             if pd.isna(up):
                 continue
             patterns = [("server", lambda n: 1.0, ":"), ("all-gather", lambda n: n - 1, "-")]
@@ -469,8 +483,8 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     counts,
                     [factor(n) * up for n in counts],
                     style,
-                    marker=MARKS[place],
-                    color=INK[place],
+                    marker=MARKS[index],
+                    color=INK[index],
                     label=f"{label}, {pattern}",
                 )
         axis.set(
@@ -500,18 +514,18 @@ def _settings(rows: pd.DataFrame, *names: str) -> Iterator[tuple[tuple[str, ...]
     value says more.
     """
     if len(rows):
-        for values, part in rows.groupby(list(names), sort=False):
-            for text, own in distinct(part, str(values[-1])):
-                yield (*map(str, values[:-1]), text), own
+        for values, group in rows.groupby(list(names), sort=False):
+            for text, group_ in distinct(group, str(values[-1])):
+                yield (*map(str, values[:-1]), text), group_
 
 
-def _like(rows: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
-    """Of these rows those that were trained as `own` were, whatever their gradients' way; of
+def _like(rows: pd.DataFrame, rows_: pd.DataFrame) -> pd.DataFrame:
+    """Of these rows those that were trained as `rows_` were, whatever their gradients' way; of
     several ways the first.
     """
-    if rows.empty or own.empty:
+    if rows.empty or rows_.empty:
         return rows.iloc[:0]
-    fits = rows[base(rows, *TRAVEL).isin(base(own, *TRAVEL))]
+    fits = rows[base(rows, *TRAVEL).isin(base(rows_, *TRAVEL))]
     return fits[fits.setting_id == fits.setting_id.iloc[0]] if len(fits) else fits
 
 
@@ -579,9 +593,9 @@ def _dense_name(rows: pd.DataFrame) -> str:
     return str(dense.gradient.iloc[0]) if len(dense) else ""
 
 
-def _points(base: pd.DataFrame, part: pd.DataFrame) -> float:
-    """Points of mean accuracy that `part` lies below `base`."""
-    return float(100 * (base[ON].mean() - part[ON].mean()))
+def _points(base: pd.DataFrame, group: pd.DataFrame) -> float:
+    """Points of mean accuracy that `group` lies below `base`."""
+    return float(100 * (base[ON].mean() - group[ON].mean()))
 
 
 def _rate(rows: pd.DataFrame, column: str) -> Cell | str:
@@ -590,5 +604,5 @@ def _rate(rows: pd.DataFrame, column: str) -> Cell | str:
 
 def _short(name: str) -> str:
     """A method's name without the number of learners."""
-    parts = [part for part in name.split(", ") if not part.endswith(("learners", "learner"))]
-    return ", ".join(parts) or "dense"
+    words = [word for word in name.split(", ") if not word.endswith(("learners", "learner"))]
+    return ", ".join(words) or "dense"

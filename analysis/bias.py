@@ -33,21 +33,21 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: boundaries of one learner, in a sweep that rounds gradients both
     ways.
     """
-    found = plain(frame)
+    rows_ = plain(frame)
     column = "bwd.compressor.rounding"
     return (
-        found
-        if column in found and set(found[column].dropna()) >= {"nearest", "stochastic"}
-        else found.iloc[:0]
+        rows_
+        if column in rows_ and set(rows_[column].dropna()) >= {"nearest", "stochastic"}
+        else rows_.iloc[:0]
     )
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Every setting with what its messages are like."""
-    made = []
-    for turn, (name, part) in enumerate(_trainings(frame)):
+    tables_ = []
+    for index, (name, group) in enumerate(_trainings(frame)):
         table = Table(
-            "messages" + (f"_{turn + 1}" if turn else ""),
+            "messages" + (f"_{index + 1}" if index else ""),
             f"Messages and what they cost: {name}",
             [
                 "Setting",
@@ -62,27 +62,34 @@ def tables(frame: pd.DataFrame) -> list[Table]:
                 "bwd bytes (%)",
             ],
         )
-        metric, unit = (PERPLEXITY, PLAIN) if is_text(part) else (ON, "percent")
+        metric, unit = (PERPLEXITY, PLAIN) if is_text(group) else (ON, "percent")
         groups = sorted(
-            part.groupby("method", sort=False), key=lambda one: _rank(cell(one[1], metric), unit)
+            group.groupby("method", sort=False),
+            key=lambda entry: _rank(cell(entry[1], metric), unit),
         )
-        for method, own in groups:
-            score = cell(own, metric, unit)
+        for method, rows_ in groups:
+            score = cell(rows_, metric, unit)
             table.rows.append(
                 [
                     str(method),
                     score,
                     str(len(score.values)),
                     *(
-                        _measure(own, f"diagnosis.{what}")
-                        for what in ("fwd.error", "fwd.bias", "bwd.error", "bwd.bias", "bwd.energy")
+                        _measure(rows_, f"diagnosis.{column}")
+                        for column in (
+                            "fwd.error",
+                            "fwd.bias",
+                            "bwd.error",
+                            "bwd.bias",
+                            "bwd.energy",
+                        )
                     ),
-                    cell(own, "bytes.fwd_ratio", SHARE),
-                    cell(own, "bytes.bwd_ratio", SHARE),
+                    cell(rows_, "bytes.fwd_ratio", SHARE),
+                    cell(rows_, "bytes.bwd_ratio", SHARE),
                 ]
             )
-        made.append(table)
-    return made
+        tables_.append(table)
+    return tables_
 
 
 def _trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -90,28 +97,26 @@ def _trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     keys = base(frame, "fwd.", "bwd.")
     firsts = frame.assign(setting_id=keys)
     named = {
-        part.setting_id.iloc[0]: text.strip(" ()") or _called(part)
-        for text, part in distinct(firsts.drop_duplicates("setting_id"), "")
+        group.setting_id.iloc[0]: text.strip(" ()") or _called(group)
+        for text, group in distinct(firsts.drop_duplicates("setting_id"), "")
     }
     return [
-        (named[key] if keys.nunique() > 1 else _called(part), part)
-        for key, part in frame.groupby(keys, sort=False)
+        (named[key] if keys.nunique() > 1 else _called(group), group)
+        for key, group in frame.groupby(keys, sort=False)
     ]
 
 
-def _called(part: pd.DataFrame) -> str:
-    return (
-        f"{part['model.name'].iloc[0]}, {part['data.name'].iloc[0]}, {part['optim.kind'].iloc[0]}"
-    )
+def _called(group: pd.DataFrame) -> str:
+    return ", ".join(group[name].iloc[0] for name in ("model.name", "data.name", "optim.kind"))
 
 
 def _rank(score: Cell, unit: str) -> float:
     return math.inf if not score.values else score.mean if unit == PLAIN else -score.mean
 
 
-def _measure(own: pd.DataFrame, column: str) -> Cell | str:
-    found = cell(own, column, PLAIN)
-    return found if found.values else "-"
+def _measure(group: pd.DataFrame, column: str) -> Cell | str:
+    cell_ = cell(group, column, PLAIN)
+    return cell_ if cell_.values else "-"
 
 
 # Claims.
@@ -119,22 +124,22 @@ def _measure(own: pd.DataFrame, column: str) -> Cell | str:
 
 def _code(side: str, bits: int, scale: str | int, rounding: str) -> Wanted:
     grouped = {"scale": "group", "group": scale} if isinstance(scale, int) else {"scale": scale}
-    return _one(side, "uniform", bits=bits, rounding=rounding, **grouped)
+    return _one_direction(side, "uniform", bits=bits, rounding=rounding, **grouped)
 
 
-def _one(side: str, kind: str, feedback: str = "none", **parameters: object) -> Wanted:
+def _one_direction(side: str, kind: str, feedback: str = "none", **parameters: object) -> Wanted:
     """Compression of one direction, the other dense."""
-    other = {"fwd": "bwd", "bwd": "fwd"}[side]
+    opposite = {"fwd": "bwd", "bwd": "fwd"}[side]
     return {
         f"{side}.compressor.kind": kind,
-        f"{other}.compressor.kind": "none",
+        f"{opposite}.compressor.kind": "none",
         f"{side}.feedback.kind": feedback,
     } | {f"{side}.compressor.{key}": value for key, value in parameters.items()}
 
 
 def gained(
     frame: pd.DataFrame,
-    what: str,
+    label: str,
     a: Wanted,
     b: Wanted,
     media: str = "both",
@@ -155,7 +160,7 @@ def gained(
     if media != "text" and not is_text.all():
         effects += difference(
             frame[~is_text],
-            f"points gained, {what}",
+            f"points gained, {label}",
             (a, ON),
             (b, ON),
             across=True,
@@ -164,7 +169,7 @@ def gained(
     if media != "image" and is_text.any():
         effects += difference(
             frame[is_text],
-            f"nats saved, {what}",
+            f"nats saved, {label}",
             (b, LOSS),
             (a, LOSS),
             across=True,
@@ -252,13 +257,13 @@ def f1e(frame: pd.DataFrame) -> Claim:
                 frame,
                 "2 bit stochastic, groups of 128, over TopK 5 %",
                 _code("bwd", 2, 128, "stochastic"),
-                _one("bwd", "topk", ratio=0.05),
+                _one_direction("bwd", "topk", ratio=0.05),
             ),
             *gained(
                 frame,
                 "TernGrad over TopK 5 %",
-                _one("bwd", "tern"),
-                _one("bwd", "topk", ratio=0.05),
+                _one_direction("bwd", "tern"),
+                _one_direction("bwd", "topk", ratio=0.05),
             ),
         ],
     )
@@ -269,11 +274,16 @@ def f1f(frame: pd.DataFrame) -> Claim:
     pairs = [
         (
             "scaled RandomK 50 %",
-            _one("bwd", "randomk", ratio=0.5, scaled=True),
+            _one_direction("bwd", "randomk", ratio=0.5, scaled=True),
             "TopK 50 %",
-            _one("bwd", "topk", ratio=0.5),
+            _one_direction("bwd", "topk", ratio=0.5),
         ),
-        ("TernGrad", _one("bwd", "tern"), "TopK 10 %", _one("bwd", "topk", ratio=0.1)),
+        (
+            "TernGrad",
+            _one_direction("bwd", "tern"),
+            "TopK 10 %",
+            _one_direction("bwd", "topk", ratio=0.1),
+        ),
         (
             "2 bit stochastic",
             _code("bwd", 2, 128, "stochastic"),
@@ -287,9 +297,9 @@ def f1f(frame: pd.DataFrame) -> Claim:
         "(pairs whose measured errors are so).",
         [
             effect
-            for name, a, other, b in pairs
+            for name, a, opposite, b in pairs
             if not (chosen := _more_error(frame, a, b)).empty
-            for effect in gained(chosen, f"{name} over {other}", a, b, image=0.0, text=0.0)
+            for effect in gained(chosen, f"{name} over {opposite}", a, b, image=0.0, text=0.0)
         ],
     )
 
@@ -305,8 +315,8 @@ def f1g(frame: pd.DataFrame) -> Claim:
             for effect in gained(
                 frame,
                 f"EF over none, TopK {100 * ratio:g} %",
-                _one("bwd", "topk", "ef", ratio=ratio),
-                _one("bwd", "topk", ratio=ratio),
+                _one_direction("bwd", "topk", "ef", ratio=ratio),
+                _one_direction("bwd", "topk", ratio=ratio),
             )
         ],
     )
@@ -316,15 +326,15 @@ def f1h(frame: pd.DataFrame) -> Claim:
     """AdamW suffers more from bias than SGD."""
     effects = []
     for name, arm in (
-        ("TopK 5 %", _one("bwd", "topk", ratio=0.05)),
-        ("TopK 10 %", _one("bwd", "topk", ratio=0.1)),
+        ("TopK 5 %", _one_direction("bwd", "topk", ratio=0.05)),
+        ("TopK 10 %", _one_direction("bwd", "topk", ratio=0.1)),
         ("2 bit nearest, groups of 128", _code("bwd", 2, 128, "nearest")),
     ):
         lost = {
-            kind: gained(part, name, DENSE, arm, "image")
-            for kind, part in frame.groupby("optim.kind")
+            kind: gained(group, name, DENSE, arm, "image")
+            for kind, group in frame.groupby("optim.kind")
         }
-        if {"sgd", "adamw"} <= lost.keys() and all(len(own) == 1 for own in lost.values()):
+        if {"sgd", "adamw"} <= lost.keys() and all(len(loss) == 1 for loss in lost.values()):
             effects.append(
                 contrast(
                     f"points lost by {name}, with AdamW minus with SGD",
@@ -384,33 +394,33 @@ def _more_error(frame: pd.DataFrame, a: Wanted, b: Wanted) -> pd.DataFrame:
     b, as measured.
     """
     chosen = []
-    for _, part in _trainings(frame):
-        seen = [_picked(part, arm) for arm in (a, b)]
+    for _, group in _trainings(frame):
+        picked = [_picked(group, arm) for arm in (a, b)]
         error = [
-            one["diagnosis.bwd.error"].mean() if "diagnosis.bwd.error" in one else math.nan
-            for one in seen
+            rows_["diagnosis.bwd.error"].mean() if "diagnosis.bwd.error" in rows_ else math.nan
+            for rows_ in picked
         ]
         bias = [
-            one["diagnosis.bwd.bias"].mean() if "diagnosis.bwd.bias" in one else math.nan
-            for one in seen
+            rows_["diagnosis.bwd.bias"].mean() if "diagnosis.bwd.bias" in rows_ else math.nan
+            for rows_ in picked
         ]
         if error[0] > error[1] and bias[0] < FREE * error[0] and bias[1] > FREE * error[1]:
-            chosen.append(part)
+            chosen.append(group)
     return pd.concat(chosen) if chosen else frame.iloc[:0]
 
 
-def _picked(part: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
-    for key, value in ({"bwd.feedback.kind": "none"} | wanted).items():
-        part = part[part[key] == value] if key in part else part.iloc[:0]
-    return part
+def _picked(group: pd.DataFrame, values: Wanted) -> pd.DataFrame:
+    for key, value in ({"bwd.feedback.kind": "none"} | values).items():
+        group = group[group[key] == value] if key in group else group.iloc[:0]
+    return group
 
 
 def _ticks(limits: tuple[float, float], linear: float) -> tuple[list[float], list[str]]:
     """Plain numbers for an axis that is linear up to `linear` and logarithmic beyond."""
     sizes = [size for size in (0.1, 0.5, 1, 2, 5, 10, 20, 50, 100) if size > linear]
-    every = [sign * size for size in sizes for sign in (-1, 1)]
-    places = [place for place in sorted([*every, 0]) if limits[0] <= place <= limits[1]]
-    return places, [f"{place:g}" for place in places]
+    signed = [sign * size for size in sizes for sign in (-1, 1)]
+    ticks = [tick for tick in sorted([*signed, 0]) if limits[0] <= tick <= limits[1]]
+    return ticks, [f"{tick:g}" for tick in ticks]
 
 
 CLAIMS = [f1a, f1b, f1c, f1d, f1e, f1f, f1g, f1h, f1i]
@@ -430,18 +440,18 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if "diagnosis.bwd.error" not in frame:
         return None
     panels = [
-        (name, dense, own)
-        for name, part in _trainings(frame)
+        (name, dense, backward)
+        for name, group in _trainings(frame)
         if len(
-            dense := part[
-                (part[["fwd.compressor.kind", "bwd.compressor.kind"]] == "none").all(axis=1)
+            dense := group[
+                (group[["fwd.compressor.kind", "bwd.compressor.kind"]] == "none").all(axis=1)
             ]
         )
         and len(
-            own := part[
-                (part["fwd.compressor.kind"] == "none")
-                & (part["bwd.compressor.kind"] != "none")
-                & part["diagnosis.bwd.error"].notna()
+            backward := group[
+                (group["fwd.compressor.kind"] == "none")
+                & (group["bwd.compressor.kind"] != "none")
+                & group["diagnosis.bwd.error"].notna()
             ]
         )
     ]
@@ -451,13 +461,15 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         figure, axes = plt.subplots(
             1, len(panels), figsize=(1.3 * COLUMN * len(panels), 2.9), squeeze=False
         )
-        for axis, (name, dense, own) in zip(axes[0], panels, strict=True):
-            metric, sign, unit = (LOSS, 1.0, "nats") if is_text(own) else (ON, -100.0, "points")
-            for kind, part in own.groupby("bwd.compressor.kind", sort=False):
-                looks = look(str(kind), list(own["bwd.compressor.kind"].unique()).index(kind))
-                for _, runs in part.groupby("method", sort=False):
+        for axis, (name, dense, backward) in zip(axes[0], panels, strict=True):
+            metric, sign, unit = (
+                (LOSS, 1.0, "nats") if is_text(backward) else (ON, -100.0, "points")
+            )
+            for kind, rows_ in backward.groupby("bwd.compressor.kind", sort=False):
+                style = look(str(kind), list(backward["bwd.compressor.kind"].unique()).index(kind))
+                for _, runs in rows_.groupby("method", sort=False):
                     error, bias = (
-                        runs[f"diagnosis.bwd.{what}"].mean() for what in ("error", "bias")
+                        runs[f"diagnosis.bwd.{measure}"].mean() for measure in ("error", "bias")
                     )
                     lost = sign * (runs[metric] - dense[metric].mean())
                     free = bias < FREE * error
@@ -469,7 +481,7 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                         ms=4,
                         mfc=None if free else "white",
                         elinewidth=0.6,
-                        **looks,
+                        **style,
                     )
                 axis.errorbar(
                     [],
@@ -477,11 +489,11 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     ls="none",
                     ms=4,
                     label=labels.label(labels.CROSSING, kind),
-                    **looks,
+                    **style,
                 )
             axis.axhline(0, color="0.5", lw=0.8)
             # what a network loses that learned nothing
-            ceiling = sign * (nothing_learned(own) - dense[metric].mean())
+            ceiling = sign * (nothing_learned(backward) - dense[metric].mean())
             axis.axhline(ceiling, color="0.5", lw=0.8, ls=":", label="nothing learned")
             axis.set(
                 title=in_words(name),
@@ -490,7 +502,7 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             )
             logarithmic(axis.xaxis)
             worst = sign * (
-                own.groupby("method")[metric].agg("max" if sign > 0 else "min")
+                backward.groupby("method")[metric].agg("max" if sign > 0 else "min")
                 - dense[metric].mean()
             )
             axis.set_yscale("symlog", linthresh=1.0 if unit == "points" else 0.05)

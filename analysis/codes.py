@@ -25,9 +25,9 @@ ROTATIONS = ("rotated", "eden", "ms_eden")
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: of a sweep with a rotated code."""
-    found = plain(frame)
-    kinds = found[["fwd.compressor.kind", "bwd.compressor.kind"]]
-    return found if kinds.isin(ROTATIONS).any(axis=None) else found.iloc[:0]
+    rows_ = plain(frame)
+    kinds = rows_[["fwd.compressor.kind", "bwd.compressor.kind"]]
+    return rows_ if kinds.isin(ROTATIONS).any(axis=None) else rows_.iloc[:0]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
@@ -40,16 +40,16 @@ def tables(frame: pd.DataFrame) -> list[Table]:
         f"Codes of activations and of gradients: {called}, {unit} lost, bytes",
         ["Setting", score, f"{unit} lost", "95 % interval", "seeds", "bytes (%)"],
     )
-    for name, part, lost in _losses(frame):
+    for name, group, lost in _losses(frame):
         ends = interval(lost)
         table.rows.append(
             [
                 name,
-                cell(part, PERPLEXITY, PLAIN) if text else cell(part, ON, PERCENT),
+                cell(group, PERPLEXITY, PLAIN) if text else cell(group, ON, PERCENT),
                 f"{sum(lost) / len(lost):.{digits}f}" if lost else "-",
                 f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if ends else "-",
                 str(len(lost)),
-                cell(part, "bytes.ratio", SHARE),
+                cell(group, "bytes.ratio", SHARE),
             ]
         )
     return [table]
@@ -65,33 +65,33 @@ def _losses(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame, list[float]]]:
         return []
     done = done.assign(training=base(done, "fwd.", "bwd."))
     dense = done[done.method.str.startswith("dense")][["training", "seed", metric]]
-    found = []
-    for method, part in done.groupby("method", sort=False):
-        pairs = part.merge(dense, on=["training", "seed"], suffixes=("", "_dense"))
+    losses = []
+    for method, group in done.groupby("method", sort=False):
+        pairs = group.merge(dense, on=["training", "seed"], suffixes=("", "_dense"))
         lost = list(sign * (pairs[metric] - pairs[f"{metric}_dense"]))
-        found.append((str(method), part, lost))
-    return sorted(found, key=lambda one: sum(one[2]) / max(1, len(one[2])))
+        losses.append((str(method), group, lost))
+    return sorted(losses, key=lambda entry: sum(entry[2]) / max(1, len(entry[2])))
 
 
 def _code(side: str, bits: int, rounding: str = "nearest", rotated: bool = False) -> Wanted:
     """Min-max codes of groups of 128, behind a rotation or not."""
-    other = "bwd" if side == "fwd" else "fwd"
+    opposite = "bwd" if side == "fwd" else "fwd"
     inner = f"{side}.compressor.code" if rotated else f"{side}.compressor"
-    wanted: Wanted = {
-        f"{other}.compressor.kind": "none",
+    values: Wanted = {
+        f"{opposite}.compressor.kind": "none",
         f"{inner}.kind": "uniform",
         f"{inner}.bits": bits,
         f"{inner}.scale": "group",
         f"{inner}.rounding": rounding,
     }
     if rotated:
-        wanted[f"{side}.compressor.kind"] = "rotated"
-    return wanted
+        values[f"{side}.compressor.kind"] = "rotated"
+    return values
 
 
 def r1(frame: pd.DataFrame) -> Claim:
     """A rotation before 2-bit activations."""
-    turned, four, two = _code("fwd", 2, rotated=True), _code("fwd", 4), _code("fwd", 2)
+    rotated, four, two = _code("fwd", 2, rotated=True), _code("fwd", 4), _code("fwd", 2)
     return Claim(
         "R1",
         "A random rotation makes 2-bit activations as good as 4-bit activations without one "
@@ -101,12 +101,12 @@ def r1(frame: pd.DataFrame) -> Claim:
             *gained(
                 frame,
                 "2 bit behind a rotation over 4 bit",
-                turned,
+                rotated,
                 four,
                 sign="within",
                 text=NOTICEABLE,
             ),
-            *gained(frame, "2 bit behind a rotation over 2 bit", turned, two, text=NOTICEABLE),
+            *gained(frame, "2 bit behind a rotation over 2 bit", rotated, two, text=NOTICEABLE),
         ],
     )
 
@@ -146,33 +146,35 @@ def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """What codes lose against their bytes, of activations and of gradients. The line joins what
     nothing with as few bytes beats. Bars: 95 % intervals of the mean.
     """
-    found = _losses(frame)
+    losses = _losses(frame)
     unit = "nats" if is_text(frame) else "points"
-    if len(found) < 3:
+    if len(losses) < 3:
         return None
     panels = [
-        (title, [one for one in found if one[0].startswith(f"{title}:")])
+        (title, [entry for entry in losses if entry[0].startswith(f"{title}:")])
         for title in ("activations", "gradients")
     ]
-    panels = [(title, own) for title, own in panels if own]
+    panels = [(title, entries) for title, entries in panels if entries]
     if not panels:
         return None
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             1, len(panels), figsize=(1.1 * COLUMN * len(panels), 3.2), squeeze=False
         )
-        for axis, (title, own) in zip(axes[0], panels, strict=True):
+        for axis, (title, entries) in zip(axes[0], panels, strict=True):
             points = []
-            for method, part, lost in own:
+            for method, group, lost in entries:
                 mean = sum(lost) / len(lost)
                 low, high = interval(lost) or (mean, mean)
-                share = part[f"bytes.{'fwd' if title == 'activations' else 'bwd'}_ratio"].mean()
+                share = group[f"bytes.{'fwd' if title == 'activations' else 'bwd'}_ratio"].mean()
                 name = method.removeprefix(f"{title}: ")
                 bars = {"low": mean - low, "high": high - mean}
                 points.append({"name": name, "x": 100 * share, "y": mean} | bars)
-            made = pd.DataFrame(points)
-            front = pareto(made.assign(**{"bytes.ratio": made.x, "mean": -made.y}), float("-inf"))
-            scatter(axis, made, front, list(made["name"]))
+            frame_ = pd.DataFrame(points)
+            front = pareto(
+                frame_.assign(**{"bytes.ratio": frame_.x, "mean": -frame_.y}), float("-inf")
+            )
+            scatter(axis, frame_, front, list(frame_["name"]))
             axis.axhline(0, color="0.6", lw=0.7, ls=":")
             axis.set(title=title, xlabel="bytes that way (% of dense)", ylabel=f"{unit} lost")
             # marks are a panel's own, because a code has another name in each

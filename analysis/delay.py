@@ -41,12 +41,12 @@ SHORT = {
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: of a sweep of language models with late gradients."""
-    found = plain(frame)
-    late = "delay.steps" in found and found["delay.steps"].notna().any()
-    return found if late and is_text(found) else found.iloc[:0]
+    rows_ = plain(frame)
+    late = "delay.steps" in rows_ and rows_["delay.steps"].notna().any()
+    return rows_ if late and is_text(rows_) else rows_.iloc[:0]
 
 
-def _told(frame: pd.DataFrame) -> pd.DataFrame:
+def _arms(frame: pd.DataFrame) -> pd.DataFrame:
     """The finished runs, with `arm` (optimizer and code in words), `late` (delay in words) and
     `lost` (nats against the dense run on time).
     """
@@ -68,27 +68,27 @@ def _told(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """What every arm lost at every delay, and how much of it is the delay's."""
-    told = _told(frame)
+    arms = _arms(frame)
     table = Table(
         "delay",
         "Gradients of old weights: nats lost, and what the delay adds to the same arm on time",
         ["Setting", "delay", "test loss", "nats lost", "by the delay", "95 % interval", "seeds"],
     )
-    for arm, of_arm in told.groupby("arm", sort=False):
+    for arm, of_arm in arms.groupby("arm", sort=False):
         on_time = of_arm[of_arm.late == ON_TIME].set_index("seed")[LOSS]
-        for late, part in of_arm.groupby("late", sort=False):
-            added = list((part[LOSS] - part.seed.map(on_time)).dropna())
+        for late, group in of_arm.groupby("late", sort=False):
+            added = list((group[LOSS] - group.seed.map(on_time)).dropna())
             ends = interval(added)
             mean = f"{sum(added) / len(added):.3f}" if added else "-"
             table.rows.append(
                 [
                     str(arm),
                     str(late),
-                    f"{part[LOSS].mean():.3f}",
-                    f"{part.lost.mean():.3f}",
+                    f"{group[LOSS].mean():.3f}",
+                    f"{group.lost.mean():.3f}",
                     "-" if late == ON_TIME else mean,
                     "-" if late == ON_TIME or ends is None else f"[{ends[0]:.3f}, {ends[1]:.3f}]",
-                    str(len(part)),
+                    str(len(group)),
                 ]
             )
     return [table] if table.rows else []
@@ -99,10 +99,10 @@ def tables(frame: pd.DataFrame) -> list[Table]:
 
 def _saved(frame: pd.DataFrame, late: str) -> list[Effect]:
     """Nats that error feedback saves under TopK 10 % of the gradients, at this delay."""
-    told = _told(frame)
-    part = told[told.late == late].drop(columns=["arm", "late", "lost"])
+    arms = _arms(frame)
+    group = arms[arms.late == late].drop(columns=["arm", "late", "lost"])
     feedback = TOPK | {"bwd.feedback.kind": "ef"}
-    return gained(part, f"EF over none, TopK 10 %, {late}", feedback, TOPK, sign="above", text=0.0)
+    return gained(group, f"EF over none, TopK 10 %, {late}", feedback, TOPK, sign="above", text=0.0)
 
 
 def r3(frame: pd.DataFrame) -> Claim:
@@ -110,10 +110,10 @@ def r3(frame: pd.DataFrame) -> Claim:
     effects = []
     on_time = _saved(frame, ON_TIME)
     for late in (LATE, BY_STAGES):
-        then = _saved(frame, late)
-        if len(on_time) == len(then) == 1:
-            what = f"nats saved by EF under TopK 10 %, {late} minus on time"
-            effects.append(contrast(what, then[0], on_time[0], below=-NOTICEABLE, digits=3))
+        saved = _saved(frame, late)
+        if len(on_time) == len(saved) == 1:
+            label = f"nats saved by EF under TopK 10 %, {late} minus on time"
+            effects.append(contrast(label, saved[0], on_time[0], below=-NOTICEABLE, digits=3))
     return Claim(
         "R3",
         "Error feedback and delay do not mix: on late gradients it saves less than on time, by at "
@@ -132,27 +132,27 @@ def delays(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss of each setting on time, a step late, and late by a step for every stage behind.
     Hollow: with a look-ahead of a step. Bars: 95 % intervals of the mean.
     """
-    told = _told(frame)
-    places = {ON_TIME: 0, LATE: 1, BY_STAGES: 2}
-    if told.empty or told.late.nunique() < 2:
+    arms = _arms(frame)
+    positions = {ON_TIME: 0, LATE: 1, BY_STAGES: 2}
+    if arms.empty or arms.late.nunique() < 2:
         return None
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 2.8))
-        for turn, (arm, of_arm) in enumerate(told.groupby("arm", sort=False)):
+        for index, (arm, of_arm) in enumerate(arms.groupby("arm", sort=False)):
             drawn: dict[str, Any] = {
-                "color": INK[turn % len(INK)],
-                "marker": MARKS[turn % len(MARKS)],
+                "color": INK[index % len(INK)],
+                "marker": MARKS[index % len(MARKS)],
             }
             name = SHORT.get(str(arm), str(arm))
             for ahead in (False, True):
                 x, means, bars = [], [], []
-                for late, place in places.items():
-                    part = of_arm[of_arm.late == late + ", look-ahead 1" * ahead][LOSS]
-                    if part.empty:
+                for late, position in positions.items():
+                    values = of_arm[of_arm.late == late + ", look-ahead 1" * ahead][LOSS]
+                    if values.empty:
                         continue
-                    ends = interval(list(part))
-                    x.append(place)
-                    means.append(part.mean())
+                    ends = interval(list(values))
+                    x.append(position)
+                    means.append(values.mean())
                     bars.append((ends[1] - ends[0]) / 2 if ends else 0.0)
                 if x and ahead:
                     name += ", look-ahead"

@@ -70,7 +70,7 @@ RECIPE: Wanted = {
 
 
 def gain(
-    frame: pd.DataFrame, what: str, arms: list[tuple[float, Wanted]], **region: Any
+    frame: pd.DataFrame, label: str, arms: list[tuple[float, Wanted]], **region: Any
 ) -> list[Effect]:
     """The weighted sum of scores, in nats or points that are better where they are more; nothing of
     no runs.
@@ -78,18 +78,18 @@ def gain(
     if frame.empty:
         return []
     if is_text(frame):
-        turned = [(-factor, wanted) for factor, wanted in arms]
-        return weighted(frame, what, turned, LOSS, guess=math.log(256), digits=3, **region)
-    scaled = [(100 * factor, wanted) for factor, wanted in arms]
-    return weighted(frame, what, scaled, ON, guess=0.1, **region)
+        negated = [(-factor, values) for factor, values in arms]
+        return weighted(frame, label, negated, LOSS, guess=math.log(256), digits=3, **region)
+    scaled = [(100 * factor, values) for factor, values in arms]
+    return weighted(frame, label, scaled, ON, guess=0.1, **region)
 
 
 def over_share(
-    frame: pd.DataFrame, what: str, arm: Wanted, share: float, **region: float
+    frame: pd.DataFrame, label: str, arm: Wanted, share: float, **region: float
 ) -> list[Effect]:
     """What an arm gains over nothing, less a share of what dense gains over nothing."""
-    what = f"{what}: gain over nothing, less {100 * share:.0f} % of dense's"
-    return gain(frame, what, [(1.0, arm), (share - 1.0, ZERO), (-share, DENSE)], **region)
+    label = f"{label}: gain over nothing, less {100 * share:.0f} % of dense's"
+    return gain(frame, label, [(1.0, arm), (share - 1.0, ZERO), (-share, DENSE)], **region)
 
 
 def _models(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
@@ -158,9 +158,9 @@ def z6(frame: pd.DataFrame) -> Claim:
 def z7(frame: pd.DataFrame) -> Claim:
     """Bias by architecture."""
     gpt, gru = _models(frame, "gpt2-nano"), _models(frame, "gru", "gru-residual", "gru-prenorm")
-    what, arms = "2 bits, unbiased over nearest", [(1.0, UNBIASED), (-1.0, NEAREST)]
-    effects = gain(gpt, f"{what}, GPT-2", arms, above=0.0)
-    effects += gain(gru, f"{what}, GRU", arms, within=LARGE / 2)
+    label, arms = "2 bits, unbiased over nearest", [(1.0, UNBIASED), (-1.0, NEAREST)]
+    effects = gain(gpt, f"{label}, GPT-2", arms, above=0.0)
+    effects += gain(gru, f"{label}, GRU", arms, within=LARGE / 2)
     return Claim(
         "Z7",
         f"Without bias is better on GPT-2; between GRU layers it makes no difference (within "
@@ -184,14 +184,14 @@ def z8(frame: pd.DataFrame) -> Claim:
 
 def _at_own_rates(frame: pd.DataFrame, optimizer: str) -> list[Effect]:
     """TopK 10 % over nothing, each at its best learning rate of those tried."""
-    part = frame[(frame["model.name"] == "gpt2-nano") & (frame["optim.kind"] == optimizer)]
-    chosen = at_best_rates(part) if len(part) else {}
+    group = frame[(frame["model.name"] == "gpt2-nano") & (frame["optim.kind"] == optimizer)]
+    chosen = at_best_rates(group) if len(group) else {}
     nothing = chosen.get("gradients: nothing")
     effects = []
     for arm, scores in chosen.items():
         if "TopK 10 %" in arm:
-            what = f"nats lost by {arm} against nothing, each at its own best rate, {optimizer}"
-            effects.append(over(what, scores, nothing, above=0.0))
+            label = f"nats lost by {arm} against nothing, each at its own best rate, {optimizer}"
+            effects.append(over(label, scores, nothing, above=0.0))
     return effects
 
 
@@ -259,17 +259,17 @@ def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     trainings = list(dict.fromkeys(name for arm in arms.values() for name in arm))
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 0.6 + 0.28 * len(order)))
-        for turn, training in enumerate(trainings):
+        for index, training in enumerate(trainings):
             for height, arm in enumerate(order):
                 if (share := arms[arm].get(training)) is None:
                     continue
-                y = height + 0.22 * ((len(trainings) - 1) / 2 - turn)
+                y = height + 0.22 * ((len(trainings) - 1) / 2 - index)
                 x = max(share.percent, SHOWN[0] + 5)
                 ends = [x if end is None else end for end in (share.low, share.high)]
-                axis.plot(ends, [y, y], color=INK[turn], lw=1)
-                mark = "<" if x > share.percent else MARKS[turn]
-                axis.plot(x, y, mark, color=INK[turn], ms=4)
-            axis.plot([], [], MARKS[turn], color=INK[turn], ms=4, label=training)
+                axis.plot(ends, [y, y], color=INK[index], lw=1)
+                mark = "<" if x > share.percent else MARKS[index]
+                axis.plot(x, y, mark, color=INK[index], ms=4)
+            axis.plot([], [], MARKS[index], color=INK[index], ms=4, label=training)
         for edge in (0, 100):
             axis.axvline(edge, color="0.6", lw=0.7, ls=":")
         axis.set_yticks(range(len(order)), order)

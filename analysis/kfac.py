@@ -61,28 +61,28 @@ class Tuned:
 
 def tuned(frame: pd.DataFrame) -> list[Tuned]:
     """SGD and K-FAC of every model that has both, each at the rate whose runs validate best."""
-    plain, found = _plain(frame), []
+    plain, pairs_ = _plain(frame), []
     if "val_on_acc" not in frame:
         return []
-    for model, own in plain.groupby("model.name"):
+    for model, group in plain.groupby("model.name"):
         both = []
         for name, runs in (
-            ("SGD", own[own["kfac.damping"].isna()]),
-            ("K-FAC", own[own["kfac.damping"].notna()]),
+            ("SGD", group[group["kfac.damping"].isna()]),
+            ("K-FAC", group[group["kfac.damping"].notna()]),
         ):
             done = runs[runs.status == "finished"]
             if len(done):
                 rate = done.groupby("optim.lr").val_on_acc.mean().idxmax()
                 both.append(Tuned(str(model), name, float(rate), done[done["optim.lr"] == rate]))
-        found += both if len(both) == 2 else []
-    return found
+        pairs_ += both if len(both) == 2 else []
+    return pairs_
 
 
-def targets(found: list[Tuned]) -> dict[str, list[float]]:
+def targets(tuned_: list[Tuned]) -> dict[str, list[float]]:
     """The accuracies to reach, by model."""
     return {
         measurement.model: [share * measurement.runs[ON].mean() for share in SHARES]
-        for measurement in found
+        for measurement in tuned_
         if measurement.method == "SGD"
     }
 
@@ -123,18 +123,18 @@ def target_table(frame: pd.DataFrame, curves: pd.DataFrame) -> Table:
             *(f"predicted s, {name}" for name in LINKS),
         ],
     )
-    found = tuned(frame)
-    for one, target in (
-        (measurement, targets(found)[measurement.model][turn])
-        for turn in range(len(SHARES))
-        for measurement in found
+    tuned_ = tuned(frame)
+    for entry, target in (
+        (measurement, targets(tuned_)[measurement.model][index])
+        for index in range(len(SHARES))
+        for measurement in tuned_
     ):
-        needed = list(epochs(curves, one.runs, target).values())
+        needed = list(epochs(curves, entry.runs, target).values())
         if not needed:
             continue
-        steps = fmean(needed) * one.runs.steps.mean() / one.runs.epochs.mean()
+        steps = fmean(needed) * entry.runs.steps.mean() / entry.runs.epochs.mean()
         sent = [
-            steps * _mean(one.runs, name) / 1e6
+            steps * _mean(entry.runs, name) / 1e6
             for name in (
                 "gradients.up",
                 "second_order.factors_up",
@@ -143,15 +143,15 @@ def target_table(frame: pd.DataFrame, curves: pd.DataFrame) -> Table:
         ]
         table.rows.append(
             [
-                one.model,
-                one.method,
-                f"{one.rate:g}",
+                entry.model,
+                entry.method,
+                f"{entry.rate:g}",
                 f"{100 * target:.1f}",
-                Cell(tuple(map(float, needed)), tuple(one.runs.id), len(one.runs), unit=RATE),
+                Cell(tuple(map(float, needed)), tuple(entry.runs.id), len(entry.runs), unit=RATE),
                 str(len(needed)),
                 f"{steps:.0f}",
                 *(f"{value:.2f}" if value else "-" for value in sent),
-                *(f"{steps * _seconds(one.runs, bits):.2f}" for bits in LINKS.values()),
+                *(f"{steps * _seconds(entry.runs, bits):.2f}" for bits in LINKS.values()),
             ]
         )
     return table
@@ -177,8 +177,10 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     dense = (
         frame.get("kfac.compressor.kind", pd.Series("none", frame.index)).fillna("none") == "none"
     )
-    every = frame.get("kfac.statistics", pd.Series("all", frame.index)).fillna("all") == "all"
-    return frame[dense & every & (frame["grad.compressor.kind"] == "none")]
+    all_statistics = (
+        frame.get("kfac.statistics", pd.Series("all", frame.index)).fillna("all") == "all"
+    )
+    return frame[dense & all_statistics & (frame["grad.compressor.kind"] == "none")]
 
 
 # Ways of sending factors.
@@ -190,14 +192,14 @@ def ways(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """
     done = frame[frame["kfac.damping"].notna()]
     trainings = done.assign(training=base(done, *FACTORS))
-    for (model, _), own in trainings.groupby(["model.name", "training"], sort=False):
-        if own.setting_id.nunique() > 1:
-            for way, part in own.groupby(own.apply(_way, axis=1), sort=False):
-                for text, single in distinct(part, str(way)):
+    for (model, _), group in trainings.groupby(["model.name", "training"], sort=False):
+        if group.setting_id.nunique() > 1:
+            for name, group_ in group.groupby(group.apply(_label, axis=1), sort=False):
+                for text, single in distinct(group_, str(name)):
                     yield str(model), text, single
 
 
-def _way(row: pd.Series) -> str:
+def _label(row: pd.Series) -> str:
     text = second_order(row.dropna().to_dict()).removeprefix("K-FAC").removeprefix(", ")
     return text.removesuffix(" factors") or "float32"
 
@@ -217,20 +219,22 @@ def ways_table(frame: pd.DataFrame) -> Table:
             "of float32 (%)",
         ],
     )
-    whole: dict[str, float] = {}
-    for model, way, runs in ways(frame):
+    full_bytes: dict[str, float] = {}
+    for model, name, runs in ways(frame):
         up = _mean(runs[runs.status == "finished"], "second_order.factors_up")
-        whole.setdefault(model, up)
+        full_bytes.setdefault(model, up)
         score, lost = cell(runs, ON), int((runs.status == "diverged").sum())
         table.rows.append(
             [
                 model,
-                way,
+                name,
                 score,
                 str(len(score.values)),
                 str(lost) if lost else "-",
                 f"{up:,.0f}" if score.values else "-",
-                f"{100 * up / whole[model]:.1f}" if score.values and whole[model] else "-",
+                f"{100 * up / full_bytes[model]:.1f}"
+                if score.values and full_bytes[model]
+                else "-",
             ]
         )
     return table
@@ -246,19 +250,19 @@ def tables(frame: pd.DataFrame) -> list[Table]:
 
 def k4(frame: pd.DataFrame, curves: pd.DataFrame) -> Claim:
     """K-FAC needs fewer epochs than SGD, both tuned."""
-    found, effects = tuned(frame), []
+    tuned_, effects = tuned(frame), []
     for model, target in (
-        (model, target) for model, own in targets(found).items() for target in own
+        (model, target) for model, goals in targets(tuned_).items() for target in goals
     ):
         sgd, kfac = (
             {
                 measurement.method: measurement
-                for measurement in found
+                for measurement in tuned_
                 if measurement.model == model
             }[name]
             for name in ("SGD", "K-FAC")
         )
-        first, second = (epochs(curves, one.runs, target) for one in (sgd, kfac))
+        first, second = (epochs(curves, entry.runs, target) for entry in (sgd, kfac))
         seeds = sorted(first.keys() & second.keys())
         effects.append(
             Effect(
@@ -279,16 +283,16 @@ def k4(frame: pd.DataFrame, curves: pd.DataFrame) -> Claim:
 def k5(frame: pd.DataFrame) -> Claim:
     """Ours: factors of 8 and of 4 bits cost no quality."""
     effects = []
-    found = list(ways(frame))
-    for model in dict.fromkeys(model for model, _, _ in found):
-        own = {way: _arm(runs) for name, way, runs in found if name == model}
-        whole = own.get("float32")
-        for way, arm in own.items():
-            if whole is not None and " bit" in way and "data" not in way:
+    arms_ = list(ways(frame))
+    for model in dict.fromkeys(model for model, _, _ in arms_):
+        by_name = {way_name: _arm(runs) for name, way_name, runs in arms_ if name == model}
+        full = by_name.get("float32")
+        for way_name, arm in by_name.items():
+            if full is not None and " bit" in way_name and "data" not in way_name:
                 effects += paired(
                     frame,
-                    f"{model}: accuracy, float32 minus {way} factors",
-                    whole,
+                    f"{model}: accuracy, float32 minus {way_name} factors",
+                    full,
                     arm,
                     within=SLIGHT,
                 )
@@ -300,16 +304,16 @@ def k5(frame: pd.DataFrame) -> Claim:
 
 
 def _arm(runs: pd.DataFrame) -> pd.DataFrame:
-    own = runs[runs.status.isin(["finished", "diverged"])]
-    score = own[ON] if ON in own else pd.Series(float("nan"), own.index)
+    ended = runs[runs.status.isin(["finished", "diverged"])]
+    score = ended[ON] if ON in ended else pd.Series(float("nan"), ended.index)
     return pd.DataFrame(
         {
-            "id": own.id,
-            "seed": own.seed,
-            "base": base(own, *FACTORS),
+            "id": ended.id,
+            "seed": ended.seed,
+            "base": base(ended, *FACTORS),
             "kind": "none",
-            "diverged": own.status == "diverged",
-            "score": score.where(own.status == "finished", CHANCE),
+            "diverged": ended.status == "diverged",
+            "score": score.where(ended.status == "finished", CHANCE),
         }
     )
 
@@ -325,29 +329,33 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     one sample standard deviation. Dotted: the targets.
     """
     drawn = set() if curves.empty else set(curves.id)
-    found = [entry for entry in tuned(frame) if drawn.intersection(entry.runs.id)]
-    if not found:
+    tuned_ = [entry for entry in tuned(frame) if drawn.intersection(entry.runs.id)]
+    if not tuned_:
         return None
-    models = list(targets(found))
+    models = list(targets(tuned_))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             1, len(models), figsize=(COLUMN * len(models), 2.5), squeeze=False
         )
         for axis, model in zip(axes[0], models, strict=True):
-            for turn, one in enumerate(own for own in found if own.model == model):
-                own = 100 * (1 - curves[curves.id.isin(one.runs.id)].set_index("epoch")[ON])
-                errors = own.groupby(level=0).agg(["mean", "std"]).fillna(0)
+            for index, entry in enumerate(
+                candidate for candidate in tuned_ if candidate.model == model
+            ):
+                test_errors = 100 * (
+                    1 - curves[curves.id.isin(entry.runs.id)].set_index("epoch")[ON]
+                )
+                errors = test_errors.groupby(level=0).agg(["mean", "std"]).fillna(0)
                 axis.errorbar(
                     errors.index,
                     errors["mean"],
                     # a bar that reached zero would have no end on this axis
                     yerr=[np.minimum(errors["std"], errors["mean"] / 2), errors["std"]],
-                    marker=MARKS[turn],
-                    color=INK[turn],
+                    marker=MARKS[index],
+                    color=INK[index],
                     elinewidth=0.6,
-                    label=f"{one.method}, learning rate {one.rate:g}",
+                    label=f"{entry.method}, learning rate {entry.rate:g}",
                 )
-            for share, target in zip(SHARES, targets(found)[model], strict=True):
+            for share, target in zip(SHARES, targets(tuned_)[model], strict=True):
                 height = 100 * (1 - target)
                 axis.axhline(height, color="black", lw=0.7, ls=":")
                 axis.annotate(
@@ -359,7 +367,7 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
                     va="bottom",
                 )
             axis.set(
-                title=f"{model}, {len(one.runs)} seeds",  # pyright: ignore[reportPossiblyUnboundVariable]
+                title=f"{model}, {len(entry.runs)} seeds",  # pyright: ignore[reportPossiblyUnboundVariable]
                 xlabel="epoch",
                 ylabel="test error (%)",  # pyright: ignore[reportPossiblyUnboundVariable]
             )
@@ -372,39 +380,41 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test error against the bytes of factors a learner hands over a step; bars: one sample
     standard deviation.
     """
-    found = [
-        (model, way, runs[runs.status == "finished"], int((runs.status == "diverged").sum()))
-        for model, way, runs in ways(frame)
+    entries = [
+        (model, name, runs[runs.status == "finished"], int((runs.status == "diverged").sum()))
+        for model, name, runs in ways(frame)
     ]
-    found = [measurement for measurement in found if len(measurement[2])]
-    if len(found) < 2:
+    entries = [measurement for measurement in entries if len(measurement[2])]
+    if len(entries) < 2:
         return None
-    models = list(dict.fromkeys(model for model, *_ in found))
-    inks = {way: turn for turn, way in enumerate(dict.fromkeys(way for _, way, *_ in found))}
+    models = list(dict.fromkeys(model for model, *_ in entries))
+    inks = {
+        name: index for index, name in enumerate(dict.fromkeys(name for _, name, *_ in entries))
+    }
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             1, len(models), figsize=(COLUMN * len(models), 2.9), squeeze=False
         )
         for axis, model in zip(axes[0], models, strict=True):
-            for _, way, runs, lost in (
-                measurement for measurement in found if measurement[0] == model
+            for _, name, runs, lost in (
+                measurement for measurement in entries if measurement[0] == model
             ):
-                error, turn = 100 * (1 - runs[ON]), inks[way]
+                error, at = 100 * (1 - runs[ON]), inks[name]
                 axis.errorbar(
                     _mean(runs, "second_order.factors_up"),
                     error.mean(),
                     yerr=error.std() if len(error) > 1 else None,
-                    marker=MARKS[turn % 9],
-                    color=INK[turn % 7],
+                    marker=MARKS[at % 9],
+                    color=INK[at % 7],
                     ls="none",
                     elinewidth=0.7,
-                    label=way,
+                    label=name,
                 )
                 if lost:
-                    place = (_mean(runs, "second_order.factors_up"), error.mean())
+                    position = (_mean(runs, "second_order.factors_up"), error.mean())
                     text = f"{lost} of {lost + len(runs)} diverged"
                     style = {"fontsize": 6, "ha": "right", "textcoords": "offset points"}
-                    axis.annotate(text, place, xytext=(-6, 3), **style)
+                    axis.annotate(text, position, xytext=(-6, 3), **style)
             axis.set(title=model, xlabel="bytes of factors a step", ylabel="test error (%)")
             axis.set_xscale("symlog", linthresh=1e4)
         legend(figure)
@@ -446,7 +456,7 @@ def plan_report(store: Path, plan: str, measurements: list[Any], folder: Path) -
     steps = learner_steps(store, plan, measurements)
 
     def beside(frame: pd.DataFrame, curves: pd.DataFrame) -> report.More:
-        return kfac_steps.beside(steps, [target_table(frame, curves)], [k4(frame, curves)])
+        return kfac_steps.additions(steps, [target_table(frame, curves)], [k4(frame, curves)])
 
     return PlanReport(report.write(store, plan, folder, additional=beside), steps)
 

@@ -25,7 +25,7 @@ ENDS = 1e-9
 def table(
     setting: Setting,
     algorithms: list[str],
-    every: int = 1,
+    interval: int = 1,
     small: int | None = None,
     published: bool = False,
 ) -> tuple[Table, Found]:
@@ -33,22 +33,24 @@ def table(
     any.
     """
     gpus = setting.cluster.gpus
-    thinned = f", factors and inverses every {every}" if every > 1 else ""
-    made = Table(
+    thinned = f", factors and inverses every {interval}" if interval > 1 else ""
+    table_ = Table(
         "iteration",
         f"{setting.title}, {gpus} GPUs{thinned}: seconds an iteration, exposed, predicted",
         ["algorithm", "", *STACK, "all"],
     )
-    found: Found = {}
+    parts_by_name: Found = {}
     for name in algorithms:
-        parts = average(setting.work, setting.cluster, name, every, every, small)
-        found[name] = parts, planned(setting.work, setting.cluster, name, small)[1]
-        made.rows.append([NAMES[name], "predicted", *_shown([parts[part] for part in STACK])])
+        seconds_by = average(setting.work, setting.cluster, name, interval, interval, small)
+        parts_by_name[name] = seconds_by, planned(setting.work, setting.cluster, name, small)[1]
+        table_.rows.append(
+            [NAMES[name], "predicted", *_shown([seconds_by[name_] for name_ in STACK])]
+        )
         if published and name in PUBLISHED.get(setting.name, {}):
-            made.rows.append(
+            table_.rows.append(
                 [NAMES[name], "published", *_shown(list(PUBLISHED[setting.name][name]))]
             )
-    return made, found
+    return table_, parts_by_name
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Prediction:
     def record(self) -> dict[str, dict[str, float | dict[str, float]]]:
         """Return seconds by algorithm, and by part, for programs."""
         return {
-            name: {"seconds": sum(parts.values()), "parts": parts}
-            for name, (parts, _) in self.found.items()
+            name: {"seconds": sum(seconds_by.values()), "parts": seconds_by}
+            for name, (seconds_by, _) in self.found.items()
         }
 
 
@@ -75,7 +77,7 @@ def predict(
     network: str,
     algorithms: list[str],
     gpus: int = GPUS,
-    every: int = 1,
+    interval: int = 1,
     small: int | None = None,
     published: bool = False,
     **cluster: float | str,
@@ -84,43 +86,47 @@ def predict(
 
     Raises UserError when the network is unknown, or has fewer layers than DP-KFAC needs owners.
     """
-    here = setting(network, gpus, **cluster)  # pyright: ignore[reportArgumentType]
-    layers = len(here.work.factors) // 2
+    setting_ = setting(network, gpus, **cluster)  # pyright: ignore[reportArgumentType]
+    layers = len(setting_.work.factors) // 2
     if "dp" in algorithms and gpus > layers:
         raise UserError(
             f"--gpus {gpus}: DP-KFAC has an owner for each layer, and {network} has {layers} "
             "layers; use fewer GPUs (with --bandwidth), or another algorithm"
         )
-    return Prediction(here, *table(here, algorithms, every, small, published))
+    return Prediction(setting_, *table(setting_, algorithms, interval, small, published))
 
 
 def _shown(values: list[float]) -> list[str]:
     return [f"{value:.4f}" for value in (*values, sum(values))]
 
 
-def timelines(setting: Setting, found: Found) -> Figure:
+def timelines(setting: Setting, parts_by_name: Found) -> Figure:
     """What the first GPU computes and what the network carries in an iteration in which all is new,
     by algorithm.
     """
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            len(found), 1, figsize=(2 * COLUMN, 0.7 + 0.75 * len(found)), sharex=True, squeeze=False
+            len(parts_by_name),
+            1,
+            figsize=(2 * COLUMN, 0.7 + 0.75 * len(parts_by_name)),
+            sharex=True,
+            squeeze=False,
         )
-        for axis, (name, (_, made)) in zip(axes[:, 0], found.items(), strict=True):
-            for part, ink in zip(STACK, INK, strict=False):
+        for axis, (name, (_, iteration_)) in zip(axes[:, 0], parts_by_name.items(), strict=True):
+            for kind, ink in zip(STACK, INK, strict=False):
                 spans = [
                     (span, activity)
-                    for span, activity in zip(made.spans, made.activities, strict=True)
-                    if activity.kind == part and activity.seconds > ENDS
+                    for span, activity in zip(iteration_.spans, iteration_.activities, strict=True)
+                    if activity.kind == kind and activity.seconds > ENDS
                 ]
                 for row, sends in enumerate((False, True)):
                     bars = [
                         (span.start, span.stop - span.start)
-                        for span, one in spans
-                        if (part in SENDS) == sends and (sends or not one.device)
+                        for span, activity in spans
+                        if (kind in SENDS) == sends and (sends or not activity.device)
                     ]
                     axis.broken_barh(bars, (row - 0.4, 0.8), color=ink, lw=0)
-            axis.set(yticks=(0, 1), title=f"{NAMES[name]}: {made.seconds:.3f} s")
+            axis.set(yticks=(0, 1), title=f"{NAMES[name]}: {iteration_.seconds:.3f} s")
             axis.set_yticklabels(["GPU 0", "network"])
             axis.invert_yaxis()
             axis.grid(axis="y", visible=False)

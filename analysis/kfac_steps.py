@@ -109,22 +109,22 @@ def iterations() -> Table:
         # a layer has one, of those that own any
         owners = at(name).cluster.gpus <= len(at(name).work.factors) // 2
         for algorithm in ("s-sgd", *THREE, *(("dp",) if owners else ())):
-            made, told = predicted(name, algorithm), PUBLISHED[name].get(algorithm)
-            parts = [made.parts[part] for part in STACK]
-            shown = [(told[turn] if told else None, value) for turn, value in enumerate(parts)]
+            iteration_, bars = predicted(name, algorithm), PUBLISHED[name].get(algorithm)
+            seconds_ = [iteration_.parts[name_] for name_ in STACK]
+            shown = [(bars[index] if bars else None, value) for index, value in enumerate(seconds_)]
             table.rows.append(
                 [
                     TITLES[name],
                     NAMES[algorithm],
-                    *(_both(*one) for one in shown),
-                    _both(sum(told) if told else None, made.seconds),
+                    *(_both(*text) for text in shown),
+                    _both(sum(bars) if bars else None, iteration_.seconds),
                 ]
             )
     return table
 
 
-def _both(told: float | None, made: float) -> str:
-    return f"{'-' if told is None else f'{told:.3f}'} / {made:.3f}"
+def _both(published: float | None, predicted_: float) -> str:
+    return f"{'-' if published is None else f'{published:.3f}'} / {predicted_:.3f}"
 
 
 def details() -> Table:
@@ -136,14 +136,17 @@ def details() -> Table:
         ["Network", "What", *TITLES_OF],
     )
     for name in networks():
-        told = spd_kfac.PIPELINING[name]
+        published = spd_kfac.PIPELINING[name]
         table.rows.append(
             [
                 TITLES[name],
                 "factor messages",
                 *(
-                    _both(told[1 + turn] - told[0], fused(name, fusion).parts[FACTOR_MESSAGES])
-                    for turn, fusion in enumerate(FUSIONS)
+                    _both(
+                        published[1 + index] - published[0],
+                        fused(name, fusion).parts[FACTOR_MESSAGES],
+                    )
+                    for index, fusion in enumerate(FUSIONS)
                 ),
             ]
         )
@@ -180,13 +183,13 @@ TITLES_OF = (
 )
 
 
-def _inverting(made: Iteration) -> float:
-    return made.parts[INVERSION] + made.parts[INVERSE_MESSAGES]
+def _inverting(iteration_: Iteration) -> float:
+    return iteration_.parts[INVERSION] + iteration_.parts[INVERSE_MESSAGES]
 
 
-def measured(found: list[LearnerStep]) -> Table:
+def measured(steps_: list[LearnerStep]) -> Table:
     """Every measurement beside its prediction."""
-    model = LearnerModel(found)
+    model = LearnerModel(steps_)
     table = Table(
         "measured",
         "Milliseconds a step of real processes on this machine, measured and predicted; exposed "
@@ -205,9 +208,9 @@ def measured(found: list[LearnerStep]) -> Table:
             "gradients",
         ],
     )
-    for measurement in sorted(found, key=_order):
+    for measurement in sorted(steps_, key=_order):
         guess = model.step(measurement)
-        said = (
+        error = (
             "-"
             if guess is None
             else "fitted"
@@ -222,10 +225,10 @@ def measured(found: list[LearnerStep]) -> Table:
                 f"{1e3 * measurement.seconds:.0f}",
                 str(measurement.timing["steps"]),
                 "-" if guess is None else f"{1e3 * guess:.0f}",
-                said,
+                error,
                 *(
-                    f"{1e3 * measurement.parts[part]:.0f}" if part in measurement.parts else "-"
-                    for part in (FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES, "gradients")
+                    f"{1e3 * measurement.parts[name_]:.0f}" if name_ in measurement.parts else "-"
+                    for name_ in (FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES, "gradients")
                 ),
             ]
         )
@@ -243,43 +246,49 @@ def _order(measurement: LearnerStep) -> tuple[int, float, str]:
 # Claims.
 
 
-def claims(found: list[LearnerStep]) -> list[Claim]:
+def claims(steps_: list[LearnerStep]) -> list[Claim]:
     """K1, K2, K3 and K6."""
-    return [k1(found), k2(found), k3(found), k6()]
+    return [k1(steps_), k2(steps_), k3(steps_), k6()]
 
 
-def k1(found: list[LearnerStep]) -> Claim:
+def k1(steps_: list[LearnerStep]) -> Claim:
     """SPD-KFAC is 10 to 35 % faster than the better of D and MPD."""
-    told = [
+    published = [
         gain(
-            min(sum(PUBLISHED[name][other]) for other in ("d", "mpd")), sum(PUBLISHED[name]["spd"])
+            min(sum(PUBLISHED[name][rival]) for rival in ("d", "mpd")), sum(PUBLISHED[name]["spd"])
         )
         for name in PUBLISHED
     ]
-    quoted = f"published bars: {_quoted(told)}"
-    made = [
+    quoted = f"published bars: {_quoted(published)}"
+    gains = [
         gain(
-            min(predicted(name, other).seconds for other in ("d", "mpd")),
+            min(predicted(name, rival).seconds for rival in ("d", "mpd")),
             predicted(name, "spd").seconds,
         )
         for name in networks()
     ]
-    seen = [
-        (gain(min(own["D-KFAC"].seconds, own["MPD-KFAC"].seconds), own["SPD-KFAC"].seconds), own)
-        for own in _settings(found)
+    measured_gains = [
+        (
+            gain(
+                min(setting["D-KFAC"].seconds, setting["MPD-KFAC"].seconds),
+                setting["SPD-KFAC"].seconds,
+            ),
+            setting,
+        )
+        for setting in _settings(steps_)
     ]
-    ids = sorted(one.row["id"] for _, own in seen for one in own.values())
+    ids = sorted(step_.row["id"] for _, setting_ in measured_gains for step_ in setting_.values())
     return Claim(
         "K1",
         f"SPD-KFAC is 10 to 35 % faster than the better of D- and MPD-KFAC ({quoted}).",
         [
-            Effect("predicted, 64 GPUs: % gained, lower edge", GAIN, None, made, each="network"),
-            Effect("predicted, 64 GPUs: % gained, upper edge", None, MOST, made, each="network"),
+            Effect("predicted, 64 GPUs: % gained, lower edge", GAIN, None, gains, each="network"),
+            Effect("predicted, 64 GPUs: % gained, upper edge", None, MOST, gains, each="network"),
             Effect(
                 "measured here, a setting each: % gained, lower edge",
                 GAIN,
                 None,
-                [value for value, _ in seen],
+                [value for value, _ in measured_gains],
                 ids,
                 each="setting",
             ),
@@ -287,53 +296,53 @@ def k1(found: list[LearnerStep]) -> Claim:
     )
 
 
-def _quoted(told: list[float]) -> str:
+def _quoted(published: list[float]) -> str:
     return ", ".join(
-        f"{TITLES[name]} {value:.0f} %" for name, value in zip(PUBLISHED, told, strict=True)
+        f"{TITLES[name]} {value:.0f} %" for name, value in zip(PUBLISHED, published, strict=True)
     )
 
 
-def _settings(found: list[LearnerStep]) -> list[dict[str, LearnerStep]]:
+def _settings(steps_: list[LearnerStep]) -> list[dict[str, LearnerStep]]:
     """D, MPD and SPD of every network that has all three."""
     by: dict[object, dict[str, LearnerStep]] = {}
-    for measurement in found:
+    for measurement in steps_:
         if measurement.algorithm in ("D-KFAC", "MPD-KFAC", "SPD-KFAC"):
             by.setdefault(measurement.network, {})[measurement.algorithm] = measurement
-    return [own for own in by.values() if len(own) == 3]
+    return [entries for entries in by.values() if len(entries) == 3]
 
 
-def k2(found: list[LearnerStep]) -> Claim:
+def k2(steps_: list[LearnerStep]) -> Claim:
     """Pipelined fusion exposes less communication than any other."""
     effects = []
     for fusion, text in FUSIONS.items():
         if fusion == "pipelined":
             continue
-        made = [
+        savings = [
             _saved(
                 fused(name, fusion).parts[FACTOR_MESSAGES],
                 fused(name, "pipelined").parts[FACTOR_MESSAGES],
             )
             for name in networks()
         ]
-        pairs = _fusions(found, fusion)
+        pairs = _fusions(steps_, fusion)
         effects += [
             Effect(
                 f"predicted: % of exposed messages saved over {text}",
                 0.0,
                 None,
-                made,
+                savings,
                 each="network",
             ),
             Effect(
                 f"measured here: % of the step saved over {text}",
                 0.0,
                 None,
-                [_saved(other.seconds, own.seconds) for other, own in pairs],
-                sorted(one.row["id"] for pair in pairs for one in pair),
+                [_saved(rival.seconds, pipelined_.seconds) for rival, pipelined_ in pairs],
+                sorted(step_.row["id"] for pair in pairs for step_ in pair),
                 each="setting",
             ),
         ]
-    told = [
+    published = [
         _saved(min(after, layer, threshold) - computing, pipelined - computing)
         for computing, after, layer, threshold, pipelined in (
             spd_kfac.PIPELINING[name] for name in PUBLISHED
@@ -342,40 +351,40 @@ def k2(found: list[LearnerStep]) -> Claim:
     return Claim(
         "K2",
         "Pipelined fusion exposes less communication than layer by layer, by threshold, and "
-        f"none (published, saved over the best of these: {_quoted(told)}).",
+        f"none (published, saved over the best of these: {_quoted(published)}).",
         effects,
     )
 
 
-def _saved(other: float, own: float) -> float:
-    return 100 * (1 - own / other) if other else 0.0
+def _saved(slower: float, faster: float) -> float:
+    return 100 * (1 - faster / slower) if slower else 0.0
 
 
-def _fusions(found: list[LearnerStep], fusion: str) -> list[tuple[LearnerStep, LearnerStep]]:
+def _fusions(steps_: list[LearnerStep], fusion: str) -> list[tuple[LearnerStep, LearnerStep]]:
     """(with this fusion, pipelined) of every network, inverted everywhere."""
     by = {
         (measurement.network, measurement.fusion): measurement
-        for measurement in found
+        for measurement in steps_
         if measurement.kfac and measurement.placement == "everywhere"
     }
     return [
-        (one, by[network, "pipelined"])
-        for (network, kind), one in by.items()
+        (entries, by[network, "pipelined"])
+        for (network, kind), entries in by.items()
         if kind == fusion and (network, "pipelined") in by
     ]
 
 
-def k3(found: list[LearnerStep]) -> Claim:
+def k3(steps_: list[LearnerStep]) -> Claim:
     """Balanced placement beats inverting everywhere and spread."""
     effects = []
     for algorithm, text in PLACES.items():
         if text == "balanced":
             continue
-        made = [
+        savings = [
             _saved(_inverting(predicted(name, algorithm)), _inverting(predicted(name, "d+balance")))
             for name in networks()
         ]
-        seen = [(own[NAMES[algorithm]], own["SPD-KFAC"]) for own in _settings(found)]
+        pairs_ = [(setting[NAMES[algorithm]], setting["SPD-KFAC"]) for setting in _settings(steps_)]
         effects += [
             Effect(
                 f"{kind}: % of inversion and its messages saved over {text}",
@@ -383,15 +392,15 @@ def k3(found: list[LearnerStep]) -> Claim:
                 None,
                 values,
                 ids,
-                each=each,
+                each=unit,
             )
-            for kind, each, values, ids in (
-                ("predicted", "network", made, []),
+            for kind, unit, values, ids in (
+                ("predicted", "network", savings, []),
                 (
                     "measured here",
                     "setting",
-                    [_saved(_exposed(a), _exposed(b)) for a, b in seen],
-                    sorted(one.row["id"] for pair in seen for one in pair),
+                    [_saved(_exposed(a), _exposed(b)) for a, b in pairs_],
+                    sorted(step_.row["id"] for pair in pairs_ for step_ in pair),
                 ),
             )
         ]
@@ -400,14 +409,14 @@ def k3(found: list[LearnerStep]) -> Claim:
         for name in PUBLISHED
         if sum(PUBLISHED[name]["mpd"]) > sum(PUBLISHED[name]["d"])
     ]
-    told = [
+    published = [
         _saved(min(everywhere, spread), balanced)
         for everywhere, _, spread, _, balanced in (spd_kfac.PLACEMENT[name] for name in PUBLISHED)
     ]
     return Claim(
         "K3",
         "Balanced placement beats inverting everywhere and spread (published, saved over the "
-        f"better: {_quoted(told)}; on {', '.join(slower)} spread is slower than everywhere).",
+        f"better: {_quoted(published)}; on {', '.join(slower)} spread is slower than everywhere).",
         effects,
     )
 
@@ -418,31 +427,35 @@ def _exposed(measurement: LearnerStep) -> float:
 
 def k6() -> Claim:
     """Ours: with rarer updates there is little to gain."""
-    told = [_gained(name, USUAL) for name in PUBLISHED]
-    made = [_predicted_gain(name, USUAL) for name in networks()]
+    published = [_gained(name, USUAL) for name in PUBLISHED]
+    savings = [_predicted_gain(name, USUAL) for name in networks()]
     edges = [f"{TITLES[name]} {edge(name)}" for name in networks()]
     return Claim(
         "K6",
         f"With factors and inverses new every {USUAL} iterations smart parallelism gains less "
         f"than {LITTLE:g} % over the better of D and MPD (predicted to fall below it above an "
         f"interval of {', '.join(edges)}; published bars, thinned out to every {USUAL}: "
-        f"{_quoted(told)}).",
-        [Effect(f"predicted, every {USUAL}: % gained", None, LITTLE, made, each="network")],
+        f"{_quoted(published)}).",
+        [Effect(f"predicted, every {USUAL}: % gained", None, LITTLE, savings, each="network")],
     )
 
 
 def _gained(name: str, interval: int) -> float:
     """From the published bars: what K-FAC adds to S-SGD's parts comes every so many iterations."""
     sgd = sum(PUBLISHED[name]["d"][:2])
-    means = {one: sgd + (sum(PUBLISHED[name][one]) - sgd) / interval for one in THREE}
+    means = {
+        algorithm: sgd + (sum(PUBLISHED[name][algorithm]) - sgd) / interval for algorithm in THREE
+    }
     return gain(min(means["d"], means["mpd"]), means["spd"])
 
 
 @lru_cache
 def _predicted_gain(name: str, interval: int) -> float:
     means = {
-        one: sum(average(at(name).work, at(name).cluster, one, interval, interval).values())
-        for one in THREE
+        algorithm: sum(
+            average(at(name).work, at(name).cluster, algorithm, interval, interval).values()
+        )
+        for algorithm in THREE
     }
     return gain(min(means["d"], means["mpd"]), means["spd"])
 
@@ -464,13 +477,18 @@ def edge(name: str) -> int:
 
 
 def _stack(
-    axis: Axes, places: list[float], bars: list[list[float]], labels: bool, **more: Any
+    axis: Axes, positions: list[float], bars: list[list[float]], labels: bool, **options: Any
 ) -> None:
     bottom = [0.0] * len(bars)
-    for turn, part in enumerate(STACK):
-        heights = [bar[turn] for bar in bars]
+    for index, name_ in enumerate(STACK):
+        heights = [bar[index] for bar in bars]
         axis.bar(
-            places, heights, bottom=bottom, color=INK[turn], label=part if labels else None, **more
+            positions,
+            heights,
+            bottom=bottom,
+            color=INK[index],
+            label=name_ if labels else None,
+            **options,
         )
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
 
@@ -484,24 +502,24 @@ def breakdown() -> Figure:
     figure, axes = plt.subplots(
         1, len(names), figsize=(2 * COLUMN, 2.8), sharey=True, squeeze=False
     )
-    for turn, (axis, name) in enumerate(zip(axes[0], names, strict=True)):
+    for index, (axis, name) in enumerate(zip(axes[0], names, strict=True)):
         _stack(
             axis,
-            [place - 0.2 for place in range(3)],
-            [list(PUBLISHED[name][one]) for one in THREE],
-            not turn,
+            [index - 0.2 for index in range(3)],
+            [list(PUBLISHED[name][algorithm]) for algorithm in THREE],
+            not index,
             width=0.38,
         )
         _stack(
             axis,
-            [place + 0.2 for place in range(3)],
-            [[predicted(name, one).parts[part] for part in STACK] for one in THREE],
+            [index + 0.2 for index in range(3)],
+            [[predicted(name, algorithm).parts[name_] for name_ in STACK] for algorithm in THREE],
             False,
             width=0.38,
             alpha=0.5,
         )
         axis.set(title=TITLES[name], xticks=range(3))
-        axis.set_xticklabels([one.upper() for one in THREE])
+        axis.set_xticklabels([algorithm.upper() for algorithm in THREE])
         axis.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("seconds an iteration")
     legend(figure, *axes[0, 0].get_legend_handles_labels())
@@ -510,26 +528,34 @@ def breakdown() -> Figure:
 
 def _pairs(
     columns: list[str],
-    told: Callable[[str], list[float]],
-    made: Callable[[str], list[float]],
-    what: str,
+    published: Callable[[str], list[float]],
+    predicted_: Callable[[str], list[float]],
+    label: str,
 ) -> Figure:
     names = networks()
     figure, axes = plt.subplots(
         1, len(names), figsize=(2 * COLUMN, 2.3), sharey=True, squeeze=False
     )
     for axis, name in zip(axes[0], names, strict=True):
-        places = range(len(columns))
+        positions = range(len(columns))
         axis.bar(
-            [place - 0.2 for place in places], told(name), 0.38, color=INK[0], label="published"
+            [position - 0.2 for position in positions],
+            published(name),
+            0.38,
+            color=INK[0],
+            label="published",
         )
         axis.bar(
-            [place + 0.2 for place in places], made(name), 0.38, color=INK[4], label="predicted"
+            [position + 0.2 for position in positions],
+            predicted_(name),
+            0.38,
+            color=INK[4],
+            label="predicted",
         )
-        axis.set(title=TITLES[name], xticks=places)
+        axis.set(title=TITLES[name], xticks=positions)
         axis.set_xticklabels(columns, rotation=30, ha="right", fontsize=6)
         axis.grid(axis="x", visible=False)
-    axes[0, 0].set_ylabel(what)
+    axes[0, 0].set_ylabel(label)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
@@ -541,8 +567,8 @@ def pipelining() -> Figure:
         list(FUSIONS.values()),
         lambda name: list(spd_kfac.PIPELINING[name][1:]),
         lambda name: [
-            fused(name, one).parts[FACTORS] + fused(name, one).parts[FACTOR_MESSAGES]
-            for one in FUSIONS
+            fused(name, fusion).parts[FACTORS] + fused(name, fusion).parts[FACTOR_MESSAGES]
+            for fusion in FUSIONS
         ],
         "seconds",
     )
@@ -553,8 +579,8 @@ def placing() -> Figure:
     """Seconds of inverting and of exposed messages of inverses, by placement."""
     return _pairs(
         list(PLACES.values()),
-        lambda name: [spd_kfac.PLACEMENT[name][turn] for turn in (0, 2, 4)],
-        lambda name: [_inverting(predicted(name, one)) for one in PLACES],
+        lambda name: [spd_kfac.PLACEMENT[name][column] for column in (0, 2, 4)],
+        lambda name: [_inverting(predicted(name, placement)) for placement in PLACES],
         "seconds",
     )
 
@@ -567,7 +593,7 @@ def ablation() -> Figure:
     return _pairs(
         list(STEPS.values()),
         lambda name: list(spd_kfac.ABLATION[name]),
-        lambda name: [predicted(name, one).seconds for one in STEPS],
+        lambda name: [predicted(name, step).seconds for step in STEPS],
         "seconds an iteration",
     )
 
@@ -580,8 +606,8 @@ def worth() -> Figure:
     """
     figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.5), width_ratios=(1, 1, 1.15))
     counts, rates = (4, 8, 16, 32, 64, 128), (1e9, 3e9, 1e10, 3e10, 1e11, 3e11)
-    for axis, other in zip(axes, ("d", "mpd"), strict=False):
-        grid = np.array([[_map(n, bits, other) for bits in rates] for n in counts])
+    for axis, rival in zip(axes, ("d", "mpd"), strict=False):
+        grid = np.array([[_map(n, bits, rival) for bits in rates] for n in counts])
         axis.imshow(grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", origin="lower")
         for (row, column), value in np.ndenumerate(grid):
             axis.text(
@@ -594,7 +620,7 @@ def worth() -> Figure:
                 color="black" if value > 60 else "white",
             )
         axis.set(
-            title=f"% gained over {NAMES[other]}",
+            title=f"% gained over {NAMES[rival]}",
             xlabel="Gbit/s",
             xticks=range(len(rates)),
             yticks=range(len(counts)),
@@ -603,12 +629,12 @@ def worth() -> Figure:
         axis.set_yticklabels([str(n) for n in counts])
         axis.grid(False)
     axes[0].set_ylabel("GPUs")
-    for turn, name in enumerate(networks()):
+    for index, name in enumerate(networks()):
         axes[2].plot(
             INTERVALS,
-            [_predicted_gain(name, one) for one in INTERVALS],
-            f"-{MARKS[turn]}",
-            color=INK[turn],
+            [_predicted_gain(name, interval) for interval in INTERVALS],
+            f"-{MARKS[index]}",
+            color=INK[index],
             label=TITLES[name],
         )
     axes[2].axhline(LITTLE, color="black", lw=0.7, ls=":")
@@ -619,54 +645,57 @@ def worth() -> Figure:
 
 
 @lru_cache
-def _map(gpus: int, bandwidth: float, other: str) -> float:
-    here = setting("resnet50", gpus, bandwidth=bandwidth, latency=LATENCY, collective="ring")
-    return gain(seconds(here.work, here.cluster, other), seconds(here.work, here.cluster, "spd"))
+def _map(gpus: int, bandwidth: float, rival: str) -> float:
+    setting_ = setting("resnet50", gpus, bandwidth=bandwidth, latency=LATENCY, collective="ring")
+    return gain(
+        seconds(setting_.work, setting_.cluster, rival),
+        seconds(setting_.work, setting_.cluster, "spd"),
+    )
 
 
 @styled
-def steps(found: list[LearnerStep]) -> Figure:
+def steps(steps_: list[LearnerStep]) -> Figure:
     """Steps of real processes on this machine by part, as measured; marks: predicted (white: what
     was fitted).
     """
-    model, ordered = LearnerModel(found), sorted(found, key=_order)
-    groups = list(dict.fromkeys(one.network for one in ordered))
+    model, ordered = LearnerModel(steps_), sorted(steps_, key=_order)
+    groups = list(dict.fromkeys(step_.network for step_ in ordered))
     figure, axes = plt.subplots(
         1,
         len(groups),
         figsize=(2 * COLUMN, 3.0),
         squeeze=False,
-        width_ratios=[sum(one.network == group for one in ordered) for group in groups],
+        width_ratios=[sum(step_.network == group for step_ in ordered) for group in groups],
     )
-    for turn, (axis, group) in enumerate(zip(axes[0], groups, strict=True)):
-        own = [one for one in ordered if one.network == group]
+    for index, (axis, group) in enumerate(zip(axes[0], groups, strict=True)):
+        group_steps = [step_ for step_ in ordered if step_.network == group]
         bars = [
             [
                 1e3
                 * (
-                    one.parts.get(part, 0.0)
-                    + (part == "passes") * one.parts.get("preconditioning", 0.0)
+                    step_.parts.get(name_, 0.0)
+                    + (name_ == "passes") * step_.parts.get("preconditioning", 0.0)
                 )
-                for part in STACK
+                for name_ in STACK
             ]
-            for one in own
+            for step_ in group_steps
         ]
-        _stack(axis, list(range(len(own))), bars, not turn, width=0.75)
-        for place, one in enumerate(own):
-            if (guess := model.step(one)) is not None:
+        _stack(axis, list(range(len(group_steps))), bars, not index, width=0.75)
+        for position, step_ in enumerate(group_steps):
+            if (guess := model.step(step_)) is not None:
                 axis.plot(
-                    place,
+                    position,
                     1e3 * guess,
                     "D",
                     ms=3,
                     color="black",
-                    mfc="white" if model.fitted(one) else "black",
+                    mfc="white" if model.fitted(step_) else "black",
                 )
         axis.set(
             title=f"{group.learners} learners,\n{rate_text(group.bandwidth)}",
-            xticks=range(len(own)),
+            xticks=range(len(group_steps)),
         )
-        axis.set_xticklabels([_short(one) for one in own], rotation=90, fontsize=5.5)
+        axis.set_xticklabels([_short(step_) for step_ in group_steps], rotation=90, fontsize=5.5)
         axis.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("ms a step")
     legend(figure, *axes[0, 0].get_legend_handles_labels())
@@ -688,20 +717,20 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 }
 
 
-def beside(
-    found: list[LearnerStep], tables_of_runs: list[Table], claims_of_runs: list[Claim]
+def additions(
+    steps_: list[LearnerStep], tables_of_runs: list[Table], claims_of_runs: list[Claim]
 ) -> report.More:
     """What the report of a plan adds to that of its runs; `analysis/kfac.py` adds tables and claims
     of the runs.
     """
     drawn = [
-        *([("steps", steps(found))] if found else []),
+        *([("steps", steps(steps_))] if steps_ else []),
         *((name, draw()) for name, draw in FIGURES.items()),
     ]
     captions = {"steps": steps, **FIGURES}
     return report.More(
-        [iterations(), details(), measured(found), *tables_of_runs],
-        [*claims(found), *claims_of_runs],
+        [iterations(), details(), measured(steps_), *tables_of_runs],
+        [*claims(steps_), *claims_of_runs],
         [
             (name, figure, " ".join((captions[name].__doc__ or "").split()))
             for name, figure in drawn
@@ -709,13 +738,13 @@ def beside(
     )
 
 
-def accuracy(found: list[LearnerStep]) -> str:
+def accuracy(steps_: list[LearnerStep]) -> str:
     """How well the measured steps were predicted, in a sentence."""
-    off = [abs(error) for error in errors(found)]
+    off = [abs(error) for error in errors(steps_)]
     if not off:
         return "no prediction: a measurement of D-KFAC over unlimited links is missing"
     return (
         f"{len(off)} steps predicted: median error {100 * median(off):.1f} %, worst "
-        f"{100 * max(off):.1f} %; {len(misordered(found, WORST))} pairs of algorithms that "
+        f"{100 * max(off):.1f} %; {len(misordered(steps_, WORST))} pairs of algorithms that "
         f"differ by more than {100 * WORST:.0f} % are ordered otherwise than measured"
     )

@@ -87,9 +87,9 @@ class Ladder:
     def slopes(self, arm: str) -> dict[int, float]:
         """How much more is lost with each doubling, by seed that has all rungs."""
         x = np.log2(self.rungs)
-        return {seed: float(np.polyfit(x, y, 1)[0]) for seed, y in self._whole(arm).items()}
+        return {seed: float(np.polyfit(x, y, 1)[0]) for seed, y in self._full(arm).items()}
 
-    def _whole(self, arm: str) -> dict[int, list[float]]:
+    def _full(self, arm: str) -> dict[int, list[float]]:
         """What is lost at every rung, by seed that has them all."""
         losses = self.lost[arm]
         seeds = set.intersection(*(set(losses[rung]) for rung in self.rungs))
@@ -103,7 +103,7 @@ class Ladder:
             return "refused: two rungs"
         x = np.log2(self.rungs)
         ahead, bends = [], []
-        for y in self._whole(arm).values():
+        for y in self._full(arm).values():
             ahead.append(float(np.polyval(np.polyfit(x, y, 1), 2 * x[-1] - x[-2])))
             bends.append(y[-1] - 2 * y[-2] + y[-3])
         bend = interval(bends)
@@ -117,10 +117,10 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Runs of one learner that have a rung: a length or width that every arm varies, a learning
     rate that every arm varies, or a scoring after recalibration.
     """
-    known = frame[(frame["grad.learners"] == 1) & ~masked(frame)]
-    if RECALIBRATED in known and known[RECALIBRATED].notna().any():
-        return known
-    return known if _rungs(known, (*RUNGS, RATE)) else known.iloc[:0]
+    rows_ = frame[(frame["grad.learners"] == 1) & ~masked(frame)]
+    if RECALIBRATED in rows_ and rows_[RECALIBRATED].notna().any():
+        return rows_
+    return rows_ if _rungs(rows_, (*RUNGS, RATE)) else rows_.iloc[:0]
 
 
 def _rungs(frame: pd.DataFrame, columns: tuple[str, ...] = tuple(RUNGS)) -> str:
@@ -167,58 +167,58 @@ def ladder(frame: pd.DataFrame) -> Ladder | None:
             at = lost.setdefault(row["arm"], {rung: {} for rung in rungs})
             at[row[column]][int(row["seed"])] = sign * (row[metric] - scores[key])
             ids.setdefault(row["arm"], list(dense.id)).append(row["id"])
-    means = {rung: float(part[metric].mean()) for rung, part in dense.groupby(column)}
+    means = {rung: float(group[metric].mean()) for rung, group in dense.groupby(column)}
     return Ladder(column, rungs, text, lost, ids, means)
 
 
-def _learned(frame: pd.DataFrame, found: Ladder, rung: float) -> float:
+def _learned(frame: pd.DataFrame, ladder_: Ladder, rung: float) -> float:
     """What the dense run of a rung has learned beyond guessing, in the ladder's unit; nan where it
     is not known.
     """
-    if not found.text:
-        return 100 * (found.dense[rung] - nothing_learned(frame))
-    return nothing_learned(frame) - found.dense[rung]
+    if not ladder_.text:
+        return 100 * (ladder_.dense[rung] - nothing_learned(frame))
+    return nothing_learned(frame) - ladder_.dense[rung]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """What is lost at every rung; every arm at every rate; inference after recalibration."""
-    made = [_losses(frame), _rates(frame), _recalibrated(frame)]
-    return [table for table in made if table.rows]
+    tables_ = [_losses(frame), _rates(frame), _recalibrated(frame)]
+    return [table for table in tables_ if table.rows]
 
 
 def _losses(frame: pd.DataFrame) -> Table:
-    if (found := ladder(frame)) is None:
+    if (ladder_ := ladder(frame)) is None:
         return Table("ladder", "", [])
-    names = [f"{label:,.0f} {found.counted}" for label in found.labels()]
+    names = [f"{label:,.0f} {ladder_.counted}" for label in ladder_.labels()]
     table = Table(
         "ladder",
-        f"{found.unit.capitalize()} lost against dense, and as a share of what dense learned",
+        f"{ladder_.unit.capitalize()} lost against dense, and as a share of what dense learned",
         ["Setting", *names, "more with each doubling [95 %]", "next rung, by a straight line"],
     )
     dense = [
-        f"{found.dense[rung]:.3f} nats" if found.text else f"{100 * found.dense[rung]:.1f} %"
-        for rung in found.rungs
+        f"{ladder_.dense[rung]:.3f} nats" if ladder_.text else f"{100 * ladder_.dense[rung]:.1f} %"
+        for rung in ladder_.rungs
     ]
     table.rows.append(["dense: score", *dense, "", ""])
-    for arm in sorted(found.lost, key=lambda arm: _last(found, arm)):
+    for arm in sorted(ladder_.lost, key=lambda arm: _last(ladder_, arm)):
         line = []
-        for rung in found.rungs:
-            values = list(found.lost[arm][rung].values())
+        for rung in ladder_.rungs:
+            values = list(ladder_.lost[arm][rung].values())
             if not values:
                 line.append("-")
                 continue
-            share = np.mean(values) / _learned(frame, found, rung)
+            share = np.mean(values) / _learned(frame, ladder_, rung)
             shown = f" ({100 * share:.0f} %)" if math.isfinite(share) else ""
             line.append(f"{np.mean(values):.3g} ± {np.std(values, ddof=1):.2g}{shown}")
-        slopes = list(found.slopes(arm).values())
+        slopes = list(ladder_.slopes(arm).values())
         low, high = interval(slopes) or (math.nan, math.nan)
         slope = f"{np.mean(slopes):+.3g} [{low:+.3g}, {high:+.3g}]" if slopes else "-"
-        table.rows.append([arm, *line, slope, found.next_rung(arm)])
+        table.rows.append([arm, *line, slope, ladder_.next_rung(arm)])
     return table
 
 
-def _last(found: Ladder, arm: str) -> float:
-    values = list(found.lost[arm][found.rungs[-1]].values())
+def _last(ladder_: Ladder, arm: str) -> float:
+    values = list(ladder_.lost[arm][ladder_.rungs[-1]].values())
     return float(np.mean(values)) if values else math.inf
 
 
@@ -231,8 +231,8 @@ def _tuned(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float], int] | 
     chooser = int(done.seed.max())  # held out: the last seed chooses, the others judge
     metric = LOSS if is_text(done) else ON
     best = {}
-    for arm, part in done[done.seed == chooser].groupby("arm"):
-        scores = part.set_index(RATE)[metric]
+    for arm, group in done[done.seed == chooser].groupby("arm"):
+        scores = group.set_index(RATE)[metric]
         best[str(arm)] = float(scores.idxmin() if metric == LOSS else scores.idxmax())
     return done[done.seed != chooser], best, chooser
 
@@ -247,39 +247,39 @@ class AtBestRate:
 
 def at_best_rates(frame: pd.DataFrame) -> dict[str, AtBestRate]:
     """Each arm of a text model at its best rate; empty where the rate does not vary."""
-    found = _tuned(frame)
-    if found is None or not is_text(frame):
+    tuned = _tuned(frame)
+    if tuned is None or not is_text(frame):
         return {}
-    done, best, _ = found
+    done, best, _ = tuned
     chosen = {}
     for arm, rate in best.items():
-        part = done[(done.arm == arm) & (done[RATE] == rate)]
-        losses = dict(zip(part.seed.astype(int), part[LOSS], strict=True))
-        chosen[arm] = AtBestRate(losses, list(part.id))
+        group = done[(done.arm == arm) & (done[RATE] == rate)]
+        losses = dict(zip(group.seed.astype(int), group[LOSS], strict=True))
+        chosen[arm] = AtBestRate(losses, list(group.id))
     return chosen
 
 
-def over(what: str, arm: AtBestRate, other: AtBestRate | None, **region: float) -> Effect:
+def over(label: str, arm: AtBestRate, opponent: AtBestRate | None, **region: float) -> Effect:
     """The nats that an arm loses against another, each at its own rate, paired by seed."""
-    losses = other.losses if other else {}
-    ids = [*(other.ids if other else []), *arm.ids]
-    return combined(what, [(1.0, arm.losses), (-1.0, losses)], ids=ids, digits=3, **region)
+    losses = opponent.losses if opponent else {}
+    ids = [*(opponent.ids if opponent else []), *arm.ids]
+    return combined(label, [(1.0, arm.losses), (-1.0, losses)], ids=ids, digits=3, **region)
 
 
 def _rates(frame: pd.DataFrame) -> Table:
-    if (found := _tuned(frame)) is None:
+    if (tuned := _tuned(frame)) is None:
         return Table("rates", "", [])
-    done, best, chooser = found
+    done, best, chooser = tuned
     rates = sorted(done[RATE].unique())
     table = Table(
         "rates",
         f"Test loss at every learning rate; * chosen for the setting by held-out seed {chooser}",
         ["Setting", *(f"{rate:g}" for rate in rates)],
     )
-    for arm, part in done.groupby("arm", sort=False):
+    for arm, group in done.groupby("arm", sort=False):
         line = []
         for rate in rates:
-            score = cell(part[part[RATE] == rate], LOSS, PLAIN)
+            score = cell(group[group[RATE] == rate], LOSS, PLAIN)
             line.append(score.text() + (" *" if best.get(str(arm)) == rate else ""))
         table.rows.append([str(arm), *line])
     return table
@@ -294,9 +294,9 @@ def _recalibrated(frame: pd.DataFrame) -> Table:
         ["Setting", "on", "off", "off, recalibrated", "seeds"],
     )
     done = frame[frame[RECALIBRATED].notna()]
-    for method, part in done.groupby("method", sort=False):
-        scores = [cell(part, name, PERCENT) for name in (ON, "test_off_acc", RECALIBRATED)]
-        table.rows.append([str(method), *scores, str(len(part))])
+    for method, group in done.groupby("method", sort=False):
+        scores = [cell(group, name, PERCENT) for name in (ON, "test_off_acc", RECALIBRATED)]
+        table.rows.append([str(method), *scores, str(len(group))])
     return table
 
 
@@ -304,25 +304,25 @@ def _recalibrated(frame: pd.DataFrame) -> Table:
 
 
 def _of_arms(
-    found: Ladder,
+    ladder_: Ladder,
     arms: tuple[str, ...],
-    what: str,
+    label: str,
     values: Callable[[str], dict[int, float]],
     **region: float,
 ) -> list[Effect]:
-    """An effect of each arm that was trained; what: of it, with {arm} for its name; values: of an
+    """An effect of each arm that was trained; label: of it, with {arm} for its name; values: of an
     arm, by seed.
     """
     return [
         combined(
-            what.format(arm=arm),
+            label.format(arm=arm),
             [(1.0, values(arm))],
-            ids=found.ids[arm],
-            digits=3 if found.text else 1,
+            ids=ladder_.ids[arm],
+            digits=3 if ladder_.text else 1,
             **region,
         )
         for arm in arms
-        if arm in found.lost
+        if arm in ladder_.lost
     ]
 
 
@@ -330,20 +330,22 @@ def _slopes(
     frame: pd.DataFrame, arms: tuple[str, ...], width: bool, **region: float
 ) -> list[Effect]:
     """How much more is lost with each doubling."""
-    found = ladder(frame)
-    if found is None or (found.column == "model.width") != width:
+    ladder_ = ladder(frame)
+    if ladder_ is None or (ladder_.column == "model.width") != width:
         return []
-    what = f"{found.unit} more lost by {{arm}} with each doubling of the {found.counted}"
-    return _of_arms(found, arms, what, found.slopes, **region)
+    label = f"{ladder_.unit} more lost by {{arm}} with each doubling of the {ladder_.counted}"
+    return _of_arms(ladder_, arms, label, ladder_.slopes, **region)
 
 
 def _longest(frame: pd.DataFrame, arms: tuple[str, ...], **region: float) -> list[Effect]:
     """What is lost in the longest training."""
-    found = ladder(frame)
-    if found is None or found.column == "model.width":
+    ladder_ = ladder(frame)
+    if ladder_ is None or ladder_.column == "model.width":
         return []
-    what = f"{found.unit} lost by {{arm}} after {found.labels()[-1]:,.0f} {found.counted}"
-    return _of_arms(found, arms, what, lambda arm: found.lost[arm][found.rungs[-1]], **region)
+    label = f"{ladder_.unit} lost by {{arm}} after {ladder_.labels()[-1]:,.0f} {ladder_.counted}"
+    return _of_arms(
+        ladder_, arms, label, lambda arm: ladder_.lost[arm][ladder_.rungs[-1]], **region
+    )
 
 
 def s1(frame: pd.DataFrame) -> Claim:
@@ -401,15 +403,15 @@ def s5(frame: pd.DataFrame) -> Claim:
     effects = []
     if RECALIBRATED in frame:
         done = frame[frame[RECALIBRATED].notna()]
-        for method, part in done[_arms(done).str.startswith("TopK")].groupby("method", sort=False):
-            scores = 100 * (part[ON] - part[RECALIBRATED])
+        for method, group in done[_arms(done).str.startswith("TopK")].groupby("method", sort=False):
+            scores = 100 * (group[ON] - group[RECALIBRATED])
             effects.append(
                 Effect(
                     f"{method}: accuracy, compression on minus off after recalibration",
                     below=SEVERE,
                     values=[float(value) for value in scores],
-                    by=[int(seed) for seed in part.seed],
-                    ids=list(part.id),
+                    by=[int(seed) for seed in group.seed],
+                    ids=list(group.id),
                 )
             )
     return Claim(
@@ -427,8 +429,8 @@ def s6(frame: pd.DataFrame) -> Claim:
     dense = chosen.pop("dense", None)
     for arm, scores in chosen.items():
         region = {"below": LARGE} if arm in UNBIASED else {"above": LARGE}
-        what = f"nats lost by {arm}, both at their own best rate"
-        effects.append(over(what, scores, dense, **region))
+        label = f"nats lost by {arm}, both at their own best rate"
+        effects.append(over(label, scores, dense, **region))
     return Claim(
         "S6",
         "At a learning rate of their own biased gradients still lose more than "
@@ -464,36 +466,36 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     beyond guessing (text: beyond the frequencies of letters). Lines: means over seeds. Bands: 95 %
     intervals of the mean. At 100 % nothing was learned.
     """
-    found = ladder(frame)
-    if found is None or not math.isfinite(_learned(frame, found, found.rungs[0])):
+    ladder_ = ladder(frame)
+    if ladder_ is None or not math.isfinite(_learned(frame, ladder_, ladder_.rungs[0])):
         return None
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.9))
         ends, tops = [], []
-        for place, arm in enumerate(sorted(found.lost, key=lambda arm: -_last(found, arm))):
+        for index, arm in enumerate(sorted(ladder_.lost, key=lambda arm: -_last(ladder_, arm))):
             means, lows, highs = [], [], []
-            for rung in found.rungs:
-                scale = 100 / _learned(frame, found, rung)
-                values = [scale * value for value in found.lost[arm][rung].values()]
+            for rung in ladder_.rungs:
+                scale = 100 / _learned(frame, ladder_, rung)
+                values = [scale * value for value in ladder_.lost[arm][rung].values()]
                 mean, low, high = _ends(values)
                 means.append(mean)
                 lows.append(low)
                 highs.append(high)
-            ink = (*INK, "0.5")[place % 8]
-            axis.plot(found.labels(), means, color=ink, marker=MARKS[place % 9])
+            ink = (*INK, "0.5")[index % 8]
+            axis.plot(ladder_.labels(), means, color=ink, marker=MARKS[index % 9])
             ends.append((means[-1], SHORT.get(arm, arm), ink))
             tops.append(1.02 * max(highs))
-            axis.fill_between(found.labels(), lows, highs, color=ink, alpha=0.15, lw=0)
+            axis.fill_between(ladder_.labels(), lows, highs, color=ink, alpha=0.15, lw=0)
         axis.axhline(0, color="0.3", lw=0.8)
-        if found.text:
+        if ladder_.text:
             axis.axhline(100, color="0.3", lw=0.8, ls="--")
-            place = axis.get_yaxis_transform()
-            axis.text(0.98, 102, "letter frequencies", fontsize=6, ha="right", transform=place)
+            transform = axis.get_yaxis_transform()
+            axis.text(0.98, 102, "letter frequencies", fontsize=6, ha="right", transform=transform)
             axis.set_ylim(-5, max(160.0, *tops))
         axis.set_xscale("log")
-        axis.set_xticks(found.labels(), [f"{label:,.0f}" for label in found.labels()])
+        axis.set_xticks(ladder_.labels(), [f"{label:,.0f}" for label in ladder_.labels()])
         axis.minorticks_off()
-        axis.set(xlabel=found.counted, ylabel="lost (% of what\ndense learned)")
+        axis.set(xlabel=ladder_.counted, ylabel="lost (% of what\ndense learned)")
         named(axis, ends)
     return figure
 
@@ -502,32 +504,32 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss or accuracy of the longest training against the bytes at the boundaries. Means over
     seeds. Bars: 95 % intervals of the mean.
     """
-    found = ladder(frame)
-    if found is None or found.column == "model.width":
+    ladder_ = ladder(frame)
+    if ladder_ is None or ladder_.column == "model.width":
         return None
-    done = frame[(frame.status == "finished") & (frame[found.column] == found.rungs[-1])]
+    done = frame[(frame.status == "finished") & (frame[ladder_.column] == ladder_.rungs[-1])]
     done = done.assign(arm=_arms(done))
-    metric, factor = (LOSS, 1.0) if found.text else (ON, 100.0)
+    metric, factor = (LOSS, 1.0) if ladder_.text else (ON, 100.0)
     points = []
-    for arm, part in done.groupby("arm", sort=False):
-        scores = [factor * value for value in part[metric]]
-        points.append((str(arm), 100 * part["bytes.ratio"].mean(), *_ends(scores)))
+    for arm, group in done.groupby("arm", sort=False):
+        scores = [factor * value for value in group[metric]]
+        points.append((str(arm), 100 * group["bytes.ratio"].mean(), *_ends(scores)))
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.6))
         lows, highs = [point[3] for point in points], [point[4] for point in points]
         axis.set_ylim(min(lows) - 0.06 * max(highs), 1.03 * max(highs))
-        for place, (arm, x, mean, low, high) in enumerate(points):
+        for index, (arm, x, mean, low, high) in enumerate(points):
             dense = arm == "dense"
-            ink = "black" if dense else INK[0] if arm in UNBIASED else INK[1 + place % 5]
+            ink = "black" if dense else INK[0] if arm in UNBIASED else INK[1 + index % 5]
             axis.errorbar(
                 x,
                 mean,
                 yerr=[[mean - low], [high - mean]],
                 color=ink,
-                marker="*" if dense else MARKS[place % 9],
+                marker="*" if dense else MARKS[index % 9],
                 ms=7 if dense else 4,
             )
-            heights = _apart([point[2] for point in points if 0.5 < point[1] / x < 2], axis)
+            heights = _spread_out([point[2] for point in points if 0.5 < point[1] / x < 2], axis)
             axis.annotate(
                 SHORT.get(arm, arm), (1.09 * x, heights[mean]), fontsize=6.5, color=ink, va="center"
             )
@@ -537,16 +539,16 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         axis.set_xlim(right=330)
         ticks = (2, 5, 10, 20, 50, 100)
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        what = "test loss (nats a byte)" if found.text else "test accuracy (%)"
+        label = "test loss (nats a byte)" if ladder_.text else "test accuracy (%)"
         axis.set(
             xlabel="bytes at the boundaries (% of dense)",
-            ylabel=what,
-            title=f"after {found.labels()[-1]:,.0f} {found.counted}",
+            ylabel=label,
+            title=f"after {ladder_.labels()[-1]:,.0f} {ladder_.counted}",
         )
     return figure
 
 
-def _apart(heights: list[float], axis: Axes) -> dict[float, float]:
+def _spread_out(heights: list[float], axis: Axes) -> dict[float, float]:
     """Where the labels of points at these heights stand, from below: none within a line's height
     of the one before.
     """
@@ -575,18 +577,18 @@ def recalibrated(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     modes = ((ON, "compressed"), ("test_off_acc", "dense"), (RECALIBRATED, "dense, recalibrated"))
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 2.4))
-        for turn, (column, name) in enumerate(modes):
-            for place, method in enumerate(methods):
+        for column_index, (column, name) in enumerate(modes):
+            for index, method in enumerate(methods):
                 scores = [100 * value for value in done[done.method == method][column]]
                 mean, low, high = _ends(scores)
                 axis.errorbar(
-                    place + 0.2 * (turn - 1),
+                    index + 0.2 * (column_index - 1),
                     mean,
                     yerr=[[mean - low], [high - mean]],
-                    color=INK[turn],
-                    marker=MARKS[turn],
+                    color=INK[column_index],
+                    marker=MARKS[column_index],
                     ls="none",
-                    label=name if place == 0 else None,
+                    label=name if index == 0 else None,
                 )
         axis.set_xticks(range(len(methods)), methods)
         axis.set_ylabel("test accuracy (%)")
@@ -598,19 +600,19 @@ def rates(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss of each setting at every learning rate, and which rate a held-out seed chose for it
     (ringed). Means over the judging seeds. Bars: 95 % intervals of the mean.
     """
-    if (found := _tuned(frame)) is None or not is_text(frame):
+    if (tuned := _tuned(frame)) is None or not is_text(frame):
         return None
-    done, best, _ = found
+    done, best, _ = tuned
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 2.6))
         x = sorted(done[RATE].unique())
-        for place, (arm, part) in enumerate(done.groupby("arm", sort=False)):
-            ends = [_ends(list(part[part[RATE] == rate][LOSS])) for rate in x]
+        for index, (arm, group) in enumerate(done.groupby("arm", sort=False)):
+            ends = [_ends(list(group[group[RATE] == rate][LOSS])) for rate in x]
             means = [mean for mean, _, _ in ends]
             bars = [[mean - low for mean, low, _ in ends], [high - mean for mean, _, high in ends]]
-            ink = INK[place % 7]
+            ink = INK[index % 7]
             name = SHORT.get(str(arm), str(arm))
-            axis.errorbar(x, means, yerr=bars, color=ink, marker=MARKS[place % 9], label=name)
+            axis.errorbar(x, means, yerr=bars, color=ink, marker=MARKS[index % 9], label=name)
             at = x.index(best[str(arm)])
             axis.plot(x[at], means[at], "o", ms=9, mfc="none", mec=ink)
         logarithmic(axis.xaxis)

@@ -12,14 +12,14 @@ from commsweep.timing.measured_pipelines import PipelineModel, PipelineStep, lat
 from commsweep.timing.timeline.pipelines import Network
 
 
-def asked(found: list[PipelineStep]) -> bool:
+def compares(steps_: list[PipelineStep]) -> bool:
     """Whether both are among the measurements: gradients in time, and late ones."""
-    return len({late(one.row["run"]) for one in found}) == 2
+    return len({late(step_.row["run"]) for step_ in steps_}) == 2
 
 
 @styled
 def by_link(
-    found: list[PipelineStep],
+    steps_: list[PipelineStep],
     fits: dict[tuple[str, str], PipelineModel],
     steps: dict[str, int | None],
     names: dict[Network, str],
@@ -29,34 +29,39 @@ def by_link(
     the links.
     """
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.8))
-    networks = sorted({one.network for one in found}, key=lambda it: (it.latency, -it.bandwidth))
+    networks = sorted(
+        {step_.network for step_ in steps_}, key=lambda it: (it.latency, -it.bandwidth)
+    )
     # a method has one colour, in time and late
     alike = {
-        one.method: json.dumps(one.row["run"] | {"delay": None}, sort_keys=True) for one in found
+        step_.method: json.dumps(step_.row["run"] | {"delay": None}, sort_keys=True)
+        for step_ in steps_
     }
-    inks = {settings: turn for turn, settings in enumerate(dict.fromkeys(alike.values()))}
-    for method in dict.fromkeys(one.method for one in found):
+    inks = {settings: index for index, settings in enumerate(dict.fromkeys(alike.values()))}
+    for method in dict.fromkeys(step_.method for step_ in steps_):
         mine = sorted(
-            (one for one in found if one.method == method),
-            key=lambda one: networks.index(one.network),
+            (step_ for step_ in steps_ if step_.method == method),
+            key=lambda step_: networks.index(step_.network),
         )
         delayed = late(mine[0].row["run"])
-        turn = inks[alike[method]]
+        ink_index = inks[alike[method]]
         style = {
-            "color": INK[turn],
-            "marker": MARKS[turn],
+            "color": INK[ink_index],
+            "marker": MARKS[ink_index],
             "mfc": "white" if delayed else None,
             "linestyle": "--" if delayed else "-",
             "label": method,
         }
-        places = [networks.index(one.network) for one in mine]
-        axes[0].plot(places, [1e3 * one.seconds for one in mine], **style)
-        predicted = [1e3 * fits[one.series].measured(one) for one in mine if one.series in fits]
-        if len(predicted) == len(places):
-            axes[0].plot(places, predicted, "_", color=INK[turn], ms=9)
+        positions = [networks.index(step_.network) for step_ in mine]
+        axes[0].plot(positions, [1e3 * step_.seconds for step_ in mine], **style)
+        predicted = [
+            1e3 * fits[step_.series].measured(step_) for step_ in mine if step_.series in fits
+        ]
+        if len(predicted) == len(positions):
+            axes[0].plot(positions, predicted, "_", color=INK[ink_index], ms=9)
         needed = steps.get(mine[0].row["run_id"])
         if needed is not None:
-            axes[1].plot(places, [needed * one.seconds for one in mine], **style)
+            axes[1].plot(positions, [needed * step_.seconds for step_ in mine], **style)
     for axis, label in zip(axes, ("ms a step", "seconds until the target"), strict=True):
         logarithmic(axis.yaxis)
         axis.set_xticks(range(len(networks)), [names[network] for network in networks])

@@ -85,20 +85,24 @@ class Made:
     def text(self) -> str:
         """For people."""
         return "\n".join(
-            [*(table.markdown() for table in self.tables), self.said(), f"written to {self.folder}"]
+            [
+                *(table.markdown() for table in self.tables),
+                self.accuracy(),
+                f"written to {self.folder}",
+            ]
         )
 
-    def said(self) -> str:
+    def accuracy(self) -> str:
         """How far its predictions are off, at the machine's speed then and without that."""
-        return said(self.errors) + (
+        return accuracy_text(self.errors) + (
             "; without the speed that the machine had, which advice cannot know: "
-            f"{said(self.beforehand)}"
+            f"{accuracy_text(self.beforehand)}"
             if self.beforehand
             else ""
         )
 
 
-def said(errors: list[float]) -> str:
+def accuracy_text(errors: list[float]) -> str:
     """How far predictions are off, in a sentence."""
     if not errors:
         return "nothing was predicted"
@@ -123,48 +127,55 @@ def write(
     store = Store(root)
     rows = [store.pipeline(name).row() for name in set(names)]
     _check_complete(root, plan, sum(not row or not row["timing"] for row in rows), len(rows))
-    found = measurements(store, names)
+    steps_ = measurements(store, names)
     machine = machine_of(store, fitted or [])
-    fits, known = models(found, machine), set(fitted or [])
+    fits, fitted_names = models(steps_, machine), set(fitted or [])
     compared = [
         measurement
-        for measurement in found
+        for measurement in steps_
         if measurement.series in fits
         and measurement.network != Network()
-        and measurement.row["id"] not in known
+        and measurement.row["id"] not in fitted_names
     ]
-    errors = [abs(fits[one.series].measured(one) / one.seconds - 1) for one in compared]
-    beforehand = [abs(fits[one.series].step(one.network) / one.seconds - 1) for one in compared]
-    made = Made(
-        folder, [steps_table(found, fits, known), ranks_table(compared, fits)], errors, beforehand
+    errors = [abs(fits[step_.series].measured(step_) / step_.seconds - 1) for step_ in compared]
+    beforehand = [
+        abs(fits[step_.series].step(step_.network) / step_.seconds - 1) for step_ in compared
+    ]
+    report = Made(
+        folder,
+        [steps_table(steps_, fits, fitted_names), ranks_table(compared, fits)],
+        errors,
+        beforehand,
     )
     try:
-        metric, value, steps = quality(store, found)
-        made.tables.insert(1, target_table(found, metric, value, steps))
-        made.tables.append(regret_table(compared, fits, steps))
+        metric, value, steps = quality(store, steps_)
+        report.tables.insert(1, target_table(steps_, metric, value, steps))
+        report.tables.append(regret_table(compared, fits, steps))
     except UserError:  # no simulation of the dense run: step times say nothing of quality
         steps = None
     folder.mkdir(parents=True, exist_ok=True)
-    for table in made.tables:
+    for table in report.tables:
         (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
         (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
     drawn = {
         "prediction": prediction(compared, fits),
-        "gantt": gantt(found, fits),
-        "bubble": bubble(found, fits),
-        "far": far(found, fits),
+        "gantt": gantt(steps_, fits),
+        "bubble": bubble(steps_, fits),
+        "far": far(steps_, fits),
     }
-    if any(one.schedule == "gpipe" and one.network.latency == 0 for one in found):
-        drawn["step_time"] = step_time(found, fits)
+    if any(step_.schedule == "gpipe" and step_.network.latency == 0 for step_ in steps_):
+        drawn["step_time"] = step_time(steps_, fits)
         if steps is not None:
-            drawn["time_to_target"] = time_to_target(found, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
-    if steps is not None and late_links.asked(found):
+            drawn["time_to_target"] = time_to_target(steps_, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
+    if steps is not None and late_links.compares(steps_):
         of_links = {
-            one.network: f"{bandwidth_text(one.network)}\n{latency_text(one.network)}"
-            for one in found
+            step_.network: f"{bandwidth_text(step_.network)}\n{latency_text(step_.network)}"
+            for step_ in steps_
         }
-        drawn["late"] = late_links.by_link(found, fits, steps, of_links)
-    (folder / "errors.md").write_text(f"{made.said()}; {_constants(machine)}\n", encoding="utf-8")
+        drawn["late"] = late_links.by_link(steps_, fits, steps, of_links)
+    (folder / "errors.md").write_text(
+        f"{report.accuracy()}; {_constants(machine)}\n", encoding="utf-8"
+    )
     pd.DataFrame(
         [
             {
@@ -191,16 +202,16 @@ def write(
                 if measurement.series in fits
                 else None,
             }
-            for measurement in sorted(found, key=_order)
+            for measurement in sorted(steps_, key=_order)
         ]
     ).to_csv(folder / "measurements.csv", index=False)
-    for name, one in drawn.items():
-        figure.save(one, folder, name)
-    return made
+    for name, figure_ in drawn.items():
+        figure.save(figure_, folder, name)
+    return report
 
 
 def write_learners(
-    found: list[measured_learners.LearnerStep], folder: Path, store: Store, seeds: range
+    steps_: list[measured_learners.LearnerStep], folder: Path, store: Store, seeds: range
 ) -> Made:
     """The table of learners' steps, measured and predicted, and measurements.csv with what they are
     made of (seconds; bytes a step that all learners handed over; computed, of a core by a training
@@ -208,15 +219,15 @@ def write_learners(
     links); of those that train apart, what whole trainings take and reach, where the store has
     simulations of them with these seeds.
     """
-    model = measured_learners.ExchangeModel(found)
+    model = measured_learners.ExchangeModel(steps_)
     rows, errors, data = [], [], []
     for measurement in sorted(
-        found,
-        key=lambda one: (
-            one.network.learners,
-            one.network.latency,
-            one.network.bandwidth or math.inf,
-            one.seconds,
+        steps_,
+        key=lambda step_: (
+            step_.network.learners,
+            step_.network.latency,
+            step_.network.bandwidth or math.inf,
+            step_.seconds,
         ),
     ):
         guess, fitted = model.step(measurement), measurement.network.unlimited
@@ -233,13 +244,13 @@ def write_learners(
                 "steps": measurement.timing["steps"],
                 "exposed": measurement.timing["parts"]["gradients"],
                 **{
-                    what: measurement.timing.get(what)
-                    for what in ("computed", "waited", "meanwhile", "relayed")
+                    name: measurement.timing.get(name)
+                    for name in ("computed", "waited", "meanwhile", "relayed")
                 },
                 **{
-                    what: sum(sent.get(what, 0) for sent in measurement.row["transport"])
+                    kind: sum(sent.get(kind, 0) for sent in measurement.row["transport"])
                     / measurement.row["steps"]
-                    for what in ("gradients", "lengths", "statistics")
+                    for kind in ("gradients", "lengths", "statistics")
                 },
                 "cores": measurement.row["cores"],
                 "predicted": guess,
@@ -274,19 +285,19 @@ def write_learners(
         ],
         rows,
     )
-    made = Made(folder, [table], errors)
+    report = Made(folder, [table], errors)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(measurement.row["run"]["grad"].get("outer") for measurement in found):
-        ends = _ends(found, model, store, seeds)
-        made.tables.append(_endings(ends))
+    if any(measurement.row["run"]["grad"].get("outer") for measurement in steps_):
+        ends = _ends(steps_, model, store, seeds)
+        report.tables.append(_endings(ends))
         if ends:
             figure.save(endings(ends), folder, "endings")
-    for table in made.tables:
+    for table in report.tables:
         (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
         (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
-    (folder / "errors.md").write_text(f"{said(errors)}\n", encoding="utf-8")
+    (folder / "errors.md").write_text(f"{accuracy_text(errors)}\n", encoding="utf-8")
     pd.DataFrame(data).to_csv(folder / "measurements.csv", index=False)
-    return made
+    return report
 
 
 @dataclass(frozen=True)
@@ -301,25 +312,25 @@ class End:
 
 
 def _ends(
-    found: list[measured_learners.LearnerStep],
+    steps_: list[measured_learners.LearnerStep],
     model: measured_learners.ExchangeModel,
     store: Store,
     seeds: range,
 ) -> list[End]:
-    known: dict[str, list[Row]] = {}
+    rows_by_run: dict[str, list[Row]] = {}
     for row in store.rows():
         if (
             row["status"] == "finished"
             and row["run"]["seed"] in seeds
             and "test_on_ppl" in row["metrics"]
         ):
-            known.setdefault(_but_seed(row["run"]), []).append(row)
-    made = []
-    for measurement in found:
-        rows = known.get(_but_seed(measurement.row["run"]), [])
+            rows_by_run.setdefault(_but_seed(row["run"]), []).append(row)
+    ends_ = []
+    for measurement in steps_:
+        rows = rows_by_run.get(_but_seed(measurement.row["run"]), [])
         if rows:
             steps = rows[0]["steps"]
-            made.append(
+            ends_.append(
                 End(
                     measurement.network,
                     measurement.method,
@@ -331,7 +342,8 @@ def _ends(
                 )
             )
     return sorted(
-        made, key=lambda one: (one.network.bandwidth or math.inf, one.network.latency, one.seconds)
+        ends_,
+        key=lambda end_: (end_.network.bandwidth or math.inf, end_.network.latency, end_.seconds),
     )
 
 
@@ -369,20 +381,20 @@ def endings(ends: list[End]) -> Figure:
     """
     networks = list(dict.fromkeys(end.network for end in ends))
     methods = list(dict.fromkeys(end.method for end in ends))
-    made, axes = plt.subplots(
+    figure_, axes = plt.subplots(
         1, len(networks), figsize=(2 * COLUMN, 3.4), sharex=True, sharey=True, squeeze=False
     )
     for ax, network in zip(axes[0], networks, strict=True):
         for end in ends:
             if end.network == network:
-                place = methods.index(end.method)
+                index = methods.index(end.method)
                 ax.errorbar(
                     end.seconds,
                     mean(end.scores),
                     yerr=stdev(end.scores) if len(end.scores) > 1 else None,
-                    marker=MARKS[place % 9],
+                    marker=MARKS[index % 9],
                     ms=4.5,
-                    color=INK[place % 7],
+                    color=INK[index % 7],
                     ls="none",
                     elinewidth=0.6,
                     label=end.method,
@@ -399,8 +411,8 @@ def endings(ends: list[End]) -> Figure:
         for ax in axes[0]
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    legend(made, handles.values(), handles.keys())
-    return made
+    legend(figure_, handles.values(), handles.keys())
+    return figure_
 
 
 def _constants(machine: Machine) -> str:
@@ -421,8 +433,8 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
     in their order; where measurements were taken in turns, how much the turns agree with each
     other, which is all that one measurement can tell.
     """
-    turns = {one.row["id"]: one.row["timing"].get("turns", []) for one in compared}
-    several = any(len(own) > 1 for own in turns.values())
+    turns = {step_.row["id"]: step_.row["timing"].get("turns", []) for step_ in compared}
+    several = any(len(turns_) > 1 for turns_ in turns.values())
     table = Table(
         "ranks",
         "Methods ranked by step time, predicted against measured (Spearman's correlation)",
@@ -439,14 +451,19 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
         ],
     )
     groups: dict[tuple[Any, ...], list[PipelineStep]] = {}
-    for one in sorted(compared, key=_order):
-        groups.setdefault((one.schedule, len(one.row["transport"]), one.network), []).append(one)
+    for step_ in sorted(compared, key=_order):
+        groups.setdefault((step_.schedule, len(step_.row["transport"]), step_.network), []).append(
+            step_
+        )
     counts = []
-    for (schedule, stages, network), own in groups.items():
-        if len(own) > 2:
+    for (schedule, stages, network), group in groups.items():
+        if len(group) > 2:
             times = [
-                [value(one) for one in own]
-                for value in (lambda one: one.seconds, lambda one: fits[one.series].measured(one))
+                [value(step_) for step_ in group]
+                for value in (
+                    lambda step_: step_.seconds,
+                    lambda step_: fits[step_.series].measured(step_),
+                )
             ]
             counts.append(in_order(*times))
             table.rows.append(
@@ -455,10 +472,10 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
                     str(stages),
                     bandwidth_text(network),
                     latency_text(network),
-                    str(len(own)),
+                    str(len(group)),
                     ranked(*times),
                     *map(str, counts[-1]),
-                    *([agreement([turns[one.row["id"]] for one in own])] if several else []),
+                    *([agreement([turns[step_.row["id"]] for step_ in group])] if several else []),
                 ]
             )
     if counts:
@@ -466,7 +483,7 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
             [
                 "all",
                 *[""] * 5,
-                *(str(sum(own)) for own in zip(*counts, strict=True)),
+                *(str(sum(column)) for column in zip(*counts, strict=True)),
                 *([""] if several else []),
             ]
         )
@@ -523,16 +540,18 @@ def _order(measurement: PipelineStep) -> tuple[Any, ...]:
 
 
 def steps_table(
-    found: list[PipelineStep],
+    steps_: list[PipelineStep],
     fits: dict[tuple[str, str], PipelineModel],
-    known: Collection[str] = (),
+    fitted_names: Collection[str] = (),
 ) -> Table:
     """Milliseconds a step of every measurement, beside what is predicted."""
     rows = []
-    for measurement in sorted(found, key=_order):
+    for measurement in sorted(steps_, key=_order):
         model = fits.get(measurement.series)
         guess = model.measured(measurement) if model else None
-        basis = model is not None and (model.base is measurement or measurement.row["id"] in known)
+        basis = model is not None and (
+            model.base is measurement or measurement.row["id"] in fitted_names
+        )
         rows.append(
             [
                 measurement.schedule,
@@ -569,11 +588,11 @@ def steps_table(
 
 
 def target_table(
-    found: list[PipelineStep], metric: str, value: float, steps: dict[str, int | None]
+    steps_: list[PipelineStep], metric: str, value: float, steps: dict[str, int | None]
 ) -> Table:
     """Seconds that every measurement needs to the target quality."""
     rows = []
-    for measurement in sorted(found, key=_order):
+    for measurement in sorted(steps_, key=_order):
         n = steps[measurement.row["run_id"]]
         rows.append(
             [
@@ -602,26 +621,26 @@ def regret_table(
     """What advice costs over links that it has not seen, against the best of what was measured
     there.
     """
-    made = advice.regrets(compared, fits, steps)
-    lost = sorted(share for _, _, share in made)
-    said = (
+    regrets = advice.regrets(compared, fits, steps)
+    lost = sorted(share for _, _, share in regrets)
+    summary = (
         f"median {100 * median(lost):.1f} %, worst {100 * lost[-1]:.1f} %"
         if lost
         else "nothing to choose from"
     )
     rows = [
         [
-            str(len(one.row["transport"])),
-            bandwidth_text(one.network),
-            latency_text(one.network),
-            *(f"{own.method}, {own.schedule}" for own in (one, best)),
+            str(len(chosen.row["transport"])),
+            bandwidth_text(chosen.network),
+            latency_text(chosen.network),
+            *(f"{choice.method}, {choice.schedule}" for choice in (chosen, best)),
             f"{100 * share:.1f} %",
         ]
-        for one, best, share in sorted(made, key=lambda item: _order(item[0]))
+        for chosen, best, share in sorted(regrets, key=lambda item: _order(item[0]))
     ]
     return Table(
         "regret",
-        f"Time to the target that the advised setting loses to the best measured one: {said}",
+        f"Time to the target that the advised setting loses to the best measured one: {summary}",
         ["stages", "bandwidth", "latency", "advised", "best", "lost"],
         rows,  # pyright: ignore[reportArgumentType]
     )
@@ -630,10 +649,10 @@ def regret_table(
 # Figures.
 
 
-def _inks(found: list[PipelineStep]) -> dict[str, int]:
+def _inks(steps_: list[PipelineStep]) -> dict[str, int]:
     return {
-        method: turn
-        for turn, method in enumerate(dict.fromkeys(measurement.method for measurement in found))
+        method: index
+        for index, method in enumerate(dict.fromkeys(measurement.method for measurement in steps_))
     }
 
 
@@ -642,30 +661,30 @@ FAST = 1e10  # where "unlimited" is drawn
 
 
 @styled
-def step_time(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
+def step_time(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
     shown = [
         measurement
-        for measurement in found
+        for measurement in steps_
         if measurement.schedule == "gpipe" and measurement.network.latency == 0
     ]
-    for method, turn in _inks(found).items():
-        own = [one for one in shown if one.method == method]
+    for method, ink_index in _inks(steps_).items():
+        method_steps = [step_ for step_ in shown if step_.method == method]
         axes.plot(
-            [one.network.bandwidth or FAST for one in own],
-            [1e3 * one.seconds for one in own],
-            MARKS[turn],
-            color=INK[turn],
+            [step_.network.bandwidth or FAST for step_ in method_steps],
+            [1e3 * step_.seconds for step_ in method_steps],
+            MARKS[ink_index],
+            color=INK[ink_index],
             label=method,
         )
-        model = next((fits[one.series] for one in own if one.series in fits), None)
+        model = next((fits[step_.series] for step_ in method_steps if step_.series in fits), None)
         if model is not None:
             rates = [10 ** (6 + 0.25 * i) for i in range(13)]
             axes.plot(
                 rates,
                 [1e3 * model.step(Network(bits)) for bits in rates],
-                color=INK[turn],
+                color=INK[ink_index],
                 alpha=0.6,
             )
     axes.set(
@@ -681,42 +700,42 @@ def step_time(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineMod
 
 @styled
 def time_to_target(
-    found: list[PipelineStep], metric: str, value: float, steps: dict[str, int | None]
+    steps_: list[PipelineStep], metric: str, value: float, steps: dict[str, int | None]
 ) -> Figure:
     """Seconds until the target quality against bandwidth; methods that do not reach it are
     named.
     """
     figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     missed = []
-    for method, turn in _inks(found).items():
-        own = sorted(
+    for method, ink_index in _inks(steps_).items():
+        method_steps = sorted(
             (
                 measurement
-                for measurement in found
+                for measurement in steps_
                 if measurement.method == method
                 and measurement.schedule == "gpipe"
                 and measurement.network.latency == 0
             ),
-            key=lambda one: one.network.bandwidth or FAST,
+            key=lambda step_: step_.network.bandwidth or FAST,
         )
-        if not own:
+        if not method_steps:
             continue
-        n = steps[own[0].row["run_id"]]
+        n = steps[method_steps[0].row["run_id"]]
         if n is None:
             missed.append(method)
             continue
         axes.plot(
-            [one.network.bandwidth or FAST for one in own],
-            [n * one.seconds for one in own],
-            f"-{MARKS[turn]}",
-            color=INK[turn],
+            [step_.network.bandwidth or FAST for step_ in method_steps],
+            [n * step_.seconds for step_ in method_steps],
+            f"-{MARKS[ink_index]}",
+            color=INK[ink_index],
             label=f"{method}, {n} steps",
         )
     shown = f"{100 * value:.1f} %" if metric.endswith("acc") else f"perplexity {value:.2f}"
     logarithmic(axes.xaxis, axes.yaxis)
-    places = sorted({one.network.bandwidth or FAST for one in found})
-    names = ["unlimited" if place == FAST else f"{place / 1e6:g}" for place in places]
-    axes.set_xticks(places, names)
+    ticks = sorted({step_.network.bandwidth or FAST for step_ in steps_})
+    names = ["unlimited" if tick == FAST else f"{tick / 1e6:g}" for tick in ticks]
+    axes.set_xticks(ticks, names)
     axes.set(
         xlabel="bandwidth of a link (Mbit/s)",
         ylabel="seconds (measured steps)",
@@ -730,21 +749,23 @@ def time_to_target(
 def prediction(compared: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Predicted against measured step time; the band is 15 %."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
-    for turn, (schedule, latency) in enumerate(
-        sorted({(one.schedule, one.network.latency) for one in compared})
+    for index, (schedule, latency) in enumerate(
+        sorted({(step_.schedule, step_.network.latency) for step_ in compared})
     ):
-        own = [
-            one for one in compared if (one.schedule, one.network.latency) == (schedule, latency)
+        group_steps = [
+            step_
+            for step_ in compared
+            if (step_.schedule, step_.network.latency) == (schedule, latency)
         ]
         axes.plot(
-            [1e3 * one.seconds for one in own],
-            [1e3 * fits[one.series].measured(one) for one in own],
-            MARKS[turn % 9],
-            color=INK[turn % 7],
+            [1e3 * step_.seconds for step_ in group_steps],
+            [1e3 * fits[step_.series].measured(step_) for step_ in group_steps],
+            MARKS[index % 9],
+            color=INK[index % 7],
             label=f"{schedule}, {1e3 * latency:g} ms latency",
         )
     ends = (
-        [1e3 * limit(one.seconds for one in compared) for limit in (min, max)]
+        [1e3 * limit(step_.seconds for step_ in compared) for limit in (min, max)]
         if compared
         else [1.0, 1.0]
     )
@@ -767,25 +788,25 @@ COLOURS = {"F": INK[0], "B": INK[1], "U": INK[2], "send": INK[4]}
 
 
 @styled
-def gantt(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
+def gantt(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """One step of the slowest measured dense run: what the processes did, and what the timeline
     says of it.
     """
     chosen = max(
         (
             measurement
-            for measurement in found
+            for measurement in steps_
             if measurement.series in fits
             and measurement.row["timing"]["gantt"]
             and measurement.network.latency == 0
         ),
-        key=lambda one: (is_dense(one.row), one.seconds),
+        key=lambda step_: (is_dense(step_.row), step_.seconds),
     )
     figure, axes = plt.subplots(2, 1, figsize=(2 * COLUMN, 3.0), sharex=True)
     for stage, spans in enumerate(chosen.row["timing"]["gantt"]):
-        for what, _, start, stop in spans:
+        for kind, _, start, stop in spans:
             axes[0].barh(
-                stage, 1e3 * (stop - start), left=1e3 * start, color=COLOURS[what], height=0.7
+                stage, 1e3 * (stop - start), left=1e3 * start, color=COLOURS[kind], height=0.7
             )
     for sender, receiver, sent, came in passages(chosen.row["timing"].get("messages", [])):
         step = 0.35 if receiver > sender else -0.35
@@ -796,16 +817,16 @@ def gantt(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel])
             lw=0.8,
         )
     model, devices = fits[chosen.series], len(chosen.row["timing"]["tasks"])
-    made = plan(
+    plan_ = plan(
         chosen.orders,
         model.times(),
         model.machine.network(chosen.network),
         3,
         chosen.engine,
     )
-    spans = made.run()
-    begin = spans[made.ends[1][0]].stop
-    for activity, span in zip(made.activities, spans, strict=True):
+    spans = plan_.run()
+    begin = spans[plan_.ends[1][0]].stop
+    for activity, span in zip(plan_.activities, spans, strict=True):
         if activity.step != 2 or activity.kind in (ARRIVE, ASK, HANDLE):
             continue
         message = activity.kind == SEND
@@ -842,49 +863,49 @@ def passages(messages: list[list[list[Any]]]) -> list[tuple[int, int, float, flo
     step.
     """
     sent = {
-        (stage, way, chunk): when
-        for stage, own in enumerate(messages)
-        for what, way, chunk, when in own
-        if what == "sent"
+        (stage, direction, chunk): when
+        for stage, message in enumerate(messages)
+        for kind, direction, chunk, when in message
+        if kind == "sent"
     }
-    found = []
-    for stage, own in enumerate(messages):
-        for what, way, chunk, when in own:
-            sender = stage - 1 if way == "fwd" else stage + 1
+    passages_ = []
+    for stage, message in enumerate(messages):
+        for kind, direction, chunk, when in message:
+            sender = stage - 1 if direction == "fwd" else stage + 1
             if (
-                what == "came"
-                and (began := sent.get((sender, way, chunk))) is not None
+                kind == "came"
+                and (began := sent.get((sender, direction, chunk))) is not None
                 and began <= when
             ):
-                found.append((sender, stage, began, when))
-    return found
+                passages_.append((sender, stage, began, when))
+    return passages_
 
 
 @styled
-def bubble(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
+def bubble(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Shares of the devices' time: busy, bubble, exposed communication; predicted, each stage on
     cores of its own.
     """
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
     dense, squeezed = _pair(fits)
     for axis, model in zip(axes, (dense, squeezed), strict=True):
-        times = _alone(model)
+        times = _unlimited(model)
         devices, bars = len(times.forward), []
         for schedule, make in SCHEDULES.items():
             if schedule == "interleaved":
                 continue  # it needs twice the stages; the figure of far links has it
             for bits in (1e7, 1e8, 1e9):
-                made = shares(plan(make(devices, 8), times, Network(bits), 2, IDEAL), devices)
-                bars.append((f"{schedule}\n{rate_text(bits)}", made))
+                shares_ = shares(plan(make(devices, 8), times, Network(bits), 2, IDEAL), devices)
+                bars.append((f"{schedule}\n{rate_text(bits)}", shares_))
         bottom = [0.0] * len(bars)
-        for part, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
-            heights = [made[part] for _, made in bars]
+        for name_, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
+            heights = [shares_[name_] for _, shares_ in bars]
             axis.bar(
                 range(len(bars)),
                 heights,
                 bottom=bottom,
                 color=ink,
-                label={"exposed": "exposed communication"}.get(part, part),
+                label={"exposed": "exposed communication"}.get(name_, name_),
             )
             bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
         axis.set(title=f"predicted: {model.base.method}, 8 microbatches", xticks=range(len(bars)))
@@ -896,7 +917,7 @@ def bubble(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]
 
 
 @styled
-def far(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
+def far(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Predicted beyond the measured: up to 256 stages like the measured ones, over links between
     sites.
     """
@@ -907,14 +928,14 @@ def far(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -
         "one country (1 Gbit/s, 10 ms)": Network(1e9, 0.01),
         "two continents (100 Mbit/s, 100 ms)": Network(1e8, 0.1),
     }
-    for turn, (name, network) in enumerate(sites.items()):
+    for index, (name, network) in enumerate(sites.items()):
         for style, model in zip(("-", "--"), _pair(fits), strict=True):
             axes[0].plot(
                 counts,
                 [_repeated(model, n, network, "1f1b") for n in counts],
                 style,
-                color=INK[turn],
-                marker=MARKS[turn],
+                color=INK[index],
+                marker=MARKS[index],
                 mfc="white" if style == "--" else None,
                 label=f"{name}, {model.base.method}",
             )
@@ -930,20 +951,20 @@ def far(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -
     latencies = [1e-4 * 10 ** (0.75 * i) for i in range(5)]
     # Schedules whose curves coincide stay visible: each later one is thinner, and has marks of its
     # own.
-    for turn, schedule in enumerate(SCHEDULES):
+    for index, schedule in enumerate(SCHEDULES):
         axes[1].plot(
             [1e3 * latency for latency in latencies],
             [
                 1e3 * _repeated(_pair(fits)[0], 8, Network(1e9, latency), schedule)
                 for latency in latencies
             ],
-            color=INK[turn],
+            color=INK[index],
             label=schedule,
-            lw=3.0 - 0.8 * turn,
-            marker=MARKS[turn],
-            markevery=(turn % 2, 2),
+            lw=3.0 - 0.8 * index,
+            marker=MARKS[index],
+            markevery=(index % 2, 2),
             alpha=0.85,
-            zorder=2 + turn,
+            zorder=2 + index,
         )
     axes[1].set(
         xscale="log",
@@ -960,23 +981,23 @@ def far(found: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -
 
 def _pair(fits: dict[tuple[str, str], PipelineModel]) -> tuple[PipelineModel, PipelineModel]:
     """The dense run's model, and that of the one with the fewest bytes."""
-    every = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(
+    models_ = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(
         fits.values()
     )
     return (
-        next((model for model in every if is_dense(model.base.row)), every[0]),
-        min(every, key=lambda model: sum(model.base.times().fwd_bytes)),
+        next((model for model in models_ if is_dense(model.base.row)), models_[0]),
+        min(models_, key=lambda model: sum(model.base.times().fwd_bytes)),
     )
 
 
-def _alone(model: PipelineModel) -> Times:
+def _unlimited(model: PipelineModel) -> Times:
     """Each stage on cores of its own; what handling a message takes is part of the stage's work."""
     times = model.base.times()
     return replace(
         times,
         cores=0,
-        forward=[one + model.handling for one in times.forward],
-        backward=[one + model.handling for one in times.backward],
+        forward=[seconds_ + model.handling for seconds_ in times.forward],
+        backward=[seconds_ + model.handling for seconds_ in times.backward],
     )
 
 
@@ -1000,7 +1021,7 @@ def _repeated(model: PipelineModel, n: int, network: Network, schedule: str) -> 
     """Seconds a step of n devices, each like the mean measured stage, with the largest measured
     message between.
     """
-    times = _alone(model)
+    times = _unlimited(model)
     mean = (
         sum(times.forward) / len(times.forward),
         sum(times.backward) / len(times.backward),
@@ -1029,17 +1050,18 @@ def learner_steps(
     store: Path, plan: str, measurements: list[Any]
 ) -> list[measured_learners.LearnerStep]:
     """Return a plan's measured steps of learners. Raises UserError where some are missing."""
-    kept = Store(store)
-    names = [ddp.folder_of(kept, *measurement).path.name for measurement in measurements]
-    steps = measured_learners.measurements(kept, names)
+    store_ = Store(store)
+    names = [ddp.folder_of(store_, *measurement).path.name for measurement in measurements]
+    steps = measured_learners.measurements(store_, names)
     _check_complete(store, plan, len(names) - len(steps), len(names))
     return steps
 
 
-def _check_complete(store: str | Path, plan: str, missing: int, wanted: int) -> None:
+def _check_complete(store: str | Path, plan: str, missing: int, measurements_wanted: int) -> None:
     if missing:
         raise UserError(
-            f"{missing} of {wanted} measurements are missing in '{store}'; commsweep links "
+            f"{missing} of {measurements_wanted} measurements are missing in '{store}'; "
+            "commsweep links "
             f"{plan} --only measure takes them (Linux, root)"
         )
 

@@ -37,50 +37,50 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: sweeps of language models in which learners train apart, and what
     they are beside.
     """
-    found = APART in frame and bool(frame[APART].notna().any()) and LOSS in frame
-    return frame if found else frame.iloc[:0]
+    present = APART in frame and bool(frame[APART].notna().any()) and LOSS in frame
+    return frame if present else frame.iloc[:0]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Every method, from many bytes to few; DiLoCo by its learners."""
-    made = Table(
+    table_ = Table(
         "local",
         "Learners that train apart: test perplexity, and what a learner sends up",
         ["Method", "perplexity", "seeds", "bytes up a step", "rate", "boundaries' bytes a step"],
     )
-    every = [(str(name), part) for name, part in frame.groupby("method", sort=False)]
-    for name, part in sorted(every, key=lambda one: -_bytes(one[1])):
-        score = cell(part, PERPLEXITY, PLAIN)
+    groups = [(str(name), group) for name, group in frame.groupby("method", sort=False)]
+    for name, group in sorted(groups, key=lambda entry: -_bytes(entry[1])):
+        score = cell(group, PERPLEXITY, PLAIN)
         sent = [
-            cell(part, column, unit) for column, unit in ((UP, BYTES), ("gradients.rate", RATE))
+            cell(group, column, unit) for column, unit in ((UP, BYTES), ("gradients.rate", RATE))
         ]
-        crossed = sum(part[f"bytes.{side}_per_step"].mean() for side in ("fwd", "bwd"))
-        made.rows.append(
+        crossed = sum(group[f"bytes.{side}_per_step"].mean() for side in ("fwd", "bwd"))
+        table_.rows.append(
             [
                 name,
                 score,
                 str(len(score.values)),
-                *(one if one.values else "-" for one in sent),
+                *(learner_bytes if learner_bytes.values else "-" for learner_bytes in sent),
                 f"{crossed:,.0f}",
             ]
         )
-    return [made]
+    return [table_]
 
 
-def _bytes(part: pd.DataFrame) -> float:
-    return float(part[UP].mean()) if UP in part and part[UP].notna().any() else float("inf")
+def _bytes(group: pd.DataFrame) -> float:
+    return float(group[UP].mean()) if UP in group and group[UP].notna().any() else float("inf")
 
 
 # Claims.
 
 
-def _arm(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
+def _arm(frame: pd.DataFrame, values: dict[str, Any]) -> pd.DataFrame:
     """The finished runs with these settings; None: absent."""
-    own = frame[frame.status == "finished"]
-    for key, value in ({"fwd.compressor.kind": "none", "optim.kind": "adamw"} | wanted).items():
-        column = own[key] if key in own else pd.Series(None, own.index, dtype=object)
-        own = own[column.isna() if value is None else column == value]
-    return own
+    rows_ = frame[frame.status == "finished"]
+    for key, value in ({"fwd.compressor.kind": "none", "optim.kind": "adamw"} | values).items():
+        column = rows_[key] if key in rows_ else pd.Series(None, rows_.index, dtype=object)
+        rows_ = rows_[column.isna() if value is None else column == value]
+    return rows_
 
 
 DENSE = {
@@ -109,24 +109,24 @@ def _code(kind: str, bits: int | None = None, feedback: str = "none") -> dict[st
     }
 
 
-def _more(
-    frame: pd.DataFrame, what: str, a: dict[str, Any], b: dict[str, Any], **region: Any
+def _difference(
+    frame: pd.DataFrame, label: str, a: dict[str, Any], b: dict[str, Any], **region: Any
 ) -> Effect:
     """Nats that arm a loses more than arm b."""
     left, right = _arm(frame, a), _arm(frame, b)
     sides = [
-        (sign, dict(zip(one.seed, one[LOSS], strict=True)))
-        for sign, one in ((1.0, left), (-1.0, right))
+        (sign, dict(zip(arm.seed, arm[LOSS], strict=True)))
+        for sign, arm in ((1.0, left), (-1.0, right))
     ]
-    return combined(what, sides, ids=[*left.id, *right.id], digits=3, **region)
+    return combined(label, sides, ids=[*left.id, *right.id], digits=3, **region)
 
 
 def l1(frame: pd.DataFrame) -> Claim:
     """Learners of DiLoCo."""
-    every = _arm(frame, {key: value for key, value in DILOCO.items() if key != "grad.learners"})
-    sizes = sorted(int(n) for n in every["grad.learners"].unique())
+    group = _arm(frame, {key: value for key, value in DILOCO.items() if key != "grad.learners"})
+    sizes = sorted(int(n) for n in group["grad.learners"].unique())
     effects = [
-        _more(
+        _difference(
             frame,
             f"loss with {n} learners minus with {m}",
             DILOCO | {"grad.learners": n},
@@ -140,7 +140,7 @@ def l1(frame: pd.DataFrame) -> Claim:
         "DiLoCo's loss grows with the number of learners, and one learner is better than plain "
         "training (arXiv 2503.09799 finds both).",
         [
-            _more(
+            _difference(
                 frame,
                 "loss of plain training minus of one learner",
                 PLAIN_RUN,
@@ -159,7 +159,7 @@ def l2(frame: pd.DataFrame) -> Claim:
         "At no more bytes SparseLoCo, every step, is better than DiLoCo (every 100 steps) and "
         f"DeMo by more than {NOTICEABLE:g} nats.",
         [
-            _more(
+            _difference(
                 frame,
                 f"loss of {name} minus of SparseLoCo{_sizes(frame, arm, OFTEN)}",
                 arm,
@@ -173,29 +173,29 @@ def l2(frame: pd.DataFrame) -> Claim:
 
 def _sizes(frame: pd.DataFrame, *arms: dict[str, Any]) -> str:
     """(bytes of one, of the other)."""
-    own = [_arm(frame, arm) for arm in arms]
+    arm_rows = [_arm(frame, arm) for arm in arms]
     return (
         ""
-        if any(one.empty or UP not in one for one in own)
-        else (" (" + ", ".join(f"{one[UP].mean():,.0f}" for one in own) + " bytes a step)")
+        if any(rows_.empty or UP not in rows_ for rows_ in arm_rows)
+        else (" (" + ", ".join(f"{rows_[UP].mean():,.0f}" for rows_ in arm_rows) + " bytes a step)")
     )
 
 
 def l3(frame: pd.DataFrame) -> Claim:
     """Codes of pseudo-gradients."""
     effects = [
-        _more(frame, f"loss with {name} minus dense", arm, DILOCO, within=NOTICEABLE)
+        _difference(frame, f"loss with {name} minus dense", arm, DILOCO, within=NOTICEABLE)
         for name, arm in (("E3M0", _code("e3m0")), ("min-max 4 bits", _code("uniform", 4)))
     ]
     effects += [
-        _more(
+        _difference(
             frame,
-            f"loss with min-max 2 bits minus with statistical 2 bits{said}",
+            f"loss with min-max 2 bits minus with statistical 2 bits{suffix}",
             _code("uniform", 2, memory),
             _code("statistical", 2, memory),
             above=NOTICEABLE,
         )
-        for memory, said in (("none", ""), ("ef", ", EF"))
+        for memory, suffix in (("none", ""), ("ef", ", EF"))
     ]
     return Claim(
         "L3",
@@ -211,7 +211,7 @@ def l4(frame: pd.DataFrame) -> Claim:
         "L4",
         f"An overlap of one step costs nothing (within {NOTICEABLE:g} nats).",
         [
-            _more(
+            _difference(
                 frame,
                 "loss with an overlap of 1 minus without",
                 DILOCO | {"grad.outer.overlap": 1},
@@ -229,7 +229,7 @@ def l5(frame: pd.DataFrame) -> Claim:
         "The two readings of SparseLoCo's aggregation differ: the mean of senders is better "
         f"than the mean of all by more than {NOTICEABLE:g} nats.",
         [
-            _more(
+            _difference(
                 frame,
                 "loss with the mean of all minus of senders",
                 SPARSE,
@@ -250,7 +250,7 @@ def l6(frame: pd.DataFrame) -> Claim:
         "messages harder is better than squeezing the boundaries harder, by more than "
         f"{NOTICEABLE:g} nats.",
         [
-            _more(
+            _difference(
                 frame,
                 "loss with the boundaries harder minus with the learners harder"
                 f"{_together(frame, boundaries, learners)}",
@@ -264,15 +264,17 @@ def l6(frame: pd.DataFrame) -> Claim:
 
 def _together(frame: pd.DataFrame, *arms: dict[str, Any]) -> str:
     """(bytes a step of everything, of one and of the other)."""
-    every = []
-    for own in (_arm(frame, arm) for arm in arms):
-        if own.empty or UP not in own:
+    frames = []
+    for rows_ in (_arm(frame, arm) for arm in arms):
+        if rows_.empty or UP not in rows_:
             return ""
         total = (
-            own["bytes.fwd_per_step"] + own["bytes.bwd_per_step"] + own["grad.learners"] * own[UP]
+            rows_["bytes.fwd_per_step"]
+            + rows_["bytes.bwd_per_step"]
+            + rows_["grad.learners"] * rows_[UP]
         )
-        every.append(f"{total.mean():,.0f}")
-    return f" ({', '.join(every)} bytes a step in all)"
+        frames.append(f"{total.mean():,.0f}")
+    return f" ({', '.join(frames)} bytes a step in all)"
 
 
 def l7(frame: pd.DataFrame) -> Claim:
@@ -282,14 +284,14 @@ def l7(frame: pd.DataFrame) -> Claim:
         f"DeMo needs its transform: without one it is worse by more than {NOTICEABLE:g} nats, "
         "and a Hadamard transform does as well.",
         [
-            _more(
+            _difference(
                 frame,
                 "loss without a transform minus with the DCT",
                 DEMO | {"grad.transform": None},
                 DEMO,
                 above=NOTICEABLE,
             ),
-            _more(
+            _difference(
                 frame,
                 "loss with Hadamard minus with the DCT",
                 DEMO | {"grad.transform": "hadamard"},
@@ -314,7 +316,7 @@ def l8(frame: pd.DataFrame) -> Claim:
             muon | PLAIN_RUN,
         ),
     ):
-        effect = _more(frame, f"loss of {name}", rare, plain, below=0.1)
+        effect = _difference(frame, f"loss of {name}", rare, plain, below=0.1)
         if effect.values:
             effects.append(effect)
     return Claim(
@@ -362,8 +364,8 @@ def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         figure, axes = plt.subplots(figsize=(1.7 * COLUMN, 3.4))
         columns = {"method": "name", "up": "x", "score": "y"}
         points, front = (
-            part.rename(columns=columns).assign(name=part.method.map(_short))
-            for part in (points, front)
+            series.rename(columns=columns).assign(name=series.method.map(_short))
+            for series in (points, front)
         )
         spread = points["sd"].fillna(0)
         scatter(axes, points.assign(low=spread, high=spread), front, KEPT)

@@ -48,38 +48,40 @@ def trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(what tells it from the others, runs) of every training whose arms are compared, of one
     learner.
     """
-    alone = frame[(frame["grad.learners"] == 1) & (frame["fwd.compressor.kind"] == "none")]
-    if alone.empty:
+    dense_wires = frame[(frame["grad.learners"] == 1) & (frame["fwd.compressor.kind"] == "none")]
+    if dense_wires.empty:
         return []
-    every = base(alone, *COMPARED)
-    found = [part for _, part in alone.groupby(every, sort=False)]
-    if len(found) == 1:
-        return [("", found[0])]
-    firsts = pd.concat([part.iloc[:1] for part in found]).assign(
-        setting_id=list(every.drop_duplicates())
+    keys = base(dense_wires, *COMPARED)
+    groups = [group for _, group in dense_wires.groupby(keys, sort=False)]
+    if len(groups) == 1:
+        return [("", groups[0])]
+    firsts = pd.concat([group.iloc[:1] for group in groups]).assign(
+        setting_id=list(keys.drop_duplicates())
     )
-    names = {part.setting_id.iloc[0]: text.strip(" ()") for text, part in distinct(firsts, "")}
-    return [(names[text], part) for text, part in zip(every.drop_duplicates(), found, strict=True)]
+    names = {group.setting_id.iloc[0]: text.strip(" ()") for text, group in distinct(firsts, "")}
+    return [
+        (names[text], group) for text, group in zip(keys.drop_duplicates(), groups, strict=True)
+    ]
 
 
-def arms(alone: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def arms(rows_: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(name, runs) of one training: dense ones first, then the best. The dense run is that of most
     steps and width.
     """
-    names = alone.apply(lambda row: levelless(sparse(row.dropna().to_dict())) or DENSE, axis=1)
+    names = rows_.apply(lambda row: levelless(sparse(row.dropna().to_dict())) or DENSE, axis=1)
     dense = names == DENSE
     # absent: the model's own
-    wide = alone.get("model.width", pd.Series(math.nan, alone.index)).fillna(math.inf)
+    wide = rows_.get("model.width", pd.Series(math.nan, rows_.index)).fillna(math.inf)
     names[dense & (wide < wide[dense].max())] = NARROW
     dense = names == DENSE
-    names[dense & (_steps(alone) < _steps(alone)[dense].max())] = SHORT
-    found = [
-        (text, part)
-        for name, own in alone.groupby(names, sort=False)
-        for text, part in distinct(own, str(name))
+    names[dense & (_steps(rows_) < _steps(rows_)[dense].max())] = SHORT
+    arms_ = [
+        (text, group)
+        for name, group_ in rows_.groupby(names, sort=False)
+        for text, group in distinct(group_, str(name))
     ]
     order = {DENSE: 0, SHORT: 1, NARROW: 2}
-    return sorted(found, key=lambda one: (order.get(one[0], 3), _mean(one[1], LOSS)))
+    return sorted(arms_, key=lambda entry: (order.get(entry[0], 3), _mean(entry[1], LOSS)))
 
 
 def _steps(frame: pd.DataFrame) -> pd.Series:
@@ -90,11 +92,11 @@ def _mean(runs: pd.DataFrame, column: str) -> float:
     return float(runs[column].mean()) if column in runs and runs[column].notna().any() else math.inf
 
 
-def _whole(found: list[tuple[str, pd.DataFrame]], column: str = TOTAL) -> float:
+def _total(arms_: list[tuple[str, pd.DataFrame]], column: str = TOTAL) -> float:
     """FLOPs, or another column, of the dense run that arms are compared with; not a number without
     one.
     """
-    return next((_mean(runs, column) for name, runs in found if name == DENSE), math.nan)
+    return next((_mean(runs, column) for name, runs in arms_ if name == DENSE), math.nan)
 
 
 # Tables.
@@ -119,9 +121,9 @@ def equal(frame: pd.DataFrame, title: str) -> Table:
             "seeds",
         ],
     )
-    found = arms(frame)
-    dense = _whole(found, LOSS)
-    for name, runs in found:
+    arms_ = arms(frame)
+    dense = _total(arms_, LOSS)
+    for name, runs in arms_:
         score = cell(runs, LOSS, PLAIN)
         done = runs[runs.status == "finished"]
         if done.empty:
@@ -134,11 +136,11 @@ def equal(frame: pd.DataFrame, title: str) -> Table:
                 name,
                 f"{100 * sparsest:.1f}",
                 f"{first.steps:.0f}",
-                *_shares(done, found),
+                *_shares(done, arms_),
                 _three(score),
                 cell(runs, PPL, PLAIN),
                 f"{_mean(done, LOSS) - dense:+.3f}" if dense == dense else "-",
-                _inference(done, found),
+                _inference(done, arms_),
                 cell(runs, "masks.ever", SHARE),
                 str(len(score.values)),
             ]
@@ -146,24 +148,24 @@ def equal(frame: pd.DataFrame, title: str) -> Table:
     return table
 
 
-def _shares(done: pd.DataFrame, found: list[tuple[str, pd.DataFrame]]) -> list[str]:
+def _shares(done: pd.DataFrame, arms_: list[tuple[str, pd.DataFrame]]) -> list[str]:
     """FLOPs in % of the dense arm's, with and without the head; without such an arm, of the same
     model's.
     """
-    whole = _whole(found)
-    if whole != whole:
+    total = _total(arms_)
+    if total != total:
         return [
             f"{100 * _mean(done, name):.1f}" for name in (RELATIVE, "flops.relative_without_head")
         ]
-    without = (done[TOTAL] - done["flops.head"]).mean() / (whole - _whole(found, "flops.head"))
-    return [f"{100 * _mean(done, TOTAL) / whole:.1f}", f"{100 * without:.1f}"]
+    without = (done[TOTAL] - done["flops.head"]).mean() / (total - _total(arms_, "flops.head"))
+    return [f"{100 * _mean(done, TOTAL) / total:.1f}", f"{100 * without:.1f}"]
 
 
-def _inference(done: pd.DataFrame, found: list[tuple[str, pd.DataFrame]]) -> str:
-    whole = _whole(found, "flops.inference")
+def _inference(done: pd.DataFrame, arms_: list[tuple[str, pd.DataFrame]]) -> str:
+    total = _total(arms_, "flops.inference")
     share = (
-        _mean(done, "flops.inference") / whole
-        if whole == whole
+        _mean(done, "flops.inference") / total
+        if total == total
         else _mean(done, "flops.inference_relative")
     )
     return f"{100 * share:.1f}"
@@ -181,28 +183,28 @@ def _head(frame: pd.DataFrame) -> str:
     how = (
         "sparse" if modules == {"all"} else "dense" if modules == {"blocks"} else "dense or sparse"
     )
-    share = _whole(arms(frame), "flops.head_share")
+    share = _total(arms(frame), "flops.head_share")
     return f"head counted, {how}" + (
         f"; {100 * share:.1f} % of the dense run" if math.isfinite(share) else ""
     )
 
 
-def parts(frame: pd.DataFrame, title: str) -> Table:
+def flops_parts(frame: pd.DataFrame, title: str) -> Table:
     """What the FLOPs of every arm of a training went into."""
     table = Table(
         "parts",
         f"FLOPs by part, as % of the dense run ({_head(frame)}){title}",
         ["Arm", *PARTS, "total"],
     )
-    found = arms(frame)
-    whole = _whole(found)
-    for name, runs in found:
-        if (runs.status == "finished").any() and whole == whole:
+    arms_ = arms(frame)
+    total = _total(arms_)
+    for name, runs in arms_:
+        if (runs.status == "finished").any() and total == total:
             table.rows.append(
                 [
                     name,
-                    *(f"{100 * _mean(runs, f'flops.{part}') / whole:.2f}" for part in PARTS),
-                    f"{100 * _mean(runs, TOTAL) / whole:.2f}",
+                    *(f"{100 * _mean(runs, f'flops.{name_}') / total:.2f}" for name_ in PARTS),
+                    f"{100 * _mean(runs, TOTAL) / total:.2f}",
                 ]
             )
     return table
@@ -224,25 +226,25 @@ def wire(frame: pd.DataFrame) -> Table:
             "seeds",
         ],
     )
-    for weights, said, runs in sent(frame):
+    for weights, messages, runs in sent(frame):
         score, up = cell(runs, LOSS, PLAIN), cell(runs, "gradients.up", BYTES)
         share = (
             100 * _mean(runs, "gradients.up") / _mean(runs, "gradients.dense")
             if up.values
             else math.nan
         )
-        places = _mean(
+        place_bytes = _mean(
             runs.assign(places=runs.get("gradients.places", pd.Series(0.0, runs.index)).fillna(0)),
             "places",
         )
         table.rows.append(
             [
                 weights,
-                said,
+                messages,
                 _three(score),
                 up if up.values else "-",
                 f"{share:.1f}" if up.values else "-",
-                f"{places:,.0f}" if up.values else "-",
+                f"{place_bytes:,.0f}" if up.values else "-",
                 cell(runs, "bytes.ratio", SHARE),
                 str(len(score.values)),
             ]
@@ -253,28 +255,28 @@ def wire(frame: pd.DataFrame) -> Table:
 def sent(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """(weights, what travels, runs) of learners and compressed boundaries."""
     several, linked = frame["grad.learners"] > 1, frame["fwd.compressor.kind"] != "none"
-    own = frame[several | linked]
-    for method, runs in own.groupby("method", sort=False):
+    rows_ = frame[several | linked]
+    for method, runs in rows_.groupby("method", sort=False):
         row = runs.iloc[0].dropna().to_dict()
-        what = [boundaries(row)] if row["fwd.compressor.kind"] != "none" else []
+        texts = [boundaries(row)] if row["fwd.compressor.kind"] != "none" else []
         if row["grad.learners"] > 1:
-            what.append(
+            texts.append(
                 exchange(row)
                 if row["grad.compressor.kind"] != "none"
                 else f"all gradients, {row['grad.learners']} learners"
             )
-        yield levelless(sparse(row)) or DENSE, "; ".join(what) or str(method), runs
+        yield levelless(sparse(row)) or DENSE, "; ".join(texts) or str(method), runs
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Loss at equal FLOPs, FLOPs by part, bytes."""
-    made = []
-    for turn, (title, own) in enumerate(trainings(frame)):
-        for make in (equal, parts):
-            table = make(own, f"; {title}" if title else "")
-            table.name += f"_{turn + 1}" if turn else ""
-            made.append(table)
-    return [table for table in (*made, wire(frame)) if table.rows]
+    tables_ = []
+    for index, (title, group) in enumerate(trainings(frame)):
+        for make in (equal, flops_parts):
+            table = make(group, f"; {title}" if title else "")
+            table.name += f"_{index + 1}" if index else ""
+            tables_.append(table)
+    return [table for table in (*tables_, wire(frame)) if table.rows]
 
 
 # Claims.
@@ -282,52 +284,54 @@ def tables(frame: pd.DataFrame) -> list[Table]:
 
 def _side(runs: pd.DataFrame, *compared: str) -> pd.DataFrame:
     """Runs as a side of `paired`: what is compared is no part of their base."""
-    own = runs[runs.status.isin(["finished", "diverged"])]
-    guess = math.log(256 if (own["data.tokenizer"] == "bytes").all() else 50257)  # among all tokens
-    score = own[LOSS] if LOSS in own else pd.Series(math.nan, own.index)
+    ended = runs[runs.status.isin(["finished", "diverged"])]
+    guess = math.log(
+        256 if (ended["data.tokenizer"] == "bytes").all() else 50257
+    )  # among all tokens
+    score = ended[LOSS] if LOSS in ended else pd.Series(math.nan, ended.index)
     return pd.DataFrame(
         {
-            "id": own.id,
-            "seed": own.seed,
-            "base": base(own, *compared) if len(own) else "",
+            "id": ended.id,
+            "seed": ended.seed,
+            "base": base(ended, *compared) if len(ended) else "",
             "kind": "none",
-            "diverged": own.status == "diverged",
-            "score": score.where(own.status == "finished", guess),
+            "diverged": ended.status == "diverged",
+            "score": score.where(ended.status == "finished", guess),
         }
     )
 
 
 def _effects(
-    frame: pd.DataFrame, what: str, a: str, b: str, equal: bool = False, **region: Any
+    frame: pd.DataFrame, label: str, a: str, b: str, equal: bool = False, **region: Any
 ) -> list[Effect]:
     """equal: only where both have the same FLOPs, within 2 %."""
     sides = [
         (_side(named[a], *COMPARED), _side(named[b], *COMPARED))
-        for _, own in trainings(frame)
-        if a in (named := dict(arms(own)))
+        for _, group in trainings(frame)
+        if a in (named := dict(arms(group)))
         and b in named
         and not (equal and abs(_mean(named[a], TOTAL) / _mean(named[b], TOTAL) - 1) > 0.02)
     ]
     if not sides:
-        return [Effect(what, **region, digits=3)]
-    left, right = (pd.concat(every) for every in zip(*sides, strict=True))
-    return paired(frame, what, left, right, unit=1.0, **region)
+        return [Effect(label, **region, digits=3)]
+    left, right = (pd.concat(values) for values in zip(*sides, strict=True))
+    return paired(frame, label, left, right, unit=1.0, **region)
 
 
 def m1(frame: pd.DataFrame) -> Claim:
     """A quarter of the FLOPs, the dense loss."""
-    found = [
-        (_mean(dict(own)[MST], RELATIVE), _head(part))
-        for _, part in trainings(frame)
-        if MST in dict(own := arms(part))
+    shares = [
+        (_mean(dict(arms_)[MST], RELATIVE), _head(group))
+        for _, group in trainings(frame)
+        if MST in dict(arms_ := arms(group))
     ]
-    here = "; ".join(
-        f"here {100 * share:.1f} %, {head}" for share, head in found if math.isfinite(share)
+    measured = "; ".join(
+        f"here {100 * share:.1f} %, {head}" for share, head in shares if math.isfinite(share)
     )
     return Claim(
         "M1",
         f"MST reaches the dense loss with a quarter of its FLOPs (ours: within {EQUAL:g} "
-        f"nats{f'; {here}' if here else ''}).",
+        f"nats{f'; {measured}' if measured else ''}).",
         _effects(frame, "loss, MST minus dense", MST, DENSE, below=EQUAL),
     )
 
@@ -380,7 +384,7 @@ def m4(frame: pd.DataFrame) -> Claim:
 
 def m5(frame: pd.DataFrame) -> Claim:
     """Ours: live gradients only."""
-    every, live = (
+    dense_rows, live = (
         frame[(frame["grad.learners"] > 1) & (frame["grad.compressor.kind"] == kind)]
         for kind in ("none", "live")
     )
@@ -391,14 +395,14 @@ def m5(frame: pd.DataFrame) -> Claim:
     )
     if "gradients.up" in live and "masks.mean_density" in live:
         done = live[live.status == "finished"]
-        wanted = done["gradients.dense"] - 4 * done["masks.weights"] * (
+        expected = done["gradients.dense"] - 4 * done["masks.weights"] * (
             1 - done["masks.mean_density"]
         )
         bytes_of.values, bytes_of.ids = (
-            list(100 * (done["gradients.up"] / wanted - 1)),
+            list(100 * (done["gradients.up"] / expected - 1)),
             list(done.id),
         )
-    sides = (_side(own, "grad.compressor.", "grad.feedback.") for own in (live, every))
+    sides = (_side(rows_, "grad.compressor.", "grad.feedback.") for rows_ in (live, dense_rows))
     return Claim(
         "M5",
         f"Sending live gradients only costs no quality (within {EQUAL:g} nats), and as many "
@@ -419,34 +423,34 @@ CLAIMS = [m1, m2, m3, m4, m5]
 
 
 def _finished(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    every = trainings(frame)
-    found = (
-        [(name, runs[runs.status == "finished"]) for name, runs in arms(every[0][1])]
-        if every
+    trainings_ = trainings(frame)
+    arms_ = (
+        [(name, runs[runs.status == "finished"]) for name, runs in arms(trainings_[0][1])]
+        if trainings_
         else []
     )
-    return [one for one in found if len(one[1])]
+    return [entry for entry in arms_ if len(entry[1])]
 
 
 @styled
-def _front(found: list[tuple[str, pd.DataFrame]]) -> Figure:
-    whole = _whole(found)
-    found = sorted(found, key=lambda arm: arm[1][LOSS].mean())
-    figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 0.8 + 0.18 * len(found)))
+def _front(arms_: list[tuple[str, pd.DataFrame]]) -> Figure:
+    total = _total(arms_)
+    arms_ = sorted(arms_, key=lambda arm: arm[1][LOSS].mean())
+    figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 0.8 + 0.18 * len(arms_)))
     names = []
-    for turn, (name, runs) in enumerate(found):
+    for index, (name, runs) in enumerate(arms_):
         dense = name.startswith("dense") or "dense model" in name
         axis.errorbar(
             runs[LOSS].mean(),
-            turn,
+            index,
             xerr=runs[LOSS].std() if len(runs) > 1 else None,
             marker="*" if dense else "o",
             ms=6 if dense else 4,
             color="black" if dense else INK[0],
             elinewidth=0.7,
         )
-        names.append(f"{name} ({100 * _mean(runs, TOTAL) / whole:.0f} % of FLOPs, n = {len(runs)})")
-    axis.set_yticks(range(len(found)), names)
+        names.append(f"{name} ({100 * _mean(runs, TOTAL) / total:.0f} % of FLOPs, n = {len(runs)})")
+    axis.set_yticks(range(len(arms_)), names)
     axis.invert_yaxis()
     axis.set(xlabel="test loss (nats a byte)")
     return figure
@@ -456,24 +460,24 @@ def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss by arm, best first, with the FLOPs of its training, counted by pairs that attend,
     head included. Stars: dense models. Bars: ± one sample standard deviation over seeds.
     """
-    found = _finished(frame)
-    return _front(found) if len(found) > 1 and _whole(found) == _whole(found) else None
+    arms_ = _finished(frame)
+    return _front(arms_) if len(arms_) > 1 and _total(arms_) == _total(arms_) else None
 
 
 @styled
-def _bytes(found: list[tuple[str, str, pd.DataFrame]]) -> Figure:
+def _bytes(entries: list[tuple[str, str, pd.DataFrame]]) -> Figure:
     figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
-    for turn, (weights, said, runs) in enumerate(found):
+    for index, (weights, messages, runs) in enumerate(entries):
         loss = runs[LOSS]
         axis.errorbar(
             _mean(runs, "gradients.up") / 1e3,
             loss.mean(),
             yerr=loss.std() if len(loss) > 1 else None,
-            marker=MARKS[turn % 9],
-            color=INK[turn % 7],
+            marker=MARKS[index % 9],
+            color=INK[index % 7],
             ls="none",
             elinewidth=0.7,
-            label=f"{weights}: {said}",
+            label=f"{weights}: {messages}",
         )
     axis.set(xlabel="kB of gradients a learner hands over a step", ylabel="test loss (nats)")
     logarithmic(axis.xaxis)
@@ -485,18 +489,18 @@ def by_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss against the bytes of gradients between learners. Bars: ± one sample standard
     deviation over seeds.
     """
-    found = [
-        (weights, said, runs[runs.status == "finished"])
-        for weights, said, runs in sent(frame)
+    entries = [
+        (weights, messages, runs[runs.status == "finished"])
+        for weights, messages, runs in sent(frame)
         if runs["grad.learners"].iloc[0] > 1
     ]
-    found = [one for one in found if len(one[2])]
-    return _bytes(found) if len(found) > 1 else None
+    entries = [entry for entry in entries if len(entry[2])]
+    return _bytes(entries) if len(entries) > 1 else None
 
 
 @styled
-def _masks(told: dict[str, list[dict]]) -> Figure:
-    names = list(told)
+def _masks(masks_by_arm: dict[str, list[dict]]) -> Figure:
+    names = list(masks_by_arm)
     figure, axes = plt.subplots(
         2,
         len(names),
@@ -506,31 +510,33 @@ def _masks(told: dict[str, list[dict]]) -> Figure:
         sharey="row",
     )
     for column, name in enumerate(names):
-        steps = np.concatenate([one["steps"] for one in told[name]])
-        kinds = told[name][0]["layers"]
-        for row, what in enumerate(("density", "turnover")):
-            every = np.concatenate([np.array(one[what]) for one in told[name] if one["steps"]])
+        steps = np.concatenate([record["steps"] for record in masks_by_arm[name]])
+        kinds = masks_by_arm[name][0]["layers"]
+        for row, measure in enumerate(("density", "turnover")):
+            values = np.concatenate(
+                [np.array(record[measure]) for record in masks_by_arm[name] if record["steps"]]
+            )
             lines = {
-                kind: every[:, [at for at, layer in enumerate(kinds) if _kind(layer) == kind]]
+                kind: values[:, [at for at, layer in enumerate(kinds) if _kind(layer) == kind]]
                 for kind in dict.fromkeys(map(_kind, kinds))
             }
-            for turn, (kind, own) in enumerate(_apart(lines).items()):
+            for index, (kind, records) in enumerate(_by_kind(lines).items()):
                 axes[row, column].plot(
                     steps,
-                    100 * own.mean(1),
-                    color=INK[turn % 7],
+                    100 * records.mean(1),
+                    color=INK[index % 7],
                     label=kind,
-                    marker=MARKS[turn % 9],
+                    marker=MARKS[index % 9],
                     ms=2,
                 )
-            axes[row, column].set(ylabel=f"{what} (%)" if not column else "")
+            axes[row, column].set(ylabel=f"{measure} (%)" if not column else "")
         axes[0, column].set_title(name)
         axes[1, column].set_xlabel("step")
     legend(figure)
     return figure
 
 
-def _apart(lines: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _by_kind(lines: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The lines; those within a point of each other are drawn as one, with both names."""
     merged: list[tuple[list[str], np.ndarray]] = []
     for kind, line in lines.items():
@@ -546,7 +552,7 @@ def _apart(lines: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _kind(layer: str) -> str:
     """A layer without the number of its block: "attn.c_attn"."""
     return (
-        ".".join(part for part in layer.split(".")[1:] if not part.isdigit() and part != "h")
+        ".".join(word for word in layer.split(".")[1:] if not word.isdigit() and word != "h")
         or layer
     )
 
@@ -555,28 +561,32 @@ def masks(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """Density of the layers and their turnover (weights that grow in an update, as a share of the
     live ones) over time; layers of one kind as their mean over blocks, one seed.
     """
-    told = {
+    masks_by_arm = {
         name: [
             mask for mask in curves[curves.id == runs.id.iloc[0]].masks if isinstance(mask, dict)
         ]
         for name, runs in _finished(frame)
         if name in (MST, "RigL", "GraNet") and "masks" in curves
     }
-    told = {name: own for name, own in told.items() if any(one["steps"] for one in own)}
-    return _masks(told) if told else None
+    masks_by_arm = {
+        name: records
+        for name, records in masks_by_arm.items()
+        if any(record["steps"] for record in records)
+    }
+    return _masks(masks_by_arm) if masks_by_arm else None
 
 
 @styled
-def _ever(found: list[tuple[str, pd.DataFrame]]) -> Figure:
+def _ever(arms_: list[tuple[str, pd.DataFrame]]) -> Figure:
     figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
-    for turn, (name, runs) in enumerate(found):
+    for index, (name, runs) in enumerate(arms_):
         axis.errorbar(
             100 * runs["masks.ever"].mean(),
             runs[LOSS].mean(),
             label=name,
-            marker=MARKS[turn % 9],
+            marker=MARKS[index % 9],
             yerr=runs[LOSS].std() if len(runs) > 1 else None,
-            color=INK[turn % 7],
+            color=INK[index % 7],
             ls="none",
             elinewidth=0.7,
         )
@@ -589,8 +599,8 @@ def ever(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss against the share of weights that were ever active (ITOP's rate), arms with
     masks.
     """
-    found = [(name, runs) for name, runs in _finished(frame) if name not in (DENSE, SHORT, NARROW)]
-    return _ever(found) if len(found) > 1 else None
+    arms_ = [(name, runs) for name, runs in _finished(frame) if name not in (DENSE, SHORT, NARROW)]
+    return _ever(arms_) if len(arms_) > 1 else None
 
 
 FIGURES = {"front": front, "bytes": by_bytes, "masks": masks, "ever": ever}

@@ -50,22 +50,22 @@ def _losses(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of one learner with direction, what they lost against the dense run of their seed, and
     the bytes of what is compressed as a share of its dense ones.
     """
-    own = plain(frame)
-    own = own[own.status == "finished"].assign(direction=_direction)
+    rows_ = plain(frame)
+    rows_ = rows_[rows_.status == "finished"].assign(direction=_direction)
     text = is_text(frame)
     metric, sign = (LOSS, 1.0) if text else (ON, -100.0)
-    dense = own[own.direction == ""].set_index("seed")[metric]
-    out = own[own.direction != ""].copy()
+    dense = rows_[rows_.direction == ""].set_index("seed")[metric]
+    out = rows_[rows_.direction != ""].copy()
     out["lost"] = sign * (out[metric] - out.seed.map(dense[~dense.index.duplicated()]))
     share = {"fwd": "bytes.fwd_ratio", "bwd": "bytes.bwd_ratio", "both": "bytes.ratio"}
     out["share"] = [row[share[row["direction"]]] for _, row in out.iterrows()]
     return out[out.lost.notna()]
 
 
-def _front(own: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _front(rows_: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(means of `_losses` by method, those of them that nothing with as few bytes beats)."""
     points = (
-        own.groupby("method", sort=False)
+        rows_.groupby("method", sort=False)
         .agg(lost=("lost", "mean"), sd=("lost", "std"), share=("share", "mean"))
         .reset_index()
     )
@@ -97,20 +97,20 @@ def ranking(frame: pd.DataFrame) -> Table:
             "on the front",
         ],
     )
-    found, unit = _losses(frame), PLAIN if text else PERCENT
+    losses, unit = _losses(frame), PLAIN if text else PERCENT
     for direction, name in DIRECTIONS.items():
-        own = found[found.direction == direction]
-        points, front = _front(own)
+        rows_ = losses[losses.direction == direction]
+        points, front = _front(rows_)
         for method in points.sort_values(["share", "lost"]).method:
-            part = own[own.method == method]
+            group = rows_[rows_.method == method]
             table.rows.append(
                 [
                     name,
                     str(method),
-                    cell(part, "lost", PLAIN),
-                    cell(part, "test_on_ppl" if text else ON, unit),
-                    str(len(part)),
-                    cell(part, "share", SHARE),
+                    cell(group, "lost", PLAIN),
+                    cell(group, "test_on_ppl" if text else ON, unit),
+                    str(len(group)),
+                    cell(group, "share", SHARE),
                     "yes" if method in set(front.method) else "",
                 ]
             )
@@ -133,25 +133,26 @@ def feedback(frame: pd.DataFrame) -> Table:
             "remembered, backward",
         ],
     )
-    own = plain(frame)
-    if "fwd.feedback.key" not in own or ON not in own:
+    rows_ = plain(frame)
+    if "fwd.feedback.key" not in rows_ or ON not in rows_:
         return table
-    own = own[
-        own["fwd.feedback.key"].notna() & (own["fwd.feedback.kind"] == own["bwd.feedback.kind"])
+    rows_ = rows_[
+        rows_["fwd.feedback.key"].notna()
+        & (rows_["fwd.feedback.kind"] == rows_["bwd.feedback.kind"])
     ]
-    if "sample" not in set(own["fwd.feedback.key"]):
+    if "sample" not in set(rows_["fwd.feedback.key"]):
         return Table("feedback_keys", "", [])
-    for (kind, key), part in own.groupby(["fwd.feedback.kind", "fwd.feedback.key"], sort=False):
-        said = [cell(part, f"diagnosis.{side}.remembered", PLAIN) for side in ("fwd", "bwd")]
-        score = cell(part, ON)
+    for (kind, key), group in rows_.groupby(["fwd.feedback.kind", "fwd.feedback.key"], sort=False):
+        cells = [cell(group, f"diagnosis.{side}.remembered", PLAIN) for side in ("fwd", "bwd")]
+        score = cell(group, ON)
         table.rows.append(
             [
                 kind,
                 key,
                 score,
-                cell(part, OFF),
+                cell(group, OFF),
                 str(len(score.values)),
-                *(one if one.values else "-" for one in said),
+                *(cell_ if cell_.values else "-" for cell_ in cells),
             ]
         )
     return table
@@ -167,10 +168,12 @@ def additive(frame: pd.DataFrame) -> Table:
         f"Boundaries and learners: {'nats' if text else 'points'} lost",
         ["Boundaries", "Gradients", "lost", "sum of the single losses", "seeds"],
     )
-    for links, grads, both, one, other, _ in _factorial(frame):
-        seeds = sorted(both.keys() & one.keys() & other.keys())
+    for links, grads, both, first, second, _ in _factorial(frame):
+        seeds = sorted(both.keys() & first.keys() & second.keys())
         if seeds:
-            means = [sum(part[seed] for seed in seeds) / len(seeds) for part in (both, one, other)]
+            means = [
+                sum(rows_[seed] for seed in seeds) / len(seeds) for rows_ in (both, first, second)
+            ]
             table.rows.append(
                 [links, grads, f"{means[0]:.3g}", f"{means[1] + means[2]:.3g}", str(len(seeds))]
             )
@@ -181,36 +184,40 @@ def _factorial(frame: pd.DataFrame) -> list[tuple[str, str, dict, dict, dict, li
     """(boundaries, gradients, what both lose by seed, what either alone loses, ids of all four
     arms).
     """
-    own = frame[(frame["grad.learners"] > 1) & (frame.status == "finished")]
-    if own.empty:
+    rows_ = frame[(frame["grad.learners"] > 1) & (frame.status == "finished")]
+    if rows_.empty:
         return []
-    metric, sign = (LOSS, 1.0) if is_text(own) else (ON, -100.0)
-    own = own.assign(
-        grads=[exchange(row) for _, row in own.iterrows()],
-        links=own.method.str.split("; ").map(lambda parts: parts[0] if len(parts) > 1 else "dense"),
+    metric, sign = (LOSS, 1.0) if is_text(rows_) else (ON, -100.0)
+    rows_ = rows_.assign(
+        grads=[exchange(row) for _, row in rows_.iterrows()],
+        links=rows_.method.str.split("; ").map(
+            lambda group: group[0] if len(group) > 1 else "dense"
+        ),
     )
-    plain_links, plain_grads = "dense", f"{int(own['grad.learners'].max())} learners"
+    plain_links, plain_grads = "dense", f"{int(rows_['grad.learners'].max())} learners"
     scores = {
-        key: part.set_index("seed")[metric].to_dict()
-        for key, part in own.groupby(["links", "grads"], sort=False)
+        key: group.set_index("seed")[metric].to_dict()
+        for key, group in rows_.groupby(["links", "grads"], sort=False)
     }
     dense = scores.get((plain_links, plain_grads), {})
     lost = {
-        key: {seed: sign * (score - dense[seed]) for seed, score in part.items() if seed in dense}
-        for key, part in scores.items()
+        key: {seed: sign * (score - dense[seed]) for seed, score in group.items() if seed in dense}
+        for key, group in scores.items()
     }
     return [
         (
             links,
             grads,
-            part,
+            group,
             lost.get((links, plain_grads), {}),
             lost.get((plain_links, grads), {}),
             list(
-                own[own.links.isin([links, plain_links]) & own.grads.isin([grads, plain_grads])].id
+                rows_[
+                    rows_.links.isin([links, plain_links]) & rows_.grads.isin([grads, plain_grads])
+                ].id
             ),
         )
-        for (links, grads), part in lost.items()
+        for (links, grads), group in lost.items()
         if links != plain_links and grads != plain_grads
     ]
 
@@ -244,12 +251,12 @@ CODES: Wanted = {
 
 
 def _topk(ratio: float, **feedback: str) -> Wanted:
-    made: Wanted = {
+    values: Wanted = {
         f"{side}.compressor.{key}": value
         for side in ("fwd", "bwd")
         for key, value in (("kind", "topk"), ("ratio", ratio))
     }
-    return made | {
+    return values | {
         f"{side}.feedback.{key}": value
         for side in ("fwd", "bwd")
         for key, value in feedback.items()
@@ -338,30 +345,30 @@ def f4c(frame: pd.DataFrame) -> Claim:
     effect = Effect("|residue| / |activation|, EF by slot, TopK 10 %", above=1.0, digits=3)
     column = "diagnosis.fwd.remembered"
     if column in frame and "fwd.feedback.key" in frame:
-        own = frame[
+        rows_ = frame[
             (frame["fwd.feedback.kind"] == "ef")
             & (frame["fwd.feedback.key"] == "slot")
             & frame[column].notna()
             & (frame["fwd.compressor.ratio"] == 0.1)
             & (frame["bwd.compressor.kind"] == "topk")
         ]
-        effect.values, effect.ids, effect.by = list(own[column]), list(own.id), list(own.seed)
+        effect.values, effect.ids, effect.by = list(rows_[column]), list(rows_.id), list(rows_.seed)
     return Claim(
         "F4c", "With error feedback by slot more of a message is residue than activation.", [effect]
     )
 
 
 def _kinds(
-    frame: pd.DataFrame, what: str, a: Wanted, on_a: str, b: Wanted, on_b: str, **region: Any
+    frame: pd.DataFrame, label: str, a: Wanted, on_a: str, b: Wanted, on_b: str, **region: Any
 ) -> list[Effect]:
-    own = plain(frame)
+    rows_ = plain(frame)
     if (
-        is_text(own)
-        or "fwd.feedback.key" not in own
-        or "sample" not in set(own["fwd.feedback.key"])
+        is_text(rows_)
+        or "fwd.feedback.key" not in rows_
+        or "sample" not in set(rows_["fwd.feedback.key"])
     ):
         return []
-    return difference(own, what, (a, on_a), (b, on_b), across=True, **region)
+    return difference(rows_, label, (a, on_a), (b, on_b), across=True, **region)
 
 
 def f5(frame: pd.DataFrame) -> Claim:
@@ -370,12 +377,12 @@ def f5(frame: pd.DataFrame) -> Claim:
     effects = [
         combined(
             f"lost by both minus sum of each: {links} and {grads}",
-            [(1.0, both), (-1.0, one), (-1.0, other)],
+            [(1.0, both), (-1.0, first), (-1.0, second)],
             within=margin,
             digits=digits,
             ids=ids,
         )
-        for links, grads, both, one, other, ids in _factorial(frame)
+        for links, grads, both, first, second, ids in _factorial(frame)
     ]
     return Claim(
         "F5",
@@ -397,38 +404,38 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     Grey: the others; crosses: those of arXiv 2401.07788. Means over seeds. Bars: 95 % intervals of
     the mean.
     """
-    found = _losses(frame)
-    if found.empty:
+    losses_ = _losses(frame)
+    if losses_.empty:
         return None
     unit = "nats" if is_text(frame) else "points"
-    present = [key for key in DIRECTIONS if (found.direction == key).any()]
+    present = [key for key in DIRECTIONS if (losses_.direction == key).any()]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             len(present), 1, figsize=(2 * COLUMN, 2.1 * len(present)), squeeze=False, sharex=True
         )
         for axis, direction in zip(axes[:, 0], present, strict=True):
-            own = found[found.direction == direction]
-            points, front = _front(own)
+            rows_ = losses_[losses_.direction == direction]
+            points, front = _front(rows_)
             named = list(front.method)[:8]
             for _, point in points.iterrows():
                 method = point["method"]
-                losses = list(own[own.method == method].lost)
+                losses = list(rows_[rows_.method == method].lost)
                 low, high = interval(losses) or (point["lost"], point["lost"])
                 x, paper = 100 * point["share"], method in PAPERS
-                place = named.index(method) if method in named else None
-                ink = "0.6" if place is None else INK[place % 7]
-                below = place is not None and place % 2
+                index = named.index(method) if method in named else None
+                ink = "0.6" if index is None else INK[index % 7]
+                below = index is not None and index % 2
                 axis.errorbar(
                     x,
                     point["lost"],
                     yerr=[[point["lost"] - low], [high - point["lost"]]],
                     ls="none",
-                    marker="x" if paper else "o" if place is None else MARKS[place],
+                    marker="x" if paper else "o" if index is None else MARKS[index],
                     ms=4,
                     color="0.2" if paper else ink,
                     elinewidth=0.6,
                 )
-                if place is None and not paper:
+                if index is None and not paper:
                     continue
                 axis.annotate(
                     _short(method),
@@ -439,7 +446,7 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     fontsize=6,
                     color="0.2" if paper else ink,
                 )
-            _others(axis, points[~points["method"].isin([*named, *PAPERS])])
+            _opposite(axis, points[~points["method"].isin([*named, *PAPERS])])
             axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
             axis.axhline(0, color="0.7", lw=0.7)
             axis.set(title=DIRECTIONS[direction], ylabel=f"{unit} lost")
@@ -451,7 +458,7 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def _others(axis: Axes, points: pd.DataFrame) -> None:
+def _opposite(axis: Axes, points: pd.DataFrame) -> None:
     """Name the grey points: those of nearly equal bytes in one list, in the order of their loss."""
     ordered = points.sort_values("lost", ascending=False)
     for _, near in ordered.groupby((2 * np.log2(ordered["share"])).round()):

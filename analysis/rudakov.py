@@ -38,8 +38,8 @@ SEVERE = 2.0  # points of accuracy
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: one learner, images."""
-    found = plain(frame)
-    return found[found["data.tokenizer"].isna()] if "data.tokenizer" in found else found
+    rows_ = plain(frame)
+    return rows_[rows_["data.tokenizer"].isna()] if "data.tokenizer" in rows_ else rows_
 
 
 # Tables.
@@ -47,8 +47,8 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Every table of the paper's image section that the rows name cells for."""
-    made = [topk(frame), *quantization(frame), feedback(frame), aqsgd(frame)]
-    return [table for table in made if len(table.rows)]
+    tables_ = [topk(frame), *quantization(frame), feedback(frame), aqsgd(frame)]
+    return [table for table in tables_ if len(table.rows)]
 
 
 def topk(frame: pd.DataFrame) -> Table:
@@ -103,7 +103,7 @@ def quantization(frame: pd.DataFrame) -> list[Table]:
     """Bit-width grids, one a scale and inference mode: forward bits down, backward bits across."""
     tables = []
     sides = [
-        f"{side}.compressor.{what}" for side in ("fwd", "bwd") for what in ("kind", "bits", "scale")
+        f"{side}.compressor.{key}" for side in ("fwd", "bwd") for key in ("kind", "bits", "scale")
     ]
     if not set(sides) <= set(frame.columns):
         return []
@@ -114,15 +114,15 @@ def quantization(frame: pd.DataFrame) -> list[Table]:
     dense = plain.drop(either.index)
     scale = either["fwd.compressor.scale"].fillna(either["bwd.compressor.scale"])
     for name, rows in either.groupby(scale):
-        for turn, (_, part) in enumerate(rows.groupby(_rest(rows), sort=False)):
-            pool = pd.concat([part, dense])
-            pool = pool[_rest(pool).isin(_rest(part))]
+        for index, (_, group) in enumerate(rows.groupby(_other_settings(rows), sort=False)):
+            pool = pd.concat([group, dense])
+            pool = pool[_other_settings(pool).isin(_other_settings(group))]
             grids = [
                 _bit_grid(
-                    part,
+                    group,
                     pool,
-                    f"{name}{_apart(part) if turn else ''}",
-                    f"{name}{turn + 1 if turn else ''}",
+                    f"{name}{_distinguished(group) if index else ''}",
+                    f"{name}{index + 1 if index else ''}",
                     metric,
                     mode,
                 )
@@ -135,35 +135,38 @@ def quantization(frame: pd.DataFrame) -> list[Table]:
 USUAL = {"rounding": "nearest", "group": 128.0}  # of codes, and of runs that have none
 
 
-def _apart(rows: pd.DataFrame) -> str:
+def _distinguished(rows: pd.DataFrame) -> str:
     """What a grid's runs have that is not plain, in brackets."""
-    said = []
+    texts = []
     for side in ("fwd", "bwd"):
         coded = rows[rows[f"{side}.compressor.kind"] != "none"]
         grouped = (coded[f"{side}.compressor.scale"] == "group").any()
         for key, text in (("rounding", "{}"), ("group", "groups of {:g}")):
             column = f"{side}.compressor.{key}"
-            said += [
+            texts += [
                 text.format(value)
                 for value in (coded[column].dropna().unique() if column in coded else ())
                 if value != USUAL[key] and (key != "group" or grouped)
             ]
-    more = rows.method.iloc[0].partition(" (")[2].rstrip(")")
-    return f" ({', '.join(dict.fromkeys([*said, *([more] if more else [])])) or 'otherwise'})"
+    suffix = rows.method.iloc[0].partition(" (")[2].rstrip(")")
+    return f" ({', '.join(dict.fromkeys([*texts, *([suffix] if suffix else [])])) or 'otherwise'})"
 
 
-def _rest(rows: pd.DataFrame) -> pd.Series:
+def _other_settings(rows: pd.DataFrame) -> pd.Series:
     """What a grid of bits holds equal: all but the bits and whether a side is compressed; scales
     have one rounding.
     """
-    more = [
+    columns_ = [
         rows[f"{side}.compressor.{key}"].fillna(usual).astype(str)
         if f"{side}.compressor.{key}" in rows
         else pd.Series(str(usual), index=rows.index)
         for side in ("fwd", "bwd")
         for key, usual in USUAL.items()
     ]
-    return sum((one + "|" for one in more), base(rows, "fwd.compressor.", "bwd.compressor.") + "|")
+    return sum(
+        (column + "|" for column in columns_),
+        base(rows, "fwd.compressor.", "bwd.compressor.") + "|",
+    )
 
 
 def _bit_grid(
@@ -187,7 +190,7 @@ def _bit_grid(
         table.rows.append(
             [
                 "dense" if down is None else f"{down:g} bit",
-                *(cell(part, metric) if len(part) else "" for part in line),
+                *(cell(piece, metric) if len(piece) else "" for piece in line),
             ]
         )
     return table
@@ -237,9 +240,9 @@ def levels(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     ]
     groups = both.groupby("fwd.compressor.ratio")
     return [
-        one
+        level
         for ratio in sorted(groups.groups, reverse=True)
-        for one in distinct(groups.get_group(ratio), f"{100 * ratio:g} %")
+        for level in distinct(groups.get_group(ratio), f"{100 * ratio:g} %")
     ]
 
 
@@ -257,15 +260,15 @@ def c1(frame: pd.DataFrame, scale: str = "tensor") -> list[Claim]:
         for bits in frame[column].dropna()
     }
 
-    def arm(side: str, other: str, bits: float) -> Wanted:
+    def arm(side: str, opposite: str, bits: float) -> Wanted:
         return {
             f"{side}.compressor.kind": "uniform",
             f"{side}.compressor.scale": scale,
             f"{side}.compressor.bits": bits,
-            f"{other}.compressor.kind": "none",
+            f"{opposite}.compressor.kind": "none",
         }
 
-    name, said = (
+    name, ending = (
         ("C1", "(min-max, batch-wide range)")
         if scale == "tensor"
         else ("C1-group", "even with a scale per group of 128 (ours: does C1 survive?)")
@@ -273,7 +276,7 @@ def c1(frame: pd.DataFrame, scale: str = "tensor") -> list[Claim]:
     return [
         Claim(
             f"{name}, {bits:g} bit",
-            f"Gradients need milder compression than activations {said}.",
+            f"Gradients need milder compression than activations {ending}.",
             difference(
                 frame,
                 f"accuracy, activations only minus gradients only, bits {bits:g}",
@@ -403,20 +406,20 @@ def f2(frame: pd.DataFrame) -> Claim:
     """Ours: AQ-SGD's trouble with TopK is that a sample looks different at every visit."""
     effects = []
     for ratio in (0.3, 0.1):
-        own = {
+        by_augment = {
             fixed: difference(
-                part, "", (DENSE, OFF), (_topk(ratio, "aqsgd", "none"), OFF), above=0.0
+                group, "", (DENSE, OFF), (_topk(ratio, "aqsgd", "none"), OFF), above=0.0
             )
-            for fixed, part in frame.groupby("data.fixed_augment")
+            for fixed, group in frame.groupby("data.fixed_augment")
         }
-        if {True, False} <= own.keys() and all(
-            len(one) == 1 and one[0].ids for one in own.values()
+        if {True, False} <= by_augment.keys() and all(
+            len(effect) == 1 and effect[0].ids for effect in by_augment.values()
         ):
             effects.append(
                 contrast(
                     f"points lost by AQ-SGD + TopK {100 * ratio:g} %, new minus fixed augmentation",
-                    own[False][0],
-                    own[True][0],
+                    by_augment[False][0],
+                    by_augment[True][0],
                     above=SLIGHT,
                 )
             )
@@ -452,9 +455,13 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """
     names = {"none": "plain", "ef": "EF", "ef_mixed": "EF-mixed", "ef21": "EF21", "aqsgd": "AQ-SGD"}
     lines = {
-        label: found
+        label: points_
         for kind, label in names.items()
-        if (found := levels(frame[with_feedback(frame, kind, "none" if kind == "aqsgd" else kind)]))
+        if (
+            points_ := levels(
+                frame[with_feedback(frame, kind, "none" if kind == "aqsgd" else kind)]
+            )
+        )
     }
     if not lines:
         return None
@@ -465,37 +472,37 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             axes, (ON, OFF), ("compressed inference", "dense inference"), strict=True
         ):
             series: dict[str, list[tuple[float, Cell]]] = {}
-            for label, found in lines.items():
-                for text, rows in found:
-                    if (one := cell(rows, metric)).values:
-                        number, _, more = text.partition(" %")
-                        series.setdefault(label + more, []).append((float(number), one))
-            for place, (text, points) in enumerate(series.items()):
+            for label, points_ in lines.items():
+                for text, rows in points_:
+                    if (cell_ := cell(rows, metric)).values:
+                        number, _, ending = text.partition(" %")
+                        series.setdefault(label + ending, []).append((float(number), cell_))
+            for index, (text, points) in enumerate(series.items()):
                 k, mean, spread = (
-                    np.array(one)
-                    for one in zip(
+                    np.array(triple)
+                    for triple in zip(
                         *(
-                            (k, 100 * one.mean, 100 * (one.sd or 0.0))
-                            for k, one in sorted(points, key=lambda p: p[0])
+                            (k, 100 * cell_.mean, 100 * (cell_.sd or 0.0))
+                            for k, cell_ in sorted(points, key=lambda p: p[0])
                         ),
                         strict=True,
                     )
                 )
-                looks = look(text, place)
+                style = look(text, index)
                 if "True" in text:  # the same method with another augmentation
-                    looks |= {"ls": "--", "mfc": "white"}
-                axis.plot(k, mean, label=text, **looks)
+                    style |= {"ls": "--", "mfc": "white"}
+                axis.plot(k, mean, label=text, **style)
                 axis.fill_between(
-                    k, mean - spread, mean + spread, color=looks["color"], alpha=0.15, lw=0
+                    k, mean - spread, mean + spread, color=style["color"], alpha=0.15, lw=0
                 )
-            for place, (text, rows) in enumerate(
+            for index, (text, rows) in enumerate(
                 distinct(dense, "uncompressed") if len(dense) else ()
             ):
                 axis.axhline(
                     100 * rows[metric].mean(),
                     color="0.4",
                     lw=1,
-                    ls=("--", "-.", ":")[place % 3],
+                    ls=("--", "-.", ":")[index % 3],
                     label=text,
                 )
             axis.set(title=title, xlabel="K, both ways (% of entries kept)")
@@ -522,31 +529,35 @@ def bits(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             1, len(grids), figsize=(COLUMN * len(grids), 2.2), squeeze=False
         )
         cells = [
-            one for table in grids for row in table.rows for one in row if isinstance(one, Cell)
+            cell_
+            for table in grids
+            for row in table.rows
+            for cell_ in row
+            if isinstance(cell_, Cell)
         ]
-        every = [one.mean for one in cells if one.values]
+        means_ = [cell.mean for cell in cells if cell.values]
         for axis, table in zip(axes[0], grids, strict=True):
             means = np.array(
                 [
                     [
-                        one.mean if isinstance(one, Cell) and one.values else np.nan
-                        for one in row[1:]
+                        cell_.mean if isinstance(cell_, Cell) and cell_.values else np.nan
+                        for cell_ in row[1:]
                     ]
                     for row in table.rows
                 ]
             )
             axis.set_facecolor("0.92")
-            axis.imshow(means, cmap="viridis", vmin=min(every), vmax=max(every), aspect="auto")
+            axis.imshow(means, cmap="viridis", vmin=min(means_), vmax=max(means_), aspect="auto")
             for y, row in enumerate(table.rows):
-                for x, one in enumerate(row[1:]):
-                    if not isinstance(one, Cell) or not one.values:
+                for x, cell_ in enumerate(row[1:]):
+                    if not isinstance(cell_, Cell) or not cell_.values:
                         axis.text(x, y, "not run", ha="center", va="center", fontsize=5.5)
                     else:
-                        dark = bool(one.values) and one.mean < (min(every) + max(every)) / 2
+                        dark = bool(cell_.values) and cell_.mean < (min(means_) + max(means_)) / 2
                         axis.text(
                             x,
                             y,
-                            one.text().replace(" ± ", "\n± "),
+                            cell_.text().replace(" ± ", "\n± "),
                             ha="center",
                             va="center",
                             fontsize=5.5,
@@ -572,8 +583,8 @@ def convergence(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
         for axis, metric, title in zip(
             axes, (ON, OFF), ("compressed inference", "dense inference"), strict=True
         ):
-            for place, (label, ids) in enumerate(arms.items()):
-                _band(axis, curves[curves.id.isin(ids)], metric, label, place)
+            for index, (label, ids) in enumerate(arms.items()):
+                _band(axis, curves[curves.id.isin(ids)], metric, label, index)
             axis.set(title=title, xlabel="epoch")
             axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes[0].set_ylabel("test accuracy (%)")
@@ -624,7 +635,7 @@ def on_off(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         figure, axis = plt.subplots(figsize=(COLUMN + 0.06 * long, 1.0 + 0.17 * len(both)))
         height = range(len(both))
         axis.hlines(height, 100 * both.mean_on, 100 * both.mean_off, color="0.7", lw=1, zorder=1)
-        for side, label, place in (
+        for side, label, index in (
             ("on", "compressed inference", 0),
             ("off", "dense inference", 1),
         ):
@@ -633,11 +644,11 @@ def on_off(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 height,
                 xerr=100 * both[f"sd_{side}"].fillna(0),
                 ls="none",
-                marker=MARKS[place],
-                color=INK[place],
+                marker=MARKS[index],
+                color=INK[index],
                 elinewidth=0.7,
                 label=label,
-                zorder=3 - place,
+                zorder=3 - index,
             )
         axis.set_yticks(list(height), [in_words(method) for method in both.method])
         axis.set(xlabel="test accuracy (%)")
@@ -662,7 +673,7 @@ def summary(frame: pd.DataFrame, metric: str = ON) -> pd.DataFrame:
             **{"bytes.ratio": ("bytes.ratio", "mean")},
         )
     )
-    return out.reset_index().assign(family=lambda part: part.method.map(family))
+    return out.reset_index().assign(family=lambda entry: entry.method.map(family))
 
 
 def family(method: str) -> str:
@@ -685,18 +696,18 @@ def _topk_arms(frame: pd.DataFrame) -> dict[str, list[str]]:
     return {label: list(rows.id) for label, rows in arms if len(rows)}
 
 
-def _band(axis: Axes, curves: pd.DataFrame, metric: str, label: str, place: int) -> None:
+def _band(axis: Axes, curves: pd.DataFrame, metric: str, label: str, index: int) -> None:
     if curves.empty:
         return
     by_epoch = curves.groupby("epoch")[metric].agg(["mean", "std"]).fillna(0) * 100
     axis.plot(
-        by_epoch.index, by_epoch["mean"], color=INK[place % 7], marker=MARKS[place % 9], label=label
+        by_epoch.index, by_epoch["mean"], color=INK[index % 7], marker=MARKS[index % 9], label=label
     )
     axis.fill_between(
         by_epoch.index,
         by_epoch["mean"] - by_epoch["std"],
         by_epoch["mean"] + by_epoch["std"],
-        color=INK[place % 7],
+        color=INK[index % 7],
         alpha=0.15,
         lw=0,
     )

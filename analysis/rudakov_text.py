@@ -32,8 +32,8 @@ SHARED, SEPARATE = "shared mask", "separate masks"
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: one learner, text."""
-    found = plain(frame)
-    return found[found["data.tokenizer"].notna()] if "data.tokenizer" in found else found.iloc[:0]
+    rows_ = plain(frame)
+    return rows_[rows_["data.tokenizer"].notna()] if "data.tokenizer" in rows_ else rows_.iloc[:0]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
@@ -85,7 +85,7 @@ def methods(frame: pd.DataFrame) -> Table:
     )
     groups = list(frame.groupby("method", sort=False))
     for method, rows in sorted(
-        groups, key=lambda one: cell(one[1], ON).mean if cell(one[1], ON).values else math.inf
+        groups, key=lambda entry: cell(entry[1], ON).mean if cell(entry[1], ON).values else math.inf
     ):
         table.rows.append([str(method), *_scores(rows), cell(rows, "bytes.ratio", SHARE)])
     return table
@@ -150,23 +150,25 @@ def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         return None  # one level is no curve
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 2.5))
-        for place, (name, points) in enumerate(lines.items()):
-            for metric, style, what in (
+        for index, (name, points) in enumerate(lines.items()):
+            for metric, style, ending in (
                 (ON, "-", "compressed inference"),
                 (OFF, ":", "dense inference"),
             ):
                 cells = [cell(rows, metric) for _, rows in points]
-                shown = [(k, one) for (k, _), one in zip(points, cells, strict=True) if one.values]
+                shown = [
+                    (k, cell) for (k, _), cell in zip(points, cells, strict=True) if cell.values
+                ]
                 axis.errorbar(
                     [k for k, _ in shown],
-                    [one.mean for _, one in shown],
-                    yerr=_whiskers([one for _, one in shown]),
+                    [cell_.mean for _, cell_ in shown],
+                    yerr=_whiskers([cell_ for _, cell_ in shown]),
                     ls=style,
-                    marker=MARKS[place],
-                    color=INK[place],
+                    marker=MARKS[index],
+                    color=INK[index],
                     elinewidth=0.7,
                     mfc="white" if metric == OFF else None,
-                    label=f"{name}, {what}",
+                    label=f"{name}, {ending}",
                 )
         for text, rows in distinct(frame[_fits(frame, DENSE)], "uncompressed"):
             if (dense := cell(rows, ON)).values:
@@ -192,30 +194,30 @@ def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None
             points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}),
             worst=-math.inf,
         )
-        kept = list(dict.fromkeys(best["family"]))[:8]
-        points = points[points["family"].isin(kept)]
+        families = list(dict.fromkeys(best["family"]))[:8]
+        points = points[points["family"].isin(families)]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 3.6))
-        for place, (family, part) in enumerate(points.groupby("family", sort=False)):
+        for index, (family, group) in enumerate(points.groupby("family", sort=False)):
             axis.errorbar(
-                part["bytes"],
-                part["ppl"],
-                yerr=_whiskers(list(part["cell"])),
+                group["bytes"],
+                group["ppl"],
+                yerr=_whiskers(list(group["cell"])),
                 ls="none",
                 label=family,
-                marker=MARKS[place % 9],
-                color=INK[place % 7],
+                marker=MARKS[index % 9],
+                color=INK[index % 7],
                 elinewidth=0.7,
                 zorder=3,
             )
-            for x, y, method in zip(part["bytes"], part["ppl"], part["method"], strict=True):
+            for x, y, method in zip(group["bytes"], group["ppl"], group["method"], strict=True):
                 axis.annotate(
                     level(method),
                     (x, y),
                     xytext=(3, 2),
                     textcoords="offset points",
                     fontsize=4.5,
-                    color=INK[place % 7],
+                    color=INK[index % 7],
                 )
         front = pareto(
             points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}),
@@ -243,8 +245,8 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         (str(method), cell(rows, ON), cell(rows, OFF))
         for method, rows in arms.groupby("method", sort=False)
     ]
-    shown = [one for one in shown if one[1].values]
-    shown.sort(key=lambda one: -one[1].mean)
+    shown = [entry for entry in shown if entry[1].values]
+    shown.sort(key=lambda entry: -entry[1].mean)
     if not shown:
         return None
     with plt.rc_context(STYLE):
@@ -258,18 +260,18 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             lw=1,
             zorder=1,
         )
-        for place, what in enumerate(("compressed inference", "dense inference")):
-            cells = [one[1 + place] for one in shown]
+        for index, label in enumerate(("compressed inference", "dense inference")):
+            cells = [entry[1 + index] for entry in shown]
             axis.errorbar(
-                [one.mean for one in cells],  # pyright: ignore[reportAttributeAccessIssue]
+                [cell.mean for cell in cells],  # pyright: ignore[reportAttributeAccessIssue]
                 height,
                 xerr=_whiskers(cells),  # pyright: ignore[reportArgumentType]
                 ls="none",
-                marker=MARKS[place],
-                color=INK[place],
+                marker=MARKS[index],
+                color=INK[index],
                 elinewidth=0.7,
-                label=what,
-                zorder=3 - place,
+                label=label,
+                zorder=3 - index,
             )
         axis.set_yticks(
             list(height), [method.replace(", ", "\n") for method, *_ in shown], fontsize=6
@@ -308,16 +310,18 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 def family(method: str) -> str:
     """The method without its level."""
     words = method.partition(" (")[0].replace(",", "").split(" / ")[0].split()
-    kept = [
+    kept_words = [
         word for word in words if not word.replace(".", "").isdigit() and word not in ("%", "bit")
     ]
-    return " ".join(kept) + (f" {SEPARATE}" if "TopK" in kept and "shared" not in kept else "")
+    return " ".join(kept_words) + (
+        f" {SEPARATE}" if "TopK" in kept_words and "shared" not in kept_words else ""
+    )
 
 
 def _whiskers(cells: list[Cell]) -> np.ndarray:
     """Lower and upper spread; on a logarithmic axis the lower one must not reach zero."""
-    spread = np.array([one.sd or 0.0 for one in cells])
-    return np.stack([np.minimum(spread, np.array([one.mean for one in cells]) / 2), spread])
+    spread = np.array([cell.sd or 0.0 for cell in cells])
+    return np.stack([np.minimum(spread, np.array([cell.mean for cell in cells]) / 2), spread])
 
 
 def _scores(rows: pd.DataFrame) -> list[Cell | str]:
@@ -334,19 +338,19 @@ def _levels(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """(masks, level, runs) of plain TopK over sequences, shared masks first, mildest first."""
     if "fwd.compressor.ratio" not in frame:
         return []
-    found = []
+    levels_ = []
     ratios = sorted(frame["fwd.compressor.ratio"].dropna().unique(), reverse=True)
     for name, shared in ((SHARED, True), (SEPARATE, False)):
         for ratio in ratios:
             rows = frame[_fits(frame, _topk(ratio, shared))]
-            found += [
-                (name, text, part)
-                for text, part in distinct(rows, f"{100 * ratio:g} %")
-                if len(part)
+            levels_ += [
+                (name, text, group)
+                for text, group in distinct(rows, f"{100 * ratio:g} %")
+                if len(group)
             ]
     # Byte-matched arms have odd levels of their own; a level belongs here if both masks or whole
     # percents have it.
-    return [one for one in found if float(one[1].split()[0]).is_integer()]
+    return [level for level in levels_ if float(level[1].split()[0]).is_integer()]
 
 
 def _topk(ratio: float, shared: bool = True) -> Wanted:
@@ -362,9 +366,9 @@ def _topk(ratio: float, shared: bool = True) -> Wanted:
     } | bwd
 
 
-def _fits(frame: pd.DataFrame, wanted: Wanted) -> pd.Series:
+def _fits(frame: pd.DataFrame, values: Wanted) -> pd.Series:
     fits = pd.Series(True, index=frame.index)
-    for key, value in ({"fwd.feedback.kind": "none", "bwd.feedback.kind": "none"} | wanted).items():
+    for key, value in ({"fwd.feedback.kind": "none", "bwd.feedback.kind": "none"} | values).items():
         options = value if isinstance(value, tuple) else (value,)
         column = frame[key] if key in frame else pd.Series(np.nan, index=frame.index)
         fits &= column.isin([option for option in options if option is not None]) | (
@@ -373,9 +377,9 @@ def _fits(frame: pd.DataFrame, wanted: Wanted) -> pd.Series:
     return fits
 
 
-def _loss(frame: pd.DataFrame, what: str, a: Wanted, b: Wanted, **region: Any) -> list[Effect]:
+def _loss(frame: pd.DataFrame, label: str, a: Wanted, b: Wanted, **region: Any) -> list[Effect]:
     words = 256 if (frame["data.tokenizer"] == "bytes").all() else 50257
     a, b = (
         {key: value for key, value in arm.items() if not key.endswith("scope")} for arm in (a, b)
     )
-    return difference(frame, what, (a, LOSS), (b, LOSS), unit=1.0, guess=math.log(words), **region)
+    return difference(frame, label, (a, LOSS), (b, LOSS), unit=1.0, guess=math.log(words), **region)

@@ -123,7 +123,7 @@ def setting(
     fit of 64 GPUs. Raises UserError when the network is unknown, or has fewer layers than there are
     GPUs to own them.
     """
-    found = loads(name)
+    loads_ = loads(name)
     if name in PUBLISHED:
         passes, computing, usual = PUBLISHED[name]["spd"][0], PUBLISHED[name]["spd"][2], BATCH[name]
         scale = (batch or usual) / usual
@@ -132,12 +132,12 @@ def setting(
         base = PUBLISHED["resnet50"]["spd"]
         passes = (
             base[0]
-            * sum(measurement.multiplications for measurement in found)
-            / sum(one.multiplications for one in basis)
+            * sum(measurement.multiplications for measurement in loads_)
+            / sum(load.multiplications for load in basis)
         )
         computing = base[2] * (
-            sum(measurement.factor_multiplications for measurement in found)
-            / sum(one.factor_multiplications for one in basis)
+            sum(measurement.factor_multiplications for measurement in loads_)
+            / sum(load.factor_multiplications for load in basis)
         )
         scale = usual / BATCH["resnet50"]
     if collective:
@@ -152,35 +152,35 @@ def setting(
         )
     return Setting(
         name,
-        work(found, passes * scale, computing * scale),
+        work(loads_, passes * scale, computing * scale),
         Cluster(gpus, *lines, INVERSIONS[inversion]),
         TITLES.get(name, name),
     )
 
 
-def work(found: tuple[Load, ...], passes: float, computing: float) -> Work:
+def work(loads_: tuple[Load, ...], passes: float, computing: float) -> Work:
     """One iteration of a network on one GPU.
 
     passes: seconds of forward and backward, a third and two thirds, by multiplications; computing:
     seconds of all new factors, by theirs. Both are split over the layers, for which nothing is
     published.
     """
-    whole, all_factors = (
-        sum(getattr(measurement, kind) for measurement in found)
+    multiplications, all_factors = (
+        sum(getattr(measurement, kind) for measurement in loads_)
         for kind in ("multiplications", "factor_multiplications")
     )
     forward, backward = [], []
-    for turn, measurement in enumerate(found):
+    for number, measurement in enumerate(loads_):
         share, rate = (
-            measurement.multiplications / whole,
+            measurement.multiplications / multiplications,
             computing * measurement.positions / all_factors,
         )
         forward += [
-            Item(rate * measurement.a**2, FACTORS, factor=2 * turn),
+            Item(rate * measurement.a**2, FACTORS, factor=2 * number),
             Item(passes / 3 * share, forward=True),
         ]
         backward += [
-            Item(rate * measurement.g**2, FACTORS, factor=2 * turn + 1),
+            Item(rate * measurement.g**2, FACTORS, factor=2 * number + 1),
             Item(passes * 2 / 3 * share, gradient=measurement.weights),
         ]
-    return Work(forward + backward[::-1], kronecker(found))
+    return Work(forward + backward[::-1], kronecker(loads_))

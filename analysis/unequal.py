@@ -21,11 +21,11 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: of a sweep of language models in which boundaries have ratios of
     their own.
     """
-    own = plain(frame)
-    return own if is_text(own) and _own(own).any() else own.iloc[:0]
+    rows_ = plain(frame)
+    return rows_ if is_text(rows_) and _unequal(rows_).any() else rows_.iloc[:0]
 
 
-def _own(frame: pd.DataFrame) -> pd.Series:
+def _unequal(frame: pd.DataFrame) -> pd.Series:
     """Whether a run's boundaries have ratios of their own."""
     columns = [
         name for name in frame if name.startswith("at.") and name.endswith(".compressor.ratio")
@@ -34,7 +34,7 @@ def _own(frame: pd.DataFrame) -> pd.Series:
 
 
 def _one_ratio(frame: pd.DataFrame) -> pd.Series:
-    return (frame["fwd.compressor.kind"] == "topk") & ~_own(frame)
+    return (frame["fwd.compressor.kind"] == "topk") & ~_unequal(frame)
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
@@ -44,14 +44,14 @@ def tables(frame: pd.DataFrame) -> list[Table]:
         "One ratio everywhere, and a ratio for each link",
         ["Setting", "perplexity", "seeds", "fwd bytes (%)", "bwd bytes (%)"],
     )
-    for method, part in frame.groupby("method", sort=False):
+    for method, group in frame.groupby("method", sort=False):
         table.rows.append(
             [
                 str(method),
-                cell(part, PERPLEXITY, PLAIN),
-                str(len(part)),
-                cell(part, "bytes.fwd_ratio", SHARE),
-                cell(part, "bytes.bwd_ratio", SHARE),
+                cell(group, PERPLEXITY, PLAIN),
+                str(len(group)),
+                cell(group, "bytes.fwd_ratio", SHARE),
+                cell(group, "bytes.bwd_ratio", SHARE),
             ]
         )
     return [table]
@@ -60,20 +60,20 @@ def tables(frame: pd.DataFrame) -> list[Table]:
 def u1(frame: pd.DataFrame) -> Claim:
     """Ratios by link against one ratio."""
     done = frame[frame.status == "finished"]
-    one = done[_one_ratio(done)]
+    one_ratio = done[_one_ratio(done)]
     effects = (
         [
             combined(
                 f"nats saved, {method} over one ratio",
                 [
-                    (1.0, dict(zip(one.seed, one[LOSS], strict=True))),
-                    (-1.0, dict(zip(part.seed, part[LOSS], strict=True))),
+                    (1.0, dict(zip(one_ratio.seed, one_ratio[LOSS], strict=True))),
+                    (-1.0, dict(zip(group.seed, group[LOSS], strict=True))),
                 ],
-                ids=[*one.id, *part.id],
+                ids=[*one_ratio.id, *group.id],
                 digits=3,
                 above=NOTICEABLE,
             )
-            for method, part in done[_own(done)].groupby("method", sort=False)
+            for method, group in done[_unequal(done)].groupby("method", sort=False)
         ]
         if LOSS in done
         else []

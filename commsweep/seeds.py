@@ -35,12 +35,12 @@ GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64
 ROUNDS, LAST = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
 
 
-def draw(purpose: int, seed: int, *place: int) -> int:
+def draw(purpose: int, seed: int, *numbers: int) -> int:
     """A seed of 63 bits. No two sequences of numbers share one but by chance (SplitMix64 over one
     after the other).
     """
     z = 0
-    for number in (purpose, seed, *place):
+    for number in (purpose, seed, *numbers):
         z = start((z ^ number) + GAMMA)
     return z >> 1
 

@@ -89,8 +89,10 @@ def _metrics() -> None:
     sys.modules[METRICS] = package
     try:
         importlib.import_module(f"{METRICS}.utilities")  # first: the others lean on it in a circle
-        for place, name in (("metric", "Metric"), ("collections", "MetricCollection")):
-            package.__dict__[name] = getattr(importlib.import_module(f"{METRICS}.{place}"), name)
+        for module_name, name in (("metric", "Metric"), ("collections", "MetricCollection")):
+            package.__dict__[name] = getattr(
+                importlib.import_module(f"{METRICS}.{module_name}"), name
+            )
     except (ImportError, AttributeError):
         for name in [name for name in sys.modules if name.split(".")[0] == METRICS]:
             del sys.modules[name]

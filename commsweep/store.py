@@ -269,9 +269,9 @@ class RunFolder:
         again. Call it with the run locked.
         """
         taken = len(list(self.path.glob("done.*.json")))
-        kept = self.path / f"done.{taken + 1}.json"
-        os.replace(self.path / "done.json", kept)
-        return kept
+        aside = self.path / f"done.{taken + 1}.json"
+        os.replace(self.path / "done.json", aside)
+        return aside
 
 
 class Store:
@@ -352,7 +352,7 @@ class Store:
         return [
             row
             for name in names
-            if (row := _said(RunFolder(self.root / kind / name, self.root).row)) is not None
+            if (row := _message(RunFolder(self.root / kind / name, self.root).row)) is not None
         ]
 
     def find(self, prefix: str) -> RunFolder:
@@ -361,8 +361,8 @@ class Store:
         """
         names = [name for name in self.ids() if name.startswith(prefix)]
         if len(names) != 1:
-            what = f"is ambiguous: {', '.join(names[:5])}" if names else "is in no run folder"
-            raise UserError(f"run id '{prefix}' {what} (store '{self.root}')")
+            problem = f"is ambiguous: {', '.join(names[:5])}" if names else "is in no run folder"
+            raise UserError(f"run id '{prefix}' {problem} (store '{self.root}')")
         return self.folder(names[0])
 
     def ids(self) -> list[str]:
@@ -380,22 +380,22 @@ class Store:
         """A run's outcome; None while there is none, or where it is damaged, which is said on
         stderr.
         """
-        return _said(self.folder(name).row)
+        return _message(self.folder(name).row)
 
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Of every recorded outcome: when the file was last changed (ns) and its size. One look at
         each folder.
         """
-        found: dict[str, tuple[int, int]] = {}
+        stamps_: dict[str, tuple[int, int]] = {}
         if not self.root.is_dir():
-            return found
+            return stamps_
         with os.scandir(self.root) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
                     with suppress(OSError):
                         state = os.stat(f"{entry.path}/done.json")
-                        found[entry.name] = (state.st_mtime_ns, state.st_size)
-        return found
+                        stamps_[entry.name] = (state.st_mtime_ns, state.st_size)
+        return stamps_
 
     def unnamed(self) -> list[str]:
         """Run folders, finished or not, that no sweep of this store names. Raises Damaged on a
@@ -450,13 +450,13 @@ class Store:
         """
         for trash in self.root.glob(".removed-*"):
             shutil.rmtree(trash, ignore_errors=True)
-        for part in (
+        for leftover in (
             *self.root.glob("*/.*.part-*"),
             *self.root.glob(".*.part-*"),
             *self.root.glob("sweeps/.*.part-*"),
         ):
-            if _abandoned(part):
-                part.unlink(missing_ok=True)
+            if _abandoned(leftover):
+                leftover.unlink(missing_ok=True)
         left = {
             path.parent.name
             for path in (*self.root.glob("[!.]*/*.ckpt"), *self.root.glob("[!.]*/*.buffer*"))
@@ -478,9 +478,9 @@ class Store:
                 folder.row()
             except Damaged:
                 with suppress(Busy), folder.locked():
-                    kept = folder.set_aside()
+                    aside = folder.set_aside()
                     lines.append(
-                        f"'{name}/done.json' was damaged; kept as {kept.name}, and the run is "
+                        f"'{name}/done.json' was damaged; kept as {aside.name}, and the run is "
                         "executed again"
                     )
         return lines
@@ -511,7 +511,7 @@ def _check(row: dict[str, Any], path: str) -> None:
     try:
         ROW.validate_python(row)
     except ValidationError as error:
-        lost = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
+        lost = [str(error["loc"][0]) for error in error.errors() if error["type"] == "missing"]
         if lost:
             raise Damaged(path, f"no {', no '.join(lost[:3])} in it") from None
         first = error.errors()[0]
@@ -525,11 +525,11 @@ def _check(row: dict[str, Any], path: str) -> None:
     if text_id(row["run"]) == named:
         return
     try:
-        found = run_id(parse(row["run"]))  # the same values may be written in another way
+        expected = run_id(parse(row["run"]))  # the same values may be written in another way
     except UserError as error:
         raise Damaged(path, str(error)) from None
-    if found != named:
-        raise Damaged(path, f"its settings are those of run {found}, not of {named}")
+    if expected != named:
+        raise Damaged(path, f"its settings are those of run {expected}, not of {named}")
 
 
 def _measured(key: str, value: Any) -> bool:
@@ -550,20 +550,20 @@ def _measured(key: str, value: Any) -> bool:
 def _finite(value: Any) -> Any:
     """Content as JSON has it, which knows no NaN and no infinity: null stands for them."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _abandoned(part: Path) -> bool:
+def _abandoned(leftover: Path) -> bool:
     """Whether the process that was writing this file has ended; of other machines after a day."""
-    host, _, pid = part.name.rpartition(".part-")[2].rpartition("-")
+    host, _, pid = leftover.name.rpartition(".part-")[2].rpartition("-")
     with suppress(OSError):
         return (
             not Path(f"/proc/{pid}").exists()
             if host == socket.gethostname()
-            else (time.time() - part.stat().st_mtime > 86400)
+            else (time.time() - leftover.stat().st_mtime > 86400)
         )
     return False
 
@@ -598,7 +598,7 @@ def read_json(path: Path | str, mend: str = "") -> dict[str, Any]:
     return content
 
 
-def _said(read: Callable[[], Row | None]) -> Row | None:
+def _message(read: Callable[[], Row | None]) -> Row | None:
     """What `read` returns; a damaged file is named on stderr instead, and nothing returned."""
     try:
         return read()

@@ -60,8 +60,8 @@ def _phases(**changes: dict[str, Any] | None) -> dict[str, Any]:
     """MST's phases, some of them changed, or left out (None)."""
     plain = {name: phase.model_dump() for name, phase in MST.phases.items()}
     return {
-        name: one | (changes.get(name) or {})
-        for name, one in plain.items()
+        name: run | (changes.get(name) or {})
+        for name, run in plain.items()
         if changes.get(name, {}) is not None
     }
 

@@ -18,34 +18,34 @@ EF = {"grad.feedback.kind": "ef"}
 ADACOMP = GATHER | {"grad.compressor.kind": "adacomp", "grad.feedback.kind": "adacomp"}
 
 
-def _kept(kind: str, ratio: float, **more: Any) -> dict[str, Any]:
-    return GATHER | {"grad.compressor.kind": kind, "grad.compressor.ratio": ratio} | more
+def _ratio_of(kind: str, ratio: float, **settings: Any) -> dict[str, Any]:
+    return GATHER | {"grad.compressor.kind": kind, "grad.compressor.ratio": ratio} | settings
 
 
 METHODS: dict[str, dict[str, Any]] = {
     "dense": {},
     "AdaComp": ADACOMP,
-    "TopK 1 %": _kept("topk", 0.01, **EF),
-    "TopK 0.2 %": _kept("topk", 0.002, **EF),
-    "RandomK 1 %": _kept("randomk", 0.01, **EF) | {"grad.exchange": "allreduce"},
+    "TopK 1 %": _ratio_of("topk", 0.01, **EF),
+    "TopK 0.2 %": _ratio_of("topk", 0.002, **EF),
+    "RandomK 1 %": _ratio_of("randomk", 0.01, **EF) | {"grad.exchange": "allreduce"},
     "threshold": GATHER | EF | {"grad.compressor.kind": "threshold", "grad.compressor.value": 0.02},
-    "Dryden 1 %": _kept("dryden", 0.01, **EF),
-    "SIDCo 1 %": _kept("sidco", 0.01, **EF),
+    "Dryden 1 %": _ratio_of("dryden", 0.01, **EF),
+    "SIDCo 1 %": _ratio_of("sidco", 0.01, **EF),
     # The momentum is in what is sent, so the optimizer has none.
-    "DGC 1 %": _kept("topk", 0.01)
+    "DGC 1 %": _ratio_of("topk", 0.01)
     | {
         "grad.feedback.kind": "dgc",
         "grad.schedule.kind": "ramp",
         "grad.schedule.epochs": 2,
         "optim.momentum": 0.0,
     },
-    "CLT-k 1 %": _kept("cltk", 0.01, **EF) | {"grad.exchange": "allreduce"},
+    "CLT-k 1 %": _ratio_of("cltk", 0.01, **EF) | {"grad.exchange": "allreduce"},
     # ScaleCom's filter; its paper takes 0.1 for large batches, and beta 1 is plain error feedback.
-    "ScaleCom 1 %": _kept("cltk", 0.01)
+    "ScaleCom 1 %": _ratio_of("cltk", 0.01)
     | {"grad.exchange": "allreduce", "grad.feedback.kind": "lowpass", "grad.feedback.beta": 0.1},
-    "EF21 TopK 1 %": _kept("topk", 0.01) | {"grad.feedback.kind": "ef21"},
+    "EF21 TopK 1 %": _ratio_of("topk", 0.01) | {"grad.feedback.kind": "ef21"},
     # A mean instead of a sum of the last gradients: ten times the rate makes it momentum 0.9.
-    "EF21-SGDM TopK 1 %": _kept("topk", 0.01)
+    "EF21-SGDM TopK 1 %": _ratio_of("topk", 0.01)
     | {
         "grad.feedback.kind": "ef21_sgdm",
         "grad.feedback.eta": 0.1,

@@ -21,10 +21,10 @@ def rounded(
     """Min-max codes of one direction by bits, scale and rounding; a number is a scale for so many
     elements.
     """
-    made = []
+    runs = []
     for scale in scales:
         grouped = {f"{side}.compressor.scale": ("group",), f"{side}.compressor.group": (scale,)}
-        made += product(
+        runs += product(
             base,
             {
                 f"{side}.compressor.kind": ("uniform",),
@@ -33,7 +33,7 @@ def rounded(
                 f"{side}.compressor.rounding": ROUNDINGS,
             },
         )
-    return made
+    return runs
 
 
 def gradients(base: Run, side: str = "bwd") -> list[Run]:
@@ -101,12 +101,12 @@ def cifar_bias(base: str = "cifar_small") -> list[Run]:
     adamw = override(sgd, {"optim.kind": "adamw", "optim.lr": 0.003, "optim.weight_decay": 0.05})
     both = [
         [
-            one,
-            *rounded(one, "bwd", (2,), ("tensor", 128)),
-            *product(one, {"bwd.compressor.kind": ("topk",), "bwd.compressor.ratio": (0.1, 0.05)}),
-            *product(one, {"bwd.compressor.kind": ("tern",)}),
+            run,
+            *rounded(run, "bwd", (2,), ("tensor", 128)),
+            *product(run, {"bwd.compressor.kind": ("topk",), "bwd.compressor.ratio": (0.1, 0.05)}),
+            *product(run, {"bwd.compressor.kind": ("tern",)}),
         ]
-        for one in (sgd, adamw)
+        for run in (sgd, adamw)
     ]
     grid = union(
         *both,
@@ -135,8 +135,8 @@ def smoke_bias() -> list[Run]:
     text, image = preset("synthetic_text"), preset("synthetic")
     return union(
         *(
-            [one, *rounded(one, "bwd", (2,), ("tensor", 128)), *gradients(one), *masks(one)]
-            for one in (text, image)
+            [run, *rounded(run, "bwd", (2,), ("tensor", 128)), *gradients(run), *masks(run)]
+            for run in (text, image)
         )
     )
 

@@ -10,7 +10,7 @@ from commsweep.config import Run, override
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 
-from .recipe import MASK_2, TERN, code, kept, pair
+from .recipe import MASK_2, TERN, code, kept_share, pair
 
 FIRST = 20  # of the seeds
 STEPS_400 = {"data.train_blocks": 6400}
@@ -26,11 +26,11 @@ def _controls(base: Run, side: str = "bwd") -> list[Run]:
 
 def _backward(base: Run) -> list[Run]:
     """Gradients by TopK, in two bits three ways, as signs; TopK and signs with error feedback."""
-    top, sign = pair(base, None, kept(0.1)), pair(base, None, {"kind": "sign"})
+    top, sign = pair(base, None, kept_share(0.1)), pair(base, None, {"kind": "sign"})
     remembered = {"bwd.feedback.kind": "ef"}
     return [
         top,
-        pair(base, None, kept(0.5)),
+        pair(base, None, kept_share(0.5)),
         pair(base, None, code(2)),
         pair(base, None, code(2, "stochastic")),
         pair(base, None, EDEN),
@@ -42,15 +42,15 @@ def _backward(base: Run) -> list[Run]:
 
 def _forward(base: Run) -> list[Run]:
     """Activations: nothing, a running mean, TopK, two bits."""
-    return [*_controls(base, "fwd")[1:], pair(base, kept(0.1)), pair(base, code(2))]
+    return [*_controls(base, "fwd")[1:], pair(base, kept_share(0.1)), pair(base, code(2))]
 
 
 def floor_text() -> list[Run]:
     """A nano GPT-2, its head tied and untied, 400 steps, three seeds; TopK by its ratio."""
     base = override(preset("sotu_nano"), STEPS_400)
     untied = override(base, {"model.tied": False})
-    more = [pair(base, None, kept(0.7)), pair(base, None, TERN), *_forward(base)]
-    tied = [*_controls(base), *_backward(base), *more]
+    arms_ = [pair(base, None, kept_share(0.7)), pair(base, None, TERN), *_forward(base)]
+    tied = [*_controls(base), *_backward(base), *arms_]
     return seeds([*tied, *_controls(untied)[:2], *_backward(untied)], 3, FIRST)
 
 
@@ -61,23 +61,23 @@ def floor_gru() -> list[Run]:
         changes = STEPS_400 | {"model.name": name, "model.stages": 2}
         base = override(preset("sotu_nano"), changes)
         arms = _backward(base)
-        few = [arms[0], arms[3]]  # of the one between: TopK 10 % and two unbiased bits
-        runs += [*_controls(base)[:2], *(few if name == "gru-residual" else arms)]
+        two_arms = [arms[0], arms[3]]  # of the one between: TopK 10 % and two unbiased bits
+        runs += [*_controls(base)[:2], *(two_arms if name == "gru-residual" else arms)]
     return seeds(runs, 3, FIRST)
 
 
 def floor_length() -> list[Run]:
     """The nano GPT-2 for 1,600 steps, and the recipe by its parts; three seeds."""
     base = override(preset("sotu_nano"), STEPS_1600)
-    forward = pair(base, kept(0.2, 4))
+    forward = pair(base, kept_share(0.2, 4))
     return seeds(
         [
             *_controls(base)[:2],
-            pair(base, None, kept(0.1)),
+            pair(base, None, kept_share(0.1)),
             pair(base, None, code(2, "stochastic")),
-            pair(base, kept(0.2, 4), MASK_2),
+            pair(base, kept_share(0.2, 4), MASK_2),
             forward,
-            pair(base, kept(0.2, 4), {"kind": "forward_mask"}),
+            pair(base, kept_share(0.2, 4), {"kind": "forward_mask"}),
         ],
         3,
         FIRST,
@@ -102,7 +102,7 @@ def _at_rates(arms: list[tuple[Run, tuple[float, ...]]]) -> list[Run]:
 def floor_rates() -> list[Run]:
     """Dense, nothing, TopK 10 % with error feedback: learning rates to both edges, 400 steps."""
     base = override(preset("sotu_nano"), STEPS_400)
-    remembered = override(pair(base, None, kept(0.1)), {"bwd.feedback.kind": "ef"})
+    remembered = override(pair(base, None, kept_share(0.1)), {"bwd.feedback.kind": "ef"})
     return _at_rates(
         [
             (base, (0.005, 0.01, 0.02, 0.04)),
@@ -115,7 +115,7 @@ def floor_rates() -> list[Run]:
 def floor_sgd() -> list[Run]:
     """The nano GPT-2 with SGD: dense, nothing and TopK 10 % at four learning rates, 400 steps."""
     base = override(preset("sotu_nano"), STEPS_400 | {"optim.kind": "sgd"})
-    arms = [base, pair(base, None, {"kind": "zero"}), pair(base, None, kept(0.1))]
+    arms = [base, pair(base, None, {"kind": "zero"}), pair(base, None, kept_share(0.1))]
     return _at_rates([(arm, (0.02, 0.05, 0.1, 0.25)) for arm in arms])
 
 
@@ -125,7 +125,7 @@ def floor_images() -> list[Run]:
     arms = [
         base,
         pair(base, None, {"kind": "zero"}),
-        pair(base, None, kept(0.1)),
+        pair(base, None, kept_share(0.1)),
         pair(base, None, code(2, "stochastic")),
         pair(base, None, code(2)),
     ]

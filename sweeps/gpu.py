@@ -8,7 +8,7 @@ from commsweep.config import Run, override
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 
-from .recipe import code, kept, pair
+from .recipe import code, kept_share, pair
 from .rudakov import aqsgd, feedback, topk
 
 
@@ -31,7 +31,7 @@ def _text(base: Run) -> list[Run]:
     return [
         base,
         pair(base, None, {"kind": "zero"}),
-        pair(base, None, kept(0.1)),
+        pair(base, None, kept_share(0.1)),
         pair(base, None, code(2, "stochastic")),
     ]
 

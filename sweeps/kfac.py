@@ -16,12 +16,12 @@ Measurement = tuple[Run, LearnerWiring]
 RATES = (0.03, 0.1, 0.3)  # of learning, for SGD and for K-FAC
 
 
-def _coded(bits: int, **more: Any) -> dict[str, Any]:
+def _coded(bits: int, **settings: Any) -> dict[str, Any]:
     return {
         "kfac.compressor.kind": "uniform",
         "kfac.compressor.bits": bits,
         "kfac.compressor.scale": "group",
-    } | more
+    } | settings
 
 
 # What travels of the factors; the first one is the base that the others are compared with.
@@ -48,7 +48,7 @@ BUFFER = 2**17
 def tuned(base: Run) -> list[Run]:
     """SGD and K-FAC, each over learning rates."""
     sgd = override(base, {"kfac": "null"})
-    return [override(one, {"optim.lr": rate}) for one in (sgd, base) for rate in RATES]
+    return [override(run, {"optim.lr": rate}) for run in (sgd, base) for rate in RATES]
 
 
 def coded(base: Run) -> list[Run]:
@@ -95,17 +95,17 @@ def measured(
     """Every algorithm over every bandwidth, factors and inverses new in each step; `fusions`:
     bandwidths at which all fusions are compared.
     """
-    wanted: list[Measurement] = []
+    plan: list[Measurement] = []
     run = override(
         base, {"kfac.factors_every": 1, "kfac.inverses_every": 1, "grad.learners": learners}
     )
     plain = override(run, {"kfac": "null"})
     for rate in bandwidths:
-        wanted.append((plain, LearnerWiring(bandwidth=rate, steps=steps)))
-        wanted += [
+        plan.append((plain, LearnerWiring(bandwidth=rate, steps=steps)))
+        plan += [
             (run, LearnerWiring(bandwidth=rate, steps=steps, **how)) for how in WIRINGS.values()
         ]
-    wanted += [
+    plan += [
         (
             run,
             LearnerWiring(
@@ -119,7 +119,7 @@ def measured(
         for rate in fusions
         for fusion in FUSIONS
     ]
-    return list({(run_id(run), wiring): (run, wiring) for run, wiring in wanted}.values())
+    return list({(run_id(run), wiring): (run, wiring) for run, wiring in plan}.values())
 
 
 def demo_measured() -> list[Measurement]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from commsweep.config import Run, override
 from commsweep.registry import preset
 
-from .recipe import MASK_2, TERN, code, kept, pair
+from .recipe import MASK_2, TERN, code, kept_share, pair
 
 TEXT_BLOCKS = (1600, 6400, 25600)  # of 64 bytes, sixteen a step
 IMAGE_EPOCHS = (2, 8, 24)
@@ -23,7 +23,7 @@ def _text_arms(base: Run) -> list[Run]:
     """Dense; gradients in 2 bits with and without bias, signs, TopK with and without feedback;
     activations in 2 bits; TopK both ways; the recipe of `text_recipe`.
     """
-    topk = pair(base, None, kept(0.1))
+    topk = pair(base, None, kept_share(0.1))
     return [
         base,
         pair(base, None, code(2)),
@@ -32,8 +32,8 @@ def _text_arms(base: Run) -> list[Run]:
         topk,
         override(topk, {"bwd.feedback.kind": "ef"}),
         pair(base, code(2)),
-        pair(base, kept(0.1), kept(0.1)),
-        pair(base, kept(0.2, 4), MASK_2),
+        pair(base, kept_share(0.1), kept_share(0.1)),
+        pair(base, kept_share(0.2, 4), MASK_2),
     ]
 
 
@@ -50,9 +50,9 @@ def text_length() -> list[Run]:
 
 def _image_arms(base: Run) -> list[Run]:
     """Dense, TopK both ways, with EF21, and the recipe."""
-    topk = pair(base, kept(0.1), kept(0.1))
+    topk = pair(base, kept_share(0.1), kept_share(0.1))
     feedback = {"fwd.feedback.kind": "ef21", "bwd.feedback.kind": "ef21"}
-    return [base, topk, override(topk, feedback), pair(base, kept(0.2, 4), MASK_2)]
+    return [base, topk, override(topk, feedback), pair(base, kept_share(0.2, 4), MASK_2)]
 
 
 def image_length() -> list[Run]:
@@ -69,7 +69,7 @@ def image_length() -> list[Run]:
 
 def gradient_arms(base: Run) -> list[Run]:
     """Dense; gradients in 2 bits without bias; by TopK; by TopK with error feedback."""
-    topk = pair(base, None, kept(0.1))
+    topk = pair(base, None, kept_share(0.1))
     return [
         base,
         pair(base, None, code(2, "stochastic")),
@@ -105,8 +105,8 @@ def text_width() -> list[Run]:
         arms = [
             base,
             pair(base, None, code(2, "stochastic")),
-            pair(base, None, kept(0.1)),
-            pair(base, kept(0.2, 4), MASK_2),
+            pair(base, None, kept_share(0.1)),
+            pair(base, kept_share(0.2, 4), MASK_2),
         ]
         for seed in range(3):
             for arm in arms:
@@ -122,7 +122,7 @@ def image_recalibrated() -> list[Run]:
     runs = []
     for seed in range(5):
         for ratio in (0.1, 0.05):
-            arm = pair(base, kept(ratio), kept(ratio))
+            arm = pair(base, kept_share(ratio), kept_share(ratio))
             runs.append(override(arm, {"seed": seed}))
     return runs
 

@@ -66,11 +66,11 @@ def demo_links() -> list[Measurement]:
     Mbit/s, 1 Gbit/s and unlimited; both schedules; two latencies.
     """
     base = override(preset("digits"), {"microbatches": 4})
-    some = ["dense", "4 bits", "TopK 10 %"]
+    methods_ = ["dense", "4 bits", "TopK 10 %"]
     return (
         _grid(base, list(METHODS), BANDWIDTHS)
-        + _grid(base, some, BANDWIDTHS, schedule="1f1b")
-        + _grid(base, some, (10e6, 100e6), latency=0.02)
+        + _grid(base, methods_, BANDWIDTHS, schedule="1f1b")
+        + _grid(base, methods_, (10e6, 100e6), latency=0.02)
     )
 
 
@@ -90,12 +90,12 @@ def calibrate_links() -> list[Measurement]:
     """What slow links do to this machine: dense and TopK over a slow, a late, and a slow and late
     link.
     """
-    base, some = _cut("layer1", "layer2", "layer3"), ["dense", "TopK 10 %"]
+    base, methods_ = _cut("layer1", "layer2", "layer3"), ["dense", "TopK 10 %"]
     return [
-        one
+        measurement
         for schedule in ("gpipe", "1f1b")
         for rate, latency in ((0.0, 0.0), (10e6, 0.0), (100e6, 0.02), (30e6, 0.005))
-        for one in _grid(base, some, (rate,), latency, schedule, MANY_STEPS)
+        for measurement in _grid(base, methods_, (rate,), latency, schedule, MANY_STEPS)
     ]
 
 
@@ -105,7 +105,7 @@ def heldout_links() -> list[Measurement]:
     which a prediction begins from.
     """
     four, three, two = _cut("layer1", "layer2", "layer3"), _cut("layer1", "layer2"), _cut("layer2")
-    asked = [
+    cases = [
         (
             four,
             "gpipe",
@@ -116,13 +116,18 @@ def heldout_links() -> list[Measurement]:
         (three, "gpipe", ["dense", "4 bits"], [(25e6, 0.008), (500e6, 0.0)]),
         (two, "1f1b", ["dense", "EF21 TopK 5 %"], [(7e6, 0.004), (150e6, 0.05)]),
     ]
-    made = [
-        one
-        for base, schedule, names, links in asked
+    plan = [
+        measurement
+        for base, schedule, names, links in cases
         for rate, latency in [(0.0, 0.0), *links]
-        for one in _grid(base, names, (rate,), latency, schedule, MANY_STEPS)  # pyright: ignore[reportArgumentType]
+        for measurement in _grid(base, names, (rate,), latency, schedule, MANY_STEPS)  # pyright: ignore[reportArgumentType]
     ]
-    return list({(run_id(one[0]), one[1].model_dump_json()): one for one in made}.values())
+    return list(
+        {
+            (run_id(measurement[0]), measurement[1].model_dump_json()): measurement
+            for measurement in plan
+        }.values()
+    )
 
 
 def heldout_learners() -> list[LearnerMeasurement]:
@@ -138,12 +143,12 @@ def heldout_learners() -> list[LearnerMeasurement]:
     }
     return [
         (
-            override(preset("digits"), {"grad.learners": n} | way),
+            override(preset("digits"), {"grad.learners": n} | method),
             LearnerWiring(bandwidth=rate, latency=latency, steps=MANY_STEPS),
         )
-        for n, own in links.items()
-        for rate, latency in own
-        for way in ways
+        for n, links_here in links.items()
+        for rate, latency in links_here
+        for method in ways
     ]
 
 
@@ -178,8 +183,8 @@ def heldout_advice() -> list[Measurement]:
         (250e6, 0.0),
     ]
     return [
-        (run, wiring.model_copy(update={"turn": turn}))
-        for turn in range(TURNS)
+        (run, wiring.model_copy(update={"turn": index}))
+        for index in range(TURNS)
         for rate, latency in links
         for schedule in ("gpipe", "1f1b")
         for run, wiring in _grid(base, list(METHODS), (rate,), latency, schedule, FEW_STEPS)
@@ -191,12 +196,12 @@ def unequal_links() -> list[Measurement]:
     each also over unlimited links.
     """
     runs = {name: unequal.by_link(name) for name in unequal.UNEQUAL}
-    every = [override(preset("sotu_nano"), {"microbatches": 4}), unequal.one_ratio()]
-    made = [(run, Wiring(steps=MANY_STEPS)) for run in (*every, *runs.values())]
-    return made + [
+    bases = [override(preset("sotu_nano"), {"microbatches": 4}), unequal.one_ratio()]
+    plan = [(run, Wiring(steps=MANY_STEPS)) for run in (*bases, *runs.values())]
+    return plan + [
         (run, Wiring(links=unequal.cables(name), steps=MANY_STEPS))
-        for name, own in runs.items()
-        for run in (*every, own)
+        for name, run_ in runs.items()
+        for run in (*bases, run_)
     ]
 
 
@@ -208,10 +213,12 @@ def late_links() -> list[Measurement]:
     late = override(base, {"delay.steps": 1})
     links = [(0.0, 0.0), (100e6, 0.01), (20e6, 0.02), (100e6, 0.05)]
     return [
-        one
+        measurement
         for rate, latency in links
         for run in (base, late)
-        for one in _grid(run, ["dense", "4 bits", "TopK 10 %"], (rate,), latency, "1f1b", STEPS)
+        for measurement in _grid(
+            run, ["dense", "4 bits", "TopK 10 %"], (rate,), latency, "1f1b", STEPS
+        )
     ]
 
 

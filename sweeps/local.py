@@ -20,11 +20,11 @@ GATHER: Changes = {"grad.exchange": "allgather", "grad.compress_vectors": True}
 EF: Changes = {"grad.feedback.kind": "ef"}
 
 
-def _codes(kind: str, **more: Any) -> Changes:
+def _codes(kind: str, **settings: Any) -> Changes:
     return (
         GATHER
         | {"grad.compressor.kind": kind}
-        | {f"grad.compressor.{key}": value for key, value in more.items()}
+        | {f"grad.compressor.{key}": value for key, value in settings.items()}
     )
 
 
@@ -214,7 +214,7 @@ def demo_local() -> list[Run]:
     run = base()
     return seeds(
         union(
-            [override(run, one) for name, one in METHODS.items() if name not in MORE],
+            [override(run, run_) for name, run_ in METHODS.items() if name not in MORE],
             [override(run, DILOCO | {"grad.learners": n}) for n in LEARNERS],
         ),
         3,
@@ -225,14 +225,16 @@ def local_methods() -> list[Run]:
     """The same and the other methods, and both parallelisms at once; ten minutes on two cores."""
     run = base()
     # Rice codes change nothing but the bytes.
-    more = [METHODS[name] for name in MORE if name != "SparseLoCo, Rice"]
-    return union(demo_local(), seeds([override(run, one) for one in (*more, *BOTH.values())], 3))
+    others_runs = [METHODS[name] for name in MORE if name != "SparseLoCo, Rice"]
+    return union(
+        demo_local(), seeds([override(run, run_) for run_ in (*others_runs, *BOTH.values())], 3)
+    )
 
 
 def smoke_local() -> list[Run]:
     """Every method on the tests' twin: seconds."""
     run = override(preset("synthetic_text"), {"epochs": 2})
-    return union([override(run, one) for one in (*METHODS.values(), *BOTH.values())])
+    return union([override(run, run_) for run_ in (*METHODS.values(), *BOTH.values())])
 
 
 SWEEPS = {

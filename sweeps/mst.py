@@ -70,16 +70,16 @@ def at_sparsity(run: Run, setting: str, flops: float) -> Run:
     none does.
     """
 
-    def made(thousandths: int) -> Run:
+    def named(thousandths: int) -> Run:
         return override(run, dict.fromkeys(setting.split("+"), thousandths / 1000))
 
     low, high = 0, 999
-    if cost(made(high)) > flops:
+    if cost(named(high)) > flops:
         raise ValueError(f"{setting}: even 0.999 costs more than {flops:.3g} FLOPs")
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if cost(made(middle)) <= flops else (middle, high)
-    return made(high)
+        low, high = (low, middle) if cost(named(middle)) <= flops else (middle, high)
+    return named(high)
 
 
 def arms(
@@ -124,13 +124,13 @@ def narrow(run: Run) -> Run:
     return override(run, {"model.width": GPT2_SIZES[run.model.name][1] // 2})
 
 
-def wire(made: dict[str, Run]) -> list[Run]:
+def wire(arms_: dict[str, Run]) -> list[Run]:
     """MST between learners that send all gradients, live ones, and the largest of these; dense and
     MST over compressed boundaries.
     """
-    mst, dense = made["mst"], made["dense"]
+    mst, dense = arms_["mst"], arms_["dense"]
     return [
-        *(override(mst, way) for way in (LEARNERS, LIVE, LIVE_TOPK)),
+        *(override(mst, setting) for setting in (LEARNERS, LIVE, LIVE_TOPK)),
         override(dense, LINKS),
         override(mst, LINKS),
     ]
@@ -141,8 +141,8 @@ SOTU = "sotu_nano_counted"
 
 def demo_sparse() -> list[Run]:
     """A nano GPT-2 at a quarter of the dense FLOPs, 240 steps, three seeds (`make demo-sparse`)."""
-    made = arms(preset(SOTU), names=tuple(name for name in KNOBS if not name.endswith("_growth")))
-    return seeds([*made.values(), *wire(made)], 3)
+    arms_ = arms(preset(SOTU), names=tuple(name for name in KNOBS if not name.endswith("_growth")))
+    return seeds([*arms_.values(), *wire(arms_)], 3)
 
 
 def sparse_long() -> list[Run]:
@@ -166,8 +166,8 @@ def smoke_sparse() -> list[Run]:
             "sparsity.drop_fraction": 0,
         },
     )
-    made = arms(base, 0.5, width=8)
-    return [*made.values(), *wire(made)]
+    arms_ = arms(base, 0.5, width=8)
+    return [*arms_.values(), *wire(arms_)]
 
 
 def gpt2_mst() -> list[Run]:

@@ -21,7 +21,7 @@ def code(bits: int, rounding: str = "nearest", group: int = 128) -> Changes:
     return {"kind": "uniform", "bits": bits, "scale": "group", "group": group, "rounding": rounding}
 
 
-def kept(ratio: float, bits: int = 0) -> Changes:
+def kept_share(ratio: float, bits: int = 0) -> Changes:
     """TopK; `bits`: of its values, with a range a sample."""
     values = (
         {"values.kind": "uniform", "values.bits": bits, "values.scale": "sample"} if bits else {}
@@ -39,27 +39,27 @@ MASK_2: Changes = MASK | {
 TERN: Changes = {"kind": "tern"}
 # By direction, from an eighth of the dense bytes down.
 FORWARD = (
-    kept(0.1),
-    kept(0.2, 4),
-    kept(0.1, 4),
+    kept_share(0.1),
+    kept_share(0.2, 4),
+    kept_share(0.1, 4),
     code(4),
     code(2),
     {"kind": "tah"},
     {"kind": "randtopk", "ratio": 0.1},
 )
-BACKWARD = (kept(0.1), code(4, "stochastic"), code(2), code(2, "stochastic"), TERN)
+BACKWARD = (kept_share(0.1), code(4, "stochastic"), code(2), code(2, "stochastic"), TERN)
 # (forward, backward): ours, and what the papers use.
 PAIRS = (
     (code(4), code(2, "stochastic")),
     (code(2), code(2, "stochastic")),
     (code(4), TERN),
-    (kept(0.2, 4), MASK_2),
-    (kept(0.1, 4), MASK_2),
-    (kept(0.2, 4), code(2, "stochastic")),
-    (kept(0.1), MASK),
-    (kept(0.3), kept(0.3)),
-    (kept(0.1), kept(0.1)),
-    (kept(0.05), kept(0.05)),
+    (kept_share(0.2, 4), MASK_2),
+    (kept_share(0.1, 4), MASK_2),
+    (kept_share(0.2, 4), code(2, "stochastic")),
+    (kept_share(0.1), MASK),
+    (kept_share(0.3), kept_share(0.3)),
+    (kept_share(0.1), kept_share(0.1)),
+    (kept_share(0.05), kept_share(0.05)),
     ({"kind": "tah"}, code(4)),
 )
 
@@ -77,8 +77,8 @@ def pair(base: Run, fwd: Changes | None = None, bwd: Changes | None = None) -> R
 def ranking(base: Run) -> list[Run]:
     """Forward alone, backward alone, and pairs."""
     return [
-        *(pair(base, one) for one in FORWARD),
-        *(pair(base, None, one) for one in BACKWARD),
+        *(pair(base, code) for code in FORWARD),
+        *(pair(base, None, code) for code in BACKWARD),
         *(pair(base, *both) for both in PAIRS),
     ]
 
@@ -90,7 +90,7 @@ def remembered(base: Run) -> list[Run]:
 
 def feedback(base: Run, ratio: float = 0.1) -> list[Run]:
     """TopK both ways with every error feedback, keyed by the slot of a batch and by sample."""
-    both = pair(base, kept(ratio), kept(ratio))
+    both = pair(base, kept_share(ratio), kept_share(ratio))
     return [
         both,
         *product(
@@ -105,7 +105,11 @@ def feedback(base: Run, ratio: float = 0.1) -> list[Run]:
 
 def additive(base: Run) -> list[Run]:
     """Two ways at the boundaries times two of the learners' gradients, each with none."""
-    links = [base, pair(base, kept(0.1, 4), MASK_2), pair(base, kept(0.1), kept(0.1))]
+    links = [
+        base,
+        pair(base, kept_share(0.1, 4), MASK_2),
+        pair(base, kept_share(0.1), kept_share(0.1)),
+    ]
     return [
         override(link, {"grad.learners": 4} | METHODS[name])
         for link in links

@@ -38,11 +38,11 @@ def one_ratio() -> Run:
 
 def by_link(name: str) -> Run:
     """The same with the ratios for these links."""
-    *own, last = (ratio for _, ratio in UNEQUAL[name])
+    *inner, last = (ratio for _, ratio in UNEQUAL[name])
     return override(
         one_ratio(),
         {"fwd.compressor.ratio": last}
-        | {f"at.block{place}.fwd.compressor.ratio": ratio for place, ratio in enumerate(own)},
+        | {f"at.block{index}.fwd.compressor.ratio": ratio for index, ratio in enumerate(inner)},
     )
 
 

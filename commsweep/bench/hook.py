@@ -46,8 +46,8 @@ def bench() -> Iterator[Result]:
 
     try:
         with star(2, Cable(bandwidth=100e6)) as network:
-            ranks = [os.environ | environment for environment in network.environments()]
-            seconds = _taken(network.commands(["commsweep.bench.hook"]), ranks)
+            members = [os.environ | environment for environment in network.environments()]
+            seconds = _taken(network.commands(["commsweep.bench.hook"]), members)
     except UserError as error:
         notice(f"bench hook: 100 Mbit/s is left out ({error})")
         return

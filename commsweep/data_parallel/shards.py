@@ -89,8 +89,8 @@ class Shards(Learners):
         merged = arrival()
         for at, index in enumerate(self.coded):
             full = torch.zeros_like(_sliced(learners[0][index], n))
-            for at, learner in enumerate(self.here):
-                full[learner] = means[at][at]
+            for row, learner in enumerate(self.here):
+                full[learner] = means[row][at]
             merged[index] = full.view(-1)[: exchange.layers[index].shape.numel()].view(
                 exchange.layers[index].shape
             )

@@ -144,16 +144,22 @@ class MappedMemory(nn.Module):
 
     def read(self, keys: Keys) -> Tensor:
         """A copy of this batch's rows on the batch's device."""
-        samples, device = keys.samples.tolist(), keys.on_device.device
+        wanted_samples, device = keys.samples.tolist(), keys.on_device.device
         self._pinned = device.type == "cuda"
         read = next(
-            (entry for entry in self._ahead if all(sample in entry[0] for sample in samples)), None
+            (
+                entry
+                for entry in self._ahead
+                if all(sample in entry[0] for sample in wanted_samples)
+            ),
+            None,
         )
         if read is None:
-            self._settle(lambda samples: not samples.isdisjoint(samples))
-            rows = self._taken(samples)
+            self._settle(lambda samples: not samples.isdisjoint(wanted_samples))
+            rows = self._taken(wanted_samples)
         else:
-            positions, rows = [read[0][sample] for sample in samples], read[1].result()
+            positions = [read[0][sample] for sample in wanted_samples]
+            rows = read[1].result()
             in_order = self._pinned and positions == list(range(len(rows)))
             rows = rows if in_order else rows[positions]  # a copy here, or the one to the device
         return rows.to(device, non_blocking=True)

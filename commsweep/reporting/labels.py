@@ -150,9 +150,9 @@ def _shards(row: dict[str, Any]) -> str:
     if pd.isna(nodes):
         return ""
     texts = {}
-    for name in ("across", "weights"):
-        kind, bits = (row.get(f"grad.sharded.{name}.{name}") for name in ("kind", "bits"))
-        texts[name] = (
+    for section in ("across", "weights"):
+        kind, bits = (row.get(f"grad.sharded.{section}.{name}") for name in ("kind", "bits"))
+        texts[section] = (
             "dense"
             if kind == "none"
             else label(CROSSING, kind)  # pyright: ignore[reportArgumentType]

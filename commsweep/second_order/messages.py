@@ -74,16 +74,18 @@ class FactorMessages(nn.Module):
         self._times: dict[int, float] = {}
         self._began = time.perf_counter()
 
-    def offer(self, place: int, elements: Tensor) -> None:
+    def offer(self, number: int, elements: Tensor) -> None:
         """The next learner's triangle of a factor."""
-        own = self._parts.setdefault(place, [])
-        own.append(elements)
-        if len(own) < len(self.collectives.here):
+        learners_factors = self._parts.setdefault(number, [])
+        learners_factors.append(elements)
+        if len(learners_factors) < len(self.collectives.here):
             return
-        self._times[place] = time.perf_counter() - self._began
+        self._times[number] = time.perf_counter() - self._began
         if self.groups is not None:
-            group = self.groups[self._group_of[place]]
-            if all(len(self._parts.get(one, ())) == len(self.collectives.here) for one in group):
+            group = self.groups[self._group_of[number]]
+            if all(
+                len(self._parts.get(number, ())) == len(self.collectives.here) for number in group
+            ):
                 self._under_way.append((group, self._start(group)))
 
     def finish(self) -> dict[int, Tensor]:
@@ -92,46 +94,53 @@ class FactorMessages(nn.Module):
         """
         if not self._parts:
             return {}
-        for own in self._parts.values():
-            own += [torch.zeros_like(own[0])] * (len(self.collectives.here) - len(own))
+        for learners_factors in self._parts.values():
+            learners_factors += [torch.zeros_like(learners_factors[0])] * (
+                len(self.collectives.here) - len(learners_factors)
+            )
         if self.groups is None:
             self._under_way.append((list(self._parts), self._start(list(self._parts))))
         else:  # of messages that a learner without rows kept back
-            sent = {place for group, _ in self._under_way for place in group}
+            sent = {number for group, _ in self._under_way for number in group}
             self._under_way += [
                 (group, self._start(group)) for group in self.groups if group[0] not in sent
             ]
-        found = {
-            place: one
+        merged = {
+            number: factor
             for group, arrive in self._under_way
-            for place, one in zip(group, arrive(), strict=True)
+            for number, factor in zip(group, arrive(), strict=True)
         }
         self._fuse()
         self._parts, self._under_way = {}, []
-        return found
+        return merged
 
     def _start(self, group: list[int]) -> Callable[[], list[Tensor]]:
-        parts = [
-            [self._parts[place][turn] for place in group]
-            for turn in range(len(self.collectives.here))
+        offered_all = [
+            [self._parts[number][index] for number in group]
+            for index in range(len(self.collectives.here))
         ]
         if self.dense:
-            self.nbytes = self.nbytes + sum(4 * one.numel() for own in parts for one in own)
-            return self.collectives.all_reduce(parts, WHAT).wait
+            self.nbytes = self.nbytes + sum(
+                4 * tensor.numel() for tensors in offered_all for tensor in tensors
+            )
+            return self.collectives.all_reduce(offered_all, WHAT).wait
         offered = [
-            [self.memories[turn][place].offer(one) for place, one in zip(group, own, strict=True)]
-            for turn, own in enumerate(parts)
+            [
+                self.memories[at][number].offer(tensor)
+                for number, tensor in zip(group, tensors, strict=True)
+            ]
+            for at, tensors in enumerate(offered_all)
         ]
         messages = [
             [
                 Message(
                     self.compressor,
                     m,
-                    seeds.draw(seeds.KRONECKER, self.seed, place, learner, self.step),
+                    seeds.draw(seeds.KRONECKER, self.seed, number, learner, self.step),
                 )
-                for place, m in zip(group, own, strict=True)
+                for number, m in zip(group, tensors, strict=True)
             ]
-            for learner, own in zip(self.collectives.here, offered, strict=True)
+            for learner, tensors in zip(self.collectives.here, offered, strict=True)
         ]
         under_way = self.collectives.share(
             messages, message.Address(self.digest, self.step), WHAT, even=True
@@ -145,18 +154,18 @@ class FactorMessages(nn.Module):
         messages: list[list[Message]],
         under_way: Handle,
     ) -> list[Tensor]:
-        every = under_way.wait()
-        self.nbytes = self.nbytes + sum(one.nbytes for own in messages for one in own)
-        for turn, learner in enumerate(self.collectives.here):
-            for place, m, y in zip(group, offered[turn], every[learner], strict=True):
-                self.memories[turn][place].settle(m, y)
-        return [mean(list(column)) for column in zip(*every, strict=True)]
+        received = under_way.wait()
+        self.nbytes = self.nbytes + sum(tensor.nbytes for message in messages for tensor in message)
+        for at, learner in enumerate(self.collectives.here):
+            for number, m, y in zip(group, offered[at], received[learner], strict=True):
+                self.memories[at][number].settle(m, y)
+        return [mean(list(column)) for column in zip(*received, strict=True)]
 
     def _fuse(self) -> None:
         """Decide what travels together, once it is known in which order factors come, and when."""
         if len(self._ready) < PROFILED:
             self.order = self.order or list(self._times)
-            self._ready.append([self._times.get(place, 0.0) for place in self.order])
+            self._ready.append([self._times.get(number, 0.0) for number in self.order])
         if (
             self.groups is not None
             or self.fusion == "after"
@@ -165,12 +174,12 @@ class FactorMessages(nn.Module):
             return
         ready = self.ready()
         alpha, beta = self.cost() if self.fusion == "pipelined" and self.cost else (0.0, 0.0)
-        elements = [self.elements[place] for place in self.order]
+        elements = [self.elements[number] for number in self.order]
         decided = fusion.groups(self.fusion, elements, ready, alpha, beta, self.buffer)
         self.groups = self.collectives.agree(
-            [[self.order[turn] for turn in group] for group in decided]
+            [[self.order[at] for at in group] for group in decided]
         )
-        self._group_of = {place: turn for turn, group in enumerate(self.groups) for place in group}
+        self._group_of = {number: at for at, group in enumerate(self.groups) for number in group}
 
     def ready(self) -> list[float]:
         """Seconds into a step at which each factor was there, in order; medians of the first

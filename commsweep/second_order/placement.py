@@ -35,7 +35,7 @@ class Factor:
 
 def factors_of(sizes: Sequence[int]) -> list[Factor]:
     """The factors whose rows these are: A and G of the first layer, of the second, ..."""
-    return [Factor(place // 2, "AG"[place % 2], size) for place, size in enumerate(sizes)]
+    return [Factor(index // 2, "AG"[index % 2], size) for index, size in enumerate(sizes)]
 
 
 def everywhere(factors: Sequence[Factor], learners: int) -> list[int]:
@@ -45,7 +45,7 @@ def everywhere(factors: Sequence[Factor], learners: int) -> list[int]:
 
 def spread(factors: Sequence[Factor], learners: int) -> list[int]:
     """MPD-KFAC: each factor on exactly one learner, in turn."""
-    return [turn % learners for turn in range(len(factors))]
+    return [index % learners for index in range(len(factors))]
 
 
 def balanced(factors: Sequence[Factor], learners: int, small: Callable[[int], bool]) -> list[int]:
@@ -53,7 +53,7 @@ def balanced(factors: Sequence[Factor], learners: int, small: Callable[[int], bo
     receiving); of the others the largest first to the learner with the least to do.
     """
     placed, loads = [EVERYWHERE] * len(factors), [0] * learners
-    large = [place for place, factor in enumerate(factors) if not small(factor.size)]
+    large = [index for index, factor in enumerate(factors) if not small(factor.size)]
     for place in sorted(large, key=lambda place: (-factors[place].size, place)):
         learner = loads.index(min(loads))
         placed[place] = learner
@@ -111,11 +111,11 @@ class Placed:
     workers: list[tuple[int, ...]]  # of each layer
     learners: int
 
-    def receivers(self, place: int) -> tuple[int, ...]:
+    def receivers(self, number: int) -> tuple[int, ...]:
         """The learners between which a factor's inverse travels; empty where it does not."""
-        if self.inverters[place] == EVERYWHERE:
+        if self.inverters[number] == EVERYWHERE:
             return ()
-        workers = self.workers[place // 2]
+        workers = self.workers[number // 2]
         return workers if len(workers) > 1 else ()
 
     def column(self, layer: int, learner: int) -> tuple[int, ...]:
@@ -129,14 +129,14 @@ class Placed:
         return (
             first,
             *(
-                one
-                for one in range(self.learners)
-                if one % len(workers) == learner % len(workers) and one != first
+                learner_
+                for learner_ in range(self.learners)
+                if learner_ % len(workers) == learner % len(workers) and learner_ != first
             ),
         )
 
 
-def place(
+def placed_factors(
     kind: str,
     factors: Sequence[Factor],
     learners: int,
@@ -147,8 +147,8 @@ def place(
     """The placement of that name: everywhere, spread, balanced, shared or owner. `factors`: A and G
     of every layer.
     """
-    every = tuple(range(learners))
-    all_work = [every for _ in factors[::2]]
+    everybody = tuple(range(learners))
+    all_work = [everybody for _ in factors[::2]]
     if kind == "everywhere":
         return Placed(everywhere(factors, learners), all_work, learners)
     if kind == "spread":
@@ -157,7 +157,7 @@ def place(
         return Placed(balanced(factors, learners, small), all_work, learners)
     if kind == "owner":
         placed = owner(factors, learners)
-        return Placed(placed, [(one,) for one in placed[::2]], learners)
+        return Placed(placed, [(factor,) for factor in placed[::2]], learners)
     if kind == "shared":
         groups = [tuple(group) for group in shared(len(factors) // 2, learners, fraction)]
         rounds = learners // len(groups[0]) if groups else 1
@@ -179,6 +179,6 @@ def inverse_elements(factors: Sequence[Factor], placed: Placed, eigen: bool = Fa
     """
     return sum(
         factor.size * (factor.size + 1) if eigen else factor.elements
-        for turn, factor in enumerate(factors)
-        if placed.receivers(turn)
+        for index, factor in enumerate(factors)
+        if placed.receivers(index)
     )

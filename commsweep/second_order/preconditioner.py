@@ -69,16 +69,18 @@ class Preconditioner(Component):
             seed,
             collectives or Simulated(1),
         )
-        found, self.left = supported(model, spec.max_factor, calls)
-        if not found:
+        layers_, self.left = supported(model, spec.max_factor, calls)
+        if not layers_:
             raise UserError(
                 "kfac: the model has no layer that it supports (Linear, Conv2d without groups, "
                 "Conv1D, run once a pass and trained whole) with factors of at most "
                 f"kfac.max_factor={spec.max_factor} rows"
             )
-        self.layers: Modules[KFACLayer] = Modules(KFACLayer(name, module) for name, module in found)
+        self.layers: Modules[KFACLayer] = Modules(
+            KFACLayer(name, module) for name, module in layers_
+        )
         self.factors = placement.factors_of(
-            [d for _, module in found for d in factors.sizes(module)]
+            [d for _, module in layers_ for d in factors.sizes(module)]
         )
         self.travels = len(self.collectives.here) < self.collectives.learners
         # New factors are nobody else's: of an owner, or of a learner who is alone and whose
@@ -102,10 +104,10 @@ class Preconditioner(Component):
         self.collected = self.inverted = False  # in the last step
         self._collects = False
         self._outputs: dict[int, Tensor] = {}
-        for turn, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             # Before a boundary's hook: what is wanted is the layer's own output and the gradient
             # that comes to it.
-            layer.module.register_forward_hook(self._hook(turn), prepend=True, with_kwargs=True)
+            layer.module.register_forward_hook(self._hook(index), prepend=True, with_kwargs=True)
 
     def _placed(self, wiring: LearnerWiring | None) -> Placed:
         learners = self.collectives.learners
@@ -115,12 +117,12 @@ class Preconditioner(Component):
                     f"kfac.statistics=owner: {learners} learners are more than the "
                     f"{len(self.layers)} layers that they could own; use fewer learners"
                 )
-            made = placement.place("owner", self.factors, learners)
+            placed_ = placement.placed_factors("owner", self.factors, learners)
         elif not self.travels or wiring is None:
-            made = placement.place("everywhere", self.factors, learners)
+            placed_ = placement.placed_factors("everywhere", self.factors, learners)
         else:
             try:
-                made = placement.place(
+                placed_ = placement.placed_factors(
                     wiring.placement,
                     self.factors,
                     learners,
@@ -133,9 +135,9 @@ class Preconditioner(Component):
             self.collectives.among(
                 sorted(
                     {
-                        *made.workers,
+                        *placed_.workers,
                         *(
-                            tuple(sorted(made.column(layer, learner)))
+                            tuple(sorted(placed_.column(layer, learner)))
                             for layer in range(len(self.layers))
                             for learner in range(learners)
                         ),
@@ -143,97 +145,101 @@ class Preconditioner(Component):
                     - {()}
                 )
             )
-        return made
+        return placed_
 
     # Statistics.
 
     def _hook(
-        self, turn: int
+        self, number: int
     ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], None]:
         def entered(
             module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor
         ) -> None:
             if not (self._collects and module.training and output.requires_grad):
                 return
-            if turn in self._ran:
+            if number in self._ran:
                 raise UserError(
-                    f"kfac: layer {self.layers[turn].name} runs more than once in a pass, which "
+                    f"kfac: layer {self.layers[number].name} runs more than once in a pass, which "
                     "it did not in the first; leave kfac out"
                 )
-            self._ran.add(turn)
-            if self._wants(turn):
+            self._ran.add(number)
+            if self._wants(number):
                 with (
                     torch.no_grad(),
                     torch.autocast(output.device.type, enabled=False),
                     self._timed(COMPUTING),
                 ):
                     x = inputs[0] if inputs else named["input"]
-                    made = factors.input_factor(
+                    factor = factors.input_factor(
                         factors.inputs(module, x), module.bias is not None, self.spec.weight_sharing
                     )
-                self._offer(2 * turn, made)
+                self._offer(2 * number, factor)
             if self.spec.fisher == "sampled":
-                self._outputs[turn] = output
+                self._outputs[number] = output
             else:
-                output.register_hook(lambda grad: self._came(turn, grad))
+                output.register_hook(lambda grad: self._came(number, grad))
 
         return entered
 
-    def _came(self, turn: int, grad: Tensor) -> None:
-        if not self._wants(turn):
+    def _came(self, number: int, grad: Tensor) -> None:
+        if not self._wants(number):
             return
         with (
             torch.no_grad(),
             torch.autocast(grad.device.type, enabled=False),
             self._timed(COMPUTING),
         ):
-            made = factors.output_factor(
-                factors.slopes(self.layers[turn].module, grad),
+            factor = factors.output_factor(
+                factors.slopes(self.layers[number].module, grad),
                 self._rows * self.terms,
                 self.spec.weight_sharing,
             )
-        self._offer(2 * turn + 1, made)
+        self._offer(2 * number + 1, factor)
 
-    def _wants(self, turn: int) -> bool:
+    def _wants(self, number: int) -> bool:
         """Whether the learner whose pass it is has a part in this layer's factors."""
-        return self.spec.statistics == "all" or self.placed.workers[turn][0] == self._learner
+        return self.spec.statistics == "all" or self.placed.workers[number][0] == self._learner
 
-    def _offer(self, place: int, matrix: Tensor) -> None:
+    def _offer(self, number: int, matrix: Tensor) -> None:
         if self.stays:
-            self._own[place] = matrix
+            self._own[number] = matrix
             return
         with torch.no_grad(), self._timed(COMPUTING):
             elements = factors.packed(matrix)
         with torch.no_grad(), self._timed(MESSAGES):
-            self.messages.offer(place, elements if self._weight == 1 else elements * self._weight)
+            self.messages.offer(number, elements if self._weight == 1 else elements * self._weight)
 
     def before_pass(
-        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+        self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
         self._collects = self._works(moment) and self.steps % self.spec.factors_every == 0
-        if self._collects and part.turn == self.collectives.here[0]:
+        if self._collects and pass_.turn == self.collectives.here[0]:
             self._own: dict[int, Tensor] = {}
             self.messages.begin(moment.step)
-        self._rows, self._weight, self._learner = part.size, part.weight, part.learner
+        self._rows, self._weight, self._learner = pass_.size, pass_.weight, pass_.learner
         self._ran: set[int] = set()
 
-    def after_pass(self, moment: Moment, part: Pass) -> None:
+    def after_pass(self, moment: Moment, pass_: Pass) -> None:
         """A layer that was left out of the pass (layer drop) has nothing to say."""
         if not self._collects or self.stays:
             return
-        for turn, layer in enumerate(self.layers):
-            if turn not in self._ran and self._wants(turn):
-                for more, side in enumerate(SIDES):
+        for index, layer in enumerate(self.layers):
+            if index not in self._ran and self._wants(index):
+                for offset, side in enumerate(SIDES):
                     d = len(getattr(layer, side))
                     self.messages.offer(
-                        2 * turn + more, getattr(layer, side).new_zeros(d * (d + 1) // 2)
+                        2 * index + offset, getattr(layer, side).new_zeros(d * (d + 1) // 2)
                     )
 
     def _works(self, moment: Moment) -> bool:
         return moment.epoch >= self.spec.start_epoch
 
     def after_forward(
-        self, moment: Moment, part: Pass, logits: Tensor, drawn: Callable[[torch.Generator], Tensor]
+        self,
+        moment: Moment,
+        pass_: Pass,
+        logits: Tensor,
+        drawn: Callable[[torch.Generator], Tensor],
     ) -> None:
         """Sampled Fisher: a backward of its own to the layers' outputs, from labels that the model
         draws.
@@ -242,17 +248,17 @@ class Preconditioner(Component):
             return
         loss = drawn(
             torch.Generator().manual_seed(
-                seeds.draw(seeds.LABELS, self.seed, part.learner, moment.step)
+                seeds.draw(seeds.LABELS, self.seed, pass_.learner, moment.step)
             )
         )
         turns, outputs = list(self._outputs), list(self._outputs.values())
         self._outputs = {}
         with torch.autocast(logits.device.type, enabled=False):
             slopes = torch.autograd.grad(loss, outputs, retain_graph=True)
-        for turn, slope in sorted(
+        for number, slope in sorted(
             zip(turns, slopes, strict=True), reverse=True, key=lambda pair: pair[0]
         ):
-            self._came(turn, slope)
+            self._came(number, slope)
 
     # Inverses.
 
@@ -281,20 +287,20 @@ class Preconditioner(Component):
         with self._timed(MESSAGES):
             new = self._own if self.stays else self.messages.finish()
         with self._timed(COMPUTING):
-            for turn, layer in enumerate(self.layers):
-                if 2 * turn in new and 2 * turn + 1 in new:
+            for index, layer in enumerate(self.layers):
+                if 2 * index in new and 2 * index + 1 in new:
                     a, g = (
-                        new[2 * turn + more]
+                        new[2 * index + offset]
                         if self.stays
-                        else factors.unpacked(new[2 * turn + more], len(getattr(layer, side)))
-                        for more, side in enumerate(SIDES)
+                        else factors.unpacked(new[2 * index + offset], len(getattr(layer, side)))
+                        for offset, side in enumerate(SIDES)
                     )
                     layer.average(a, g, self.spec.decay)
 
-    def _here(self, learner: int) -> bool:
+    def _numbers_here(self, learner: int) -> bool:
         return learner == EVERYWHERE or learner in self.collectives.here
 
-    def _invert(self, now: int) -> None:
+    def _invert(self, step: int) -> None:
         """Factors with a message first, the largest one first, which is the order in which learners
         get theirs.
         """
@@ -302,76 +308,76 @@ class Preconditioner(Component):
         for layer in self.layers:  # of an owner's statistics the others have none
             layer.inverted |= bool(layer.taken) or self.spec.statistics == "owner"
         order = sorted(
-            (place for place in range(len(self.factors)) if self.layers[place // 2].inverted),
-            key=lambda place: (-self.factors[place].size, place),
+            (number for number in range(len(self.factors)) if self.layers[number // 2].inverted),
+            key=lambda number: (-self.factors[number].size, number),
         )
         under_way: list[tuple[int, Handle[list[Tensor]]]] = []
-        for place in order:
-            receivers = self.placed.receivers(place) if self.travels else ()
+        for number in order:
+            receivers = self.placed.receivers(number) if self.travels else ()
             if self.collectives.here[0] in receivers:
                 under_way.append(
                     (
-                        place,
+                        number,
                         self.collectives.broadcast(
-                            lambda _, place=place: self._inverse(place),
-                            self.placed.inverters[place],
+                            lambda _, number=number: self._inverse(number),
+                            self.placed.inverters[number],
                             "inverses",
                             tuple(sorted(receivers)),
                         ),
                     )
                 )
-        for place in order:
-            if not (self.travels and self.placed.receivers(place)) and self._here(
-                self.placed.inverters[place]
+        for number in order:
+            if not (self.travels and self.placed.receivers(number)) and self._numbers_here(
+                self.placed.inverters[number]
             ):
-                self._install(place, self._inverse(place), now)
-        for place, handle in under_way:
+                self._install(number, self._inverse(number), step)
+        for number, handle in under_way:
             with self._timed(INVERSES):
-                parts = handle.wait()
-            self._install(place, parts, now)
+                tensors = handle.wait()
+            self._install(number, tensors, step)
 
-    def _inverse(self, place: int) -> list[Tensor]:
-        layer, side = self.layers[place // 2], SIDES[place % 2]
-        if not self._here(self.placed.inverters[place]):
+    def _inverse(self, number: int) -> list[Tensor]:
+        layer, side = self.layers[number // 2], SIDES[number % 2]
+        if not self._numbers_here(self.placed.inverters[number]):
             return layer.room(side, self.spec)
         with self._timed(INVERTING):
             return layer.inverse(
-                side, self.spec, self.travels and bool(self.placed.receivers(place))
+                side, self.spec, self.travels and bool(self.placed.receivers(number))
             )
 
-    def _install(self, place: int, parts: list[Tensor], now: int) -> None:
+    def _install(self, number: int, tensors: list[Tensor], step: int) -> None:
         with self._timed(PRECONDITIONING):
-            self.layers[place // 2].install(SIDES[place % 2], parts, now)
+            self.layers[number // 2].install(SIDES[number % 2], tensors, step)
 
     def _precondition(self, rate: float) -> None:
-        turns = [turn for turn, layer in enumerate(self.layers) if layer.inverted]
+        turns = [index for index, layer in enumerate(self.layers) if layer.inverted]
         with self._timed(PRECONDITIONING):
-            grads = [self.layers[turn].gradient() for turn in turns]
-        made = self._everybodys(turns, grads)
+            grads = [self.layers[number].gradient() for number in turns]
+        products = self._everybodys(turns, grads)
         with self._timed(PRECONDITIONING):
             scale: Tensor | float = 1.0
-            if self.spec.kl_clip and made:
+            if self.spec.kl_clip and products:
                 size = (
                     sum(
                         torch.dot(a.reshape(-1), b.reshape(-1))
-                        for a, b in zip(made, grads, strict=True)
+                        for a, b in zip(products, grads, strict=True)
                     ).abs()  # pyright: ignore[reportAttributeAccessIssue]
                     * rate**2
                 )
                 scale = (self.spec.kl_clip / size.clamp(min=1e-30)).sqrt().clamp(max=1.0)
-            for turn, one in zip(turns, made, strict=True):
-                self.layers[turn].write(one.mul_(scale))
+            for number, product in zip(turns, products, strict=True):
+                self.layers[number].write(product.mul_(scale))
 
     def _everybodys(self, turns: list[int], grads: list[Tensor]) -> list[Tensor]:
         """Preconditioned gradients of these layers: made here, or by the learner that works for
         this one.
         """
         under_way: list[Handle[list[Tensor]]] = []
-        for turn, grad in zip(turns, grads, strict=True):
-            layer = self.layers[turn]
-            column = self.placed.column(turn, self.collectives.here[0]) if self.travels else ()
+        for number, grad in zip(turns, grads, strict=True):
+            layer = self.layers[number]
+            column = self.placed.column(number, self.collectives.here[0]) if self.travels else ()
 
-            def made(
+            def product(
                 layer: KFACLayer = layer, grad: Tensor = grad, column: tuple[int, ...] = column
             ) -> list[Tensor]:
                 if column and column[0] not in self.collectives.here:
@@ -382,23 +388,23 @@ class Preconditioner(Component):
             if column:
                 under_way.append(
                     self.collectives.broadcast(
-                        lambda _, made=made: made(),
+                        lambda _, product=product: product(),
                         column[0],
                         "preconditioned",
                         tuple(sorted(column)),
                     )
                 )
             else:
-                own = made()
-                under_way.append(Handle(lambda own=own: own))
+                result = product()
+                under_way.append(Handle(lambda result=result: result))
         with self._timed(INVERSES):
             return [handle.wait()[0] for handle in under_way]
 
     @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.seconds[part] += time.perf_counter() - began  # pyright: ignore[reportArgumentType]
+        self.seconds[phase] += time.perf_counter() - began  # pyright: ignore[reportArgumentType]
 
     # What is known of it.
 
@@ -427,7 +433,9 @@ class Preconditioner(Component):
             "preconditioned": weights if owns and learners > 1 else 0,
         }
         for kind in () if owns else ("everywhere", "spread", "balanced"):
-            placed = placement.place(kind, self.factors, learners, small=placement.below(SMALL))
+            placed = placement.placed_factors(
+                kind, self.factors, learners, small=placement.below(SMALL)
+            )
             elements = placement.inverse_elements(self.factors, placed, eigen)
             out[f"inverses_{kind}"] = 4 * elements * self.inversions / steps
         return {"kfac": out}
@@ -447,14 +455,14 @@ class Preconditioner(Component):
 
     def non_finite(self) -> tuple[float, str] | None:
         """The first layer whose factor was not finite or not positive definite."""
-        now, name = min(
-            ((float(layer.bad), layer.name) for layer in self.layers), key=lambda one: one[0]
+        step, name = min(
+            ((float(layer.bad), layer.name) for layer in self.layers), key=lambda bad: bad[0]
         )
         return (
             None
-            if now == float("inf")
+            if step == float("inf")
             else (
-                now,
+                step,
                 f"a factor of layer {name} that is not finite or not positive definite (raise "
                 "kfac.damping, or kfac.method=eigen)",
             )
@@ -471,8 +479,8 @@ def memory_bytes(spec: KFAC, model: nn.Module, learners: int) -> int:
     """Bytes of running factors, inverses, of the learners' new factors, and of what they remember
     of messages.
     """
-    found, _ = supported(model, spec.max_factor)
-    squares = sum(d * d + d for _, module in found for d in factors.sizes(module))
+    layers_, _ = supported(model, spec.max_factor)
+    squares = sum(d * d + d for _, module in layers_ for d in factors.sizes(module))
     remembered = learners * (spec.feedback.kind != "none" and spec.compressor.kind != "none")
     return 4 * squares * 2 + 2 * squares * (learners + remembered)
 
@@ -485,25 +493,25 @@ def supported(
     Factors are of a layer that runs once in a pass, and whose parameters are all trained. calls:
     how often each module runs, by its identity (None: once each).
     """
-    seen: dict[int, int] = {}
+    calls_: dict[int, int] = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):
-            seen[id(p)] = seen.get(id(p), 0) + 1
-    found, left = [], []
+            calls_[id(p)] = calls_.get(id(p), 0) + 1
+    supported_, left = [], []
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.requires_grad:
             continue
         fits = (
             factors.supported(module)
-            and seen.get(id(weight)) == 1
+            and calls_.get(id(weight)) == 1
             and max(factors.sizes(module)) <= largest
             and all(p.requires_grad for p in module.parameters())
             and (calls is None or calls[id(module)] == 1)
         )
-        found += [(name, module)] if fits else []
+        supported_ += [(name, module)] if fits else []
         left += [] if fits else [name]
-    return found, left
+    return supported_, left
 
 
 def name_left_out(left: list[str]) -> None:

@@ -67,9 +67,9 @@ def attend(
     if kind == "causal" or (width >= tokens and kind != "strided"):
         return dense(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
     # whole blocks: what is added comes after all real tokens, which therefore never see it
-    rest = -tokens % width
-    if rest:
-        q, k, v = (pad(one, (0, 0, 0, rest)) for one in (q, k, v))
+    padding = -tokens % width
+    if padding:
+        q, k, v = (pad(tensor, (0, 0, 0, padding)) for tensor in (q, k, v))
     return _KINDS[kind](q, k, v, width, scale, dropout)[:, :, :tokens]
 
 
@@ -92,7 +92,7 @@ def _local(
     n = t // width - 1
     # Blocks become batch entries, so that each kernel call sees two blocks of keys.
     queries = q[:, :, width:].reshape(b, h * n, width, d)
-    keys, values = (_windows(one, width).reshape(b, h * n, 2 * width, d) for one in (k, v))
+    keys, values = (_windows(tensor, width).reshape(b, h * n, 2 * width, d) for tensor in (k, v))
     out = dense(queries, keys, values, attn_mask=mask, scale=scale, dropout_p=dropout)
     return torch.cat([first, out.reshape(b, h, n * width, d)], 2)
 
@@ -109,7 +109,7 @@ def _strided(
     q: Tensor, k: Tensor, v: Tensor, width: int, scale: float | None, dropout: float
 ) -> Tensor:
     out = dense(
-        *(_remainders(one, width) for one in (q, k, v)),
+        *(_remainders(tensor, width) for tensor in (q, k, v)),
         is_causal=True,
         scale=scale,
         dropout_p=dropout,
@@ -172,11 +172,11 @@ def _both(q: Tensor, k: Tensor, v: Tensor, width: int, n: int, dropout: float) -
     b, h, _, d = q.shape
     blocks = q.reshape(b, h, n, width, d)
     # a block of nothing comes first
-    keys, values = (_windows(pad(one, (0, 0, width, 0)), width) for one in (k, v))
+    keys, values = (_windows(pad(tensor, (0, 0, width, 0)), width) for tensor in (k, v))
     # [b, h, n, width, 2 width]
     near = (blocks @ keys.mT).masked_fill(~_near(width, n, q.device), -torch.inf)
     column_keys, column_values = (
-        _remainders(one, width).reshape(b, h, width, n, d) for one in (k, v)
+        _remainders(tensor, width).reshape(b, h, width, n, d) for tensor in (k, v)
     )
     far = blocks.transpose(2, 3) @ column_keys.mT  # [b, h, width, n, n]
     far = far.masked_fill(~_far(n, q.device), -torch.inf).transpose(2, 3)  # [b, h, n, width, n]
@@ -228,13 +228,15 @@ def _summaries(width: int, n: int, device: torch.device) -> Tensor:
     """[n, width, width + n - 1]: a block's own causal triangle, and the last tokens of the blocks
     before it.
     """
-    own = torch.ones(width, width, dtype=torch.bool, device=device).tril().expand(n, width, width)
+    own_block = (
+        torch.ones(width, width, dtype=torch.bool, device=device).tril().expand(n, width, width)
+    )
     earlier = (
         torch.ones(n, n - 1, dtype=torch.bool, device=device)
         .tril(-1)[:, None]
         .expand(n, width, n - 1)
     )
-    return torch.cat([own, earlier], -1)
+    return torch.cat([own_block, earlier], -1)
 
 
 @dataclass
@@ -253,8 +255,8 @@ class SparseAttention:
         if self.beside is None or q.shape[1] == 1:
             return attend(self.kind, q, k, v, self.width, scale, dropout)
         even, odd = (
-            attend(kind, q[:, turn::2], k[:, turn::2], v[:, turn::2], self.width, scale, dropout)
-            for turn, kind in enumerate((self.kind, self.beside))
+            attend(kind, q[:, index::2], k[:, index::2], v[:, index::2], self.width, scale, dropout)
+            for index, kind in enumerate((self.kind, self.beside))
         )
         return _woven(even, odd)
 
@@ -276,41 +278,41 @@ class Attending:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
-        found = [
+        attentions = [
             module
             for module in model.modules()
             if type(module).__name__.endswith("Attention") and hasattr(module, "config")
         ]
-        if not found or model.config._attn_implementation != "sdpa":
+        if not attentions or model.config._attn_implementation != "sdpa":
             raise ValueError(f"{type(model).__name__} has no attention that can be replaced")
         AttentionInterface.register(NAME, _attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         self.alternate, self.layers, self.heads = (
             alternate,
-            [SparseAttention(width) for _ in found],
+            [SparseAttention(width) for _ in attentions],
             _heads(model),
         )
-        for module, layer in zip(found, self.layers, strict=True):
+        for module, layer in zip(attentions, self.layers, strict=True):
             module.attends = layer
         model.config._attn_implementation = NAME
 
-    def switch(self, kind: str, beside: str | None) -> None:
+    def switch(self, kind: str, second: str | None) -> None:
         """All layers attend so from now on."""
-        for turn, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             if self.alternate == "heads":
-                layer.kind, layer.beside = kind, beside
+                layer.kind, layer.beside = kind, second
             else:
-                layer.kind = beside if beside is not None and turn % 2 else kind
+                layer.kind = second if second is not None and index % 2 else kind
 
     def now(self) -> tuple[str, str | None]:
         """(kind, beside), read back from the layers."""
         first = self.layers[0]
-        other = (
+        second = (
             first.beside
             if self.alternate == "heads"
             else self.layers[min(1, len(self.layers) - 1)].kind
         )
-        return first.kind, None if other == first.kind else other
+        return first.kind, None if second == first.kind else second
 
 
 def _heads(model: Any) -> int:
@@ -325,20 +327,20 @@ def _attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: as its own scaled-dot-product attention where all earlier tokens are
     seen.
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    own: SparseAttention = module.attends  # pyright: ignore[reportAssignmentType]
-    if own.kind == "causal" and own.beside is None:
+    attention: SparseAttention = module.attends  # pyright: ignore[reportAssignmentType]
+    if attention.kind == "causal" and attention.beside is None:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
     if attention_mask is not None:
         raise ValueError("sparse attention is of whole blocks of text, without padding")
     if (groups := query.shape[1] // key.shape[1]) > 1:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    return own(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
+    return attention(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None

@@ -30,8 +30,8 @@ def densities(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[
     the caps are in the way.
     """
     sizes, raw = [prod(shape) for shape in shapes], scores(shapes, spec.distribution)
-    wanted = (1 - sparsity) * sum(sizes)
-    if wanted > spec.max_density * sum(sizes) * (1 + 1e-9):
+    budget = (1 - sparsity) * sum(sizes)
+    if budget > spec.max_density * sum(sizes) * (1 + 1e-9):
         raise UserError(
             f"sparsity.max_density={spec.max_density:g}: a density of {1 - sparsity:g} cannot "
             "be reached when no layer may be denser; raise max_density, or sparsity"
@@ -40,8 +40,8 @@ def densities(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[
     # a layer at its cap leaves the rest to the others, which may bring further ones there
     while True:
         free = [index for index in range(len(sizes)) if index not in capped]
-        rest = wanted - spec.max_density * sum(sizes[index] for index in capped)
-        scale = rest / sum(raw[index] * sizes[index] for index in free) if free else 0.0
+        remaining = budget - spec.max_density * sum(sizes[index] for index in capped)
+        scale = remaining / sum(raw[index] * sizes[index] for index in free) if free else 0.0
         over = {index for index in free if scale * raw[index] > spec.max_density * (1 + 1e-9)}
         if not over:
             return [
@@ -61,13 +61,13 @@ def live(shapes: Sequence[Shape], spec: Sparsity, sparsity: float) -> list[int]:
         min(size, size * density)
         for size, density in zip(sizes, densities(shapes, spec, sparsity), strict=True)
     ]
-    whole = [int(one + 1e-9) for one in exact]
-    left = round((1 - sparsity) * sum(sizes)) - sum(whole)
-    order = sorted(range(len(sizes)), key=lambda index: (whole[index] - exact[index], index))
-    for index in [one for one in order if whole[one] < sizes[one]][:left]:
-        whole[index] += 1
-    for index in (one for one, count in enumerate(whole) if not count):
-        if max(whole) > 1:
-            whole[whole.index(max(whole))] -= 1
-        whole[index] = 1
-    return whole
+    counts = [int(share + 1e-9) for share in exact]
+    left = round((1 - sparsity) * sum(sizes)) - sum(counts)
+    order = sorted(range(len(sizes)), key=lambda index: (counts[index] - exact[index], index))
+    for index in [number for number in order if counts[number] < sizes[number]][:left]:
+        counts[index] += 1
+    for index in (number for number, count in enumerate(counts) if not count):
+        if max(counts) > 1:
+            counts[counts.index(max(counts))] -= 1
+        counts[index] = 1
+    return counts

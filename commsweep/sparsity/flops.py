@@ -74,14 +74,18 @@ class NetworkShape:
         """The layers that have a mask, in their order."""
         return [product for product in self.products if product.masked]
 
-    def attending(self, kind: str, beside: str | None, width: int, alternate: str) -> float:
-        """Attending pairs on average over layers and heads; `beside`: of every other one of what
+    def attending(self, kind: str, second: str | None, width: int, alternate: str) -> float:
+        """Attending pairs on average over layers and heads; `second`: of every other one of what
         alternates.
         """
-        if (own := self.attention) is None:
+        if (attention := self.attention) is None:
             return 0.0
         return mean_pairs(
-            kind, beside, own.tokens, width, own.heads if alternate == "heads" else own.layers
+            kind,
+            second,
+            attention.tokens,
+            width,
+            attention.heads if alternate == "heads" else attention.layers,
         )
 
 
@@ -92,9 +96,9 @@ def pairs(kind: str, tokens: int, width: int) -> int:
     of them. fixed: in the same block of `width`, or the last of an earlier block.
     """
     w = min(width, tokens)
-    blocks, rest = divmod(tokens, w)
+    blocks, remainder = divmod(tokens, w)
     # blocks before that of a token, summed over tokens
-    earlier = w * blocks * (blocks - 1) // 2 + rest * blocks
+    earlier = w * blocks * (blocks - 1) // 2 + remainder * blocks
     local = w * (w + 1) // 2 + (tokens - w) * w
     if kind == "causal":
         return tokens * (tokens + 1) // 2
@@ -105,19 +109,20 @@ def pairs(kind: str, tokens: int, width: int) -> int:
     if kind == "local_strided":
         return local + earlier
     if kind == "fixed":
-        return blocks * w * (w + 1) // 2 + rest * (rest + 1) // 2 + earlier
+        return blocks * w * (w + 1) // 2 + remainder * (remainder + 1) // 2 + earlier
     raise ValueError(f"no pattern {kind}")
 
 
-def mean_pairs(kind: str, beside: str | None, tokens: int, width: int, turns: int) -> float:
+def mean_pairs(kind: str, second: str | None, tokens: int, width: int, turns: int) -> float:
     """Pairs of a head or layer on average, where every other of `turns` attends otherwise, from the
     second on.
     """
-    if beside is None:
+    if second is None:
         return float(pairs(kind, tokens, width))
-    other = turns // 2
+    second_turns = turns // 2
     return (
-        (turns - other) * pairs(kind, tokens, width) + other * pairs(beside, tokens, width)
+        (turns - second_turns) * pairs(kind, tokens, width)
+        + second_turns * pairs(second, tokens, width)
     ) / turns
 
 
@@ -144,8 +149,8 @@ def step(
         out[HEAD if product.head else LINEAR] += 2.0 * product.positions * alive * times
         if dense and backward:
             out[GROWTH] += 2.0 * product.positions * (product.numel - alive)
-    if (own := network.attention) is not None:
-        out[ATTENTION] = own.forward(attending) * ((3 + own.again) if backward else 1)
+    if (attention := network.attention) is not None:
+        out[ATTENTION] = attention.forward(attending) * ((3 + attention.again) if backward else 1)
     return out  # pyright: ignore[reportReturnType]
 
 
@@ -175,8 +180,8 @@ class Account:
         """A step of so many samples; `share` of them have dense gradients where growth needs
         some.
         """
-        one = step(self.network, live, attending, dense_gradients)
-        self._into(self.spent, samples, one | {GROWTH: share * one[GROWTH]})
+        flops_step = step(self.network, live, attending, dense_gradients)
+        self._into(self.spent, samples, flops_step | {GROWTH: share * flops_step[GROWTH]})
         self._into(self.dense, samples, self._dense_step)
 
     @cached_property
@@ -185,11 +190,11 @@ class Account:
 
     def dense_step(self, backward: bool = True) -> dict[str, float]:
         """FLOPs of a sample without masks, with causal attention."""
-        own = self.network.attention
+        attention = self.network.attention
         return step(
             self.network,
-            [one.numel for one in self.network.masked],
-            pairs("causal", own.tokens, 1) if own else 0.0,
+            [shape.numel for shape in self.network.masked],
+            pairs("causal", attention.tokens, 1) if attention else 0.0,
             backward=backward,
         )
 
@@ -198,9 +203,9 @@ class Account:
         self.spent[TOPOLOGY] += operations
 
     @staticmethod
-    def _into(sums: dict[str, float], samples: int, one: dict[str, float]) -> None:
-        for part, flops in one.items():
-            sums[part] += samples * flops
+    def _into(sums: dict[str, float], samples: int, flops_by_part: dict[str, float]) -> None:
+        for name, flops in flops_by_part.items():
+            sums[name] += samples * flops
 
     def totals(self, live: Sequence[int], attending: float) -> dict[str, Any]:
         """By part, in all, as a share of the dense run with and without the head's own products; of
@@ -222,10 +227,10 @@ class Account:
                 "head_share": self.dense[HEAD] / out["dense"],
             }
         final = sum(step(self.network, live, attending, backward=False).values())
-        own, dense = self.network.attention, sum(self.dense_step(backward=False).values())
+        attention, dense = self.network.attention, sum(self.dense_step(backward=False).values())
         out |= {"inference": final, "inference_relative": final / dense}
-        if own is not None:
+        if attention is not None:
             out["square"] = out["dense"] + self.dense[ATTENTION] * (
-                2 * own.tokens / (own.tokens + 1) - 1
+                2 * attention.tokens / (attention.tokens + 1) - 1
             )
         return out

@@ -22,20 +22,20 @@ def survey(
     modules: "blocks", all layers but the one that makes the logits, or "all". Raises UserError when
     none is supported (Linear, Conv1D, Conv2d), or when a layer runs more than once.
     """
-    seen: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
 
     def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         channels = output.shape[1] if module.weight.dim() > 2 else output.shape[-1]  # pyright: ignore[reportCallIssue]
-        own = seen.setdefault(
+        record = records.setdefault(
             name, {"module": module, "calls": 0, "first": not inputs[0].requires_grad}
         )
-        own["calls"] += 1
-        own["positions"] = output.numel() // channels
+        record["calls"] += 1
+        record["positions"] = output.numel() // channels
 
-    known = [(name, module) for name, module in model.named_modules() if _multiplies(module)]
+    multiplying = [(name, module) for name, module in model.named_modules() if _multiplies(module)]
     hooks = [
         module.register_forward_hook(lambda m, i, o, name=name: note(name, m, i, o))
-        for name, module in known
+        for name, module in multiplying
     ]
     training = model.training
     try:
@@ -47,30 +47,30 @@ def survey(
             hook.remove()
     text = hasattr(model, "get_output_embeddings")
     last = model.get_output_embeddings() if text else None
-    again = _repeated(model, [own["module"] for own in seen.values()])
+    again = _repeated(model, [record["module"] for record in records.values()])
     products, weights = [], []
-    for name, own in seen.items():
-        module = own["module"]
-        if own["calls"] > 1:
+    for name, record in records.items():
+        module = record["module"]
+        if record["calls"] > 1:
             raise UserError(
-                f"sparsity: layer {name} runs {own['calls']} times a sample, and no account of "
+                f"sparsity: layer {name} runs {record['calls']} times a sample, and no account of "
                 "FLOPs here knows how; use a model whose layers run once"
             )
-        head = module is last if text else name == list(seen)[-1]
+        head = module is last if text else name == list(records)[-1]
         masked = module.weight.requires_grad and (modules == "all" or not head)
         products.append(
             Product(
                 name,
                 tuple(module.weight.shape),
                 module.weight.numel(),
-                own["positions"],
+                record["positions"],
                 head,
-                own["first"],
+                record["first"],
                 masked,
                 id(module) in again,
             )
         )
-        if masked and any(module.weight is one for _, one in weights):
+        if masked and any(module.weight is weight_name for _, weight_name in weights):
             raise UserError(
                 f"sparsity: layer {name} shares its weight with another one, and a weight has "
                 "one mask here; use a model whose layers have their own"
@@ -105,13 +105,13 @@ def _repeated(model: Any, products: list[nn.Module]) -> set[int]:
     """The products that gradient checkpointing repeats: a block's, but not its last one, unless
     dropout follows it (torch stops as soon as all has been found again that the backward needs).
     """
-    found: set[int] = set()
+    repeated: set[int] = set()
     for block in (module for module in model.modules() if "forward" in vars(module)):
         inside = {id(module) for module in block.modules()}
-        own = [id(module) for module in products if id(module) in inside]
+        calls_ = [id(module) for module in products if id(module) in inside]
         drops = any(isinstance(module, nn.Dropout) and module.p for module in block.modules())
-        found |= set(own if drops else own[:-1])
-    return found
+        repeated |= set(calls_ if drops else calls_[:-1])
+    return repeated
 
 
 def _attention(model: Any, sample: Tensor, again: bool) -> Attention:

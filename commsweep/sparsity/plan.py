@@ -61,7 +61,7 @@ def network(run: Run) -> NetworkShape:
             f"data.tokenizer={data.tokenizer}: FLOPs are planned for {', '.join(VOCABULARY)}"
         )
     depth, width, heads = GPT2_SIZES[run.model.name]
-    made = gpt2(
+    shape = gpt2(
         depth,
         run.model.width or width,
         heads,
@@ -70,7 +70,7 @@ def network(run: Run) -> NetworkShape:
         run.sparsity.modules if run.sparsity else "blocks",
     )
     if not run.model.gradient_checkpointing:
-        return made
+        return shape
     # is not repeated, because nothing behind it needs that
     last = "" if run.model.dropout else "mlp.c_proj"
     return NetworkShape(
@@ -78,9 +78,9 @@ def network(run: Run) -> NetworkShape:
             product
             if product.head or (last and product.name.endswith(last))
             else replace(product, again=True)
-            for product in made.products
+            for product in shape.products
         ),
-        made.attention and replace(made.attention, again=True),
+        shape.attention and replace(shape.attention, again=True),
     )
 
 
@@ -93,29 +93,29 @@ def planned(
     of.
     """
     schedule, account = Schedule(spec, steps), Account(of)
-    shapes = [one.shape for one in of.masked]
+    shapes = [masked_layer.shape for masked_layer in of.masked]
     targets: dict[float, list[int]] = {}
     live, alike, pairs = densities.live(shapes, spec, schedule.target(0)), 0, 0.0
     for step in range(steps):
-        now, rows = attending(spec, of, schedule, step), samples[step % len(samples)]
-        if not schedule.updates(step) and now == pairs:
+        kinds_now, rows = attending(spec, of, schedule, step), samples[step % len(samples)]
+        if not schedule.updates(step) and kinds_now == pairs:
             alike += rows  # samples of steps that cost the same
             continue
         account.add(alike, live, pairs)
-        alike, pairs, counts = 0, now, [(0, 0)] * len(live)
+        alike, pairs, counts = 0, kinds_now, [(0, 0)] * len(live)
         if schedule.updates(step):
             if (target := schedule.target(step)) not in targets:
                 targets[target] = densities.live(shapes, spec, target)
             to = targets[target]
             counts = [
-                moved(one, aim, prod(shape), schedule.drop(step), spec.regrow)
-                for one, aim, shape in zip(live, to, shapes, strict=True)
+                moved(density, aim, prod(shape), schedule.drop(step), spec.regrow)
+                for density, aim, shape in zip(live, to, shapes, strict=True)
             ]
         dense = [spec.by_gradient and grow > 0 for _, grow in counts]
-        account.add(rows, live, now, dense, share)
+        account.add(rows, live, kinds_now, dense, share)
         for (prune, grow), shape in zip(counts, shapes, strict=True):
             account.updated(flops.update(prod(shape), prune, grow, spec.growth))
-        live = [one + grow - prune for one, (prune, grow) in zip(live, counts, strict=True)]
+        live = [density + grow - prune for density, (prune, grow) in zip(live, counts, strict=True)]
     account.add(alike, live, pairs)
     return account.totals(live, attending(spec, of, schedule, steps - 1))
 
@@ -134,8 +134,8 @@ def rows(run: Run) -> list[int]:
         raise UserError(
             "data.train_blocks=0 takes all there are, which a plan does not know: give --steps"
         )
-    whole, rest = divmod(run.data.train_blocks, run.data.batch_size)  # pyright: ignore[reportAttributeAccessIssue]
-    return [run.data.batch_size] * whole + [rest] * bool(rest)
+    steps, remainder = divmod(run.data.train_blocks, run.data.batch_size)  # pyright: ignore[reportAttributeAccessIssue]
+    return [run.data.batch_size] * steps + [remainder] * bool(remainder)
 
 
 def of_run(run: Run, steps: int = 0) -> dict[str, float]:

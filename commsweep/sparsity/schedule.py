@@ -33,19 +33,19 @@ class Schedule:
         start, before = 0, spec.initial_sparsity
         for name, phase in spec.ordered:
             end = round(phase.until * steps)
-            one = Stretch(name, phase, start, end, before, (end - start - 1) // spec.interval)
+            stretch = Stretch(name, phase, start, end, before, (end - start - 1) // spec.interval)
             if end <= start:
                 raise UserError(
                     f"sparsity.phases.{name}: of {steps} steps none is left for it; let it end "
                     f"later than {phase.until:g}, or train longer"
                 )
-            if self._moves(one) and end - start <= spec.interval:
+            if self._moves(stretch) and end - start <= spec.interval:
                 raise UserError(
                     f"sparsity.interval={spec.interval}: no shorter than phase {name}, which "
                     f"has {end - start} of the run's {steps} steps; choose a smaller one, or "
                     "end it later"
                 )
-            self.stretches.append(one)
+            self.stretches.append(stretch)
             start, before = end, phase.sparsity
 
     def _moves(self, stretch: Stretch) -> bool:
@@ -67,17 +67,17 @@ class Schedule:
         """The sparsity that masks have after the update of this step, or of the last one before
         it.
         """
-        one = self.at(step)
-        if one.phase.shape == "step" or not one.updates:
-            return one.phase.sparsity
-        x = min(1.0, (step - one.start) // self.spec.interval / one.updates)
-        left = 1 - x if one.phase.shape == "linear" else (1 - x) ** 3
-        return one.phase.sparsity + (one.before - one.phase.sparsity) * left
+        stretch = self.at(step)
+        if stretch.phase.shape == "step" or not stretch.updates:
+            return stretch.phase.sparsity
+        x = min(1.0, (step - stretch.start) // self.spec.interval / stretch.updates)
+        left = 1 - x if stretch.phase.shape == "linear" else (1 - x) ** 3
+        return stretch.phase.sparsity + (stretch.before - stretch.phase.sparsity) * left
 
     def updates(self, step: int) -> bool:
         """Whether masks may move in this step (the first masks, of step 0, are no update)."""
-        one = self.at(step)
-        return 0 < step < one.end and (step - one.start) % self.spec.interval == 0
+        stretch = self.at(step)
+        return 0 < step < stretch.end and (step - stretch.start) % self.spec.interval == 0
 
     def drop(self, step: int) -> float:
         """Share of the live weights that an update in this step moves: drop / 2 (1 + cos(pi x))."""

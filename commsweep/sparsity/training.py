@@ -89,7 +89,9 @@ class SparseTraining(Component):
         self._alive = 0.0  # summed over steps: the share of the masked weights that live
         self._steps = 0
         self._turns = (
-            {id(p): turn for turn, p in enumerate(exchange.trained)} if exchange is not None else {}
+            {id(p): index for index, p in enumerate(exchange.trained)}
+            if exchange is not None
+            else {}
         )
         self._stale = self.live_only  # whether the exchange must hear which entries live
 
@@ -105,9 +107,9 @@ class SparseTraining(Component):
     # A step.
 
     def before_pass(
-        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+        self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
-        self._rows = part.batch
+        self._rows = pass_.batch
         if self.attending is not None:
             phase = self.schedule.at(moment.step).phase
             self.attending.switch(phase.attention, phase.alternate_attention)
@@ -180,11 +182,14 @@ class SparseTraining(Component):
         # a short batch may have left the last of them without a pass
         several = len(exchange.collectives.here) > 1
         leader = self.updates % (len(exchange.collected) if several else self._learners)
-        own = self.spec.score != "magnitude"  # then what is pruned differs between learners
-        told = [
+        by_score = self.spec.score != "magnitude"  # then what is pruned differs between learners
+        collected = [
             (side, index)
-            for side, asked in ((0, own), (1, self.spec.by_gradient or (own and self.spec.regrow)))
-            if asked
+            for side, wanted_too in (
+                (0, by_score),
+                (1, self.spec.by_gradient or (by_score and self.spec.regrow)),
+            )
+            if wanted_too
             for index, counts in enumerate(self._due)
             if counts[side]
         ]
@@ -196,26 +201,26 @@ class SparseTraining(Component):
                 for index, counts in enumerate(self._due)
             ]
 
-        made: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        products: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-        def parts(here: int) -> list[Tensor]:
-            made[here] = of(exchange.collected[here])
+        def factors(number_here: int) -> list[Tensor]:
+            products[number_here] = of(exchange.collected[number_here])
             return [
-                pack_mask(made[here][index][side].view(1, -1), self._due[index][side])
-                for side, index in told
+                pack_mask(products[number_here][index][side].view(1, -1), self._due[index][side])
+                for side, index in collected
             ]
 
-        if told:
-            packed = exchange.collectives.broadcast(parts, leader, WHAT).wait()
-            choice = made[leader if several else 0]
-            for (side, index), text in zip(told, packed, strict=True):
-                numel, kept = self.masks[index].dead.numel(), self._due[index][side]
+        if collected:
+            packed = exchange.collectives.broadcast(factors, leader, WHAT).wait()
+            choice = products[leader if several else 0]
+            for (side, index), text in zip(collected, packed, strict=True):
+                numel, due_side = self.masks[index].dead.numel(), self._due[index][side]
                 if leader not in exchange.collectives.here:
-                    arrived = unpack_mask(text, 1, numel, kept).view(self.shapes[index])
+                    arrived = unpack_mask(text, 1, numel, due_side).view(self.shapes[index])
                     choice[index] = (
                         (arrived, choice[index][1]) if side == 0 else (choice[index][0], arrived)
                     )
-                self.sent += mask_bytes(1, numel, kept)
+                self.sent += mask_bytes(1, numel, due_side)
         else:
             choice = of(exchange.collected[0])
         exchange.ledger.led(self.sent - before)
@@ -240,9 +245,9 @@ class SparseTraining(Component):
                 if isinstance(moment, Tensor) and moment.shape == mask.dead.shape:
                     moment.masked_fill_(zero, 0.0)
         if self.live_only:
-            turn = self._turns[id(mask.weight)]
+            exchange_index = self._turns[id(mask.weight)]
             for memory in chain.from_iterable(
-                own[turn].buffers() for own in self._exchange[0].memories
+                memory[exchange_index].buffers() for memory in self._exchange[0].memories
             ):
                 if memory.shape == mask.dead.shape:
                     memory.masked_fill_(zero, 0.0)
@@ -270,8 +275,8 @@ class SparseTraining(Component):
 
     def _pairs(self) -> float:
         """Attending pairs on average over layers and heads, as attention stands."""
-        kind, beside = self.attending.now() if self.attending is not None else ("causal", None)
-        return self.network.attending(kind, beside, self.spec.width, self.spec.alternate)
+        kind, second = self.attending.now() if self.attending is not None else ("causal", None)
+        return self.network.attending(kind, second, self.spec.width, self.spec.alternate)
 
     def installed(self) -> dict[str, Any]:
         """Phases as they were carried out, and the attention that stands."""
@@ -300,10 +305,11 @@ class SparseTraining(Component):
                 ],
                 "steps": [step for step, _, _ in shown],
                 "density": [
-                    [one / n for one, n in zip(live, sizes, strict=True)] for _, live, _ in shown
+                    [density / n for density, n in zip(live, sizes, strict=True)]
+                    for _, live, _ in shown
                 ],
                 "turnover": [
-                    [new / max(1, one) for new, one in zip(grown, live, strict=True)]
+                    [new / max(1, density) for new, density in zip(grown, live, strict=True)]
                     for _, live, grown in shown
                 ],
             },

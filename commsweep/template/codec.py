@@ -19,15 +19,17 @@ class RowSigns:
         """Return exactly what travels: a dict of tensors, whose sizes are the message's bytes."""
         rows = x.reshape(len(x), -1).float()
         k = min(self.k, rows.shape[1])
-        places = rows.abs().topk(k).indices
-        kept = rows.gather(1, places)
-        signs = pack((kept >= 0).int(), bits=1)
-        return {"places": places.to(torch.int32), "signs": signs, "scale": kept.abs().mean(1)}
+        positions = rows.abs().topk(k).indices
+        values = rows.gather(1, positions)
+        signs = pack((values >= 0).int(), bits=1)
+        return {"places": positions.to(torch.int32), "signs": signs, "scale": values.abs().mean(1)}
 
     def decode(self, parts, like):
         """Return a tensor of like's shape and type; like's values are zeros."""
         rows = torch.zeros(len(like), like[:1].numel(), device=like.device)
-        places, scale = parts["places"].long(), parts["scale"][:, None]
-        signs = 2.0 * unpack(parts["signs"], bits=1, count=places.numel()).view(places.shape) - 1
-        rows.scatter_(1, places, signs * scale)
+        positions, scale = parts["places"].long(), parts["scale"][:, None]
+        signs = (
+            2.0 * unpack(parts["signs"], bits=1, count=positions.numel()).view(positions.shape) - 1
+        )
+        rows.scatter_(1, positions, signs * scale)
         return rows.reshape(like.shape).to(like.dtype)

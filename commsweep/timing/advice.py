@@ -98,24 +98,24 @@ def advise(
     calibration: ids of measurements that say what slow links do to the machine; those that the
     store has.
     """
-    found = [measurement for measurement in measurements(store) if _same(measurement, run)]
-    if not found:
+    measured = [measurement for measurement in measurements(store) if _same(measurement, run)]
+    if not measured:
         raise UserError(
             "the store has no step times of this training: take some with commsweep links "
             "PLAN, or commsweep pipeline PRESET ... --steps 30 for each setting in "
             "question"
         )
     machine = machine_of(store, calibration or [])
-    fits = models(found, machine)
-    metric, value, steps = quality(store, found)
+    fits = models(measured, machine)
+    metric, value, steps = quality(store, measured)
     choices, missed = [], []
-    for series in dict.fromkeys(measurement.series for measurement in found):
-        own = [measurement for measurement in found if measurement.series == series]
+    for series in dict.fromkeys(measurement.series for measurement in measured):
+        series_steps = [measurement for measurement in measured if measurement.series == series]
         n = steps[series[0]]
         if n is None:
-            missed.append(own[0].method)
+            missed.append(series_steps[0].method)
             continue
-        exact = next((one for one in own if one.network == network), None)
+        exact = next((step_ for step_ in series_steps if step_.network == network), None)
         if exact is None and series not in fits:
             continue
         choices.append(_choice(exact, fits.get(series), network, n))
@@ -136,19 +136,19 @@ def advise(
 def _choice(
     exact: PipelineStep | None, model: PipelineModel | None, network: Network, steps: int
 ) -> Choice:
-    one = exact or model.base  # pyright: ignore[reportOptionalMemberAccess]
+    step_ = exact or model.base  # pyright: ignore[reportOptionalMemberAccess]
     return Choice(
-        one.method,
-        one.schedule,
+        step_.method,
+        step_.schedule,
         exact.seconds if exact else model.step(network),  # pyright: ignore[reportOptionalMemberAccess]
         steps,
         exact is not None,
-        (one.row["id"], one.row["run_id"]),
+        (step_.row["id"], step_.row["run_id"]),
     )
 
 
 def regrets(
-    found: list[PipelineStep],
+    steps_: list[PipelineStep],
     fits: dict[tuple[str, str], PipelineModel],
     steps: dict[str, int | None],
 ) -> list[tuple[PipelineStep, PipelineStep, float]]:
@@ -157,22 +157,24 @@ def regrets(
     of it.
     """
     groups: dict[Any, list[PipelineStep]] = {}
-    for one in found:
-        if steps[one.row["run_id"]] is not None and one.series in fits:
-            groups.setdefault((_training(one.row["run"]), one.network), []).append(one)
-    made = []
-    for own in groups.values():
+    for step_ in steps_:
+        if steps[step_.row["run_id"]] is not None and step_.series in fits:
+            groups.setdefault((_training(step_.row["run"]), step_.network), []).append(step_)
+    regrets_ = []
+    for group in groups.values():
 
         def needed(measurement: PipelineStep, step: float) -> float:
             return steps[measurement.row["run_id"]] * step  # pyright: ignore[reportOptionalOperand]
 
-        advised = min(own, key=lambda one: needed(one, fits[one.series].step(one.network)))
-        best = min(own, key=lambda one: needed(one, one.seconds))
-        if len(own) > 1:
-            made.append(
+        advised = min(
+            group, key=lambda step_: needed(step_, fits[step_.series].step(step_.network))
+        )
+        best = min(group, key=lambda step_: needed(step_, step_.seconds))
+        if len(group) > 1:
+            regrets_.append(
                 (advised, best, needed(advised, advised.seconds) / needed(best, best.seconds) - 1)
             )
-    return made
+    return regrets_
 
 
 def _same(measurement: PipelineStep, run: Run) -> bool:

@@ -38,10 +38,10 @@ def seconds(collective: str, nbytes: Any, where: Ranks) -> Any:
     """Of one all-reduce of so many bytes [n], by one of `commsweep.timing.COLLECTIVES`; 0 for a
     single rank.
     """
-    every = by_algorithm(nbytes, where)
+    seconds_by = by_algorithm(nbytes, where)
     if collective == "nccl":
-        return np.minimum(every["ring"], every["tree"])
-    return every[collective]
+        return np.minimum(seconds_by["ring"], seconds_by["tree"])
+    return seconds_by[collective]
 
 
 def by_algorithm(nbytes: Any, where: Ranks) -> dict[str, Any]:
@@ -55,5 +55,5 @@ def by_algorithm(nbytes: Any, where: Ranks) -> dict[str, Any]:
     tree = tree + 2 * (local - 1) * where.hop + 2 * np.log2(nodes) * where.far_hop
     levels = 2 * (local - 1) / local * nbytes / where.near + 2 * (nodes - 1) / nodes * nbytes / far
     levels = levels + 2 * (local - 1) * where.hop + between
-    made = {"ring": ring, "tree": tree, "hierarchical": levels}
-    return {name: np.where(n > 1, one, 0.0) for name, one in made.items()}
+    algorithms = {"ring": ring, "tree": tree, "hierarchical": levels}
+    return {name: np.where(n > 1, algorithm, 0.0) for name, algorithm in algorithms.items()}

@@ -122,7 +122,7 @@ def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dic
     """Seconds of an iteration and of its parts [n]: total, compute (a pipeline without waiting),
     bubble, data, optimizer.
     """
-    t, p, d = (np.asarray(one, float) for one in (shape.tensor, shape.pipeline, shape.data))
+    t, p, d = (np.asarray(split, float) for split in (shape.tensor, shape.pipeline, shape.data))
     h, S = np.asarray(shape.hidden, float), np.asarray(shape.sequence, float)
     b, L = np.asarray(shape.micro_batch, float), np.asarray(shape.layers, float)
     m, V = shape.microbatches, np.asarray(shape.vocabulary, float)
@@ -142,13 +142,13 @@ def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dic
     launch = np.where(launch == 0, _launch(cluster, 1), launch)
     layer = (gpu**SHARPNESS + launch**SHARPNESS) ** (1 / SHARPNESS)
 
-    other = mine * layer + cluster.microbatch + np.where(p > 1, 2 * cluster.stage_wait, 0.0)
+    overhead = mine * layer + cluster.microbatch + np.where(p > 1, 2 * cluster.stage_wait, 0.0)
     coded = choices.stage_coding * message / cluster.memory
-    other = other + np.where(p > 1, 2 * coded, 0.0)  # activations and their gradients
-    stage = other + cluster.head * 6 * tokens * h * V / t / cluster.flops
+    overhead = overhead + np.where(p > 1, 2 * coded, 0.0)  # activations and their gradients
+    stage = overhead + cluster.head * 6 * tokens * h * V / t / cluster.flops
     waited = 2 * (p - 1) / p * choices.stages * message / t / cluster.stage_link
     compute = m * (stage + waited)
-    bubble = choices.idle * (p - 1) * (other + waited)
+    bubble = choices.idle * (p - 1) * (overhead + waited)
 
     weights = (12 * h * h * mine + V * h) / t
     # Ranks of one all-reduce that share a node also share its links to other nodes.
@@ -166,18 +166,18 @@ def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dic
     data = np.where(d > 1, data + choices.coding * weights * HALF / cluster.memory, 0.0)
     optimizer = cluster.optimizer * weights
     total = compute + bubble + data + optimizer + cluster.constant
-    parts = {"compute": compute, "bubble": bubble, "data": data, "optimizer": optimizer}
-    return {"total": total, **parts}
+    times = {"compute": compute, "bubble": bubble, "data": data, "optimizer": optimizer}
+    return {"total": total, **times}
 
 
 def _launch(cluster: Cluster, tensor: int) -> float:
     """Seconds to launch a layer's kernels; of the nearest smaller tensor-parallel size known."""
-    known = [int(size) for size in cluster.launch if int(size) <= tensor]
-    return cluster.launch[str(max(known))] if known else 0.0
+    sizes = [int(size) for size in cluster.launch if int(size) <= tensor]
+    return cluster.launch[str(max(sizes))] if sizes else 0.0
 
 
 GIVEN = ("name", "source", "node", "launch", "hop", "far_hop", "stage_link")
-FITTED = tuple(one.name for one in fields(Cluster) if one.name not in GIVEN)
+FITTED = tuple(field.name for field in fields(Cluster) if field.name not in GIVEN)
 
 
 def fit(shape: Shape, seconds: np.ndarray, start: Cluster, most: int = 300) -> Cluster:
@@ -190,19 +190,19 @@ def fit(shape: Shape, seconds: np.ndarray, start: Cluster, most: int = 300) -> C
 
     def cluster(values: np.ndarray) -> Cluster:
         numbers = np.exp(values)
-        own = dict(zip(FITTED, (float(x) for x in numbers), strict=False))
+        fitted = dict(zip(FITTED, (float(x) for x in numbers), strict=False))
         launch = dict(zip(sizes, (float(x) for x in numbers[len(FITTED) :]), strict=True))
-        return replace(start, launch=start.launch | launch, **own)
+        return replace(start, launch=start.launch | launch, **fitted)
 
     def residuals(values: np.ndarray) -> np.ndarray:
         return np.log(predict(shape, cluster(values))["total"] / seconds)
 
     first = [getattr(start, name) for name in FITTED]
     first += [start.launch.get(size, max(start.launch.values())) for size in sizes]
-    found = least_squares(
+    solution = least_squares(
         residuals, np.log(first), loss="soft_l1", f_scale=0.05, max_nfev=most, x_scale=1.0
     )
-    return cluster(found.x)
+    return cluster(solution.x)
 
 
 def read_cluster(text: str) -> Cluster:
@@ -212,7 +212,7 @@ def read_cluster(text: str) -> Cluster:
     presets = {path.stem: path for path in PRESETS.glob("*.json")}
     path = presets.get(text, Path(text))
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        constants = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise UserError(
             f"--cluster '{text}': neither a file nor one of {', '.join(sorted(presets))}"
@@ -220,26 +220,26 @@ def read_cluster(text: str) -> Cluster:
         ) from None
     except ValueError as error:
         raise UserError(f"--cluster '{text}': not JSON ({error})") from None
-    known = {one.name for one in fields(Cluster)}
-    if not isinstance(told, dict):
-        raise UserError(f"--cluster '{text}': a JSON object is needed, with {', '.join(known)}")
-    for name in set(told) - known:
-        raise UserError(f"--cluster '{text}': unknown field '{name}'{nearest(name, known)}")
-    for name, value in told.items():
+    names = {field.name for field in fields(Cluster)}
+    if not isinstance(constants, dict):
+        raise UserError(f"--cluster '{text}': a JSON object is needed, with {', '.join(names)}")
+    for name in set(constants) - names:
+        raise UserError(f"--cluster '{text}': unknown field '{name}'{nearest(name, names)}")
+    for name, value in constants.items():
         if name in ("name", "source", "launch"):
             continue
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             raise UserError(f"--cluster '{text}': {name}={value!r} is no number above 0")
-    return Cluster(**told)
+    return Cluster(**constants)
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
     """As `read_cluster` reads it, rounded to five digits."""
-    told = asdict(cluster)
+    constants = asdict(cluster)
     for name in FITTED:
-        told[name] = float(f"{told[name]:.5g}")
-    told["launch"] = {size: float(f"{x:.5g}") for size, x in told["launch"].items()}
-    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        constants[name] = float(f"{constants[name]:.5g}")
+    constants["launch"] = {size: float(f"{x:.5g}") for size, x in constants["launch"].items()}
+    path.write_text(json.dumps(constants, indent=1) + "\n", encoding="utf-8")
 
 
 PRESETS = Path(__file__).parent / "clusters"

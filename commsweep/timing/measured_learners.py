@@ -128,32 +128,32 @@ class LearnerStep:
 
 def measurements(store: Store, names: Iterable[str] | None = None) -> list[LearnerStep]:
     """The store's measurements that have a step time, of these ids, if given."""
-    wanted = None if names is None else set(names)
+    names_wanted = None if names is None else set(names)
     return [
         LearnerStep(row)
         for row in store.learner_rows()
-        if row.get("timing") and (wanted is None or row["id"] in wanted)
+        if row.get("timing") and (names_wanted is None or row["id"] in names_wanted)
     ]
 
 
 class LearnerModel:
     """Predictions of steps, from the measurements that calibrate them."""
 
-    def __init__(self, found: list[LearnerStep]) -> None:
+    def __init__(self, steps_: list[LearnerStep]) -> None:
         self.bases = {
             measurement.row["run_id"]: measurement
-            for measurement in found
+            for measurement in steps_
             if measurement.network.unlimited
             and (not measurement.kfac or measurement.algorithm == "D-KFAC")
         }
         probed: dict[LearnerNetwork, list[dict[str, Line]]] = {}
-        for measurement in found:
+        for measurement in steps_:
             if measurement.timing.get("costs"):
                 probed.setdefault(measurement.network, []).append(measurement.timing["costs"])
         self.lines = {
             network: {
-                what: tuple(median(cost[what][turn] for cost in costs) for turn in (0, 1))
-                for what in costs[0]
+                kind: tuple(median(cost[kind][end_] for cost in costs) for end_ in (0, 1))
+                for kind in costs[0]
             }
             for network, costs in probed.items()
         }
@@ -173,17 +173,17 @@ class LearnerModel:
             return None
         return self._kfac(measurement, base) if measurement.kfac else self._plain(measurement, base)
 
-    def _line(self, network: LearnerNetwork, base: LearnerStep, part: str, elements: int) -> Line:
+    def _line(self, network: LearnerNetwork, base: LearnerStep, phase: str, elements: int) -> Line:
         """Of a gather: as probed, and what is beyond that."""
         alpha, beta = self.lines[network]["gather"]
-        return alpha, max(0.0, beta + self._beyond(base, part, elements))
+        return alpha, max(0.0, beta + self._beyond(base, phase, elements))
 
-    def _beyond(self, base: LearnerStep, part: str, elements: int) -> float:
+    def _beyond(self, base: LearnerStep, phase: str, elements: int) -> float:
         """Seconds an element that `base` needed beyond the probe on its own network: for copies and
         sums.
         """
         alpha, beta = self.lines[base.network]["gather"]
-        return (base.parts[part] - alpha) / elements - beta
+        return (base.parts[phase] - alpha) / elements - beta
 
     def _plain(self, measurement: LearnerStep, base: LearnerStep) -> float:
         elements = base.row["gradients"]["dense"] // 4
@@ -193,7 +193,7 @@ class LearnerModel:
     def _kfac(self, measurement: LearnerStep, base: LearnerStep) -> float:
         timing = base.timing
         factors = factors_of(timing["sizes"])
-        whole = sum(factor.elements for factor in factors)
+        elements = sum(factor.elements for factor in factors)
         gradient = base.row["gradients"]["dense"] // 4
         lines = self.lines[measurement.network]
         c0, c1 = self.lines[base.network]["inversion"]
@@ -204,17 +204,19 @@ class LearnerModel:
             self._line(measurement.network, base, GRADIENT_MESSAGES, gradient),  # pyright: ignore[reportArgumentType]
             lines["broadcast"],  # pyright: ignore[reportArgumentType]
             lambda size: scale * (c0 + c1 * size**3),
-            collect=self._line(measurement.network, base, FACTOR_MESSAGES, whole),
-            handling=(alpha, beta + max(0.0, self._beyond(base, FACTOR_MESSAGES, whole))),
+            collect=self._line(measurement.network, base, FACTOR_MESSAGES, elements),
+            handling=(alpha, beta + max(0.0, self._beyond(base, FACTOR_MESSAGES, elements))),
             handing_out=_shared(lines["handing_out"], measurement),  # pyright: ignore[reportArgumentType]
         )
         ready = [0.0, *timing["ready"]]
         items = [
-            Item(after - before, PASSES, factor=place)
-            for place, before, after in zip(timing["order"], ready, ready[1:], strict=False)
+            Item(after - before, PASSES, factor=number)
+            for number, before, after in zip(timing["order"], ready, ready[1:], strict=False)
         ]
         # What is computed after the messages: averages, preconditioning, the update.
-        rest = sum(base.parts[part] for part in (PASSES, "factors", "preconditioning")) - ready[-1]
+        remaining = (
+            sum(base.parts[phase] for phase in (PASSES, "factors", "preconditioning")) - ready[-1]
+        )
         items[-1] = replace(items[-1], gradient=gradient)
         how = Algorithm(
             fusion=measurement.fusion,
@@ -223,37 +225,37 @@ class LearnerModel:
             groups=measurement.timing["groups"],
             inverters=measurement.timing["inverters"],
         )
-        return iteration(Work(items, factors), cluster, how).seconds + rest
+        return iteration(Work(items, factors), cluster, how).seconds + remaining
 
 
-def errors(found: list[LearnerStep]) -> list[float]:
+def errors(steps_: list[LearnerStep]) -> list[float]:
     """Of the predictions, as shares of what was measured; measurements that went into the model are
     left out.
     """
-    model = LearnerModel(found)
+    model = LearnerModel(steps_)
     return [
         guess / measurement.seconds - 1
-        for measurement in found
+        for measurement in steps_
         if not model.fitted(measurement) and (guess := model.step(measurement)) is not None
     ]
 
 
-def misordered(found: list[LearnerStep], apart: float) -> list[tuple[str, str]]:
+def misordered(steps_: list[LearnerStep], share: float) -> list[tuple[str, str]]:
     """Pairs over one network whose steps differ by more than this share, and which the prediction
     orders otherwise.
     """
-    model = LearnerModel(found)
+    model = LearnerModel(steps_)
     guesses = [
         (measurement, guess)
-        for measurement in found
+        for measurement in steps_
         if (guess := model.step(measurement)) is not None
     ]
     return [
-        (one.algorithm, other.algorithm)
-        for one, first in guesses
-        for other, second in guesses
-        if one.network == other.network
-        and one.seconds * (1 + apart) < other.seconds
+        (faster.algorithm, slower.algorithm)
+        for faster, first in guesses
+        for slower, second in guesses
+        if faster.network == slower.network
+        and faster.seconds * (1 + share) < slower.seconds
         and first >= second
     ]
 
@@ -276,10 +278,10 @@ class ExchangeModel:
     they meet in pairs; what they use late may travel meanwhile, but for the statistics.
     """
 
-    def __init__(self, found: list[LearnerStep]) -> None:
+    def __init__(self, steps_: list[LearnerStep]) -> None:
         self.bases = {
             measurement.row["run_id"]: measurement
-            for measurement in found
+            for measurement in steps_
             if measurement.network.unlimited and not measurement.kfac
         }
 
@@ -292,37 +294,40 @@ class ExchangeModel:
             return None
         grad = base.row["run"]["grad"]
         outer, kind = grad.get("outer") or {}, grad["compressor"]["kind"]
-        told = base.row["transport"]
+        transports = base.row["transport"]
         lengths, statistics = (
-            any(own.get(what) for own in told) for what in ("lengths", "statistics")
+            any(sent.get(kind) for sent in transports) for kind in ("lengths", "statistics")
         )
         exchanges = 1 + (kind in TWICE) + lengths
         interval, fragments = outer.get("interval", 1), outer.get("fragments", 1)
-        parts = fragments + (fragments > 1)  # what is in no block is a fragment of its own
-        rounds = parts * (base.row["steps"] // interval)
+        messages_ = fragments + (fragments > 1)  # what is in no block is a fragment of its own
+        rounds = messages_ * (base.row["steps"] // interval)
         if not rounds:
             return None
         # What is not compressed is on its way while the rest is.
         early = kind != "none" and not outer
-        apart = ("evaluation", "statistics") if early else ("evaluation",)
-        sent = max(sum(n for what, n in own.items() if what not in apart) for own in told) / rounds
+        left_out = ("evaluation", "statistics") if early else ("evaluation",)
+        sent = (
+            max(sum(n for kind, n in sent.items() if kind not in left_out) for sent in transports)
+            / rounds
+        )
         if early and not grad.get("compress_vectors"):
             sent -= base.row["gradients"].get("vector.up", 0.0)
         rate = measurement.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
-        share, learners = parts / interval, measurement.network.learners
+        share, learners = messages_ / interval, measurement.network.learners
         meeting = 2 if outer.get("peers") == "pairs" else learners
         wire = max(
             0.0,
             link.seconds((meeting - 1) * sent) * ACKNOWLEDGED - link.spare,
             measurement.timing.get("relayed", 0.0) / share,
         )
-        waited, meanwhile = (base.timing.get(what, 0.0) / share for what in ("waited", "meanwhile"))
+        waited, meanwhile = (base.timing.get(kind, 0.0) / share for kind in ("waited", "meanwhile"))
         if outer.get("overlap"):  # that is told apart: all computing of so many steps
             meanwhile = 0.0
         # How fast the machine was when this was measured. Earlier versions told none of these.
-        now, then = (of.timing.get("computed") for of in (measurement, base))
-        pace = now / then if now and then else 1.0
+        computed_now, computed_then = (of.timing.get("computed") for of in (measurement, base))
+        pace = computed_now / computed_then if computed_now and computed_then else 1.0
         computing, cores = (
             pace * (base.seconds / share - waited),
             base.row["cores"] * meeting / learners,

@@ -112,9 +112,9 @@ class PipelineStep:
         """Seconds of a core that the tasks of a step need, all stages together."""
         often = {"F": self.row["run"]["microbatches"], "B": self.row["run"]["microbatches"], "U": 1}
         return sum(
-            n * stage[what]["cpu"]
+            n * stage[kind]["cpu"]
             for stage in self.row["timing"]["tasks"]
-            for what, n in often.items()
+            for kind, n in often.items()
         )
 
     def times(
@@ -123,13 +123,13 @@ class PipelineStep:
         """What its parts take, `pace` times as long; bytes are of one microbatch's message, framing
         included.
         """
-        row, own = self.row, self.row["timing"]["tasks"]
+        row, tasks = self.row, self.row["timing"]["tasks"]
         messages = row["steps"] * row["run"]["microbatches"]
         sent = row["transport"]
         return Times(
-            *([pace * stage[what]["cpu"] for stage in own] for what in "FBU"),
-            fwd_bytes=[one["sent"]["fwd"] / messages for one in sent[:-1]],
-            bwd_bytes=[one["sent"]["bwd"] / messages for one in sent[1:]],
+            *([pace * stage[kind]["cpu"] for stage in tasks] for kind in "FBU"),
+            fwd_bytes=[nbytes["sent"]["fwd"] / messages for nbytes in sent[:-1]],
+            bwd_bytes=[nbytes["sent"]["bwd"] / messages for nbytes in sent[1:]],
             handling=pace * handling,
             cores=row["cores"],
             tied=sent[0]["tied"] / row["steps"],
@@ -155,11 +155,11 @@ def measurements(store: Store, names: list[str] | None = None) -> list[PipelineS
             and (names is None or row["id"] in names)
         ):
             wiring = Wiring(**row["wiring"])
-            thing = row["run_id"], wiring.model_copy(update={"turn": 0}).model_dump_json()
-            turns.setdefault(thing, []).append((wiring.turn, row))
+            key = row["run_id"], wiring.model_copy(update={"turn": 0}).model_dump_json()
+            turns.setdefault(key, []).append((wiring.turn, row))
     return [
-        PipelineStep(_mean([row for _, row in sorted(own, key=itemgetter(0))]))
-        for own in turns.values()
+        PipelineStep(_mean([row for _, row in sorted(rows_, key=itemgetter(0))]))
+        for rows_ in turns.values()
     ]
 
 
@@ -167,27 +167,29 @@ def _mean(turns: list[Row]) -> Row:
     """One row of several; what a chart shows is of the first."""
     if len(turns) == 1:
         return turns[0]
-    every = [row["timing"] for row in turns]
+    timings = [row["timing"] for row in turns]
     tasks = [
         {
-            what: {part: fmean(own[what][part] for own in stage) for part in ("seconds", "cpu")}
-            for what in stage[0]
+            kind: {
+                clock: fmean(task[kind][clock] for task in stage) for clock in ("seconds", "cpu")
+            }
+            for kind in stage[0]
         }
-        for stage in zip(*(one["tasks"] for one in every), strict=True)
+        for stage in zip(*(timing["tasks"] for timing in timings), strict=True)
     ]
     waits = [
-        [one for own in stage for one in own]
-        for stage in zip(*(one.get("waits", []) for one in every), strict=True)
+        [task_ for task in stage for task_ in task]
+        for stage in zip(*(timing.get("waits", []) for timing in timings), strict=True)
     ]
     return turns[0] | {  # pyright: ignore[reportReturnType]
-        "timing": every[0]
+        "timing": timings[0]
         | {
-            "step_seconds": fmean(one["step_seconds"] for one in every),
-            "turns": [one["step_seconds"] for one in every],
-            "steps": sum(one["steps"] for one in every),
+            "step_seconds": fmean(timing["step_seconds"] for timing in timings),
+            "turns": [timing["step_seconds"] for timing in timings],
+            "steps": sum(timing["steps"] for timing in timings),
             "tasks": tasks,
             "waits": waits,
-            "spread": [fmean(one["spread"][side] for one in every) for side in range(2)],
+            "spread": [fmean(timing["spread"][side] for timing in timings) for side in range(2)],
         }
     }
 
@@ -203,13 +205,13 @@ class Machine:
     wake: Cold = WARM
     crossing: float = 0.0
 
-    def network(self, asked: Network) -> Network:
+    def network(self, network: Network) -> Network:
         """The links asked for, as this machine shapes them."""
         return replace(
-            asked,
-            burst=bucket(asked.bandwidth) if asked.bandwidth else 0.0,
+            network,
+            burst=bucket(network.bandwidth) if network.bandwidth else 0.0,
             crossing=self.crossing,
-            links=tuple(self.network(link) for link in asked.links),
+            links=tuple(self.network(link) for link in network.links),
         )
 
 
@@ -217,50 +219,52 @@ def machine_of(store: Store, names: list[str]) -> Machine:
     """The machine that the store's measurements of these ids were taken on. What was fitted is kept
     beside them, for the fit takes a minute.
     """
-    found = measurements(store, names)
+    steps_ = measurements(store, names)
     path, ids = (
         store.root / "pipelines" / "machine.json",
-        sorted(measurement.row["id"] for measurement in found),
+        sorted(measurement.row["id"] for measurement in steps_),
     )
     with suppress(OSError, UserError, TypeError, KeyError):
-        kept = read_json(path)
-        if kept["of"] == ids:
-            told = kept["machine"]
+        cached = read_json(path)
+        if cached["of"] == ids:
+            constants = cached["machine"]
             return Machine(
-                {what: Cold(**one) for what, one in told["cold"].items()},
-                Cold(**told["wake"]),
-                told["crossing"],
+                {kind: Cold(**line) for kind, line in constants["cold"].items()},
+                Cold(**constants["wake"]),
+                constants["crossing"],
             )
-    made = calibrated(found)
+    machine = calibrated(steps_)
     if ids:
         with suppress(OSError):  # a store may be read-only
-            write_json(path, {"of": ids, "machine": asdict(made)})
-    return made
+            write_json(path, {"of": ids, "machine": asdict(machine)})
+    return machine
 
 
-def calibrated(found: list[PipelineStep]) -> Machine:
+def calibrated(steps_: list[PipelineStep]) -> Machine:
     """The machine that these measurements were taken on; they must include some over unlimited
     links, and over slow links of the same runs. Without them nothing is known of it.
     """
     warm = {
-        measurement.series: measurement for measurement in found if measurement.network == Network()
+        measurement.series: measurement
+        for measurement in steps_
+        if measurement.network == Network()
     }
     slow = [
         measurement
-        for measurement in found
+        for measurement in steps_
         if measurement.series in warm
         and measurement.network != Network()
         and measurement.row["timing"].get("waits")
     ]
     if not slow:
         return Machine()
-    seen: dict[str, list[tuple[float, float]]] = {}
-    for one in slow:
-        tasks = warm[one.series].row["timing"]["tasks"]
-        for stage, waits in enumerate(one.row["timing"]["waits"]):
-            for what, idle, busy in waits:
-                seen.setdefault(what, []).append((idle, busy - tasks[stage][what]["cpu"]))
-    machine = Machine({what: _cold(pairs) for what, pairs in seen.items()})
+    waits_by_kind: dict[str, list[tuple[float, float]]] = {}
+    for step_ in slow:
+        tasks = warm[step_.series].row["timing"]["tasks"]
+        for stage, waits in enumerate(step_.row["timing"]["waits"]):
+            for kind, idle, busy in waits:
+                waits_by_kind.setdefault(kind, []).append((idle, busy - tasks[stage][kind]["cpu"]))
+    machine = Machine({kind: _cold(pairs) for kind, pairs in waits_by_kind.items()})
     best, width = _error(machine, warm, slow), {"slope": 50.0, "most": 2.0, "crossing": 0.001}
     for _ in range(24):  # a pattern search over three numbers; few evaluations, no derivatives
         for name, step in width.items():
@@ -286,12 +290,14 @@ def _error(
 ) -> float:
     """Sum of the squared logarithms of predicted over measured."""
     fits = {series: PipelineModel(base, machine) for series, base in warm.items()}
-    return sum(math.log(fits[one.series].step(one.network) / one.seconds) ** 2 for one in slow)
+    return sum(
+        math.log(fits[step_.series].step(step_.network) / step_.seconds) ** 2 for step_ in slow
+    )
 
 
 def _cold(pairs: list[tuple[float, float]]) -> Cold:
     """The curve that is closest to (seconds waited, seconds longer), in absolute terms."""
-    idle, longer = (np.array(one) for one in zip(*pairs, strict=True))
+    idle, longer = (np.array(column) for column in zip(*pairs, strict=True))
     best, chosen = np.abs(longer).sum(), WARM
     for most in np.quantile(longer, (0.5, 0.6, 0.7, 0.8, 0.9)):
         for after in (0.0, 0.002, 0.004, 0.008, 0.012, 0.016, 0.024):
@@ -322,8 +328,8 @@ class PipelineModel:
         self._known: dict[Network | tuple[Network, float], float] = {}
         for _ in range(20):  # the step grows with it
             middle = (low + high) / 2
-            made = self._seconds(base.times(middle, self.machine), base.network)
-            low, high = (middle, high) if made < base.seconds else (low, middle)
+            predicted = self._seconds(base.times(middle, self.machine), base.network)
+            low, high = (middle, high) if predicted < base.seconds else (low, middle)
         self.handling = low
 
     def step(self, network: Network) -> float:
@@ -338,9 +344,9 @@ class PipelineModel:
         """
         pace = measurement.computed / self.base.computed
         if (key := (measurement.network, pace)) not in self._known:
-            own = self.machine if measurement is self.base else replace(self.machine, cold={})
+            machine_ = self.machine if measurement is self.base else replace(self.machine, cold={})
             self._known[key] = self._seconds(
-                self.base.times(self.handling, own, pace), measurement.network
+                self.base.times(self.handling, machine_, pace), measurement.network
             )
         return self._known[key]
 
@@ -354,7 +360,7 @@ class PipelineModel:
 
 
 def models(
-    found: list[PipelineStep], machine: Machine | None = None
+    steps_: list[PipelineStep], machine: Machine | None = None
 ) -> dict[tuple[str, str], PipelineModel]:
     """A model for every series that has a measurement over an unlimited network without latency.
 
@@ -362,7 +368,9 @@ def models(
     of a core for them, the machine's speed differed, and all are predicted at the mean.
     """
     bases = {
-        measurement.series: measurement for measurement in found if measurement.network == Network()
+        measurement.series: measurement
+        for measurement in steps_
+        if measurement.network == Network()
     }
     computed: dict[str, list[float]] = {}
     for (run, _), base in bases.items():
@@ -403,16 +411,16 @@ def is_dense(row: Row) -> bool:
     )
 
 
-def quality(store: Store, found: list[PipelineStep]) -> tuple[str, float, dict[str, int | None]]:
+def quality(store: Store, steps_: list[PipelineStep]) -> tuple[str, float, dict[str, int | None]]:
     """(metric, target, steps to it by run id). Raises UserError without a finished simulation of
     the dense run.
     """
     dense = next(
         (
-            made
-            for measurement in found
+            evaluations
+            for measurement in steps_
             if is_dense(measurement.row)
-            and (made := _evaluations(store, measurement.row["run_id"]))
+            and (evaluations := _evaluations(store, measurement.row["run_id"]))
         ),
         None,
     )
@@ -429,6 +437,6 @@ def quality(store: Store, found: list[PipelineStep]) -> tuple[str, float, dict[s
             measurement.row["run_id"]: steps_to(
                 _evaluations(store, measurement.row["run_id"]), metric, value
             )
-            for measurement in found
+            for measurement in steps_
         },
     )

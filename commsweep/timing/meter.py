@@ -49,36 +49,38 @@ def seconds(
     }
     takes = {"F": forward, "B": backward}
     orders = [schedule(stage, stages, microbatches) for stage in range(stages)]
-    place, free, wire = [0] * stages, [0.0] * stages, [0.0] * stages
+    next_place, free, wire = [0] * stages, [0.0] * stages, [0.0] * stages
     # An input is there: forward of the first stage, and backward of the last after its forward.
-    there = [{("F", i): 0.0 for i in range(microbatches)} if not s else {} for s in range(stages)]
+    arrivals = [
+        {("F", i): 0.0 for i in range(microbatches)} if not s else {} for s in range(stages)
+    ]
     done: list[tuple[float, int, str, int]] = []  # time, stage, kind, microbatch
     running = [False] * stages
 
     def begin(stage: int) -> None:
-        if running[stage] or place[stage] == len(orders[stage]):
+        if running[stage] or next_place[stage] == len(orders[stage]):
             return
-        work = orders[stage][place[stage]]
-        if work in there[stage]:
+        work = orders[stage][next_place[stage]]
+        if work in arrivals[stage]:
             running[stage] = True
-            start = max(free[stage], there[stage][work])
+            start = max(free[stage], arrivals[stage][work])
             heappush(done, (start + takes[work[0]], stage, *work))
 
     begin(0)
     end = 0.0
     while done:
-        now, stage, kind, number = heappop(done)
-        end = max(end, now)
-        free[stage], running[stage] = now, False
-        place[stage] += 1
+        time, stage, kind, number = heappop(done)
+        end = max(end, time)
+        free[stage], running[stage] = time, False
+        next_place[stage] += 1
         last = stage == stages - 1
         if kind == "F" and last:
-            there[stage]["B", number] = now
-        other = stage + 1 if kind == "F" else stage - 1
-        if 0 <= other < stages:
-            begins = max(wire[other], now)
-            wire[other] = begins + 8 * sizes[kind] / meter.rate + meter.latency
-            there[other][kind, number] = wire[other]
-            begin(other)
+            arrivals[stage]["B", number] = time
+        neighbour = stage + 1 if kind == "F" else stage - 1
+        if 0 <= neighbour < stages:
+            begins = max(wire[neighbour], time)
+            wire[neighbour] = begins + 8 * sizes[kind] / meter.rate + meter.latency
+            arrivals[neighbour][kind, number] = wire[neighbour]
+            begin(neighbour)
         begin(stage)
     return end

@@ -87,43 +87,46 @@ def read_trace(path: str | Path) -> Profile:
     """A Chrome trace of torch.profiler, with ProfilerStep marks. Raises UserError on a file that is
     none, is cut off, or has no steps or no collectives.
     """
-    told = _json(path, "a trace of torch.profiler (export_chrome_trace)")
-    events = told.get("traceEvents") if isinstance(told, dict) else None
+    trace = _json(path, "a trace of torch.profiler (export_chrome_trace)")
+    events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):
         raise UserError(
             f"'{path}' has no traceEvents: not a trace of torch.profiler (export_chrome_trace)"
         )
-    timed = [one for one in events if one.get("ph") == "X" and "dur" in one]
+    timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     # what a GPU's timeline repeats of the CPU's annotations is no second event
-    timed = [one for one in timed if one.get("cat") != "gpu_user_annotation"]
-    marks = [_span(one) for one in timed if str(one.get("name", "")).startswith("ProfilerStep#")]
+    timed = [kernel for kernel in timed if kernel.get("cat") != "gpu_user_annotation"]
+    marks = [
+        _span(kernel) for kernel in timed if str(kernel.get("name", "")).startswith("ProfilerStep#")
+    ]
     if not marks:
         raise UserError(
             f"'{path}' marks no steps: call prof.step() after each step of the training, with "
             "schedule=torch.profiler.schedule(wait=1, warmup=1, active=5)"
         )
-    sent = [one for one in timed if COLLECTIVE.match(str(one.get("name", "")))]
+    sent = [kernel for kernel in timed if COLLECTIVE.match(str(kernel.get("name", "")))]
     if not sent:
         raise UserError(
             f"'{path}' has no collective: profile one process of a distributed training (NCCL, "
             "gloo), not a training of one process"
         )
-    kernels = [one for one in timed if one.get("cat") == "kernel"]
-    work = kernels or [one for one in timed if one.get("cat") == "cpu_op"]
+    kernels = [kernel for kernel in timed if kernel.get("cat") == "kernel"]
+    work = kernels or [kernel for kernel in timed if kernel.get("cat") == "cpu_op"]
     busy = _union(
         [
-            _span(one)
-            for one in work
-            if not COLLECTIVE.match(str(one["name"])) and not str(one["name"]).startswith("c10d::")
+            _span(kernel)
+            for kernel in work
+            if not COLLECTIVE.match(str(kernel["name"]))
+            and not str(kernel["name"]).startswith("c10d::")
         ]
     )
     # A collective is named on the CPU and has a kernel on a GPU, which is the one that takes time.
-    names = [one for one in sent if one.get("cat") != "kernel"]
-    on_gpu = [one for one in sent if one.get("cat") == "kernel"]
-    moving = _union([_span(one) for one in on_gpu or names])
-    sized = names if any(_elements(one)[0] for one in names) else on_gpu
-    world = (told.get("distributedInfo") or {}).get("world_size", 0)
-    parts, kinds, elements = [], [], 0.0
+    names = [kernel for kernel in sent if kernel.get("cat") != "kernel"]
+    on_gpu = [kernel for kernel in sent if kernel.get("cat") == "kernel"]
+    moving = _union([_span(name) for name in on_gpu or names])
+    sized = names if any(_elements(name)[0] for name in names) else on_gpu
+    world = (trace.get("distributedInfo") or {}).get("world_size", 0)
+    kinds_of_step, kinds, elements = [], [], 0.0
     for begin, end in sorted(set(marks)):
         messages = _clipped(moving, begin, end)
         waited = sum(
@@ -134,9 +137,11 @@ def read_trace(path: str | Path) -> Profile:
         kinds.append(_kinds(inside))
         nbytes = sum(carried for _, carried in kinds[-1].values())
         span = sum(stop - start for start, stop in messages)
-        parts.append((end - begin, span, waited, nbytes, len(inside)))
+        kinds_of_step.append((end - begin, span, waited, nbytes, len(inside)))
         elements += sum(_elements(event)[0] for event in inside)
-    step, span, waited, nbytes, count = (median(column) for column in zip(*parts, strict=True))
+    step, span, waited, nbytes, count = (
+        median(column) for column in zip(*kinds_of_step, strict=True)
+    )
     if not nbytes:
         raise UserError(
             f"'{path}': its collectives do not say their sizes; profile with record_shapes=True"
@@ -149,9 +154,9 @@ def read_trace(path: str | Path) -> Profile:
         nbytes,
         count,
         int(world),
-        len(parts),
+        len(kinds_of_step),
         gpu=bool(kernels),
-        itemsize=sum(part[3] for part in parts) / elements,
+        itemsize=sum(step_kinds[3] for step_kinds in kinds_of_step) / elements,
         kinds=_typical(kinds),
     )
 
@@ -170,15 +175,15 @@ def _typical(steps: list[dict[str, tuple[float, float]]]) -> tuple[tuple[str, fl
     """Medians over steps of the collectives and bytes of each kind."""
     out = []
     for kind in sorted({kind for step in steps for kind in step}):
-        every = [step.get(kind, (0.0, 0.0)) for step in steps]
-        out.append((kind, median(n for n, _ in every), median(nbytes for _, nbytes in every)))
+        pairs = [step.get(kind, (0.0, 0.0)) for step in steps]
+        out.append((kind, median(n for n, _ in pairs), median(nbytes for _, nbytes in pairs)))
     return tuple(out)
 
 
 def _kind(event: dict[str, Any]) -> str:
     """What a collective does, a name of MOVES; one that is not known sums up."""
-    said = str(event.get("args", {}).get("Collective name", "")) + str(event.get("name", ""))
-    letters = re.sub("[^a-z]", "", said.lower())
+    text = str(event.get("args", {}).get("Collective name", "")) + str(event.get("name", ""))
+    letters = re.sub("[^a-z]", "", text.lower())
     return next((kind for kind in MOVES if kind in letters), "allreduce")
 
 
@@ -190,32 +195,34 @@ def read_link(path: str | Path) -> MeasuredLink:
         raise UserError(f"'{path}' cannot be read ({error.strerror})") from None
     if "busbw" in text and not text.lstrip().startswith("{"):
         return _nccl_tests(path, text)
-    told = _json(path, "the output of iperf3 -J, or of nccl-tests")
-    if not isinstance(told, dict):
+    output = _json(path, "the output of iperf3 -J, or of nccl-tests")
+    if not isinstance(output, dict):
         raise UserError(f"'{path}' is no output of iperf3 -J")
-    if told.get("error"):
-        raise UserError(f"'{path}': iperf3 ended with: {told['error']}")
-    end = told.get("end", {})
+    if output.get("error"):
+        raise UserError(f"'{path}': iperf3 ended with: {output['error']}")
+    end = output.get("end", {})
     rates = [_received(end, suffix) for suffix in ("", "_bidir_reverse")]
-    known = [rate for rate in rates if rate]
-    if not known:
+    rates_known = [rate for rate in rates if rate]
+    if not rates_known:
         raise UserError(f"'{path}' has no end.sum_received.bits_per_second: not from iperf3 -J")
-    rtts = [one.get("sender", {}).get("mean_rtt", 0) for one in end.get("streams", [])]
+    rtts = [stream.get("sender", {}).get("mean_rtt", 0) for stream in end.get("streams", [])]
     # microseconds both ways, of a link that is full: the queue is in it
     latency = min(rtts) / 2e6 if rtts and all(rtts) else 0.0
-    return MeasuredLink(min(known), latency)  # an exchange goes at the pace of the slower direction
+    return MeasuredLink(
+        min(rates_known), latency
+    )  # an exchange goes at the pace of the slower direction
 
 
 def _received(end: dict[str, Any], suffix: str) -> float:
     """Bits a second that arrived in one direction of iperf3's summary; 0 where it says none."""
     rates = []
     for name in (f"sum_received{suffix}", f"sum{suffix}"):
-        told = end.get(name) or {}
-        if told.get("bits_per_second"):
-            lost = float(told.get("lost_percent") or 0.0)  # of UDP, whose sender counts all
+        summary = end.get(name) or {}
+        if summary.get("bits_per_second"):
+            lost = float(summary.get("lost_percent") or 0.0)  # of UDP, whose sender counts all
             # what a receiver says of itself has no losses in it
-            counts = told.get("sender") is not False
-            rates.append(float(told["bits_per_second"]) * (1 - lost / 100 if counts else 1))
+            counts = summary.get("sender") is not False
+            rates.append(float(summary["bits_per_second"]) * (1 - lost / 100 if counts else 1))
     return min(rates, default=0.0)
 
 
@@ -232,9 +239,9 @@ def _nccl_tests(path: str | Path, text: str) -> MeasuredLink:
             ranks += 1
         values = line.split()
         if header and values and values[0].isdigit() and len(values) == len(header):
-            told = dict(zip(reversed(header), reversed(values), strict=True))
+            fields = dict(zip(reversed(header), reversed(values), strict=True))
             try:
-                rows.append([float(told[name]) for name in ("size", "time", "algbw", "busbw")])
+                rows.append([float(fields[name]) for name in ("size", "time", "algbw", "busbw")])
             except (KeyError, ValueError):  # N/A where it did not measure
                 continue
     rows = [row for row in rows if row[1] > 0 and row[3] > 0]
@@ -281,8 +288,8 @@ def predicted(
         messages = exchange(link, profile, n, share)
     else:
         dense, codes = (
-            sum(_moves(kind, n, way)[0] * nbytes for kind, _, nbytes in profile.kinds)
-            for way in (False, coded)
+            sum(_moves(kind, n, compressed)[0] * nbytes for kind, _, nbytes in profile.kinds)
+            for compressed in (False, coded)
         )
         messages = profile.messages * share * (codes / dense if dense else 1.0)
     # On a CPU coding takes the time that computing would have covered.
@@ -291,16 +298,16 @@ def predicted(
     return profile.step - profile.waited + waits + coding
 
 
-def _json(path: str | Path, what: str) -> Any:
+def _json(path: str | Path, expected: str) -> Any:
     try:
         content = Path(path).read_bytes()
         return json.loads(gzip.decompress(content) if content[:2] == GZIP else content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"'{path}' is not whole gzip ({error}): expected {what}") from None
+        raise UserError(f"'{path}' is not whole gzip ({error}): expected {expected}") from None
     except OSError as error:
         raise UserError(f"'{path}' cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise UserError(f"'{path}' is not whole JSON ({error}): expected {what}") from None
+        raise UserError(f"'{path}' is not whole JSON ({error}): expected {expected}") from None
 
 
 def _span(event: dict[str, Any]) -> Interval:
@@ -331,7 +338,7 @@ def _elements(event: dict[str, Any]) -> tuple[float, float]:
         return elements, elements * _size(args.get("dtype"))
     elements = total = 0.0
     for dims, kind in zip(args.get("Input Dims", []), args.get("Input type", []), strict=False):
-        if dims and all(isinstance(one, (int, float)) for one in dims):
+        if dims and all(isinstance(dim, (int, float)) for dim in dims):
             elements += math.prod(dims)
             total += math.prod(dims) * _size(kind)
     return elements, total

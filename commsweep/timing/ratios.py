@@ -19,7 +19,7 @@ from commsweep.timing.measured_pipelines import PipelineModel
 from commsweep.timing.timeline.pipelines import Network, step_seconds
 
 Sizes = dict[str, tuple[int, int]]  # by cut: bytes (forward, backward) of a microbatch's message
-RATIOS = [round(1.05**-turn, 4) for turn in range(160)]  # to choose from, the largest first
+RATIOS = [round(1.05**-index, 4) for index in range(160)]  # to choose from, the largest first
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Spread:
         """What makes a run use them. The last boundary's ratio speaks for those that have none of
         their own.
         """
-        *own, last = self.ratios
+        *inner, last = self.ratios
         return {f"{side}.compressor.ratio": self.ratios[last] for side in self.sides} | {
             f"at.{cut.replace('.', '_')}.{side}.compressor.ratio": self.ratios[cut]
-            for cut in own
+            for cut in inner
             for side in self.sides
         }
 
@@ -70,28 +70,28 @@ def spread(
             "ratios by link begin from one ratio everywhere: set fwd.compressor.kind=topk and "
             "bwd.compressor.kind=topk or forward_mask, and leave out at"
         )
-    asked = sizes(run)
-    if len(network.links) != len(asked):
+    sizes_now = sizes(run)
+    if len(network.links) != len(sizes_now):
         raise UserError(
-            f"{len(network.links)} links for {len(asked)} boundaries: write one for each pair "
+            f"{len(network.links)} links for {len(sizes_now)} boundaries: write one for each pair "
             "of neighbouring stages"
         )
-    made = {
+    sizes_of = {
         ratio: list(
             sizes(override(run, {f"{side}.compressor.ratio": ratio for side in sides})).values()
         )
         for ratio in RATIOS
     }
-    before = list(asked.values())
-    took, links = model.base.times(), network.links
+    before = list(sizes_now.values())
+    times, links = model.base.times(), network.links
 
     def step(chosen: list[float]) -> float:
         fwd, bwd = (
             [
-                had + made[ratio][b][way] - before[b][way]
-                for b, (had, ratio) in enumerate(zip(was, chosen, strict=True))
+                nbytes + sizes_of[ratio][b][direction] - before[b][direction]
+                for b, (nbytes, ratio) in enumerate(zip(was, chosen, strict=True))
             ]
-            for way, was in enumerate((took.fwd_bytes, took.bwd_bytes))
+            for direction, was in enumerate((times.fwd_bytes, times.bwd_bytes))
         )
         return step_seconds(
             model.base.orders,
@@ -103,19 +103,19 @@ def spread(
     def within(limit: float) -> list[float]:
         return [
             next(
-                (ratio for ratio in RATIOS if link.seconds(max(made[ratio][b])) <= limit),
+                (ratio for ratio in RATIOS if link.seconds(max(sizes_of[ratio][b])) <= limit),
                 RATIOS[-1],
             )
             for b, link in enumerate(links)
         ]
 
-    one = model.step(network)
+    one_ratio = model.step(network)
     limits = sorted(
-        {link.seconds(max(made[ratio][b])) for ratio in RATIOS for b, link in enumerate(links)}
+        {link.seconds(max(sizes_of[ratio][b])) for ratio in RATIOS for b, link in enumerate(links)}
     )
     low, high = 0, len(limits)  # the step grows with the limit
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if step(within(limits[middle])) <= one else (low, middle)
+        low, high = (middle, high) if step(within(limits[middle])) <= one_ratio else (low, middle)
     chosen = within(limits[low])
-    return Spread(dict(zip(asked, chosen, strict=True)), one, step(chosen), sides)
+    return Spread(dict(zip(sizes_now, chosen, strict=True)), one_ratio, step(chosen), sides)

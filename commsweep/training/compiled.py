@@ -43,10 +43,10 @@ def install(model: nn.Module, mode: str, device: torch.device) -> list[str]:
         raise UserError(f"--compile {mode}: CUDA graphs need a GPU; use --compile default")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, LIMIT)
     layout.thin(model)  # the compiler lays images out as it likes
-    made = dict(blocks(model))
-    for block in made.values():
+    blocks_ = dict(blocks(model))
+    for block in blocks_.values():
         block.forward = _in_training(block, torch.compile(block.forward, mode=mode, dynamic=False))
-    return list(made)
+    return list(blocks_)
 
 
 def blocks(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -56,7 +56,7 @@ def blocks(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
         runs
         and name
         and any(True for _ in module.children())
-        and not any(_watched(one) for one in module.modules() if one is not module)
+        and not any(_watched(inner) for inner in module.modules() if inner is not module)
     ):
         yield name, module
         return
@@ -73,12 +73,12 @@ def _watched(module: nn.Module) -> bool:
     )
 
 
-def _in_training(block: nn.Module, made: Callable[..., Any]) -> Callable[..., Any]:
+def _in_training(block: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
     """An evaluation is too short to compile for, and its batches are of other sizes."""
     plain = block.forward
 
     @wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return (made if block.training else plain)(*args, **kwargs)
+        return (function if block.training else plain)(*args, **kwargs)
 
     return forward

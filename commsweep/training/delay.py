@@ -45,7 +45,7 @@ class Delayed(Component):
 
     @torch.no_grad()
     def before_pass(
-        self, moment: Moment, part: Pass, samples: Tensor, device: torch.device
+        self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
         if self._present:  # an earlier pass of this step
             return
@@ -76,14 +76,14 @@ def stages_of(model: nn.Module, cuts: list[nn.Module]) -> dict[nn.Parameter, int
     """The stage of each parameter, by the order in which modules are registered; what two stages
     share is the first one's. A cut without weights ends its stage after the last weight before it.
     """
-    places = {parameter: place for place, parameter in enumerate(model.parameters())}
+    index_of = {parameter: index for index, parameter in enumerate(model.parameters())}
     modules = list(model.modules())
     ends = []
     for cut in cuts:
         last = modules.index(cut) + len(list(cut.modules()))
         before = [p for module in modules[:last] for p in module.parameters(recurse=False)]
-        ends.append(max((places[p] for p in before), default=-1))
-    return {parameter: sum(place > end for end in ends) for parameter, place in places.items()}
+        ends.append(max((index_of[p] for p in before), default=-1))
+    return {parameter: sum(index > end for end in ends) for parameter, index in index_of.items()}
 
 
 def memory_bytes(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> int:
@@ -96,12 +96,12 @@ def memory_bytes(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> i
 
 def late(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> dict[nn.Parameter, int]:
     """The trained weights that have a delay, with it."""
-    found = {}
+    late_ = {}
     for parameter, stage in stages_of(model, list(cuts.values())).items():
         delay = spec.of_stage(stage, len(cuts) + 1)
         if parameter.requires_grad and delay:
-            found[parameter] = delay
-    return found
+            late_[parameter] = delay
+    return late_
 
 
 def _versions(spec: Delay, delay: int) -> int:

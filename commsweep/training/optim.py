@@ -33,10 +33,13 @@ class MatricesAndRest(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, optim: MuonSpec | DionSpec, matrices: list[nn.Parameter], rest: list[nn.Parameter]
+        self,
+        optim: MuonSpec | DionSpec,
+        matrices: list[nn.Parameter],
+        others_params: list[nn.Parameter],
     ) -> None:
-        super().__init__([{"params": [*matrices, *rest]}], {"lr": optim.lr})
-        made = [
+        super().__init__([{"params": [*matrices, *others_params]}], {"lr": optim.lr})
+        muon = [
             torch.optim.Muon(
                 matrices,
                 optim.lr,
@@ -47,36 +50,38 @@ class MatricesAndRest(torch.optim.Optimizer):
             if optim.kind == "muon"
             else torch.optim.SGD(matrices, optim.lr, weight_decay=optim.weight_decay, fused=True)
         ]
-        if rest:
+        if others_params:
             rate = optim.lr if optim.kind == "muon" else optim.rest_lr
-            made.append(
+            muon.append(
                 torch.optim.AdamW(  # pyright: ignore[reportArgumentType]
-                    rest,
+                    others_params,
                     rate,
                     (optim.beta1, optim.beta2),
                     weight_decay=optim.weight_decay,
                     fused=True,
                 )
             )
-        self.parts = made
+        self.parts = muon
         self._grouped()
 
     def _grouped(self) -> None:
         """Schedules set the rate in the parts' own groups."""
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        self.param_groups = [
+            group for part_optimizer in self.parts for group in part_optimizer.param_groups
+        ]
 
     def step(self, closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
-        for part in self.parts:
-            part.step()
+        for part_optimizer in self.parts:
+            part_optimizer.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
+        return {"parts": [part_optimizer.state_dict() for part_optimizer in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
+        for part_optimizer, state in zip(self.parts, state_dict["parts"], strict=True):
+            part_optimizer.load_state_dict(state)
         self._grouped()
 
 
@@ -110,7 +115,7 @@ def optimizer(
             optim.weight_decay,
             fused=True,
         )
-    made = torch.optim.SGD(
+    optimizer_ = torch.optim.SGD(
         parameters,
         optim.lr,
         optim.momentum,  # pyright: ignore[reportAttributeAccessIssue]
@@ -118,8 +123,8 @@ def optimizer(
         fused=True,  # pyright: ignore[reportAttributeAccessIssue]
     )
     if optim.momentum:  # pyright: ignore[reportAttributeAccessIssue]
-        made.register_step_pre_hook(_begin_late)
-    return made
+        optimizer_.register_step_pre_hook(_begin_late)
+    return optimizer_
 
 
 def _begin_late(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -135,8 +140,10 @@ def _begin_late(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def states(run: Run) -> int:
     """Tensors that the optimizer keeps of each weight."""
-    known = {"adamw": 2, "muon": 1, "dion": 0}  # matrices'
-    return known[run.optim.kind] if run.optim.kind in known else int(run.optim.momentum > 0)  # pyright: ignore[reportAttributeAccessIssue]
+    states_by_kind = {"adamw": 2, "muon": 1, "dion": 0}  # matrices'
+    if run.optim.kind == "sgd":
+        return int(run.optim.momentum > 0)
+    return states_by_kind[run.optim.kind]
 
 
 def rates(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> tuple[Any, str]:

@@ -80,12 +80,12 @@ def nothing_lost(
     """Raise RuntimeError when a setting did not reach the objects (`ran`: a record of each
     process).
     """
-    asked = flatten(record(run))
-    for one in map(flatten, ran):
+    settings = flatten(record(run))
+    for installed in map(flatten, ran):
         lost = [
-            f"{key}: asked {asked.get(key)}, installed {one.get(key)}"
-            for key in sorted(asked.keys() | one.keys())
-            if only(key) and asked.get(key) != one.get(key)
+            f"{key}: asked {settings.get(key)}, installed {installed.get(key)}"
+            for key in sorted(settings.keys() | installed.keys())
+            if only(key) and settings.get(key) != installed.get(key)
         ]
         if lost:
             raise RuntimeError("settings lost on the way to the run: " + "; ".join(lost))
@@ -114,13 +114,13 @@ def model_of(run: Run, model: Any, cuts: tuple[str, ...]) -> Spec:
 
 def _plain(ran: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: part.model_dump(mode="json", exclude_none=True)
-        if isinstance(part, Spec)
-        else _plain(part)
-        if isinstance(part, dict)
-        else part
-        for key, part in ran.items()
-        if part is not None
+        key: section.model_dump(mode="json", exclude_none=True)
+        if isinstance(section, Spec)
+        else _plain(section)
+        if isinstance(section, dict)
+        else section
+        for key, section in ran.items()
+        if section is not None
     }
 
 
@@ -136,12 +136,12 @@ def _optim(optimizer: torch.optim.Optimizer, clip: float) -> Spec:
             clip=clip,
         )
     if isinstance(optimizer, MatricesAndRest):
-        rest = optimizer.param_groups[-1]
-        betas = rest.get("betas", (0.9, 0.95))
+        last_group = optimizer.param_groups[-1]
+        betas = last_group.get("betas", (0.9, 0.95))
         if isinstance(optimizer.parts[0], torch.optim.SGD):
             return DionSpec(
                 lr=group["initial_lr"],
-                rest_lr=rest["initial_lr"],
+                rest_lr=last_group["initial_lr"],
                 beta1=betas[0],
                 beta2=betas[1],
                 weight_decay=group["weight_decay"],

@@ -49,7 +49,7 @@ class Recalibration(Component):
 
         logits: a forward of the model as inference will run it; batches: from the training set.
         """
-        kept = [_statistics(norm) for norm in self.norms]
+        saved = [_statistics(norm) for norm in self.norms]
         modes = [(norm.training, norm.momentum) for norm in self.norms]
         try:
             for norm in self.norms:
@@ -63,7 +63,9 @@ class Recalibration(Component):
                 norm.train(training)
             yield
         finally:
-            for norm, statistics, (training, momentum) in zip(self.norms, kept, modes, strict=True):
+            for norm, statistics, (training, momentum) in zip(
+                self.norms, saved, modes, strict=True
+            ):
                 norm.train(training)
                 norm.momentum = momentum
                 for name, value in statistics.items():

@@ -32,11 +32,11 @@ def row(
     device: torch.device,
     tokens: int = 0,
     tied: int = 0,
-    **more: Any,
+    **fields: Any,
 ) -> Row:
     """A Row. ran: what was installed, None before there was anything. evaluations: recorded so far.
     totals: the components' (boundaries, bytes, gradients). tokens: of a sample, for text. tied:
-    bytes a step of a shared embedding's gradients. more: what only some rows have.
+    bytes a step of a shared embedding's gradients. fields: what only some rows have.
     """
     shared = {"tied_per_step": tied} if tied else {}
     return {  # pyright: ignore[reportReturnType]
@@ -54,7 +54,7 @@ def row(
         "seconds": {key: round(value, 4) for key, value in seconds.items()},
         "environment": provenance(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        **more,
+        **fields,
     }
 
 
@@ -96,23 +96,23 @@ def speed(ledger: dict[str, dict[str, int]], seconds: float, tokens: int) -> dic
 def provenance() -> dict[str, str]:
     """What the last bits of an outcome depend on beside its settings and its device."""
     capability = torch.backends.cpu.get_cpu_capability()
-    found = {
+    facts = {
         "processor": f"{processor()}, {capability}",
         "torch": torch.__version__.split("+")[0],
         "commsweep": version("commsweep"),
     }
     commit = environment("cpu")["commit"]
-    return found | ({"commit": commit[:12]} if commit else {})
+    return facts | ({"commit": commit[:12]} if commit else {})
 
 
 def processor() -> str:
     """The processor's maker, family and model, by which libraries choose their kernels."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-        told = {
+        fields = {
             key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)
         }
-        return " ".join(told[key] for key in ("vendor_id", "cpu family", "model"))
+        return " ".join(fields[key] for key in ("vendor_id", "cpu family", "model"))
     except (OSError, KeyError):
         return platform.processor() or platform.machine()
 
@@ -121,8 +121,8 @@ def processor() -> str:
 def environment(device: str) -> dict[str, Any]:
     """What a run was executed with."""
     names = ("torch", "torchvision", "pytorch-lightning", "numpy", "pydantic")
-    here = Path(__file__).resolve().parent
-    git = ["git", "-C", str(here)]
+    package = Path(__file__).resolve().parent
+    git = ["git", "-C", str(package)]
     commit = subprocess.run(
         [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()

@@ -93,34 +93,34 @@ def execute(
             return recorded
         started = time.perf_counter()
         device = execution.torch_device()
-        known = environment(str(device)) | {
+        surroundings = environment(str(device)) | {
             "threads": torch.get_num_threads(),
             "by": execution.by,
             "compile": execution.compile,
         }
         try:
-            parts = build(run, execution, folder.path)
+            built = build(run, execution, folder.path)
         except Exception as fault:
             if not _out_of_memory(fault):
                 raise
-            folder.begin(run, known)
-            made = _unbuilt(run, fault, device, time.perf_counter() - started)
-            folder.finish(made)
-            return made
-        inputs.keep(folder, run, execution, parts.inputs)
-        folder.begin(run, known | {"threads": torch.get_num_threads()})
+            folder.begin(run, surroundings)
+            row_ = _unbuilt(run, fault, device, time.perf_counter() - started)
+            folder.finish(row_)
+            return row_
+        inputs.keep(folder, run, execution, built.inputs)
+        folder.begin(run, surroundings | {"threads": torch.get_num_threads()})
         try:
-            made = _outcome(run, parts, folder, execution, stopping)
+            row_ = _outcome(run, built, folder, execution, stopping)
         finally:  # the next run of this process needs the room
-            del parts
+            del built
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-        made["seconds"]["wall"] = time.perf_counter() - started
-        folder.finish(made)
-        if made["status"] not in CONTINUABLE:
+        row_["seconds"]["wall"] = time.perf_counter() - started
+        folder.finish(row_)
+        if row_["status"] not in CONTINUABLE:
             folder.drop_checkpoints()
-        return made
+        return row_
 
 
 @dataclass
@@ -169,8 +169,8 @@ def build(
         )
     }
     if run.kfac is not None:
-        here = run.grad.learners if collectives is None else len(collectives.here)
-        need["kfac"] = second_order.memory_bytes(run.kfac, model, here)
+        learners_here = run.grad.learners if collectives is None else len(collectives.here)
+        need["kfac"] = second_order.memory_bytes(run.kfac, model, learners_here)
     if run.delay is not None:
         need["delay"] = delay.memory_bytes(run.delay, model, modules)
     if run.sparsity is not None:
@@ -206,7 +206,7 @@ def build(
     if run.kfac is not None:
         terms = tokens(data) - 1 if tokens(data) else 1
         with boundaries.bypassed():
-            seen = calls(model, data.example)
+            calls_ = calls(model, data.example)
         components["kfac"] = Preconditioner(
             run.kfac,
             model,
@@ -214,7 +214,7 @@ def build(
             run.seed,
             shared.exchange and shared.exchange.collectives,
             wiring,
-            seen,
+            calls_,
         )
         second_order.name_left_out(components["kfac"].left)
     if run.delay is not None:
@@ -246,19 +246,19 @@ def sharing(
     embeddings: Collection[int],
     steps: int,
     collectives: Collectives | None = None,
-    known: dict[int, Layer] | None = None,
+    network_layers: dict[int, Layer] | None = None,
     clip: Clip | None = None,
 ) -> Learners:
     """How the learners of a run train together. embeddings: identities of these among the model's
-    parameters. steps: of the whole training. known, clip: where the model is one stage of a
-    network, that network's layers by the identity of their parameters, and what shortens a gradient
-    of which one stage has a part only.
+    parameters. steps: of the whole training. network_layers, clip: where the model is one stage of
+    a network, that network's layers by the identity of their parameters, and what shortens a
+    gradient of which one stage has a part only.
     """
     common = run.grad, model, run.seed, run.data.batch_size
     if run.grad.sharded is not None:
         return Shards(*common, collectives, run.microbatches)
     if run.grad.outer is None:
-        return Learners(*common, collectives, run.microbatches, known)
+        return Learners(*common, collectives, run.microbatches, network_layers)
     if most := getattr(run.optim, "clip", 0.0):
         clip = clip or partial(nn.utils.clip_grad_norm_, max_norm=most)
     return LocalTraining(
@@ -268,20 +268,20 @@ def sharing(
         steps,
         collectives,
         run.microbatches,
-        known,
+        network_layers,
         plain=run.optim.kind == "sgd" and not run.optim.momentum,
     )
 
 
 def divided(run: Run, shared: Learners) -> Callable[[int], list[Pass]]:
     """The passes that a batch of so many rows is worked on in."""
-    alone = shared.exchange is None and run.microbatches > 1
-    return partial(microbatches, count=run.microbatches) if alone else shared.passes
+    alone_ = shared.exchange is None and run.microbatches > 1
+    return partial(microbatches, count=run.microbatches) if alone_ else shared.passes
 
 
 def trainer(
     run: Run,
-    parts: Parts,
+    built: Parts,
     callbacks: list[pl.Callback],
     progress: bool,
     tensorboard: Path | None = None,
@@ -292,10 +292,10 @@ def trainer(
 
     steps: end after so many (0: after the run's epochs).
     """
-    on_gpu = parts.device.type == "cuda"
-    made = pl.Trainer(
+    on_gpu = built.device.type == "cuda"
+    trainer_ = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
-        devices=[parts.device.index or 0] if on_gpu else 1,
+        devices=[built.device.index or 0] if on_gpu else 1,
         max_epochs=-1 if steps else run.epochs,
         max_steps=steps or -1,
         check_val_every_n_epoch=run.eval_every,
@@ -314,7 +314,7 @@ def trainer(
     # Deterministic mode would fill every new tensor with NaN, at the price of a pass over memory
     # each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+    return trainer_
 
 
 class Alone(LightningEnvironment):
@@ -343,29 +343,29 @@ class Alone(LightningEnvironment):
         return 0
 
 
-def installed(run: Run, parts: Parts, made: pl.Trainer) -> Installed:
+def installed(run: Run, built: Parts, trainer_: pl.Trainer) -> Installed:
     """The objects that a training consisted of, once it has begun."""
-    task = parts.task
+    task = built.task
     sections = {
-        name: one
+        name: settings
         for component in task.components.values()
-        for name, one in component.installed().items()
+        for name, settings in component.installed().items()
     }
     cuts = tuple(boundary.name for boundary in task.components["boundaries"].values())
     shares = len(task.components["learners"].here) * sections["grad"].local_steps
-    autocast = torch.bfloat16 if "bf16" in str(made.precision) else torch.float32
+    autocast = torch.bfloat16 if "bf16" in str(trainer_.precision) else torch.float32
     return Installed(
         run,
         model_of(run, task.model, cuts),
         task.model,
-        parts.data,
-        made.optimizers[0],
+        built.data,
+        trainer_.optimizers[0],
         task.clip,
-        made.lr_scheduler_configs[0].scheduler,
+        trainer_.lr_scheduler_configs[0].scheduler,
         sections,
-        max(1, len(task.divide(parts.data.train.batch_size)) // shares),
-        made.max_epochs,  # pyright: ignore[reportArgumentType]
-        made.check_val_every_n_epoch,  # pyright: ignore[reportArgumentType]
+        max(1, len(task.divide(built.data.train.batch_size)) // shares),
+        trainer_.max_epochs,  # pyright: ignore[reportArgumentType]
+        trainer_.check_val_every_n_epoch,  # pyright: ignore[reportArgumentType]
         arithmetic.installed(autocast),
     )
 
@@ -388,15 +388,15 @@ class Recorder(Checkpoint):
     into the checkpoint.
     """
 
-    def __init__(self, folder: RunFolder, every: float, stopping: Callable[[], bool]) -> None:
-        self.folder, self.pace, self.stopping = folder, checkpoint.Pace(every), stopping
+    def __init__(self, folder: RunFolder, seconds: float, stopping: Callable[[], bool]) -> None:
+        self.folder, self.pace, self.stopping = folder, checkpoint.Pace(seconds), stopping
 
     def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = task.evaluation()
         self.folder.append(record)
-        if seen := task.components["boundaries"].diagnosis():
+        if diagnosis := task.components["boundaries"].diagnosis():
             self.folder.append(
-                {"epoch": record["epoch"], "step": record["step"], "messages": seen}, DIAGNOSIS
+                {"epoch": record["epoch"], "step": record["step"], "messages": diagnosis}, DIAGNOSIS
             )
         with open(self.folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(
@@ -424,29 +424,29 @@ class Recorder(Checkpoint):
 
 
 def _outcome(
-    run: Run, parts: Parts, folder: RunFolder, execution: Execution, stopping: Callable[[], bool]
+    run: Run, built: Parts, folder: RunFolder, execution: Execution, stopping: Callable[[], bool]
 ) -> Row:
     """Fit and describe what came of it; Ctrl-C passes through and leaves the run to be
     continued.
     """
-    made = trainer(
+    trainer_ = trainer(
         run,
-        parts,
+        built,
         [Recorder(folder, execution.checkpoint_every, stopping)],
         execution.progress,
         folder.path if execution.tensorboard else None,
     )
     status, error = FINISHED, None
-    begun = _continue_from(parts, folder)
-    if sum(parts.memory.values()):
+    checkpoint_ = _continue_from(built, folder)
+    if sum(built.memory.values()):
         print(
-            f"feedback memories: {gib(parts.memory['slot'])} by slot, "
-            f"{gib(parts.memory['sample'])} by sample ({execution.buffers}), "
-            f"{gib(parts.memory['learners'])} of learners"
+            f"feedback memories: {gib(built.memory['slot'])} by slot, "
+            f"{gib(built.memory['sample'])} by sample ({execution.buffers}), "
+            f"{gib(built.memory['learners'])} of learners"
             + "".join(
-                f"; {gib(parts.memory[part])} of {name}"
-                for part, name in (("kfac", "K-FAC"), ("masks", "masks"))
-                if part in parts.memory
+                f"; {gib(built.memory[kind])} of {name}"
+                for kind, name in (("kfac", "K-FAC"), ("masks", "masks"))
+                if kind in built.memory
             ),
             file=sys.stderr,
             flush=True,
@@ -454,14 +454,14 @@ def _outcome(
     own_code = own.no_exit(run.model.build) if isinstance(run.model, OwnModel) else nullcontext()
     try:
         with own_code:
-            made.fit(
-                parts.task,
-                parts.data.train,
-                parts.data.val_dataloader(),
-                ckpt_path=begun and str(begun),
+            trainer_.fit(
+                built.task,
+                built.data.train,
+                built.data.val_dataloader(),
+                ckpt_path=checkpoint_ and str(checkpoint_),
                 weights_only=True,
             )
-        nothing_lost(run, installed(run, parts, made).record())
+        nothing_lost(run, installed(run, built, trainer_).record())
     except Diverged as outcome:
         status, error = DIVERGED, str(outcome)
     except OSError:
@@ -472,23 +472,27 @@ def _outcome(
         status, error = OOM if _out_of_memory(fault) else FAILED, told(fault)
         with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(traceback.format_exc())
-    ran = installed(run, parts, made) if made.optimizers and status not in CONTINUABLE else None
-    seen = folder.metrics(DIAGNOSIS)
+    ran = (
+        installed(run, built, trainer_)
+        if trainer_.optimizers and status not in CONTINUABLE
+        else None
+    )
+    diagnosis = folder.metrics(DIAGNOSIS)
     return row(
         run,
         status,
         error,
         ran=ran,
         evaluations=folder.metrics(),
-        steps=made.global_step,
-        totals=parts.task.totals(),
-        seconds=parts.task.seconds,
-        device=parts.device,
-        tokens=tokens(parts.data),
-        tied=tied_bytes(run, parts.task.model),
-        memory_bytes=parts.memory,
-        inputs=parts.inputs,
-        **({"diagnosis": seen[-1]["messages"]} if seen else {}),
+        steps=trainer_.global_step,
+        totals=built.task.totals(),
+        seconds=built.task.seconds,
+        device=built.device,
+        tokens=tokens(built.data),
+        tied=tied_bytes(run, built.task.model),
+        memory_bytes=built.memory,
+        inputs=built.inputs,
+        **({"diagnosis": diagnosis[-1]["messages"]} if diagnosis else {}),
     )
 
 
@@ -506,16 +510,16 @@ def tokens(data: ImageData | Blocks) -> int:
     return data.train.x.shape[1] if isinstance(data, Blocks) else 0
 
 
-def _continue_from(parts: Parts, folder: RunFolder) -> Path | None:
+def _continue_from(built: Parts, folder: RunFolder) -> Path | None:
     """The checkpoint to go on from; damaged ones are named in the log and on stderr."""
-    mapped = [one.file for one in parts.task.components["boundaries"].mapped()]
-    path, said = checkpoint.newest(folder.path, CONTINUE, mapped)
+    mapped = [memory_.file for memory_ in built.task.components["boundaries"].mapped()]
+    path, reason = checkpoint.newest(folder.path, CONTINUE, mapped)
     if path is not None and FORM not in torch.load(
         path, map_location="cpu", weights_only=True, mmap=True
     ):
-        said.append(f"checkpoint '{path.name}' is of an earlier commsweep: beginning anew")
+        reason.append(f"checkpoint '{path.name}' is of an earlier commsweep: beginning anew")
         path = None
-    for line in said:
+    for line in reason:
         notice(f"run {folder.path.name}: {line}")
         with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(line + "\n")

@@ -96,13 +96,16 @@ class Task(pl.LightningModule):
         raise NotImplementedError
 
     def configure_optimizers(self) -> dict[str, Any]:
-        made = optim.optimizer(self.run, list(self.parameters()), optim.embedded(self))
+        optimizer_ = optim.optimizer(self.run, list(self.parameters()), optim.embedded(self))
         for component in self.components.values():
-            component.configured(made)
+            component.configured(optimizer_)
         scheduler, interval = optim.rates(
-            self.run, made, int(self.trainer.estimated_stepping_batches)
+            self.run, optimizer_, int(self.trainer.estimated_stepping_batches)
         )
-        return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+        return {
+            "optimizer": optimizer_,
+            "lr_scheduler": {"scheduler": scheduler, "interval": interval},
+        }
 
     # Training.
 
@@ -154,26 +157,26 @@ class Task(pl.LightningModule):
         self, moment: Moment, passes: list[Pass], x: Tensor, y: Tensor, samples: Tensor
     ) -> Tensor:
         """Forward and backward of every pass; the loss of the last one."""
-        whole = True
-        for part in passes:
+        is_last = True
+        for pass_ in passes:
             for component in self.components.values():
-                component.before_pass(moment, part, samples[part.rows], x.device)
-            if whole:
+                component.before_pass(moment, pass_, samples[pass_.rows], x.device)
+            if is_last:
                 self.begin_gradient()
             with self.trainer.precision_plugin.forward_context():
-                logits = self.logits(x[part.rows])
-                loss = self.loss(logits, y[part.rows])
-            self._note_loss(moment.passed + part.turn, loss.detach() * part.size, part.size)
-            loss = weighted(loss, part, self.engine, self.run.microbatches)
+                logits = self.logits(x[pass_.rows])
+                loss = self.loss(logits, y[pass_.rows])
+            self._note_loss(moment.passed + pass_.turn, loss.detach() * pass_.size, pass_.size)
+            loss = weighted(loss, pass_, self.engine, self.run.microbatches)
             for component in self.components.values():
                 component.after_forward(
-                    moment, part, logits, partial(self.drawn, logits, y[part.rows])
+                    moment, pass_, logits, partial(self.drawn, logits, y[pass_.rows])
                 )
             loss.backward()
-            if whole := part.whole:
+            if is_last := pass_.whole:
                 self.end_gradient()
             for component in self.components.values():
-                component.after_pass(moment, part)
+                component.after_pass(moment, pass_)
         return loss  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def _shorten(self, most: float) -> None:
@@ -219,10 +222,12 @@ class Task(pl.LightningModule):
         processes).
         """
         if self.gather is not None:
-            told = self.gather([(number, rows, float(loss)) for number, rows, loss in self._untold])
+            reports = self.gather(
+                [(number, rows, float(loss)) for number, rows, loss in self._untold]
+            )
             self._untold = []
             # Sums of floats depend on their order: this is the simulation's.
-            for _, rows, loss in sorted(tuple(one) for every in told for one in every):
+            for _, rows, loss in sorted(tuple(entry) for report in reports for entry in report):
                 self._loss_sum += loss
                 self._samples += rows
         return float(self._loss_sum) / max(1, self._samples)  # pyright: ignore[reportArgumentType]
@@ -230,10 +235,10 @@ class Task(pl.LightningModule):
     def _check_finite(self) -> None:
         if math.isfinite(self.train_loss):
             return
-        seen = [
+        reasons = [
             where for component in self.components.values() if (where := component.non_finite())
         ]
-        _, where = min(seen, key=lambda one: one[0], default=(0, "non-finite loss"))
+        _, where = min(reasons, key=lambda bad: bad[0], default=(0, "non-finite loss"))
         raise Diverged(f"{where}, epoch {self.current_epoch + 1}, by step {self.global_step}")
 
     # Evaluation: every batch twice, compression on and off, or once where that is the same; nothing
@@ -272,9 +277,9 @@ class Task(pl.LightningModule):
             component.before_scoring(self.current_epoch, 0, compress=False)
         loaders: Any = self.trainer.val_dataloaders
         with self.components["recalibration"].gathered(logits, self.trainer.train_dataloader):
-            for turn, loader in enumerate(loaders):
+            for index, loader in enumerate(loaders):
                 for x, y, _ in loader:
-                    self._scores.add(split_of(turn, loaders), (MODE,), self.score(logits(x), y))
+                    self._scores.add(split_of(index, loaders), (MODE,), self.score(logits(x), y))
 
     @property
     def scores(self) -> dict[str, float]:
@@ -320,9 +325,9 @@ def scored(alike: bool) -> tuple[tuple[str, ...], ...]:
     return (("on", "off"),) if alike else (("on",), ("off",))
 
 
-def split_of(turn: int, loaders: Sized) -> str:
+def split_of(index: int, loaders: Sized) -> str:
     """The split that the loader of this number scores: the last one is the test set's."""
-    return "test" if turn == len(loaders) - 1 else "val"
+    return "test" if index == len(loaders) - 1 else "val"
 
 
 class Scores:
@@ -348,12 +353,12 @@ class Scores:
         return out
 
 
-def weighted(loss: Tensor, part: Pass, engine: bool, microbatches: int) -> Tensor:
+def weighted(loss: Tensor, pass_: Pass, engine: bool, microbatches: int) -> Tensor:
     """The loss of a pass, weighted so that the sum over passes is the gradient of the mean. engine:
     whether gradients of microbatches are summed first and divided afterwards.
     """
     # not 1 of a batch cut unevenly, or of a part of a share
-    weight = part.weight if engine else part.share
+    weight = pass_.weight if engine else pass_.share
     return loss * weight if microbatches > 1 and weight != 1 else loss
 
 
@@ -397,20 +402,20 @@ def microbatches(batch: int, count: int) -> list[Pass]:
     """`count` contiguous parts of a batch, of a short one the first ones a row longer. Weight: part
     * count / batch.
     """
-    sizes = [batch // count + (part < batch % count) for part in range(count)]
-    starts = [sum(sizes[:part]) for part in range(count)]
+    sizes = [batch // count + (index < batch % count) for index in range(count)]
+    starts = [sum(sizes[:index]) for index in range(count)]
     return [
         Pass(
             slice(start, start + size),
             size,
             size * count / batch,
-            whole=part == count - 1,
-            turn=part,
+            whole=index == count - 1,
+            turn=index,
             of=count,
             slot=start,
             batch=batch,
         )
-        for part, (start, size) in enumerate(zip(starts, sizes, strict=True))
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
     ]
 
 
@@ -428,21 +433,21 @@ def check_norms(
     batch = run.data.batch_size
     batches = [batch] if samples >= batch else []
     batches += [samples % batch] if samples % batch and not drop_last else []
-    least = {rows: min(one.size for one in divide(rows)) for rows in batches}
+    least = {rows: min(pass_.size for pass_ in divide(rows)) for rows in batches}
     short = next((rows for rows, size in least.items() if size == 1), None)
     norms = [
-        (name, one)
-        for name, one in model.named_modules()
-        if isinstance(one, nn.modules.batchnorm._BatchNorm)
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
     ]
     if short is None or not norms:
         return
     values: dict[str, int] = {}
     hooks = [
-        one.register_forward_hook(
+        norm.register_forward_hook(
             lambda _, inputs, out, name=name: values.update({name: out.numel() // out.shape[1]})  # pyright: ignore[reportAttributeAccessIssue]
         )
-        for name, one in norms
+        for name, norm in norms
     ]
     training = model.training
     with torch.no_grad():

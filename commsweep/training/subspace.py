@@ -42,17 +42,17 @@ class Confined:
         self.writers: list[tuple[Tensor, int]] = []
         self.moving: list[tuple[Tensor, Tensor]] = []
         if spec.frozen:
-            places = embeddings[1] if len(embeddings) > 1 else None
-            boundaries.step.frozen = Frozen(embeddings[0], places)
+            position_weights = embeddings[1] if len(embeddings) > 1 else None
+            boundaries.step.frozen = Frozen(embeddings[0], position_weights)
         if not spec.constrain:
             return
-        every = causal_lm.writers(model, before)
-        causal_lm.confine(every, self._coder.encoder)
+        writers_ = causal_lm.writers(model, before)
+        causal_lm.confine(writers_, self._coder.encoder)
         begin, end = (
             (0, before) if stage is None else (stage * size, min(before, (stage + 1) * size))
         )
         # as many of each block
-        self.writers = every[len(every) * begin // before : len(every) * end // before]
+        self.writers = writers_[len(writers_) * begin // before : len(writers_) * end // before]
         if (frozen := boundaries.step.frozen) is not None:
             self.moving = [
                 (weight, start)
@@ -120,8 +120,8 @@ class SubspaceTraining(Component):
                 p.add_(0.1 * torch.randn(p.shape, generator=generator).to(p))
             model.eval()(input_ids=example)
         finally:
-            for p, kept in vectors:
-                p.copy_(kept)
+            for p, saved in vectors:
+                p.copy_(saved)
             boundaries.step.compress, boundaries.step.epoch = before
             model.train(training)
             for boundary in boundaries.values():

@@ -57,7 +57,7 @@ class LanguageModelling(Task):
             None,
         )
         self._head_name = next(
-            (f"{name}.weight" for name, one in model.named_modules() if one is head), ""
+            (f"{name}.weight" for name, module in model.named_modules() if module is head), ""
         )
         if (
             run.microbatches == 1
@@ -123,10 +123,10 @@ def _entropy(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
     )
 
 
-def _sums(loss: Tensor, *rest: Tensor | int) -> Tensor:
+def _sums(loss: Tensor, *numbers: Tensor | int) -> Tensor:
     """One float32 vector, built on the loss's device without waiting for it."""
-    parts = [
-        one if isinstance(one, Tensor) else torch.full((), float(one), device=loss.device)
-        for one in rest
+    tensors = [
+        number if isinstance(number, Tensor) else torch.full((), float(number), device=loss.device)
+        for number in numbers
     ]
-    return torch.stack([loss.float(), *(part.float() for part in parts)])
+    return torch.stack([loss.float(), *(tensor.float() for tensor in tensors)])

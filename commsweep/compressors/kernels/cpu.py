@@ -285,7 +285,7 @@ def _tiles(x, k, values, columns, first, last):
         np.empty(n + 1, np.int32),
         np.empty(n + 1, np.int32),
     )
-    most, groups, counts = (
+    most, groups, chosen = (
         np.empty(4 * k + 1, np.int32),
         np.empty(4 * k + 1, np.int32),
         np.empty(4 * k + 1, np.int32),
@@ -301,15 +301,15 @@ def _tiles(x, k, values, columns, first, last):
             row, tile = band[j], tile_index * across + j
             m = _candidates(row, k, most, groups, pool, positions)
             threshold, above, _ = _bisect(pool, m, k, True)
-            need, index = np.int32(k - above), 0
+            need, count = np.int32(k - above), 0
             for index in range(m):
                 tied = np.int32(pool[index] == threshold)
-                counts[index] = positions[index]
-                index += np.int32(pool[index] > threshold) | tied & np.int32(need > 0)
+                chosen[count] = positions[index]
+                count += np.int32(pool[index] > threshold) | tied & np.int32(need > 0)
                 need -= tied
             for index in range(k):
-                columns[tile, index] = counts[index]
-                values[tile, index] = row[counts[index]]
+                columns[tile, index] = chosen[index]
+                values[tile, index] = row[chosen[index]]
 
 
 @_compiled

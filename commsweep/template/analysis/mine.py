@@ -23,8 +23,8 @@ def tables(frame: pd.DataFrame) -> list[Table]:
     """Accuracy and bytes of every setting."""
     columns = ["Setting", "accuracy (%)", "forward bytes (% of dense)"]
     table = Table("ratios", "TopK at each ratio, mean and spread over seeds", columns)
-    for method, part in frame.groupby("method", sort=False):
-        table.rows.append([str(method), cell(part, ON), cell(part, "bytes.fwd_ratio", SHARE)])
+    for method, group in frame.groupby("method", sort=False):
+        table.rows.append([str(method), cell(group, ON), cell(group, "bytes.fwd_ratio", SHARE)])
     return [table]
 
 
@@ -41,8 +41,8 @@ def accuracy(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test accuracy against forward bytes; points are seeds."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 2.4))
-        for method, part in frame.groupby("method", sort=False):
-            axis.plot(100 * part["bytes.fwd_ratio"], 100 * part[ON], "o", label=str(method))
+        for method, group in frame.groupby("method", sort=False):
+            axis.plot(100 * group["bytes.fwd_ratio"], 100 * group[ON], "o", label=str(method))
         axis.set(xlabel="forward bytes (% of dense)", ylabel="test accuracy (%)", xscale="log")
         axis.legend()
     return figure

@@ -62,9 +62,9 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
     free: dict[str, int] = defaultdict(lambda: 1, capacity or {})
     missing = [len(activity.after) for activity in activities]
     followers: list[list[int]] = [[] for _ in activities]
-    for place, activity in enumerate(activities):
-        for other in activity.after:
-            followers[other].append(place)
+    for index, activity in enumerate(activities):
+        for earlier in activity.after:
+            followers[earlier].append(index)
     waiting: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
     spans: list[Span | None] = [None] * len(activities)
     order, used = (
@@ -73,27 +73,27 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
     )
     saved: dict[str, float] = {}  # of what a resource saves up while idle, what is left
     # (time, turn, activity, whether it ends there; else it becomes ready)
-    events = [(0.0, next(order), place, False) for place, left in enumerate(missing) if not left]
+    events = [(0.0, next(order), index, False) for index, left in enumerate(missing) if not left]
     while events:
         now, released, ready = events[0][0], set(), []
         # all that happens at once, before anything begins: ranks decide
         while events and events[0][0] == now:
-            _, _, place, ends = heapq.heappop(events)
+            _, _, index, ends = heapq.heappop(events)
             if not ends:
-                heapq.heappush(ready, (activities[place].rank, next(order), place))
+                heapq.heappush(ready, (activities[index].rank, next(order), index))
                 continue
-            for name in activities[place].uses:
+            for name in activities[index].uses:
                 free[name] += 1
                 released.add(name)
                 used[name] = now
-            for other in followers[place]:
-                missing[other] -= 1
-                if not missing[other]:
+            for follower in followers[index]:
+                missing[follower] -= 1
+                if not missing[follower]:
                     at = max(
-                        spans[one].stop + activities[one].delay  # pyright: ignore[reportOptionalMemberAccess]
-                        for one in activities[other].after  # pyright: ignore[reportOptionalMemberAccess]
+                        spans[earlier].stop + activities[earlier].delay  # pyright: ignore[reportOptionalMemberAccess]
+                        for earlier in activities[follower].after  # pyright: ignore[reportOptionalMemberAccess]
                     )
-                    heapq.heappush(events, (at, next(order), other, False))
+                    heapq.heappush(events, (at, next(order), follower, False))
         while True:
             for name in released:
                 for _ in range(min(free[name], len(waiting[name]))):
@@ -102,7 +102,7 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 break
             while ready:
                 entry = heapq.heappop(ready)
-                place, activity = entry[2], activities[entry[2]]
+                index, activity = entry[2], activities[entry[2]]
                 busy = next((name for name in activity.uses if free[name] < 1), None)
                 if busy is not None:
                     heapq.heappush(waiting[busy], entry)
@@ -113,11 +113,12 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 if activity.idle is not None:
                     seconds += activity.idle(now - used[first])
                 if activity.spare:
-                    full = min(activity.spare, saved.get(first, activity.spare) + now - used[first])  # pyright: ignore[reportOptionalOperand]
+                    idle = now - used[first]  # pyright: ignore[reportOptionalOperand]
+                    full = min(activity.spare, saved.get(first, activity.spare) + idle)
                     seconds, saved[first] = max(0.0, seconds - full), max(0.0, full - seconds)
                 stop = now + seconds
-                spans[place] = Span(now, stop)
-                heapq.heappush(events, (stop, next(order), place, True))
+                spans[index] = Span(now, stop)
+                heapq.heappush(events, (stop, next(order), index, True))
     if any(span is None for span in spans):
         raise ValueError(f"{sum(span is None for span in spans)} activities wait for each other")
     return spans  # pyright: ignore[reportReturnType]

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 
 from commsweep.second_order.fusion import groups as fused
 from commsweep.second_order.placement import EVERYWHERE, Factor, Placed, below, cheaper
-from commsweep.second_order.placement import place as assign
+from commsweep.second_order.placement import placed_factors as assign
 from commsweep.timing.timeline.activities import HANDLE, Activity, Span, simulate
 
 PASSES, FACTORS, INVERSION, GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSE_MESSAGES = PARTS = (
@@ -80,12 +80,12 @@ class Cluster:
     handling: Line = (0.0, 0.0)
     handing_out: Line = (0.0, 0.0)
 
-    def seconds(self, what: str, elements: float) -> float:
+    def seconds(self, kind: str, elements: float) -> float:
         """Of one message; nothing is sent on one GPU."""
         alpha, beta = {
             INVERSE_MESSAGES: self.broadcast,
             FACTOR_MESSAGES: self.collect or self.reduce,
-        }.get(what, self.reduce)
+        }.get(kind, self.reduce)
         return alpha + beta * elements if self.gpus > 1 else 0.0
 
     def small(self, size: int) -> bool:
@@ -175,26 +175,28 @@ def broadcast(gpus: int, bandwidth: float, latency: float) -> Line:
 def iteration(work: Work, cluster: Cluster, how: Algorithm) -> Iteration:
     """One iteration in which factors and inverses are new."""
     work = _busiest(work, cluster.gpus) if how.placement == "owner" else work
-    whole = _Planner(work, cluster, how).run()
+    planned_ = _Planner(work, cluster, how).run()
     computing = {
-        part: sum(
+        name: sum(
             item.seconds
             for item in work.items
-            if item.part == part and (how.kfac or part == PASSES)
+            if item.part == name and (how.kfac or name == PASSES)
         )
-        for part in (PASSES, FACTORS)
+        for name in (PASSES, FACTORS)
     }
     steps, left = [sum(computing.values())], set(PARTS[2:])
-    for part in (GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES):
-        left.discard(part)
+    for name in (GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES):
+        left.discard(name)
         steps.append(
-            _Planner(work, cluster, how, frozenset(left)).run().seconds if left else whole.seconds
+            _Planner(work, cluster, how, frozenset(left)).run().seconds
+            if left
+            else planned_.seconds
         )
     exposed = [b - a for a, b in pairwise(steps)]
     named = computing | dict(
         zip((GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES), exposed, strict=True)
     )
-    return replace(whole, parts={part: named[part] for part in STACK})
+    return replace(planned_, parts={name: named[name] for name in STACK})
 
 
 def _busiest(work: Work, gpus: int) -> Work:
@@ -244,8 +246,8 @@ def planned(
     or balance.
     """
     arms = [replace(ALGORITHMS[arm], small=small) for arm in (SPD if name == "spd" else (name,))]
-    made = [(how, iteration(work, cluster, how)) for how in arms]
-    return min(made, key=lambda pair: pair[1].seconds)
+    arms_ = [(how, iteration(work, cluster, how)) for how in arms]
+    return min(arms_, key=lambda pair: pair[1].seconds)
 
 
 def average(
@@ -267,8 +269,8 @@ def average(
     # Computing factors hides some of the gradients' messages, so that these, too, are not the same
     # in every iteration.
     return {
-        part: plain[part] + (value - plain[part]) * share.get(part, 1 / factors_every)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        for part, value in both.parts.items()
+        name: plain[name] + (value - plain[name]) * share.get(name, 1 / factors_every)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        for name, value in both.parts.items()
     }
 
 
@@ -287,7 +289,7 @@ class _Planner:
         if self.how.gradients == "dear":
             ends.append(self._iteration(ends[0]))
         spans = simulate(self.activities)
-        stop = [max(spans[place].stop for place in end) for end in ends]
+        stop = [max(spans[index].stop for index in end) for end in ends]
         return Iteration(stop[-1] - (stop[0] if len(stop) > 1 else 0.0), {}, self.activities, spans)
 
     def _add(
@@ -316,12 +318,12 @@ class _Planner:
         items = [item for item in self.work.items if how.kfac or item.part == PASSES]
         gathers = before[1:] if before and how.gradients == "dear" else []
         last, ready, filled, open_, scattered = (before or [None])[0], {}, 0, [], []
-        passes = [place for place, item in enumerate(items) if item.forward]
-        for turn, item in enumerate(items):
+        passes = [index for index, item in enumerate(items) if item.forward]
+        for index, item in enumerate(items):
             after = [] if last is None else [last]
             # a layer's weights are there once their group has come
-            if turn in passes[: len(gathers)]:
-                after.append(gathers[passes.index(turn)])
+            if index in passes[: len(gathers)]:
+                after.append(gathers[passes.index(index)])
             last = self._add(item.part, item.seconds, ("gpu 0",), after)
             if item.factor is not None:
                 ready[item.factor] = last
@@ -333,7 +335,7 @@ class _Planner:
                     filled, open_ = 0, []
         if filled:
             scattered.append((filled, self._gradients(filled, [*open_, last])))  # pyright: ignore[reportArgumentType]
-        sent = [place for _, place in scattered]
+        sent = [index for _, index in scattered]
         if how.gradients == "dear":
             return [last, *self._gathers(scattered, len(passes))]  # pyright: ignore[reportReturnType]
         if not how.kfac:
@@ -349,53 +351,53 @@ class _Planner:
 
     def _gathers(self, scattered: list[tuple[int, int]], layers: int) -> list[int]:
         """The all-gathers, first layers first; for every layer the one that brings its weights."""
-        done = [place for _, place in scattered]
-        total, found, covered = sum(n for n, _ in scattered), [], 0.0
+        done = [index for _, index in scattered]
+        total, numbers, covered = sum(n for n, _ in scattered), [], 0.0
         for elements, _ in reversed(scattered):
-            place = self._message(GRADIENT_MESSAGES, elements, done, share=0.5)
+            sent_at = self._message(GRADIENT_MESSAGES, elements, done, share=0.5)
             covered += elements / total * layers
-            found += [place] * (round(covered) - len(found))
-        return found
+            numbers += [sent_at] * (round(covered) - len(numbers))
+        return numbers
 
     def _factors(self, ready: dict[int, int], last: int) -> list[int]:
         """Messages of new factors."""
         order = list(ready)
         computing = [
-            place for place, activity in enumerate(self.activities) if activity.uses == ("gpu 0",)
+            index for index, activity in enumerate(self.activities) if activity.uses == ("gpu 0",)
         ]
         clock = dict(
             zip(
                 computing,
-                accumulate(self.activities[one].seconds for one in computing),
+                accumulate(self.activities[activity].seconds for activity in computing),
                 strict=True,
             )
         )
-        elements = [self.work.factors[place].elements for place in order]
+        elements = [self.work.factors[number].elements for number in order]
         alpha, beta = self.cluster.collect or self.cluster.reduce
         groups = fused(
             self.how.fusion,
             elements,
-            [clock[ready[place]] for place in order],
+            [clock[ready[number]] for number in order],
             alpha,
             beta,
             self.how.buffer,
         )
-        groups = self.how.groups or [[order[turn] for turn in group] for group in groups]
+        groups = self.how.groups or [[order[number] for number in group] for group in groups]
         after = [last] if self.how.fusion == "after" else []
         ends = []
         for group in groups:
-            size, begun = (
-                sum(self.work.factors[place].elements for place in group),
-                [*after, *(ready[place] for place in group)],
+            size, ready_after = (
+                sum(self.work.factors[number].elements for number in group),
+                [*after, *(ready[number] for number in group)],
             )
-            ends += self._handled(FACTOR_MESSAGES, self.cluster.handling, size, begun)
-            ends.append(self._message(FACTOR_MESSAGES, size, begun))
+            ends += self._handled(FACTOR_MESSAGES, self.cluster.handling, size, ready_after)
+            ends.append(self._message(FACTOR_MESSAGES, size, ready_after))
         return ends
 
     def _handled(
-        self, what: str, line: Line, elements: int, after: Sequence[int], device: int = 0
+        self, kind: str, line: Line, elements: int, after: Sequence[int], device: int = 0
     ) -> list[int]:
-        if not any(line) or what in self.free:
+        if not any(line) or kind in self.free:
             return []
         return [self._add(HANDLE, line[0] + line[1] * elements, (f"gpu {device}",), after, device)]
 
@@ -415,37 +417,37 @@ class _Planner:
             fraction=self.how.fraction,
         )
 
-    def _inverses(self, begun: list[int]) -> list[int]:
+    def _inverses(self, started: list[int]) -> list[int]:
         """Every GPU inverts what it sends, the largest first, then what all invert."""
         placed, factors, ends = self.placed(), self.work.factors, []
-        order = sorted(range(len(factors)), key=lambda place: (-factors[place].size, place))
+        order = sorted(range(len(factors)), key=lambda number: (-factors[number].size, number))
         everywhere = sum(
-            self.cluster.invert(factors[place].size)
-            for place in order
-            if placed.inverters[place] == EVERYWHERE
+            self.cluster.invert(factors[number].size)
+            for number in order
+            if placed.inverters[number] == EVERYWHERE
         )
         last: dict[int, int] = {}
-        for place in order:
-            learner = placed.inverters[place]
+        for number in order:
+            learner = placed.inverters[number]
             if learner != EVERYWHERE:
                 last[learner] = self._add(
                     INVERSION,
-                    self.cluster.invert(factors[place].size),
+                    self.cluster.invert(factors[number].size),
                     (f"gpu {learner}",),
-                    [last[learner]] if learner in last else begun,
+                    [last[learner]] if learner in last else started,
                     learner,
                 )
-                if placed.receivers(place):
+                if placed.receivers(number):
                     ends += self._handled(
                         INVERSE_MESSAGES,
                         self.cluster.handing_out,
-                        factors[place].elements,
+                        factors[number].elements,
                         [last[learner]],
                         learner,
                     )
                     ends.append(
                         self._message(
-                            INVERSE_MESSAGES, factors[place].elements, [last[learner]], learner
+                            INVERSE_MESSAGES, factors[number].elements, [last[learner]], learner
                         )
                     )
         busiest = {*last, 0}
@@ -454,13 +456,13 @@ class _Planner:
                 INVERSION,
                 everywhere,
                 (f"gpu {learner}",),
-                [last[learner]] if learner in last else begun,
+                [last[learner]] if learner in last else started,
                 learner,
             )
             for learner in busiest
         ]
 
-    def _owners(self, begun: list[int]) -> list[int]:
+    def _owners(self, started: list[int]) -> list[int]:
         """DP-KFAC: every layer's owner inverts both factors and sends the preconditioned
         gradient.
         """
@@ -475,7 +477,7 @@ class _Planner:
                 INVERSION,
                 seconds,
                 (f"gpu {learner}",),
-                [last[learner]] if learner in last else begun,
+                [last[learner]] if learner in last else started,
                 learner,
             )
             ends.append(self._message(INVERSE_MESSAGES, weights[layer], [last[learner]], learner))

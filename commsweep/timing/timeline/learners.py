@@ -105,21 +105,23 @@ class _Learners:
         """Up to whatever happens next, and that."""
         core = min(1.0, self.cores / len(self.busy)) if self.busy else 0.0
         up, down = [0] * len(self.learners), [0] * len(self.learners)
-        for one, other in self.sending:
-            up[one] += 1
-            down[other] += 1
-        sharing = {(one, other): max(up[one], down[other]) for one, other in self.sending}
-        took = {pair: left * sharing[pair] for pair, left in self.sending.items()}
+        for sender, receiver in self.sending:
+            up[sender] += 1
+            down[receiver] += 1
+        sharing = {
+            (sender, receiver): max(up[sender], down[receiver]) for sender, receiver in self.sending
+        }
+        seconds_of = {pair: left * sharing[pair] for pair, left in self.sending.items()}
         computed = min(self.busy, key=self.busy.__getitem__, default=None)
-        sent = min(took, key=took.__getitem__, default=None)
+        sent = min(seconds_of, key=seconds_of.__getitem__, default=None)
         ahead = {
             "computed": math.inf if computed is None else self.busy[computed] / core,
-            "sent": math.inf if sent is None else took[sent],
+            "sent": math.inf if sent is None else seconds_of[sent],
             "later": self.later[0][0] - self.now if self.later else math.inf,
         }
         first = min(ahead, key=ahead.__getitem__)
-        for one in self.busy:
-            self.busy[one] -= ahead[first] * core
+        for learner in self.busy:
+            self.busy[learner] -= ahead[first] * core
         for pair in self.sending:
             self.sending[pair] -= ahead[first] / sharing[pair]
         self.now += ahead[first]
@@ -139,45 +141,45 @@ class _Learners:
     def _later(self, when: float, pair: tuple[int, int], needs: float | None) -> None:
         heapq.heappush(self.later, (when, next(self.turn), pair, needs))
 
-    def _computed(self, one: int) -> None:
-        if one in self.told:
-            self.told.remove(one)
-            self._goes_on(one)
+    def _computed(self, learner: int) -> None:
+        if learner in self.told:
+            self.told.remove(learner)
+            self._goes_on(learner)
             return
-        self._waits(one)
+        self._waits(learner)
         if self.meanwhile:
-            self.busy[one] = self.meanwhile
-            self.told.add(one)
+            self.busy[learner] = self.meanwhile
+            self.told.add(learner)
 
-    def _waits(self, one: int) -> None:
+    def _waits(self, learner: int) -> None:
         """It tells all others so; those that have said the same will get its message, and it
         theirs.
         """
-        turn = self.turns[one]
-        needs = self.message if (turn + 1) % self.exchanges == 0 else 0.0
-        self.ready[one][turn] = self.now
-        for other in self.learners:
-            said = self.ready[other].get(turn)
-            if other != one and said is not None:
-                self._later(max(self.now, said + self.latency), (one, other), needs)
-                self._later(max(said, self.now + self.latency), (other, one), needs)
+        round_ = self.turns[learner]
+        needs = self.message if (round_ + 1) % self.exchanges == 0 else 0.0
+        self.ready[learner][round_] = self.now
+        for peer in self.learners:
+            when = self.ready[peer].get(round_)
+            if peer != learner and when is not None:
+                self._later(max(self.now, when + self.latency), (learner, peer), needs)
+                self._later(max(when, self.now + self.latency), (peer, learner), needs)
 
-    def _arrived(self, one: int) -> None:
-        self.got[one] += 1
-        self._goes_on(one)
+    def _arrived(self, learner: int) -> None:
+        self.got[learner] += 1
+        self._goes_on(learner)
 
-    def _goes_on(self, one: int) -> None:
+    def _goes_on(self, learner: int) -> None:
         """With the last message of an exchange, once it has nothing to do meanwhile, what is next
         begins.
         """
-        if one in self.told or self.got[one] < len(self.learners) - 1:
+        if learner in self.told or self.got[learner] < len(self.learners) - 1:
             return
-        self.got[one] = 0
-        self.ready[one].pop(self.turns[one] - 2, None)
-        self.turns[one] += 1
-        if self.turns[one] % self.exchanges:
-            self._waits(one)
+        self.got[learner] = 0
+        self.ready[learner].pop(self.turns[learner] - 2, None)
+        self.turns[learner] += 1
+        if self.turns[learner] % self.exchanges:
+            self._waits(learner)
             return
-        if one == 0:
+        if learner == 0:
             self.ends.append(self.now)
-        self.busy[one] = self._work()
+        self.busy[learner] = self._work()

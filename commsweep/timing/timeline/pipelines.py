@@ -37,7 +37,7 @@ FRAMES = 1 + 66 / 1448  # headers of a full frame, over what it carries
 def gpipe(devices: int, microbatches: int) -> list[list[Action]]:
     """All forwards, then all backwards."""
     return [
-        [(what, stage, i) for what in "FB" for i in range(microbatches)] for stage in range(devices)
+        [(kind, stage, i) for kind in "FB" for i in range(microbatches)] for stage in range(devices)
     ]
 
 
@@ -63,18 +63,22 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> list[list[A
         raise ValueError(f"{microbatches} microbatches are no multiple of {devices} devices")
     total = microbatches * chunks
 
-    def action(what: str, turn: int, device: int) -> Action:
-        chunk = turn % (devices * chunks) // devices
-        chunk = chunk if what == "F" else chunks - 1 - chunk
-        return what, chunk * devices + device, turn // (devices * chunks) * devices + turn % devices
+    def action(kind: str, index: int, device: int) -> Action:
+        chunk = index % (devices * chunks) // devices
+        chunk = chunk if kind == "F" else chunks - 1 - chunk
+        return (
+            kind,
+            chunk * devices + device,
+            index // (devices * chunks) * devices + index % devices,
+        )
 
     orders = []
     for device in range(devices):
         warm = min(total, (devices - device - 1) * 2 + (chunks - 1) * devices)
-        order = [action("F", turn, device) for turn in range(warm)]
-        for turn in range(total - warm):
-            order += [action("F", warm + turn, device), action("B", turn, device)]
-        orders.append(order + [action("B", turn, device) for turn in range(total - warm, total)])
+        order = [action("F", index, device) for index in range(warm)]
+        for index in range(total - warm):
+            order += [action("F", warm + index, device), action("B", index, device)]
+        orders.append(order + [action("B", index, device) for index in range(total - warm, total)])
     return orders
 
 
@@ -138,9 +142,9 @@ class Network:
     crossing: float = 0.0
     links: tuple[Network, ...] = ()  # where they differ; all else then says nothing
 
-    def between(self, one: int, other: int) -> Network:
+    def between(self, first: int, second: int) -> Network:
         """The cables between two neighbouring devices."""
-        return self.links[min(one, other)] if self.links else self
+        return self.links[min(first, second)] if self.links else self
 
     def seconds(self, nbytes: float) -> float:
         """How long a message occupies a cable, with what Ethernet, IP and TCP add to it."""
@@ -265,16 +269,16 @@ class _Planner:
         self.stages, self.devices = len(times.forward), len(orders)
         self.host = (CORES,) if times.cores else ()
         self.place = {
-            action: (device, turn)
+            action: (device, index)
             for device, order in enumerate(orders)
-            for turn, action in enumerate(order)
+            for index, action in enumerate(order)
         }
         self.activities: list[Activity] = []
         self.last: dict[int, int] = {}  # each device's last action
         # of orders that are of several steps: updates by step and device, and microbatches of each
         self.updates: dict[int, dict[int, int]] = {}
-        self.many = sum(what == "U" for what, *_ in orders[0])
-        self.microbatches = sum(what == "F" for what, *_ in orders[0]) // max(1, self.many)
+        self.many = sum(kind == "U" for kind, *_ in orders[0])
+        self.microbatches = sum(kind == "F" for kind, *_ in orders[0]) // max(1, self.many)
         self._exchanged: dict[int, dict[int, list[int]]] = {}
 
     def step(self, number: int) -> list[int]:
@@ -299,10 +303,10 @@ class _Planner:
         tied = self._tied(self.last)
         for device, order in enumerate(self.orders):
             handed = [
-                one
+                message
                 for action in order
                 if self.engine.blocking and self._left(action)
-                for one in self.handed[action]
+                for message in self.handed[action]
             ]
             self._update(device, [self.last[device], *handed, *tied.get(device, [])])
         return list(self.last.values())
@@ -326,7 +330,9 @@ class _Planner:
             return False
         after = [self.last[device]]
         if alike:
-            ends = {place: one for place, one in enumerate(backwards) if one is not None}
+            ends = {
+                index: backward for index, backward in enumerate(backwards) if backward is not None
+            }
             if step not in self._exchanged:
                 self._exchanged[step] = self._tied(ends)
             after += self._exchanged[step].get(device, [])
@@ -335,35 +341,37 @@ class _Planner:
         self.updates.setdefault(step, {})[device] = self.last[device]
         return True
 
-    def _tied(self, ended: dict[int, int]) -> dict[int, list[int]]:
+    def _tied(self, last: dict[int, int]) -> dict[int, list[int]]:
         """The activities after which the first and the last device have each other's gradients of
-        what they share; by device. ended: the last backward of each device. A message crosses all
+        what they share; by device. last: the last backward of each device. A message crosses all
         cables at once, as fast as the slowest lets it.
         """
         if not self.times.tied or self.devices < 2:
             return {}
         path = [self.network.between(k, k + 1) for k in range(self.devices - 1)]
-        delay, ends, made = sum(one.delay for one in path), (0, self.devices - 1), {}
+        delay, ends, made_ = sum(hop.delay for hop in path), (0, self.devices - 1), {}
         for sender, receiver in (ends, ends[::-1]):
             step = 1 if receiver > sender else -1
             cables = tuple(f"cable {k}>{k + step}" for k in range(sender, receiver, step))
-            way = {"device": sender, "target": receiver}
-            after = [self._handle(sender, [ended[sender]], way)]
+            labels = {"device": sender, "target": receiver}
+            after = [self._handle(sender, [last[sender]], labels)]
             if self.engine.rendezvous:
-                after.append(self._add(ASK, 0.0, (), [ended[receiver]], delay, **way))
+                after.append(self._add(ASK, 0.0, (), [last[receiver]], delay, **labels))
             sent = self._add(
                 SEND,
-                max(one.seconds(self.times.tied) for one in path),
+                max(hop.seconds(self.times.tied) for hop in path),
                 cables,
                 after,
-                spare=max(one.spare for one in path),
-                **way,
+                spare=max(hop.spare for hop in path),
+                **labels,
             )
-            made[receiver] = [
-                self._handle(receiver, [self._add(ARRIVE, 0.0, (), [sent], delay, **way)], way)
+            made_[receiver] = [
+                self._handle(
+                    receiver, [self._add(ARRIVE, 0.0, (), [sent], delay, **labels)], labels
+                )
             ]
-            made.setdefault(sender, []).append(sent)
-        return made
+            made_.setdefault(sender, []).append(sent)
+        return made_
 
     def _add(
         self,
@@ -379,56 +387,58 @@ class _Planner:
         )
         return len(self.activities) - 1
 
-    def _sources(self, what: str, stage: int, i: int) -> list[Action]:
+    def _sources(self, kind: str, stage: int, i: int) -> list[Action]:
         """The actions that this one needs the results of."""
-        found: list[Action] = []
-        if what == "F" and stage:
-            found.append(("F", stage - 1, i))
-        if what in "BI":
-            found.append(("F", stage, i))
+        actions: list[Action] = []
+        if kind == "F" and stage:
+            actions.append(("F", stage - 1, i))
+        if kind in "BI":
+            actions.append(("F", stage, i))
             if stage + 1 < self.stages:
-                found.append(("I" if what == "I" else "B", stage + 1, i))
-        return [*found, ("I", stage, i)] if what == "W" else found
+                actions.append(("I" if kind == "I" else "B", stage + 1, i))
+        return [*actions, ("I", stage, i)] if kind == "W" else actions
 
-    def _target(self, what: str, stage: int, i: int) -> Action | None:
+    def _target(self, kind: str, stage: int, i: int) -> Action | None:
         """The action that the message of this one is for."""
-        stage += {"F": 1, "B": -1, "I": -1}.get(what, self.stages)
-        return (what, stage, i) if 0 <= stage < self.stages else None
+        stage += {"F": 1, "B": -1, "I": -1}.get(kind, self.stages)
+        return (kind, stage, i) if 0 <= stage < self.stages else None
 
-    def _receiver(self, what: str, stage: int, i: int) -> int | None:
+    def _receiver(self, kind: str, stage: int, i: int) -> int | None:
         """The other device that the message of an action goes to; None where there is none."""
-        target = self._target(what, stage, i)
+        target = self._target(kind, stage, i)
         return (
             None
             if target is None or (device := target[1] % self.devices) == stage % self.devices
             else device
         )
 
-    def _owed(self, device: int, turn: int) -> list[Action]:
+    def _owed(self, device: int, position: int) -> list[Action]:
         """The earlier actions of this step whose messages must have left before a device begins its
-        action `turn`.
+        action `position`.
         """
-        if not self.engine.blocking or not turn:
+        if not self.engine.blocking or not position:
             return []
         order = self.orders[device]
-        if (order[turn][0] == "F") != (order[turn - 1][0] == "F"):
-            return order[:turn]
+        if (order[position][0] == "F") != (order[position - 1][0] == "F"):
+            return order[:position]
         return (
-            order[: max(0, turn - self.engine.pending)] if self.engine.pending is not None else []
+            order[: max(0, position - self.engine.pending)]
+            if self.engine.pending is not None
+            else []
         )
 
-    def _act(self, device: int, what: str, stage: int, i: int) -> bool:
+    def _act(self, device: int, kind: str, stage: int, i: int) -> bool:
         """Plan an action if all that it needs is planned."""
-        if what == "U":
+        if kind == "U":
             return self._act_update(device, i)
-        sources, turn = self._sources(what, stage, i), self.place[what, stage, i][1]
+        sources, position = self._sources(kind, stage, i), self.place[kind, stage, i][1]
         if not all(source in self.here for source in sources):
             return False
-        owed = [action for action in self._owed(device, turn) if self._left(action) != 0]
+        owed = [action for action in self._owed(device, position) if self._left(action) != 0]
         if any(self._left(action) is None for action in owed):
             return False
         needs = [self.last[device]] if device in self.last else []
-        needs += [one for action in owed for one in self.handed[action]]
+        needs += [message for action in owed for message in self.handed[action]]
         for source in sources:
             needs.append(self.here[source] if source[1] == stage else self._arrival(source, device))
         seconds = {
@@ -436,20 +446,20 @@ class _Planner:
             "B": self.times.backward[stage],
             "I": self.times.backward[stage] * (1 - self.times.weights),
             "W": self.times.backward[stage] * self.times.weights,
-        }[what]
-        self.here[what, stage, i] = self.last[device] = self._add(
-            KINDS[what],
+        }[kind]
+        self.here[kind, stage, i] = self.last[device] = self._add(
+            KINDS[kind],
             seconds,
             (f"device {device}", *self.host),
             needs,
             device=device,
             stage=stage,
             microbatch=i,
-            idle=self.times.cold.get("F" if what == "F" else "B"),
+            idle=self.times.cold.get("F" if kind == "F" else "B"),
         )
-        if (receiver := self._receiver(what, stage, i)) is not None:
-            way = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
-            self.packed[what, stage, i] = self._handle(device, [self.last[device]], way)
+        if (receiver := self._receiver(kind, stage, i)) is not None:
+            labels = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
+            self.packed[kind, stage, i] = self._handle(device, [self.last[device]], labels)
         return True
 
     def _left(self, source: Action) -> int | None:
@@ -462,8 +472,8 @@ class _Planner:
         target, receiver = self._target(*source), self._receiver(*source)
         if receiver is None:
             return 0
-        turn = self.place[target][1]  # pyright: ignore[reportArgumentType]
-        before = self.orders[receiver][turn - 1] if turn else None
+        position = self.place[target][1]  # pyright: ignore[reportArgumentType]
+        before = self.orders[receiver][position - 1] if position else None
         if self.engine.early:
             _, stage, i = target  # pyright: ignore[reportGeneralTypeIssues]
             earlier = i if target[0] == "B" else i - self.microbatches  # pyright: ignore[reportOptionalSubscript]
@@ -476,11 +486,11 @@ class _Planner:
         forward, device = target[1] > stage, stage % self.devices  # pyright: ignore[reportOptionalSubscript]
         network = self.network.between(device, receiver)
         sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target[1])  # pyright: ignore[reportOptionalSubscript]
-        way = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
+        labels = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
         after = [self.packed[source]]
         if self.engine.rendezvous and waiting is not None:
             behind = [self.packed[before]] if before and self._receiver(*before) == device else []
-            asked = self._add(
+            asking = self._add(
                 ASK,
                 network.seconds(WORD),
                 (f"cable {receiver}>{device}",),
@@ -488,9 +498,9 @@ class _Planner:
                 network.delay,
                 spare=network.spare,
                 rank=1.0,
-                **way,
+                **labels,
             )
-            after.append(asked)
+            after.append(asking)
         self.handed[source] = list(after)
         self.sent[source] = self._add(
             SEND,
@@ -498,7 +508,7 @@ class _Planner:
             (f"cable {device}>{receiver}",),
             after,
             spare=network.spare,
-            **way,
+            **labels,
         )
         return self.sent[source]
 
@@ -507,18 +517,18 @@ class _Planner:
         left = self._left(source)
         if not left:  # within the device
             return self.here[source]
-        way = {
+        labels = {
             "device": source[1] % self.devices,
             "target": device,
             "stage": source[1],
             "microbatch": source[2],
         }
-        there = self._add(
-            ARRIVE, 0.0, (), [left], self.network.between(way["device"], device).delay, **way
+        arrival = self._add(
+            ARRIVE, 0.0, (), [left], self.network.between(labels["device"], device).delay, **labels
         )
-        return self._handle(device, [there], way)
+        return self._handle(device, [arrival], labels)
 
-    def _handle(self, device: int, after: list[int], way: dict[str, int]) -> int:
+    def _handle(self, device: int, after: list[int], labels: dict[str, int]) -> int:
         """A core works on one end of a message; where that is slower after a wait, in a thread of
         the device's own.
         """
@@ -526,14 +536,14 @@ class _Planner:
             return after[0]
         seconds, wake = self.times.handling, self.times.wake
         if not wake.most:
-            return self._add(HANDLE, seconds, self.host, after, **way)
+            return self._add(HANDLE, seconds, self.host, after, **labels)
         return self._add(
             HANDLE,
             seconds,
             (f"loop {device}", *self.host),
             after,
             idle=Cold(wake.after, seconds * wake.slope, seconds * wake.most),
-            **way,
+            **labels,
         )
 
 
@@ -567,41 +577,41 @@ def step_seconds(
     """Seconds from the end of one step to the end of the next at the first device, once they follow
     steadily.
     """
-    made = plan(orders, times, network, steps, engine)
-    settled, last = len(made.ends) // 2 - 1, len(made.ends) - 1
-    if any(what == "U" for what, *_ in orders[0]):
+    plan_ = plan(orders, times, network, steps, engine)
+    settled, last = len(plan_.ends) // 2 - 1, len(plan_.ends) - 1
+    if any(kind == "U" for kind, *_ in orders[0]):
         last -= 2  # in which the pipeline runs empty
-    spans = made.run()
-    return (spans[made.ends[last][0]].stop - spans[made.ends[settled][0]].stop) / (last - settled)
+    spans = plan_.run()
+    return (spans[plan_.ends[last][0]].stop - spans[plan_.ends[settled][0]].stop) / (last - settled)
 
 
-def shares(made: Plan, devices: int) -> dict[str, float]:
+def shares(plan_: Plan, devices: int) -> dict[str, float]:
     """Of all devices' time over a plan: busy, and idle while a cable they wait on is (exposed
     communication) or is not at work (bubble).
     """
-    spans = made.run()
-    whole = max(span.stop for span in spans)
+    spans = plan_.run()
+    seconds_all = max(span.stop for span in spans)
     busy = sum(
         span.stop - span.start
-        for activity, span in zip(made.activities, spans, strict=True)
+        for activity, span in zip(plan_.activities, spans, strict=True)
         if activity.kind in (*KINDS.values(), UPDATE)
     )
-    ideal = max(span.stop for span in without_messages(made).run())
-    total = whole * devices
+    ideal = max(span.stop for span in without_messages(plan_).run())
+    total = seconds_all * devices
     return {
         "busy": busy / total,
         "bubble": (ideal * devices - busy) / total,
-        "exposed": (whole - ideal) / whole,
+        "exposed": (seconds_all - ideal) / seconds_all,
     }
 
 
-def without_messages(made: Plan) -> Plan:
+def without_messages(plan_: Plan) -> Plan:
     """The same with messages that take no time."""
     return Plan(
         [
             replace(activity, seconds=0.0 if activity.kind == SEND else activity.seconds, delay=0.0)
-            for activity in made.activities
+            for activity in plan_.activities
         ],
-        made.ends,
-        made.capacity,
+        plan_.ends,
+        plan_.capacity,
     )
