@@ -12,7 +12,7 @@ import pytest
 from commsweep.cli.main import main
 from commsweep.registry import content
 from commsweep.second_order.loads import kronecker, loads
-from commsweep.second_order.placement import inverse_elements, place
+from commsweep.second_order.placement import inverse_elements, placed_factors
 from commsweep.timing.timeline.iterations import (
     FACTOR_MESSAGES,
     INVERSE_MESSAGES,
@@ -65,7 +65,9 @@ def test_factors_of_the_real_networks_are_as_many_and_as_large_as_published(
 def test_placements_of_the_real_resnet50_send_what_is_published():
     found = kronecker(loads("resnet50"))
     for threshold, large, elements in ((1024, 34, 72.48e6), (1400, 16, 62.48e6)):
-        placed = place("balanced", found, 64, small=lambda size, least=threshold: size < least)
+        placed = placed_factors(
+            "balanced", found, 64, small=lambda size, least=threshold: size < least
+        )
         assert sum(bool(placed.receivers(turn)) for turn in range(len(found))) == large
         assert inverse_elements(found, placed) == pytest.approx(elements, abs=5e3)
 

@@ -76,7 +76,9 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
     assert len(set(titles)) == len(titles) and all(
         title.count("(") == title.count(")") for title in titles
     )
-    found = [one.record() for one in all_claims(frame, told["papers"], interim=looks.told(told))]
+    found = [
+        one.record() for one in all_claims(frame, told["papers"], interim=looks.read_content(told))
+    ]
     from_rows = {claim["claim"] for claim in found}
     published = [claim for claim in told["claims"] if claim["claim"] in from_rows]
     if (RESULTS / name / "measurements.jsonl").exists():

@@ -9,7 +9,7 @@ from commsweep.config import override, record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.processes import ddp
 from commsweep.registry import content, plan
-from commsweep.second_order.placement import Factor, place
+from commsweep.second_order.placement import Factor, placed_factors
 from commsweep.timing.measured_learners import (
     ACKNOWLEDGED,
     ExchangeModel,
@@ -73,7 +73,7 @@ def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0, ru
             "order": ORDER,
             "ready": READY,
             "groups": None,
-            "inverters": place(placement, factors, network.learners).inverters,
+            "inverters": placed_factors(placement, factors, network.learners).inverters,
         }
     timing |= {"step_seconds": late * sum(parts.values()), "parts": parts}
     name = name or f"{fusion}{placement}{kfac}{network.bandwidth:g}"

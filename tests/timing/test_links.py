@@ -454,7 +454,7 @@ def test_published_errors_of_learners_follow_from_the_published_measurements():
     rows = pd.read_csv(folder / "measurements.csv")
     shaped = rows[(rows.bandwidth > 0) | (rows.latency > 0)]
     errors = (shaped.predicted / shaped.seconds - 1).abs()
-    assert (folder / "errors.md").read_text() == f"{links.said(list(errors))}\n"
+    assert (folder / "errors.md").read_text() == f"{links.accuracy_text(list(errors))}\n"
     told = [
         line.split("|")
         for line in (folder / "learners.md").read_text().splitlines()
@@ -532,7 +532,7 @@ def test_late_and_punctual_steps_of_a_method_share_a_colour():
         for (method, run_id), run in runs.items()
         for turn, network in enumerate(networks)
     ]
-    assert late_links.asked(found) and not late_links.asked(found[:2])
+    assert late_links.compares(found) and not late_links.compares(found[:2])
     drawn = late_links.by_link(found, {}, steps, {one: str(one.latency) for one in networks})
     lines = {line.get_label(): line for line in drawn.axes[0].get_lines()}
     assert list(lines["dense"].get_ydata()) == [1000, 2000]

@@ -112,9 +112,9 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 seconds, first = activity.seconds, activity.uses[0] if activity.uses else ""
                 if activity.idle is not None:
                     seconds += activity.idle(now - used[first])
-                if activity.spare:
-                    idle = now - used[first]  # pyright: ignore[reportOptionalOperand]
-                    full = min(activity.spare, saved.get(first, activity.spare) + idle)
+                if spare := activity.spare:
+                    before = saved[first] if first in saved else spare
+                    full = min(spare, before + now - used[first])
                     seconds, saved[first] = max(0.0, seconds - full), max(0.0, full - seconds)
                 stop = now + seconds
                 spans[index] = Span(now, stop)
