@@ -1,1 +1,3 @@
-"""What the runs say. Pure functions of files: no torch, no account, no network."""
+"""Tables, claims and figures of the papers, and findings. Pure functions of files: no torch, no
+account, no network.
+"""

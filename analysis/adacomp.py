@@ -167,8 +167,8 @@ def robust(frame: pd.DataFrame) -> Table:
 
 
 def exchanges(frame: pd.DataFrame) -> Table:
-    """What a learner sends and receives a step, by exchange and number of learners, from measured
-    message sizes.
+    """Return what a learner sends and receives a step, by exchange and number of learners, from
+    measured message sizes.
     """
     table = Table(
         "exchanges",
@@ -207,9 +207,9 @@ def both(frame: pd.DataFrame) -> Table:
         return Table("both", "", [])
     grid = {(links, grads): group for (links, grads), group in _settings(rows, "links", "gradient")}
     dense = ("dense", _dense_name(rows))
-    columns_ = [grads for links, grads in grid if links != "dense"]
+    columns = [grads for links, grads in grid if links != "dense"]
     for (links, grads), group in grid.items():
-        if grads not in columns_ or not group[ON].notna().any() or dense not in grid:
+        if grads not in columns or not group[ON].notna().any() or dense not in grid:
             continue
         base, links_only, grads_only = (
             grid.get(key) for key in (dense, (links, dense[1]), ("dense", grads))
@@ -520,8 +520,8 @@ def _settings(rows: pd.DataFrame, *names: str) -> Iterator[tuple[tuple[str, ...]
 
 
 def _like(rows: pd.DataFrame, rows_: pd.DataFrame) -> pd.DataFrame:
-    """Of these rows those that were trained as `rows_` were, whatever their gradients' way; of
-    several ways the first.
+    """Return those of these rows that were trained as `rows_` were, whatever their gradients' way;
+    of several ways the first.
     """
     if rows.empty or rows_.empty:
         return rows.iloc[:0]

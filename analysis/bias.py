@@ -33,18 +33,18 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: boundaries of one learner, in a sweep that rounds gradients both
     ways.
     """
-    rows_ = plain(frame)
+    rows = plain(frame)
     column = "bwd.compressor.rounding"
     return (
-        rows_
-        if column in rows_ and set(rows_[column].dropna()) >= {"nearest", "stochastic"}
-        else rows_.iloc[:0]
+        rows
+        if column in rows and set(rows[column].dropna()) >= {"nearest", "stochastic"}
+        else rows.iloc[:0]
     )
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Every setting with what its messages are like."""
-    tables_ = []
+    tables = []
     for index, (name, group) in enumerate(_trainings(frame)):
         table = Table(
             "messages" + (f"_{index + 1}" if index else ""),
@@ -67,15 +67,15 @@ def tables(frame: pd.DataFrame) -> list[Table]:
             group.groupby("method", sort=False),
             key=lambda entry: _rank(cell(entry[1], metric), unit),
         )
-        for method, rows_ in groups:
-            score = cell(rows_, metric, unit)
+        for method, rows in groups:
+            score = cell(rows, metric, unit)
             table.rows.append(
                 [
                     str(method),
                     score,
                     str(len(score.values)),
                     *(
-                        _measure(rows_, f"diagnosis.{column}")
+                        _measure(rows, f"diagnosis.{column}")
                         for column in (
                             "fwd.error",
                             "fwd.bias",
@@ -84,12 +84,12 @@ def tables(frame: pd.DataFrame) -> list[Table]:
                             "bwd.energy",
                         )
                     ),
-                    cell(rows_, "bytes.fwd_ratio", SHARE),
-                    cell(rows_, "bytes.bwd_ratio", SHARE),
+                    cell(rows, "bytes.fwd_ratio", SHARE),
+                    cell(rows, "bytes.bwd_ratio", SHARE),
                 ]
             )
-        tables_.append(table)
-    return tables_
+        tables.append(table)
+    return tables
 
 
 def _trainings(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -148,8 +148,8 @@ def gained(
     image: float = SLIGHT,
     text: float = LARGE,
 ) -> list[Effect]:
-    """What arm a gains over arm b, in every training that has both; the region is `sign` the margin
-    of the medium.
+    """Return what arm a gains over arm b, in every training that has both; the region is `sign` the
+    margin of the medium.
     """
     effects: list[Effect] = []
     is_text = (
@@ -210,7 +210,7 @@ def _rounding(
 
 
 def f1a(frame: pd.DataFrame) -> Claim:
-    """One range for the batch: rounding without bias."""
+    """Claim F1a, a single range for the batch: rounding without bias."""
     return Claim(
         "F1a",
         "Where one range serves the batch, gradients of few bits must be rounded without bias.",
@@ -351,7 +351,7 @@ def f1h(frame: pd.DataFrame) -> Claim:
 
 
 def f1i(frame: pd.DataFrame) -> Claim:
-    """What C8 is about: the gradient of what was sent."""
+    """Return what C8 is about: the gradient of what was sent."""
     forward: Wanted = {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": 0.2}
     mask = forward | {"bwd.compressor.kind": "forward_mask"}
     coded = {
@@ -390,19 +390,19 @@ def f1i(frame: pd.DataFrame) -> Claim:
 
 
 def _more_error(frame: pd.DataFrame, a: Wanted, b: Wanted) -> pd.DataFrame:
-    """Of the trainings in which messages of arm a have more error and less bias than those of arm
-    b, as measured.
+    """Return the trainings in which messages of arm a have more error and less bias than those of
+    arm b, as measured.
     """
     chosen = []
     for _, group in _trainings(frame):
         picked = [_picked(group, arm) for arm in (a, b)]
         error = [
-            rows_["diagnosis.bwd.error"].mean() if "diagnosis.bwd.error" in rows_ else math.nan
-            for rows_ in picked
+            rows["diagnosis.bwd.error"].mean() if "diagnosis.bwd.error" in rows else math.nan
+            for rows in picked
         ]
         bias = [
-            rows_["diagnosis.bwd.bias"].mean() if "diagnosis.bwd.bias" in rows_ else math.nan
-            for rows_ in picked
+            rows["diagnosis.bwd.bias"].mean() if "diagnosis.bwd.bias" in rows else math.nan
+            for rows in picked
         ]
         if error[0] > error[1] and bias[0] < FREE * error[0] and bias[1] > FREE * error[1]:
             chosen.append(group)
@@ -430,8 +430,8 @@ CLAIMS = [f1a, f1b, f1c, f1d, f1e, f1f, f1g, f1h, f1i]
 
 
 def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """What gradients of each setting lose against dense ones, over the error of their messages, by
-    bias.
+    """Return what gradients of each setting lose against dense ones, over the error of their
+    messages, by bias.
 
     Gradients compressed only; points of accuracy or nats, mean over seeds; full marks: bias below a
     quarter of the error, hollow ones: more. A panel a training; bars: ± one sample standard
@@ -465,9 +465,9 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             metric, sign, unit = (
                 (LOSS, 1.0, "nats") if is_text(backward) else (ON, -100.0, "points")
             )
-            for kind, rows_ in backward.groupby("bwd.compressor.kind", sort=False):
+            for kind, rows in backward.groupby("bwd.compressor.kind", sort=False):
                 style = look(str(kind), list(backward["bwd.compressor.kind"].unique()).index(kind))
-                for _, runs in rows_.groupby("method", sort=False):
+                for _, runs in rows.groupby("method", sort=False):
                     error, bias = (
                         runs[f"diagnosis.bwd.{measure}"].mean() for measure in ("error", "bias")
                     )

@@ -25,13 +25,13 @@ ROTATIONS = ("rotated", "eden", "ms_eden")
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: of a sweep with a rotated code."""
-    rows_ = plain(frame)
-    kinds = rows_[["fwd.compressor.kind", "bwd.compressor.kind"]]
-    return rows_ if kinds.isin(ROTATIONS).any(axis=None) else rows_.iloc[:0]
+    rows = plain(frame)
+    kinds = rows[["fwd.compressor.kind", "bwd.compressor.kind"]]
+    return rows if kinds.isin(ROTATIONS).any(axis=None) else rows.iloc[:0]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
-    """What every code lost, and its bytes."""
+    """Return what every code lost, and its bytes."""
     text = is_text(frame)
     score, unit, digits = ("perplexity", "nats", 3) if text else ("accuracy", "points", 2)
     called = "test perplexity a byte" if text else "test accuracy (%)"
@@ -143,8 +143,8 @@ CLAIMS = [r1, r2]
 
 
 def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """What codes lose against their bytes, of activations and of gradients. The line joins what
-    nothing with as few bytes beats. Bars: 95 % intervals of the mean.
+    """Return what codes lose against their bytes, of activations and of gradients. The line joins
+    what nothing with as few bytes beats. Bars: 95 % intervals of the mean.
     """
     losses = _losses(frame)
     unit = "nats" if is_text(frame) else "points"

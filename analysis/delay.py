@@ -41,9 +41,9 @@ SHORT = {
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: of a sweep of language models with late gradients."""
-    rows_ = plain(frame)
-    late = "delay.steps" in rows_ and rows_["delay.steps"].notna().any()
-    return rows_ if late and is_text(rows_) else rows_.iloc[:0]
+    rows = plain(frame)
+    late = "delay.steps" in rows and rows["delay.steps"].notna().any()
+    return rows if late and is_text(rows) else rows.iloc[:0]
 
 
 def _arms(frame: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def _arms(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
-    """What every arm lost at every delay, and how much of it is the delay's."""
+    """Return what every arm lost at every delay, and how much of it is the delay's."""
     arms = _arms(frame)
     table = Table(
         "delay",

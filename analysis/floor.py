@@ -87,7 +87,7 @@ def gain(
 def over_share(
     frame: pd.DataFrame, label: str, arm: Wanted, share: float, **region: float
 ) -> list[Effect]:
-    """What an arm gains over nothing, less a share of what dense gains over nothing."""
+    """Return what an arm gains over nothing, less a share of what dense gains over nothing."""
     label = f"{label}: gain over nothing, less {100 * share:.0f} % of dense's"
     return gain(frame, label, [(1.0, arm), (share - 1.0, ZERO), (-share, DENSE)], **region)
 
@@ -170,7 +170,7 @@ def z7(frame: pd.DataFrame) -> Claim:
 
 
 def z8(frame: pd.DataFrame) -> Claim:
-    """What makes TopK harmful."""
+    """Return what makes TopK harmful."""
     bare, residual = _models(frame, "gru"), _models(frame, "gru-residual", "gru-prenorm")
     effects = over_share(bare, "TopK 10 %", TOP_10, HALF, above=0.0)
     effects += over_share(residual, "TopK 10 %, residual", TOP_10, HALF, below=0.0)
@@ -234,7 +234,9 @@ TRAININGS = {
 
 
 def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
-    """What each arm keeps, by arm and training; those that compress gradients of activations."""
+    """Return what each arm keeps, by arm and training; those that compress gradients of
+    activations.
+    """
     keeps, arms = of_settings(frame), {}
     first = frame.drop_duplicates("setting_id")
     for row in first[first["fwd.compressor.kind"] == "none"].to_dict("records"):
@@ -249,8 +251,9 @@ def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
 
 
 def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """What compressed gradients of activations keep of their worth: 100 % is dense, 0 % nothing
-    sent, below 0 % harm. Bars: 95 % intervals (Fieller). An arrow: farther left than is shown.
+    """Return what compressed gradients of activations keep of their worth: 100 % is dense, 0 %
+    nothing sent, below 0 % harm. Bars: 95 % intervals (Fieller). An arrow: farther left than is
+    shown.
     """
     arms = _arms(frame)
     if not arms:

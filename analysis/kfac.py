@@ -61,7 +61,7 @@ class Tuned:
 
 def tuned(frame: pd.DataFrame) -> list[Tuned]:
     """SGD and K-FAC of every model that has both, each at the rate whose runs validate best."""
-    plain, pairs_ = _plain(frame), []
+    plain, pairs = _plain(frame), []
     if "val_on_acc" not in frame:
         return []
     for model, group in plain.groupby("model.name"):
@@ -74,8 +74,8 @@ def tuned(frame: pd.DataFrame) -> list[Tuned]:
             if len(done):
                 rate = done.groupby("optim.lr").val_on_acc.mean().idxmax()
                 both.append(Tuned(str(model), name, float(rate), done[done["optim.lr"] == rate]))
-        pairs_ += both if len(both) == 2 else []
-    return pairs_
+        pairs += both if len(both) == 2 else []
+    return pairs
 
 
 def targets(tuned_: list[Tuned]) -> dict[str, list[float]]:
@@ -283,9 +283,9 @@ def k4(frame: pd.DataFrame, curves: pd.DataFrame) -> Claim:
 def k5(frame: pd.DataFrame) -> Claim:
     """Ours: factors of 8 and of 4 bits cost no quality."""
     effects = []
-    arms_ = list(ways(frame))
-    for model in dict.fromkeys(model for model, _, _ in arms_):
-        by_name = {way_name: _arm(runs) for name, way_name, runs in arms_ if name == model}
+    arms = list(ways(frame))
+    for model in dict.fromkeys(model for model, _, _ in arms):
+        by_name = {way_name: _arm(runs) for name, way_name, runs in arms if name == model}
         full = by_name.get("float32")
         for way_name, arm in by_name.items():
             if full is not None and " bit" in way_name and "data" not in way_name:

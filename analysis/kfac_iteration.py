@@ -1,4 +1,4 @@
-"""One iteration of a network on a cluster, predicted by algorithm: a table of its parts, a figure
+"""An iteration of a network on a cluster, predicted by algorithm: a table of its parts, a figure
 of what happens.
 """
 
@@ -34,7 +34,7 @@ def table(
     """
     gpus = setting.cluster.gpus
     thinned = f", factors and inverses every {interval}" if interval > 1 else ""
-    table_ = Table(
+    table = Table(
         "iteration",
         f"{setting.title}, {gpus} GPUs{thinned}: seconds an iteration, exposed, predicted",
         ["algorithm", "", *STACK, "all"],
@@ -43,19 +43,17 @@ def table(
     for name in algorithms:
         seconds_by = average(setting.work, setting.cluster, name, interval, interval, small)
         parts_by_name[name] = seconds_by, planned(setting.work, setting.cluster, name, small)[1]
-        table_.rows.append(
-            [NAMES[name], "predicted", *_shown([seconds_by[name_] for name_ in STACK])]
-        )
+        table.rows.append([NAMES[name], "predicted", *_shown([seconds_by[name] for name in STACK])])
         if published and name in PUBLISHED.get(setting.name, {}):
-            table_.rows.append(
+            table.rows.append(
                 [NAMES[name], "published", *_shown(list(PUBLISHED[setting.name][name]))]
             )
-    return table_, parts_by_name
+    return table, parts_by_name
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One iteration of a network on a cluster, predicted for some algorithms."""
+    """An iteration of a network on a cluster, predicted for some algorithms."""
 
     setting: Setting
     table: Table
@@ -101,8 +99,8 @@ def _shown(values: list[float]) -> list[str]:
 
 
 def timelines(setting: Setting, parts_by_name: Found) -> Figure:
-    """What the first GPU computes and what the network carries in an iteration in which all is new,
-    by algorithm.
+    """Return what the first GPU computes and what the network carries in an iteration in which all
+    is new, by algorithm.
     """
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
@@ -112,11 +110,11 @@ def timelines(setting: Setting, parts_by_name: Found) -> Figure:
             sharex=True,
             squeeze=False,
         )
-        for axis, (name, (_, iteration_)) in zip(axes[:, 0], parts_by_name.items(), strict=True):
+        for axis, (name, (_, iteration)) in zip(axes[:, 0], parts_by_name.items(), strict=True):
             for kind, ink in zip(STACK, INK, strict=False):
                 spans = [
                     (span, activity)
-                    for span, activity in zip(iteration_.spans, iteration_.activities, strict=True)
+                    for span, activity in zip(iteration.spans, iteration.activities, strict=True)
                     if activity.kind == kind and activity.seconds > ENDS
                 ]
                 for row, sends in enumerate((False, True)):
@@ -126,7 +124,7 @@ def timelines(setting: Setting, parts_by_name: Found) -> Figure:
                         if (kind in SENDS) == sends and (sends or not activity.device)
                     ]
                     axis.broken_barh(bars, (row - 0.4, 0.8), color=ink, lw=0)
-            axis.set(yticks=(0, 1), title=f"{NAMES[name]}: {iteration_.seconds:.3f} s")
+            axis.set(yticks=(0, 1), title=f"{NAMES[name]}: {iteration.seconds:.3f} s")
             axis.set_yticklabels(["GPU 0", "network"])
             axis.invert_yaxis()
             axis.grid(axis="y", visible=False)

@@ -109,15 +109,15 @@ def iterations() -> Table:
         # a layer has one, of those that own any
         owners = at(name).cluster.gpus <= len(at(name).work.factors) // 2
         for algorithm in ("s-sgd", *THREE, *(("dp",) if owners else ())):
-            iteration_, bars = predicted(name, algorithm), PUBLISHED[name].get(algorithm)
-            seconds_ = [iteration_.parts[name_] for name_ in STACK]
-            shown = [(bars[index] if bars else None, value) for index, value in enumerate(seconds_)]
+            iteration, bars = predicted(name, algorithm), PUBLISHED[name].get(algorithm)
+            seconds = [iteration.parts[name] for name in STACK]
+            shown = [(bars[index] if bars else None, value) for index, value in enumerate(seconds)]
             table.rows.append(
                 [
                     TITLES[name],
                     NAMES[algorithm],
                     *(_both(*text) for text in shown),
-                    _both(sum(bars) if bars else None, iteration_.seconds),
+                    _both(sum(bars) if bars else None, iteration.seconds),
                 ]
             )
     return table
@@ -227,8 +227,8 @@ def measured(steps_: list[LearnerStep]) -> Table:
                 "-" if guess is None else f"{1e3 * guess:.0f}",
                 error,
                 *(
-                    f"{1e3 * measurement.parts[name_]:.0f}" if name_ in measurement.parts else "-"
-                    for name_ in (FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES, "gradients")
+                    f"{1e3 * measurement.parts[name]:.0f}" if name in measurement.parts else "-"
+                    for name in (FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES, "gradients")
                 ),
             ]
         )
@@ -277,7 +277,7 @@ def k1(steps_: list[LearnerStep]) -> Claim:
         )
         for setting in _settings(steps_)
     ]
-    ids = sorted(step_.row["id"] for _, setting_ in measured_gains for step_ in setting_.values())
+    ids = sorted(step.row["id"] for _, setting in measured_gains for step in setting.values())
     return Claim(
         "K1",
         f"SPD-KFAC is 10 to 35 % faster than the better of D- and MPD-KFAC ({quoted}).",
@@ -337,8 +337,8 @@ def k2(steps_: list[LearnerStep]) -> Claim:
                 f"measured here: % of the step saved over {text}",
                 0.0,
                 None,
-                [_saved(rival.seconds, pipelined_.seconds) for rival, pipelined_ in pairs],
-                sorted(step_.row["id"] for pair in pairs for step_ in pair),
+                [_saved(rival.seconds, pipelined.seconds) for rival, pipelined in pairs],
+                sorted(step.row["id"] for pair in pairs for step in pair),
                 each="setting",
             ),
         ]
@@ -384,7 +384,7 @@ def k3(steps_: list[LearnerStep]) -> Claim:
             _saved(_inverting(predicted(name, algorithm)), _inverting(predicted(name, "d+balance")))
             for name in networks()
         ]
-        pairs_ = [(setting[NAMES[algorithm]], setting["SPD-KFAC"]) for setting in _settings(steps_)]
+        pairs = [(setting[NAMES[algorithm]], setting["SPD-KFAC"]) for setting in _settings(steps_)]
         effects += [
             Effect(
                 f"{kind}: % of inversion and its messages saved over {text}",
@@ -399,8 +399,8 @@ def k3(steps_: list[LearnerStep]) -> Claim:
                 (
                     "measured here",
                     "setting",
-                    [_saved(_exposed(a), _exposed(b)) for a, b in pairs_],
-                    sorted(step_.row["id"] for pair in pairs_ for step_ in pair),
+                    [_saved(_exposed(a), _exposed(b)) for a, b in pairs],
+                    sorted(step.row["id"] for pair in pairs for step in pair),
                 ),
             )
         ]
@@ -480,14 +480,14 @@ def _stack(
     axis: Axes, positions: list[float], bars: list[list[float]], labels: bool, **options: Any
 ) -> None:
     bottom = [0.0] * len(bars)
-    for index, name_ in enumerate(STACK):
+    for index, name in enumerate(STACK):
         heights = [bar[index] for bar in bars]
         axis.bar(
             positions,
             heights,
             bottom=bottom,
             color=INK[index],
-            label=name_ if labels else None,
+            label=name if labels else None,
             **options,
         )
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
@@ -659,43 +659,43 @@ def steps(steps_: list[LearnerStep]) -> Figure:
     was fitted).
     """
     model, ordered = LearnerModel(steps_), sorted(steps_, key=_order)
-    groups = list(dict.fromkeys(step_.network for step_ in ordered))
+    groups = list(dict.fromkeys(step.network for step in ordered))
     figure, axes = plt.subplots(
         1,
         len(groups),
         figsize=(2 * COLUMN, 3.0),
         squeeze=False,
-        width_ratios=[sum(step_.network == group for step_ in ordered) for group in groups],
+        width_ratios=[sum(step.network == group for step in ordered) for group in groups],
     )
     for index, (axis, group) in enumerate(zip(axes[0], groups, strict=True)):
-        group_steps = [step_ for step_ in ordered if step_.network == group]
+        group_steps = [step for step in ordered if step.network == group]
         bars = [
             [
                 1e3
                 * (
-                    step_.parts.get(name_, 0.0)
-                    + (name_ == "passes") * step_.parts.get("preconditioning", 0.0)
+                    step.parts.get(name, 0.0)
+                    + (name == "passes") * step.parts.get("preconditioning", 0.0)
                 )
-                for name_ in STACK
+                for name in STACK
             ]
-            for step_ in group_steps
+            for step in group_steps
         ]
         _stack(axis, list(range(len(group_steps))), bars, not index, width=0.75)
-        for position, step_ in enumerate(group_steps):
-            if (guess := model.step(step_)) is not None:
+        for position, step in enumerate(group_steps):
+            if (guess := model.step(step)) is not None:
                 axis.plot(
                     position,
                     1e3 * guess,
                     "D",
                     ms=3,
                     color="black",
-                    mfc="white" if model.fitted(step_) else "black",
+                    mfc="white" if model.fitted(step) else "black",
                 )
         axis.set(
             title=f"{group.learners} learners,\n{rate_text(group.bandwidth)}",
             xticks=range(len(group_steps)),
         )
-        axis.set_xticklabels([_short(step_) for step_ in group_steps], rotation=90, fontsize=5.5)
+        axis.set_xticklabels([_short(step) for step in group_steps], rotation=90, fontsize=5.5)
         axis.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("ms a step")
     legend(figure, *axes[0, 0].get_legend_handles_labels())
@@ -720,8 +720,8 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 def additions(
     steps_: list[LearnerStep], tables_of_runs: list[Table], claims_of_runs: list[Claim]
 ) -> report.More:
-    """What the report of a plan adds to that of its runs; `analysis/kfac.py` adds tables and claims
-    of the runs.
+    """Return what the report of a plan adds to that of its runs; `analysis/kfac.py` adds tables and
+    claims of the runs.
     """
     drawn = [
         *([("steps", steps(steps_))] if steps_ else []),
@@ -739,7 +739,7 @@ def additions(
 
 
 def accuracy(steps_: list[LearnerStep]) -> str:
-    """How well the measured steps were predicted, in a sentence."""
+    """Return how well the measured steps were predicted, in a sentence."""
     off = [abs(error) for error in errors(steps_)]
     if not off:
         return "no prediction: a measurement of D-KFAC over unlimited links is missing"

@@ -75,7 +75,7 @@ class Ladder:
 
     @property
     def counted(self) -> str:
-        """What a rung counts."""
+        """Return what a rung counts."""
         return RUNGS[self.column]
 
     def labels(self) -> list[float]:
@@ -85,19 +85,19 @@ class Ladder:
         return list(self.rungs)
 
     def slopes(self, arm: str) -> dict[int, float]:
-        """How much more is lost with each doubling, by seed that has all rungs."""
+        """Return how much more is lost with each doubling, by seed that has all rungs."""
         x = np.log2(self.rungs)
         return {seed: float(np.polyfit(x, y, 1)[0]) for seed, y in self._full(arm).items()}
 
     def _full(self, arm: str) -> dict[int, list[float]]:
-        """What is lost at every rung, by seed that has them all."""
+        """Return what is lost at every rung, by seed that has them all."""
         losses = self.lost[arm]
         seeds = set.intersection(*(set(losses[rung]) for rung in self.rungs))
         return {seed: [losses[rung][seed] for rung in self.rungs] for seed in sorted(seeds)}
 
     def next_rung(self, arm: str) -> str:
-        """What a straight line through the rungs says of the next one, with a 95 % interval over
-        seeds; refused where there are too few rungs, or where the line is bent.
+        """Return what a straight line through the rungs says of the next one, with a 95 % interval
+        over seeds; refused where there are too few rungs, or where the line is bent.
         """
         if len(self.rungs) < 3:
             return "refused: two rungs"
@@ -117,10 +117,10 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Runs of one learner that have a rung: a length or width that every arm varies, a learning
     rate that every arm varies, or a scoring after recalibration.
     """
-    rows_ = frame[(frame["grad.learners"] == 1) & ~masked(frame)]
-    if RECALIBRATED in rows_ and rows_[RECALIBRATED].notna().any():
-        return rows_
-    return rows_ if _rungs(rows_, (*RUNGS, RATE)) else rows_.iloc[:0]
+    rows = frame[(frame["grad.learners"] == 1) & ~masked(frame)]
+    if RECALIBRATED in rows and rows[RECALIBRATED].notna().any():
+        return rows
+    return rows if _rungs(rows, (*RUNGS, RATE)) else rows.iloc[:0]
 
 
 def _rungs(frame: pd.DataFrame, columns: tuple[str, ...] = tuple(RUNGS)) -> str:
@@ -172,8 +172,8 @@ def ladder(frame: pd.DataFrame) -> Ladder | None:
 
 
 def _learned(frame: pd.DataFrame, ladder_: Ladder, rung: float) -> float:
-    """What the dense run of a rung has learned beyond guessing, in the ladder's unit; nan where it
-    is not known.
+    """Return what the dense run of a rung has learned beyond guessing, in the ladder's unit; nan
+    where it is not known.
     """
     if not ladder_.text:
         return 100 * (ladder_.dense[rung] - nothing_learned(frame))
@@ -181,9 +181,9 @@ def _learned(frame: pd.DataFrame, ladder_: Ladder, rung: float) -> float:
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
-    """What is lost at every rung; every arm at every rate; inference after recalibration."""
-    tables_ = [_losses(frame), _rates(frame), _recalibrated(frame)]
-    return [table for table in tables_ if table.rows]
+    """Return what is lost at every rung; every arm at every rate; inference after recalibration."""
+    tables = [_losses(frame), _rates(frame), _recalibrated(frame)]
+    return [table for table in tables if table.rows]
 
 
 def _losses(frame: pd.DataFrame) -> Table:
@@ -329,7 +329,7 @@ def _of_arms(
 def _slopes(
     frame: pd.DataFrame, arms: tuple[str, ...], width: bool, **region: float
 ) -> list[Effect]:
-    """How much more is lost with each doubling."""
+    """Return how much more is lost with each doubling."""
     ladder_ = ladder(frame)
     if ladder_ is None or (ladder_.column == "model.width") != width:
         return []
@@ -338,7 +338,7 @@ def _slopes(
 
 
 def _longest(frame: pd.DataFrame, arms: tuple[str, ...], **region: float) -> list[Effect]:
-    """What is lost in the longest training."""
+    """Return what is lost in the longest training."""
     ladder_ = ladder(frame)
     if ladder_ is None or ladder_.column == "model.width":
         return []
@@ -462,9 +462,9 @@ def _ends(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """What each setting loses against dense at every rung, in percent of what dense has learned
-    beyond guessing (text: beyond the frequencies of letters). Lines: means over seeds. Bands: 95 %
-    intervals of the mean. At 100 % nothing was learned.
+    """Return what each setting loses against dense at every rung, in percent of what dense has
+    learned beyond guessing (text: beyond the frequencies of letters). Lines: means over seeds.
+    Bands: 95 % intervals of the mean. At 100 % nothing was learned.
     """
     ladder_ = ladder(frame)
     if ladder_ is None or not math.isfinite(_learned(frame, ladder_, ladder_.rungs[0])):
@@ -549,8 +549,8 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 
 
 def _spread_out(heights: list[float], axis: Axes) -> dict[float, float]:
-    """Where the labels of points at these heights stand, from below: none within a line's height
-    of the one before.
+    """Return where the labels of points at these heights stand, from below: none within a line's
+    height of the one before.
     """
     low, high = axis.get_ylim()
     out: dict[float, float] = {}

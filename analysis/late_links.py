@@ -1,4 +1,4 @@
-"""What gradients a step late buy on links with a latency."""
+"""Gradients a step late over links with a latency."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from commsweep.timing.timeline.pipelines import Network
 
 
 def compares(steps_: list[PipelineStep]) -> bool:
-    """Whether both are among the measurements: gradients in time, and late ones."""
-    return len({late(step_.row["run"]) for step_ in steps_}) == 2
+    """Return whether both are among the measurements: gradients in time, and late ones."""
+    return len({late(step.row["run"]) for step in steps_}) == 2
 
 
 @styled
@@ -29,19 +29,17 @@ def by_link(
     the links.
     """
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.8))
-    networks = sorted(
-        {step_.network for step_ in steps_}, key=lambda it: (it.latency, -it.bandwidth)
-    )
+    networks = sorted({step.network for step in steps_}, key=lambda it: (it.latency, -it.bandwidth))
     # a method has one colour, in time and late
     alike = {
-        step_.method: json.dumps(step_.row["run"] | {"delay": None}, sort_keys=True)
-        for step_ in steps_
+        step.method: json.dumps(step.row["run"] | {"delay": None}, sort_keys=True)
+        for step in steps_
     }
     inks = {settings: index for index, settings in enumerate(dict.fromkeys(alike.values()))}
-    for method in dict.fromkeys(step_.method for step_ in steps_):
+    for method in dict.fromkeys(step.method for step in steps_):
         mine = sorted(
-            (step_ for step_ in steps_ if step_.method == method),
-            key=lambda step_: networks.index(step_.network),
+            (step for step in steps_ if step.method == method),
+            key=lambda step: networks.index(step.network),
         )
         delayed = late(mine[0].row["run"])
         ink_index = inks[alike[method]]
@@ -52,16 +50,14 @@ def by_link(
             "linestyle": "--" if delayed else "-",
             "label": method,
         }
-        positions = [networks.index(step_.network) for step_ in mine]
-        axes[0].plot(positions, [1e3 * step_.seconds for step_ in mine], **style)
-        predicted = [
-            1e3 * fits[step_.series].measured(step_) for step_ in mine if step_.series in fits
-        ]
+        positions = [networks.index(step.network) for step in mine]
+        axes[0].plot(positions, [1e3 * step.seconds for step in mine], **style)
+        predicted = [1e3 * fits[step.series].measured(step) for step in mine if step.series in fits]
         if len(predicted) == len(positions):
             axes[0].plot(positions, predicted, "_", color=INK[ink_index], ms=9)
         needed = steps.get(mine[0].row["run_id"])
         if needed is not None:
-            axes[1].plot(positions, [needed * step_.seconds for step_ in mine], **style)
+            axes[1].plot(positions, [needed * step.seconds for step in mine], **style)
     for axis, label in zip(axes, ("ms a step", "seconds until the target"), strict=True):
         logarithmic(axis.yaxis)
         axis.set_xticks(range(len(networks)), [names[network] for network in networks])

@@ -1,5 +1,5 @@
-"""What compression buys on real networks: measured step times, predictions beside them, time to a
-target quality.
+"""The report of compression over real networks: measured step times, predictions beside them, time
+to a target quality.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from . import late_links
 
 @dataclass
 class Made:
-    """What was written."""
+    """The files that were written."""
 
     folder: Path
     tables: list[Table]
@@ -69,7 +69,7 @@ class Made:
 
     @property
     def error(self) -> float:
-        """Their median."""
+        """Return their median."""
         return median(self.errors) if self.errors else math.nan
 
     def record(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Made:
         )
 
     def accuracy(self) -> str:
-        """How far its predictions are off, at the machine's speed then and without that."""
+        """Return how far its predictions are off, at the machine's speed then and without that."""
         return accuracy_text(self.errors) + (
             "; without the speed that the machine had, which advice cannot know: "
             f"{accuracy_text(self.beforehand)}"
@@ -103,7 +103,7 @@ class Made:
 
 
 def accuracy_text(errors: list[float]) -> str:
-    """How far predictions are off, in a sentence."""
+    """Return how far predictions are off, in a sentence."""
     if not errors:
         return "nothing was predicted"
     late = sorted(errors)[math.ceil(0.95 * len(errors)) - 1]
@@ -137,10 +137,8 @@ def write(
         and measurement.network != Network()
         and measurement.row["id"] not in fitted_names
     ]
-    errors = [abs(fits[step_.series].measured(step_) / step_.seconds - 1) for step_ in compared]
-    beforehand = [
-        abs(fits[step_.series].step(step_.network) / step_.seconds - 1) for step_ in compared
-    ]
+    errors = [abs(fits[step.series].measured(step) / step.seconds - 1) for step in compared]
+    beforehand = [abs(fits[step.series].step(step.network) / step.seconds - 1) for step in compared]
     report = Made(
         folder,
         [steps_table(steps_, fits, fitted_names), ranks_table(compared, fits)],
@@ -163,14 +161,14 @@ def write(
         "bubble": bubble(steps_, fits),
         "far": far(steps_, fits),
     }
-    if any(step_.schedule == "gpipe" and step_.network.latency == 0 for step_ in steps_):
+    if any(step.schedule == "gpipe" and step.network.latency == 0 for step in steps_):
         drawn["step_time"] = step_time(steps_, fits)
         if steps is not None:
             drawn["time_to_target"] = time_to_target(steps_, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
     if steps is not None and late_links.compares(steps_):
         of_links = {
-            step_.network: f"{bandwidth_text(step_.network)}\n{latency_text(step_.network)}"
-            for step_ in steps_
+            step.network: f"{bandwidth_text(step.network)}\n{latency_text(step.network)}"
+            for step in steps_
         }
         drawn["late"] = late_links.by_link(steps_, fits, steps, of_links)
     (folder / "errors.md").write_text(
@@ -223,11 +221,11 @@ def write_learners(
     rows, errors, data = [], [], []
     for measurement in sorted(
         steps_,
-        key=lambda step_: (
-            step_.network.learners,
-            step_.network.latency,
-            step_.network.bandwidth or math.inf,
-            step_.seconds,
+        key=lambda step: (
+            step.network.learners,
+            step.network.latency,
+            step.network.bandwidth or math.inf,
+            step.seconds,
         ),
     ):
         guess, fitted = model.step(measurement), measurement.network.unlimited
@@ -325,12 +323,12 @@ def _ends(
             and "test_on_ppl" in row["metrics"]
         ):
             rows_by_run.setdefault(_but_seed(row["run"]), []).append(row)
-    ends_ = []
+    ends = []
     for measurement in steps_:
         rows = rows_by_run.get(_but_seed(measurement.row["run"]), [])
         if rows:
             steps = rows[0]["steps"]
-            ends_.append(
+            ends.append(
                 End(
                     measurement.network,
                     measurement.method,
@@ -342,8 +340,8 @@ def _ends(
                 )
             )
     return sorted(
-        ends_,
-        key=lambda end_: (end_.network.bandwidth or math.inf, end_.network.latency, end_.seconds),
+        ends,
+        key=lambda end: (end.network.bandwidth or math.inf, end.network.latency, end.seconds),
     )
 
 
@@ -381,7 +379,7 @@ def endings(ends: list[End]) -> Figure:
     """
     networks = list(dict.fromkeys(end.network for end in ends))
     methods = list(dict.fromkeys(end.method for end in ends))
-    figure_, axes = plt.subplots(
+    figure, axes = plt.subplots(
         1, len(networks), figsize=(2 * COLUMN, 3.4), sharex=True, sharey=True, squeeze=False
     )
     for ax, network in zip(axes[0], networks, strict=True):
@@ -411,8 +409,8 @@ def endings(ends: list[End]) -> Figure:
         for ax in axes[0]
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    legend(figure_, handles.values(), handles.keys())
-    return figure_
+    legend(figure, handles.values(), handles.keys())
+    return figure
 
 
 def _constants(machine: Machine) -> str:
@@ -433,8 +431,8 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
     in their order; where measurements were taken in turns, how much the turns agree with each
     other, which is all that one measurement can tell.
     """
-    turns = {step_.row["id"]: step_.row["timing"].get("turns", []) for step_ in compared}
-    several = any(len(turns_) > 1 for turns_ in turns.values())
+    turns = {step.row["id"]: step.row["timing"].get("turns", []) for step in compared}
+    several = any(len(turns) > 1 for turns in turns.values())
     table = Table(
         "ranks",
         "Methods ranked by step time, predicted against measured (Spearman's correlation)",
@@ -451,18 +449,18 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
         ],
     )
     groups: dict[tuple[Any, ...], list[PipelineStep]] = {}
-    for step_ in sorted(compared, key=_order):
-        groups.setdefault((step_.schedule, len(step_.row["transport"]), step_.network), []).append(
-            step_
+    for step in sorted(compared, key=_order):
+        groups.setdefault((step.schedule, len(step.row["transport"]), step.network), []).append(
+            step
         )
     counts = []
     for (schedule, stages, network), group in groups.items():
         if len(group) > 2:
             times = [
-                [value(step_) for step_ in group]
+                [value(step) for step in group]
                 for value in (
-                    lambda step_: step_.seconds,
-                    lambda step_: fits[step_.series].measured(step_),
+                    lambda step: step.seconds,
+                    lambda step: fits[step.series].measured(step),
                 )
             ]
             counts.append(in_order(*times))
@@ -475,7 +473,7 @@ def ranks_table(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipeli
                     str(len(group)),
                     ranked(*times),
                     *map(str, counts[-1]),
-                    *([agreement([turns[step_.row["id"]] for step_ in group])] if several else []),
+                    *([agreement([turns[step.row["id"]] for step in group])] if several else []),
                 ]
             )
     if counts:
@@ -618,8 +616,8 @@ def regret_table(
     fits: dict[tuple[str, str], PipelineModel],
     steps: dict[str, int | None],
 ) -> Table:
-    """What advice costs over links that it has not seen, against the best of what was measured
-    there.
+    """Return what advice costs over links that it has not seen, against the best of what was
+    measured there.
     """
     regrets = advice.regrets(compared, fits, steps)
     lost = sorted(share for _, _, share in regrets)
@@ -670,15 +668,15 @@ def step_time(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineMo
         if measurement.schedule == "gpipe" and measurement.network.latency == 0
     ]
     for method, ink_index in _inks(steps_).items():
-        method_steps = [step_ for step_ in shown if step_.method == method]
+        method_steps = [step for step in shown if step.method == method]
         axes.plot(
-            [step_.network.bandwidth or FAST for step_ in method_steps],
-            [1e3 * step_.seconds for step_ in method_steps],
+            [step.network.bandwidth or FAST for step in method_steps],
+            [1e3 * step.seconds for step in method_steps],
             MARKS[ink_index],
             color=INK[ink_index],
             label=method,
         )
-        model = next((fits[step_.series] for step_ in method_steps if step_.series in fits), None)
+        model = next((fits[step.series] for step in method_steps if step.series in fits), None)
         if model is not None:
             rates = [10 ** (6 + 0.25 * i) for i in range(13)]
             axes.plot(
@@ -716,7 +714,7 @@ def time_to_target(
                 and measurement.schedule == "gpipe"
                 and measurement.network.latency == 0
             ),
-            key=lambda step_: step_.network.bandwidth or FAST,
+            key=lambda step: step.network.bandwidth or FAST,
         )
         if not method_steps:
             continue
@@ -725,15 +723,15 @@ def time_to_target(
             missed.append(method)
             continue
         axes.plot(
-            [step_.network.bandwidth or FAST for step_ in method_steps],
-            [n * step_.seconds for step_ in method_steps],
+            [step.network.bandwidth or FAST for step in method_steps],
+            [n * step.seconds for step in method_steps],
             f"-{MARKS[ink_index]}",
             color=INK[ink_index],
             label=f"{method}, {n} steps",
         )
     shown = f"{100 * value:.1f} %" if metric.endswith("acc") else f"perplexity {value:.2f}"
     logarithmic(axes.xaxis, axes.yaxis)
-    ticks = sorted({step_.network.bandwidth or FAST for step_ in steps_})
+    ticks = sorted({step.network.bandwidth or FAST for step in steps_})
     names = ["unlimited" if tick == FAST else f"{tick / 1e6:g}" for tick in ticks]
     axes.set_xticks(ticks, names)
     axes.set(
@@ -750,22 +748,22 @@ def prediction(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipelin
     """Predicted against measured step time; the band is 15 %."""
     figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
     for index, (schedule, latency) in enumerate(
-        sorted({(step_.schedule, step_.network.latency) for step_ in compared})
+        sorted({(step.schedule, step.network.latency) for step in compared})
     ):
         group_steps = [
-            step_
-            for step_ in compared
-            if (step_.schedule, step_.network.latency) == (schedule, latency)
+            step
+            for step in compared
+            if (step.schedule, step.network.latency) == (schedule, latency)
         ]
         axes.plot(
-            [1e3 * step_.seconds for step_ in group_steps],
-            [1e3 * fits[step_.series].measured(step_) for step_ in group_steps],
+            [1e3 * step.seconds for step in group_steps],
+            [1e3 * fits[step.series].measured(step) for step in group_steps],
             MARKS[index % 9],
             color=INK[index % 7],
             label=f"{schedule}, {1e3 * latency:g} ms latency",
         )
     ends = (
-        [1e3 * limit(step_.seconds for step_ in compared) for limit in (min, max)]
+        [1e3 * limit(step.seconds for step in compared) for limit in (min, max)]
         if compared
         else [1.0, 1.0]
     )
@@ -789,7 +787,7 @@ COLOURS = {"F": INK[0], "B": INK[1], "U": INK[2], "send": INK[4]}
 
 @styled
 def gantt(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
-    """One step of the slowest measured dense run: what the processes did, and what the timeline
+    """Draw a step of the slowest measured dense run: what the processes did, and what the timeline
     says of it.
     """
     chosen = max(
@@ -800,7 +798,7 @@ def gantt(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]
             and measurement.row["timing"]["gantt"]
             and measurement.network.latency == 0
         ),
-        key=lambda step_: (is_dense(step_.row), step_.seconds),
+        key=lambda step: (is_dense(step.row), step.seconds),
     )
     figure, axes = plt.subplots(2, 1, figsize=(2 * COLUMN, 3.0), sharex=True)
     for stage, spans in enumerate(chosen.row["timing"]["gantt"]):
@@ -868,7 +866,7 @@ def passages(messages: list[list[list[Any]]]) -> list[tuple[int, int, float, flo
         for kind, direction, chunk, when in message
         if kind == "sent"
     }
-    passages_ = []
+    passages = []
     for stage, message in enumerate(messages):
         for kind, direction, chunk, when in message:
             sender = stage - 1 if direction == "fwd" else stage + 1
@@ -877,8 +875,8 @@ def passages(messages: list[list[list[Any]]]) -> list[tuple[int, int, float, flo
                 and (began := sent.get((sender, direction, chunk))) is not None
                 and began <= when
             ):
-                passages_.append((sender, stage, began, when))
-    return passages_
+                passages.append((sender, stage, began, when))
+    return passages
 
 
 @styled
@@ -898,14 +896,14 @@ def bubble(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel
                 shares_ = shares(plan(make(devices, 8), times, Network(bits), 2, IDEAL), devices)
                 bars.append((f"{schedule}\n{rate_text(bits)}", shares_))
         bottom = [0.0] * len(bars)
-        for name_, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
-            heights = [shares_[name_] for _, shares_ in bars]
+        for name, ink in (("busy", INK[2]), ("bubble", INK[5]), ("exposed", INK[1])):
+            heights = [shares[name] for _, shares in bars]
             axis.bar(
                 range(len(bars)),
                 heights,
                 bottom=bottom,
                 color=ink,
-                label={"exposed": "exposed communication"}.get(name_, name_),
+                label={"exposed": "exposed communication"}.get(name, name),
             )
             bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
         axis.set(title=f"predicted: {model.base.method}, 8 microbatches", xticks=range(len(bars)))
@@ -981,12 +979,12 @@ def far(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) 
 
 def _pair(fits: dict[tuple[str, str], PipelineModel]) -> tuple[PipelineModel, PipelineModel]:
     """The dense run's model, and that of the one with the fewest bytes."""
-    models_ = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(
+    models = [model for (_, schedule), model in fits.items() if schedule == "gpipe"] or list(
         fits.values()
     )
     return (
-        next((model for model in models_ if is_dense(model.base.row)), models_[0]),
-        min(models_, key=lambda model: sum(model.base.times().fwd_bytes)),
+        next((model for model in models if is_dense(model.base.row)), models[0]),
+        min(models, key=lambda model: sum(model.base.times().fwd_bytes)),
     )
 
 
@@ -996,8 +994,8 @@ def _unlimited(model: PipelineModel) -> Times:
     return replace(
         times,
         cores=0,
-        forward=[seconds_ + model.handling for seconds_ in times.forward],
-        backward=[seconds_ + model.handling for seconds_ in times.backward],
+        forward=[seconds + model.handling for seconds in times.forward],
+        backward=[seconds + model.handling for seconds in times.backward],
     )
 
 

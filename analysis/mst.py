@@ -75,13 +75,13 @@ def arms(rows_: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     names[dense & (wide < wide[dense].max())] = NARROW
     dense = names == DENSE
     names[dense & (_steps(rows_) < _steps(rows_)[dense].max())] = SHORT
-    arms_ = [
+    arms = [
         (text, group)
         for name, group_ in rows_.groupby(names, sort=False)
         for text, group in distinct(group_, str(name))
     ]
     order = {DENSE: 0, SHORT: 1, NARROW: 2}
-    return sorted(arms_, key=lambda entry: (order.get(entry[0], 3), _mean(entry[1], LOSS)))
+    return sorted(arms, key=lambda entry: (order.get(entry[0], 3), _mean(entry[1], LOSS)))
 
 
 def _steps(frame: pd.DataFrame) -> pd.Series:
@@ -178,7 +178,7 @@ def _three(score: Cell) -> str | Cell:
 
 
 def _head(frame: pd.DataFrame) -> str:
-    """Whether the head is counted, and sparse."""
+    """Return whether the head is counted, and sparse."""
     modules = set(frame["sparsity.modules"].dropna())
     how = (
         "sparse" if modules == {"all"} else "dense" if modules == {"blocks"} else "dense or sparse"
@@ -190,7 +190,7 @@ def _head(frame: pd.DataFrame) -> str:
 
 
 def flops_parts(frame: pd.DataFrame, title: str) -> Table:
-    """What the FLOPs of every arm of a training went into."""
+    """Return what the FLOPs of every arm of a training went into."""
     table = Table(
         "parts",
         f"FLOPs by part, as % of the dense run ({_head(frame)}){title}",
@@ -203,7 +203,7 @@ def flops_parts(frame: pd.DataFrame, title: str) -> Table:
             table.rows.append(
                 [
                     name,
-                    *(f"{100 * _mean(runs, f'flops.{name_}') / total:.2f}" for name_ in PARTS),
+                    *(f"{100 * _mean(runs, f'flops.{name}') / total:.2f}" for name in PARTS),
                     f"{100 * _mean(runs, TOTAL) / total:.2f}",
                 ]
             )
@@ -211,7 +211,7 @@ def flops_parts(frame: pd.DataFrame, title: str) -> Table:
 
 
 def wire(frame: pd.DataFrame) -> Table:
-    """What travels between learners, and across boundaries, with masks and without."""
+    """Return what travels between learners, and across boundaries, with masks and without."""
     table = Table(
         "wire",
         "What sparsity saves on the wire: bytes of a learner's gradients and of boundaries, a step",
@@ -255,8 +255,8 @@ def wire(frame: pd.DataFrame) -> Table:
 def sent(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """(weights, what travels, runs) of learners and compressed boundaries."""
     several, linked = frame["grad.learners"] > 1, frame["fwd.compressor.kind"] != "none"
-    rows_ = frame[several | linked]
-    for method, runs in rows_.groupby("method", sort=False):
+    rows = frame[several | linked]
+    for method, runs in rows.groupby("method", sort=False):
         row = runs.iloc[0].dropna().to_dict()
         texts = [boundaries(row)] if row["fwd.compressor.kind"] != "none" else []
         if row["grad.learners"] > 1:
@@ -270,13 +270,13 @@ def sent(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Loss at equal FLOPs, FLOPs by part, bytes."""
-    tables_ = []
+    tables = []
     for index, (title, group) in enumerate(trainings(frame)):
         for make in (equal, flops_parts):
             table = make(group, f"; {title}" if title else "")
             table.name += f"_{index + 1}" if index else ""
-            tables_.append(table)
-    return [table for table in (*tables_, wire(frame)) if table.rows]
+            tables.append(table)
+    return [table for table in (*tables, wire(frame)) if table.rows]
 
 
 # Claims.
@@ -402,7 +402,7 @@ def m5(frame: pd.DataFrame) -> Claim:
             list(100 * (done["gradients.up"] / expected - 1)),
             list(done.id),
         )
-    sides = (_side(rows_, "grad.compressor.", "grad.feedback.") for rows_ in (live, dense_rows))
+    sides = (_side(rows, "grad.compressor.", "grad.feedback.") for rows in (live, dense_rows))
     return Claim(
         "M5",
         f"Sending live gradients only costs no quality (within {EQUAL:g} nats), and as many "
@@ -460,8 +460,8 @@ def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss by arm, best first, with the FLOPs of its training, counted by pairs that attend,
     head included. Stars: dense models. Bars: ± one sample standard deviation over seeds.
     """
-    arms_ = _finished(frame)
-    return _front(arms_) if len(arms_) > 1 and _total(arms_) == _total(arms_) else None
+    arms = _finished(frame)
+    return _front(arms) if len(arms) > 1 and _total(arms) == _total(arms) else None
 
 
 @styled
@@ -599,8 +599,8 @@ def ever(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss against the share of weights that were ever active (ITOP's rate), arms with
     masks.
     """
-    arms_ = [(name, runs) for name, runs in _finished(frame) if name not in (DENSE, SHORT, NARROW)]
-    return _ever(arms_) if len(arms_) > 1 else None
+    arms = [(name, runs) for name, runs in _finished(frame) if name not in (DENSE, SHORT, NARROW)]
+    return _ever(arms) if len(arms) > 1 else None
 
 
 FIGURES = {"front": front, "bytes": by_bytes, "masks": masks, "ever": ever}

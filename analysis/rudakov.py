@@ -38,8 +38,8 @@ SEVERE = 2.0  # points of accuracy
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: one learner, images."""
-    rows_ = plain(frame)
-    return rows_[rows_["data.tokenizer"].isna()] if "data.tokenizer" in rows_ else rows_
+    rows = plain(frame)
+    return rows[rows["data.tokenizer"].isna()] if "data.tokenizer" in rows else rows
 
 
 # Tables.
@@ -47,8 +47,8 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Every table of the paper's image section that the rows name cells for."""
-    tables_ = [topk(frame), *quantization(frame), feedback(frame), aqsgd(frame)]
-    return [table for table in tables_ if len(table.rows)]
+    tables = [topk(frame), *quantization(frame), feedback(frame), aqsgd(frame)]
+    return [table for table in tables if len(table.rows)]
 
 
 def topk(frame: pd.DataFrame) -> Table:
@@ -136,7 +136,7 @@ USUAL = {"rounding": "nearest", "group": 128.0}  # of codes, and of runs that ha
 
 
 def _distinguished(rows: pd.DataFrame) -> str:
-    """What a grid's runs have that is not plain, in brackets."""
+    """Return what a grid's runs have that is not plain, in brackets."""
     texts = []
     for side in ("fwd", "bwd"):
         coded = rows[rows[f"{side}.compressor.kind"] != "none"]
@@ -153,10 +153,10 @@ def _distinguished(rows: pd.DataFrame) -> str:
 
 
 def _other_settings(rows: pd.DataFrame) -> pd.Series:
-    """What a grid of bits holds equal: all but the bits and whether a side is compressed; scales
-    have one rounding.
+    """Return what a grid of bits holds equal: all but the bits and whether a side is compressed;
+    scales have one rounding.
     """
-    columns_ = [
+    columns = [
         rows[f"{side}.compressor.{key}"].fillna(usual).astype(str)
         if f"{side}.compressor.{key}" in rows
         else pd.Series(str(usual), index=rows.index)
@@ -164,7 +164,7 @@ def _other_settings(rows: pd.DataFrame) -> pd.Series:
         for key, usual in USUAL.items()
     ]
     return sum(
-        (column + "|" for column in columns_),
+        (column + "|" for column in columns),
         base(rows, "fwd.compressor.", "bwd.compressor.") + "|",
     )
 
@@ -220,12 +220,12 @@ def _scores(rows: pd.DataFrame) -> list[Cell | str]:
 
 
 def with_feedback(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
-    """Which rows have these feedbacks."""
+    """Return which rows have these feedbacks."""
     return (frame["fwd.feedback.kind"] == fwd) & (frame["bwd.feedback.kind"] == bwd)
 
 
 def kinds(frame: pd.DataFrame, fwd: str, bwd: str) -> pd.Series:
-    """Which rows have these compressors."""
+    """Return which rows have these compressors."""
     return (frame["fwd.compressor.kind"] == fwd) & (frame["bwd.compressor.kind"] == bwd)
 
 
@@ -455,12 +455,10 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """
     names = {"none": "plain", "ef": "EF", "ef_mixed": "EF-mixed", "ef21": "EF21", "aqsgd": "AQ-SGD"}
     lines = {
-        label: points_
+        label: points
         for kind, label in names.items()
         if (
-            points_ := levels(
-                frame[with_feedback(frame, kind, "none" if kind == "aqsgd" else kind)]
-            )
+            points := levels(frame[with_feedback(frame, kind, "none" if kind == "aqsgd" else kind)])
         )
     }
     if not lines:
@@ -482,8 +480,8 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     np.array(triple)
                     for triple in zip(
                         *(
-                            (k, 100 * cell_.mean, 100 * (cell_.sd or 0.0))
-                            for k, cell_ in sorted(points, key=lambda p: p[0])
+                            (k, 100 * cell.mean, 100 * (cell.sd or 0.0))
+                            for k, cell in sorted(points, key=lambda p: p[0])
                         ),
                         strict=True,
                     )
@@ -529,19 +527,15 @@ def bits(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             1, len(grids), figsize=(COLUMN * len(grids), 2.2), squeeze=False
         )
         cells = [
-            cell_
-            for table in grids
-            for row in table.rows
-            for cell_ in row
-            if isinstance(cell_, Cell)
+            cell for table in grids for row in table.rows for cell in row if isinstance(cell, Cell)
         ]
         means_ = [cell.mean for cell in cells if cell.values]
         for axis, table in zip(axes[0], grids, strict=True):
             means = np.array(
                 [
                     [
-                        cell_.mean if isinstance(cell_, Cell) and cell_.values else np.nan
-                        for cell_ in row[1:]
+                        cell.mean if isinstance(cell, Cell) and cell.values else np.nan
+                        for cell in row[1:]
                     ]
                     for row in table.rows
                 ]
@@ -549,15 +543,15 @@ def bits(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             axis.set_facecolor("0.92")
             axis.imshow(means, cmap="viridis", vmin=min(means_), vmax=max(means_), aspect="auto")
             for y, row in enumerate(table.rows):
-                for x, cell_ in enumerate(row[1:]):
-                    if not isinstance(cell_, Cell) or not cell_.values:
+                for x, cell in enumerate(row[1:]):
+                    if not isinstance(cell, Cell) or not cell.values:
                         axis.text(x, y, "not run", ha="center", va="center", fontsize=5.5)
                     else:
-                        dark = bool(cell_.values) and cell_.mean < (min(means_) + max(means_)) / 2
+                        dark = bool(cell.values) and cell.mean < (min(means_) + max(means_)) / 2
                         axis.text(
                             x,
                             y,
-                            cell_.text().replace(" ± ", "\n± "),
+                            cell.text().replace(" ± ", "\n± "),
                             ha="center",
                             va="center",
                             fontsize=5.5,

@@ -32,8 +32,8 @@ SHARED, SEPARATE = "shared mask", "separate masks"
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: one learner, text."""
-    rows_ = plain(frame)
-    return rows_[rows_["data.tokenizer"].notna()] if "data.tokenizer" in rows_ else rows_.iloc[:0]
+    rows = plain(frame)
+    return rows[rows["data.tokenizer"].notna()] if "data.tokenizer" in rows else rows.iloc[:0]
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:
@@ -161,8 +161,8 @@ def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 ]
                 axis.errorbar(
                     [k for k, _ in shown],
-                    [cell_.mean for _, cell_ in shown],
-                    yerr=_whiskers([cell_ for _, cell_ in shown]),
+                    [cell.mean for _, cell in shown],
+                    yerr=_whiskers([cell for _, cell in shown]),
                     ls=style,
                     marker=MARKS[index],
                     color=INK[index],
@@ -338,19 +338,19 @@ def _levels(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """(masks, level, runs) of plain TopK over sequences, shared masks first, mildest first."""
     if "fwd.compressor.ratio" not in frame:
         return []
-    levels_ = []
+    levels = []
     ratios = sorted(frame["fwd.compressor.ratio"].dropna().unique(), reverse=True)
     for name, shared in ((SHARED, True), (SEPARATE, False)):
         for ratio in ratios:
             rows = frame[_fits(frame, _topk(ratio, shared))]
-            levels_ += [
+            levels += [
                 (name, text, group)
                 for text, group in distinct(rows, f"{100 * ratio:g} %")
                 if len(group)
             ]
     # Byte-matched arms have odd levels of their own; a level belongs here if both masks or whole
     # percents have it.
-    return [level for level in levels_ if float(level[1].split()[0]).is_integer()]
+    return [level for level in levels if float(level[1].split()[0]).is_integer()]
 
 
 def _topk(ratio: float, shared: bool = True) -> Wanted:

@@ -1,5 +1,5 @@
-"""What is published of SPD-KFAC (arXiv 2107.06533), and the same iterations as predicted with its
-constants.
+"""The published numbers of SPD-KFAC (arXiv 2107.06533), and the same iterations as predicted with
+its constants.
 
 The paper's text was not to be had: seconds are those of the first author's plotting script
 (github.com/shyhuai/ kfac_pytorch, scripts/time_breakdown.py at aa79d32), whose speed-ups span
@@ -159,7 +159,7 @@ def setting(
 
 
 def work(loads_: tuple[Load, ...], passes: float, computing: float) -> Work:
-    """One iteration of a network on one GPU.
+    """Return the work of an iteration of a network on one GPU.
 
     passes: seconds of forward and backward, a third and two thirds, by multiplications; computing:
     seconds of all new factors, by theirs. Both are split over the layers, for which nothing is

@@ -21,12 +21,12 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs that it speaks of: of a sweep of language models in which boundaries have ratios of
     their own.
     """
-    rows_ = plain(frame)
-    return rows_ if is_text(rows_) and _unequal(rows_).any() else rows_.iloc[:0]
+    rows = plain(frame)
+    return rows if is_text(rows) and _unequal(rows).any() else rows.iloc[:0]
 
 
 def _unequal(frame: pd.DataFrame) -> pd.Series:
-    """Whether a run's boundaries have ratios of their own."""
+    """Return whether a run's boundaries have ratios of their own."""
     columns = [
         name for name in frame if name.startswith("at.") and name.endswith(".compressor.ratio")
     ]

@@ -37,7 +37,7 @@ class Pace:
         self.every, self.last, self.took = seconds, time.monotonic(), 0.0
 
     def due(self) -> bool:
-        """Whether it is time for the next."""
+        """Return whether it is time for the next."""
         return not self.every or time.monotonic() - self.last >= max(self.every, RARELY * self.took)
 
     @contextmanager
@@ -78,7 +78,7 @@ def saved(folder: Path, name: str) -> list[tuple[int, Path]]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file has the bytes that its name promises."""
+    """Return whether a file has the bytes that its name promises."""
     expected = path.name.removesuffix(".ckpt").rsplit(".", 1)[-1]
     try:
         with open(path, "rb") as handle:
@@ -105,7 +105,7 @@ def newest(folder: Path, name: str, copies: Iterable[Path] = ()) -> tuple[Path |
 
 
 def digest(handle: BinaryIO) -> str:
-    """Of an open file's bytes, 16 hexadecimal digits."""
+    """Return the digest of an open file's bytes, 16 hexadecimal digits."""
     return hashlib.file_digest(handle, "sha256").hexdigest()[:16]  # pyright: ignore[reportArgumentType]
 
 
@@ -124,7 +124,7 @@ class CheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """As `save`."""
+        """Do what `save` does."""
         name, _, step = Path(path).name.rpartition(".")
         save(checkpoint, Path(path).parent, name, int(step))
 

@@ -1,4 +1,4 @@
-"""What learners say to each other: gather, broadcast and all-reduce, simulated in one process or
+"""The messages between learners: gather, broadcast and all-reduce, simulated in one process or
 between processes.
 
 Whoever exchanges something hands in the parts of the learners that are here and gets what all
@@ -37,7 +37,7 @@ class Handle(Generic[T]):
 
 
 class Message:
-    """One learner's message for one layer x [*layer]: through a compressor, with a seed."""
+    """A learner's message for one layer x [*layer]: through a compressor, with a seed."""
 
     entries: int | Tensor | None = None  # in it, where its maker has counted them
 
@@ -46,13 +46,15 @@ class Message:
         self.nbytes: int | Tensor = 0
 
     def arrive(self) -> Tensor:
-        """What its receivers see; nothing is packed."""
+        """Return what its receivers see; nothing is packed."""
         y = self.compressor.apply(self.x[None], self.seed)
         self.nbytes = self.compressor.bytes_sent(y)
         return y[0]
 
     def pack(self) -> Payload:
-        """What travels. Unchecked: a value that is not finite must reach whoever looks for it."""
+        """Return what travels. Unchecked: a value that is not finite must reach whoever looks for
+        it.
+        """
         payload = self.compressor._encode(self.x[None], self.seed)
         self.nbytes = payload.nbytes
         return payload
@@ -79,8 +81,8 @@ class Decided(Message):
 
 
 def gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What every process of a group (None: of all) says, as JSON has it (tuples become lists); not
-    counted.
+    """Return what every process of a group (None: of all) says, as JSON has it (tuples become
+    lists); not counted.
 
     Processes exchange JSON and the bytes of tensors only: a pickle could run code of whoever sent
     it.
@@ -193,8 +195,8 @@ class Collectives:
         label: str,
         even: bool = False,
     ) -> Handle[Parts]:
-        """What arrives of every learner's messages, [learner][layer]. Raises UserError on bytes
-        that are none.
+        """Return what arrives of every learner's messages, [learner][layer]. Raises UserError on
+        bytes that are none.
 
         even: all learners' messages are of one length, which needs not be told first.
         """
@@ -210,8 +212,8 @@ class Collectives:
         raise NotImplementedError
 
     def swap(self, tensors: Parts, partners: list[int], label: str) -> Handle[Parts]:
-        """Of each learner here its partner's tensors; partners: of every learner, each other's. All
-        have the same shapes.
+        """Return the tensors of each learner's partner; partners: of every learner, each other's.
+        All have the same shapes.
         """
         raise NotImplementedError
 
@@ -221,10 +223,8 @@ class Collectives:
 
     def all_reduce(self, tensors: Parts, label: str) -> Handle[list[Tensor]]:
         """The mean of the learners' tensors, in their order."""
-        gathered_ = self.gather(tensors, label)
-        return Handle(
-            lambda: [mean(list(column)) for column in zip(*gathered_.wait(), strict=True)]
-        )
+        gathered = self.gather(tensors, label)
+        return Handle(lambda: [mean(list(column)) for column in zip(*gathered.wait(), strict=True)])
 
 
 class Simulated(Collectives):
@@ -279,7 +279,7 @@ def needs_group(label: str) -> None:
 
 
 class Processes(Collectives):
-    """One learner a process, over torch.distributed."""
+    """Collectives between processes, each with one learner, over torch.distributed."""
 
     bucket = BUCKET
 
@@ -303,7 +303,7 @@ class Processes(Collectives):
                 self._groups[group] = dist.new_group([self._rank(learner) for learner in group])  # pyright: ignore[reportArgumentType]
 
     def _rank(self, learner: int) -> int:
-        """Of a learner's process among all there are."""
+        """Return the rank of a learner's process among all processes."""
         return learner if self.group is None else dist.get_global_rank(self.group, learner)
 
     def gather(self, label: Parts, tensors: str) -> Handle[Parts]:
@@ -413,7 +413,7 @@ class Processes(Collectives):
 
     @staticmethod
     def _elsewhere(tensor: Tensor) -> bool:
-        """Whether a tensor is not in the host's memory."""
+        """Return whether a tensor is not in the host's memory."""
         return tensor.device.type != "cpu"
 
     def _wait(self, *works: dist.Work) -> None:
@@ -505,7 +505,7 @@ class Processes(Collectives):
 
 
 def _even(message: Message) -> bool:
-    """Whether messages of its shape are all of one length, which then needs not be told."""
+    """Return whether messages of its shape are all of one length, which then needs not be told."""
     try:
         return (
             message.compressor.formula_bytes(torch.Size([1, *message.x.shape]), message.x.dtype)

@@ -1,4 +1,4 @@
-"""What takes part in training besides the model: boundaries, learners, a confined subspace, K-FAC.
+"""The parts of a training besides the model: boundaries, learners, a confined subspace, K-FAC.
 
 A component implements the moments of a step that concern it, and the training knows none of its
 members by name. The step itself is written out in `training/step.py`.
@@ -35,7 +35,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Moment:
-    """Where in a training a step is."""
+    """The place of a step in a training."""
 
     step: int  # optimizer steps before it
     epoch: int
@@ -64,12 +64,12 @@ class Component(nn.Module):
         logits: Tensor,
         drawn: Callable[[torch.Generator], Tensor],
     ) -> None:
-        """Its logits are there, and the backward comes next; drawn: the loss of labels that the
-        model itself draws.
+        """Return its logits are there, and the backward comes next; drawn: the loss of labels that
+        the model itself draws.
         """
 
     def after_pass(self, moment: Moment, pass_: Pass) -> None:
-        """Its backward is done."""
+        """Return its backward is done."""
 
     def before_exchange(self, moment: Moment) -> None:
         """All passes of the step are done, and gradients are exchanged next."""
@@ -97,11 +97,11 @@ class Component(nn.Module):
         return {}
 
     def evaluation(self) -> dict[str, Any]:
-        """What it adds to the record of an evaluation."""
+        """Return what it adds to the record of an evaluation."""
         return {}
 
     def totals(self) -> dict[str, Any]:
-        """What it adds to the row of the run."""
+        """Return what it adds to the row of the run."""
         return {}
 
     def non_finite(self) -> tuple[float, str] | None:

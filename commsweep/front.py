@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def compress(x: Tensor, codec: str | dict[str, Any], seed: int = 0) -> Tensor:
-    """What a receiver sees of x: same shape, type and device.
+    """Return what a receiver sees of x: same shape, type and device.
 
     codec: "topk:0.1", or a dict of settings. seed: of codecs that draw. Raises UserError on a codec
     that does not exist.
@@ -57,7 +57,7 @@ def sweep(
     chosen = [preset(run) if isinstance(run, str) else run for run in runs]
     for run_ in chosen:
         run(run_, store, device)
-    return of_cells(store, {run_id(run_): record(run_) for run_ in chosen})
+    return of_cells(store, {run_id(run): record(run) for run in chosen})
 
 
 def load_rows(path: str | Path) -> pd.DataFrame:

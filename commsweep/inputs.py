@@ -1,5 +1,5 @@
-"""What a run was trained on: digests of the loaded samples and weights, recorded beside its
-outcome.
+"""The inputs that a run was trained on: digests of the loaded samples and weights, recorded beside
+its outcome.
 
 A Run names its data, and the command line says where they lie. So the same Run could be answered
 with the outcome of other data. The digests tell the two apart; a stamp of the files (names, sizes,
@@ -33,14 +33,14 @@ def digests(run: Run, data: ImageData | Blocks, model: nn.Module) -> Inputs:
     """Digests of what was loaded for a run: "data", and "weights" of a pretrained model before it
     is trained.
     """
-    digests_ = {"data": data.source_digest}
+    digests = {"data": data.source_digest}
     if _pretrained(run):
         sha = hashlib.sha256()
         for name, tensor in model.state_dict().items():
             sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             sha.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
-        digests_["weights"] = sha.hexdigest()[:12]
-    return digests_
+        digests["weights"] = sha.hexdigest()[:12]
+    return digests
 
 
 def keep(folder: RunFolder, run: Run, execution: Execution, inputs_: Inputs) -> None:
@@ -81,8 +81,8 @@ def check(folder: RunFolder, run: Run, row: Row, execution: Execution) -> None:
 def check_all(
     runs: Iterable[Run], rows: dict[str, tuple[RunFolder, Row]], execution: Execution
 ) -> None:
-    """As `check`, of the runs of a sweep with an outcome in `rows`; runs that name the same data
-    are looked at once.
+    """Do what `check` does, of the runs of a sweep with an outcome in `rows`; runs that name the
+    same data are looked at once.
     """
     first_seen: dict[str, tuple[str, Inputs]] = {}
     for run in runs:
@@ -102,7 +102,7 @@ def check_all(
 
 
 def mixed(name_first: str, its: Inputs, name_second: str, inputs_second: Inputs) -> str:
-    """What to say of two runs of one setting, or sweep, that were given different data."""
+    """Return what to say of two runs of one setting, or sweep, that were given different data."""
     return (
         f"runs {name_second} and {name_first} were trained on different data (digests "
         f"{_digests_text(inputs_second)} and "
@@ -163,7 +163,7 @@ def _compare(
 
 
 def _named(run: Run, execution: Execution) -> bool:
-    """Whether it is said, or can be known without being said, where data or weights lie."""
+    """Return whether it is said, or can be known without being said, where data or weights lie."""
     if isinstance(run.data, OwnSet):
         return True
     data = run.data.name not in EMBEDDED and execution.data_root is not None

@@ -96,7 +96,7 @@ def grouped(room: str, table: str, only: str = "") -> dict[str, dict[str, Any]]:
 
 
 def first_sentence(text: str | None) -> str:
-    """Of a docstring, on one line, without its full stop."""
+    """Return the first sentence of a docstring, on one line, without its full stop."""
     line = " ".join((text or "").split())
     return re.split(r"(?<=[^.])\.\s", f"{line} ", maxsplit=1)[0].rstrip(" .")
 
@@ -180,7 +180,7 @@ def papers() -> list[ModuleType]:
 
 
 def is_shipped(module: str) -> bool:
-    """Whether a module of content, by its name, came with commsweep."""
+    """Return whether a module of content, by its name, came with commsweep."""
     return module.startswith(f"{SHIPPED}.")
 
 
@@ -346,7 +346,7 @@ def _files(root: Path, room: str) -> tuple[Path, ...]:
 
 
 def _defines(path: Path, names: tuple[str, ...]) -> bool:
-    """Whether a file imports commsweep and assigns one of these names at its top level."""
+    """Return whether a file imports commsweep and assigns one of these names at its top level."""
     try:
         text = path.read_text(encoding="utf-8")
         if "commsweep" not in text:

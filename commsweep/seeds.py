@@ -46,8 +46,8 @@ def draw(purpose: int, seed: int, *numbers: int) -> int:
 
 
 def start(seed: int) -> int:
-    """Where the stream of a seed starts (64 bits): seeds beside each other have streams that are
-    not.
+    """Return where the stream of a seed starts (64 bits): seeds beside each other have streams that
+    are not.
     """
     z = seed & _WORD
     for shift, factor in ROUNDS:
@@ -61,15 +61,15 @@ def signed(word: int) -> int:
 
 
 def order(seed: int, epoch: int) -> int:
-    """Of the order of the training samples in an epoch."""
+    """Return the seed of the order of the training samples in an epoch."""
     return ((2 * seed) << 20) + epoch
 
 
 def moves(seed: int, epoch: int) -> int:
-    """Of the samples' augmentation in an epoch."""
+    """Return the seed of the samples' augmentation in an epoch."""
     return ((2 * seed + 1) << 20) + epoch
 
 
 def basis(features: int) -> int:
-    """Of the orthonormal basis that coders of so many features begin from."""
+    """Return the seed of the orthonormal basis that coders of so many features begin from."""
     return features

@@ -1,4 +1,4 @@
-"""How the commands that train load their libraries, and leave them, in half of the time.
+"""Loads the libraries of commands that train, and leaves them, in half of the time.
 
 Two things cost more than what is needed. Python's collector looks through all objects again and
 again while modules are loaded. And torchmetrics, of which Lightning uses two classes, loads
@@ -22,8 +22,8 @@ METRICS = "torchmetrics"
 
 
 def leaving(work: Callable[[], int]) -> int:
-    """Its exit code. When the process ends with it, loaded modules are not taken apart, which would
-    take a second; an exception ends it as always.
+    """Return its exit code. When the process ends with it, loaded modules are not taken apart,
+    which would take a second; an exception ends it as always.
     """
     code = 0
     returned = False

@@ -245,7 +245,9 @@ class RunFolder:
             raise Damaged(path, str(error)) from None
 
     def busy(self) -> bool:
-        """Whether a process executes this run; nothing is written, so a store may be read-only."""
+        """Return whether a process executes this run; nothing is written, so a store may be
+        read-only.
+        """
         try:
             handle = open(self.path / "lock", "rb")  # noqa: SIM115 (closed below)
         except OSError:
@@ -258,7 +260,9 @@ class RunFolder:
             return False
 
     def begun_by(self) -> str:
-        """Who asked for this run: "sweep", "search", "run", or "" where the folder does not say."""
+        """Return who asked for this run: "sweep", "search", "run", or "" where the folder does not
+        say.
+        """
         try:
             return str(read_json(self.path / "env.json").get("by", ""))
         except (OSError, UserError):
@@ -383,19 +387,19 @@ class Store:
         return _message(self.folder(name).row)
 
     def stamps(self) -> dict[str, tuple[int, int]]:
-        """Of every recorded outcome: when the file was last changed (ns) and its size. One look at
-        each folder.
+        """Return, for every recorded outcome, when the file was last changed (ns) and its size. One
+        look at each folder.
         """
-        stamps_: dict[str, tuple[int, int]] = {}
+        stamps: dict[str, tuple[int, int]] = {}
         if not self.root.is_dir():
-            return stamps_
+            return stamps
         with os.scandir(self.root) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
                     with suppress(OSError):
                         state = os.stat(f"{entry.path}/done.json")
-                        stamps_[entry.name] = (state.st_mtime_ns, state.st_size)
-        return stamps_
+                        stamps[entry.name] = (state.st_mtime_ns, state.st_size)
+        return stamps
 
     def unnamed(self) -> list[str]:
         """Run folders, finished or not, that no sweep of this store names. Raises Damaged on a
@@ -533,7 +537,7 @@ def _check(row: dict[str, Any], path: str) -> None:
 
 
 def _measured(key: str, value: Any) -> bool:
-    """Whether an evaluation may say this of something; what it says by name are numbers."""
+    """Return whether an evaluation may say this of something; what it says by name are numbers."""
     named = key.startswith(("train_", "val_", "test_")) or key in (
         "epoch",
         "step",
@@ -557,7 +561,9 @@ def _finite(value: Any) -> Any:
 
 
 def _abandoned(leftover: Path) -> bool:
-    """Whether the process that was writing this file has ended; of other machines after a day."""
+    """Return whether the process that was writing this file has ended; of other machines after a
+    day.
+    """
     host, _, pid = leftover.name.rpartition(".part-")[2].rpartition("-")
     with suppress(OSError):
         return (
@@ -599,7 +605,7 @@ def read_json(path: Path | str, mend: str = "") -> dict[str, Any]:
 
 
 def _message(read: Callable[[], Row | None]) -> Row | None:
-    """What `read` returns; a damaged file is named on stderr instead, and nothing returned."""
+    """Return what `read` returns; a damaged file is named on stderr instead, and nothing returned."""
     try:
         return read()
     except Damaged as error:

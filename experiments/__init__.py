@@ -1,3 +1,3 @@
-"""What one run is and does. `config` and `store` import without torch; everything else may need
+"""Presets: named runs. `config` and `store` import without torch; everything else may need
 it.
 """

@@ -1,1 +1,1 @@
-"""Which runs exist, and who executes them."""
+"""Sweeps: grids of runs, and plans of measurements."""

@@ -57,8 +57,8 @@ def gradients(base: Run, side: str = "bwd") -> list[Run]:
 
 
 def masks(base: Run, ratio: float = 0.2) -> list[Run]:
-    """What the gradient of a sparse activation must be: dense, a TopK of its own, the activation's
-    mask, that mask with values of 2 bits without bias.
+    """Return what the gradient of a sparse activation must be: dense, a TopK of its own, the
+    activation's mask, that mask with values of 2 bits without bias.
     """
     forward = override(base, {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": ratio})
     return [

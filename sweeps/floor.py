@@ -49,8 +49,8 @@ def floor_text() -> list[Run]:
     """A nano GPT-2, its head tied and untied, 400 steps, three seeds; TopK by its ratio."""
     base = override(preset("sotu_nano"), STEPS_400)
     untied = override(base, {"model.tied": False})
-    arms_ = [pair(base, None, kept_share(0.7)), pair(base, None, TERN), *_forward(base)]
-    tied = [*_controls(base), *_backward(base), *arms_]
+    arms = [pair(base, None, kept_share(0.7)), pair(base, None, TERN), *_forward(base)]
+    tied = [*_controls(base), *_backward(base), *arms]
     return seeds([*tied, *_controls(untied)[:2], *_backward(untied)], 3, FIRST)
 
 
@@ -120,7 +120,7 @@ def floor_sgd() -> list[Run]:
 
 
 def floor_images() -> list[Run]:
-    """What `cifar_bias_jpeg` lacks, the control that sends nothing back, beside its arms."""
+    """Return what `cifar_bias_jpeg` lacks, the control that sends nothing back, beside its arms."""
     base = preset("cifar_small_jpeg")
     arms = [
         base,

@@ -1,4 +1,4 @@
-"""What compression at the boundaries buys on links of some bandwidth and latency: runs with their
+"""Compression at the boundaries over links of some bandwidth and latency: runs with their
 wiring.
 """
 
@@ -66,11 +66,11 @@ def demo_links() -> list[Measurement]:
     Mbit/s, 1 Gbit/s and unlimited; both schedules; two latencies.
     """
     base = override(preset("digits"), {"microbatches": 4})
-    methods_ = ["dense", "4 bits", "TopK 10 %"]
+    methods = ["dense", "4 bits", "TopK 10 %"]
     return (
         _grid(base, list(METHODS), BANDWIDTHS)
-        + _grid(base, methods_, BANDWIDTHS, schedule="1f1b")
-        + _grid(base, methods_, (10e6, 100e6), latency=0.02)
+        + _grid(base, methods, BANDWIDTHS, schedule="1f1b")
+        + _grid(base, methods, (10e6, 100e6), latency=0.02)
     )
 
 
@@ -87,15 +87,15 @@ def _cut(*cuts: str) -> Run:
 
 
 def calibrate_links() -> list[Measurement]:
-    """What slow links do to this machine: dense and TopK over a slow, a late, and a slow and late
-    link.
+    """Return what slow links do to this machine: dense and TopK over a slow, a late, and a slow and
+    late link.
     """
-    base, methods_ = _cut("layer1", "layer2", "layer3"), ["dense", "TopK 10 %"]
+    base, methods = _cut("layer1", "layer2", "layer3"), ["dense", "TopK 10 %"]
     return [
         measurement
         for schedule in ("gpipe", "1f1b")
         for rate, latency in ((0.0, 0.0), (10e6, 0.0), (100e6, 0.02), (30e6, 0.005))
-        for measurement in _grid(base, methods_, (rate,), latency, schedule, MANY_STEPS)
+        for measurement in _grid(base, methods, (rate,), latency, schedule, MANY_STEPS)
     ]
 
 

@@ -115,7 +115,7 @@ def _sparsity(run: Run) -> Sparsity:
 
 
 def _like(run: Run) -> dict[str, Any]:
-    """What all arms have in common with a run: how often masks move, and in which layers."""
+    """Return what all arms have in common with a run: how often masks move, and in which layers."""
     return {"interval": _sparsity(run).interval, "modules": _sparsity(run).modules}
 
 

@@ -118,8 +118,8 @@ def additive(base: Run) -> list[Run]:
 
 
 def cifar_recipe(base: str = "cifar_small") -> list[Run]:
-    """What to use forward and backward, feedbacks by key, boundaries times learners, on 10,000
-    CIFAR-10 images; three seeds, under two hours on two cores.
+    """Return what to use forward and backward, feedbacks by key, boundaries times learners, on
+    10,000 CIFAR-10 images; three seeds, under two hours on two cores.
     """
     run = preset(base)
     return seeds(union([run], ranking(run), remembered(run), feedback(run), additive(run)), 3)

@@ -112,8 +112,8 @@ def digits_methods() -> list[Run]:
 
 
 def digits_core() -> list[Run]:
-    """What the paper's claims compare, on the embedded digits, with the seeds that decided them;
-    five minutes on two cores.
+    """Return what the paper's claims compare, on the embedded digits, with the seeds that decided
+    them; five minutes on two cores.
     """
     base = preset("digits")
     return union(

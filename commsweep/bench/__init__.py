@@ -16,7 +16,7 @@ from commsweep.errors import UserError, nearest
 
 @dataclass
 class Result:
-    """One ratio against its bound (None: nothing is promised). `at_most` False: it must be at least
+    """A ratio against its bound (None: nothing is promised). `at_most` False: it must be at least
     the bound.
     """
 
@@ -28,7 +28,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Whether the bound is met."""
+        """Return whether the bound is met."""
         return self.bound is None or (
             self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
         )

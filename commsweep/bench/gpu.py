@@ -76,7 +76,7 @@ PER_EPOCH = 391
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured; tests measure less."""
+    """The amount that is measured; tests measure less."""
 
     rows: tuple[tuple[int, int], ...] = ((128, 65536), (128, 32768), (128, 16384), (8, 786432))
     batch: int = 128
@@ -212,7 +212,7 @@ def timed(
 
 
 def waits(device: str, sizes: Sizes) -> Iterator[Result]:
-    """Whether a step of each method waits for the device anywhere."""
+    """Return whether a step of each method waits for the device anywhere."""
     for name, changes in STEPS.items():
         step = step_of(changes, device, sizes.batch, 4 * sizes.batch)
         for _ in range(6):
@@ -281,7 +281,7 @@ def text_steps(device: str, sizes: Sizes) -> Iterator[Result]:
 
 
 def clocked(step: Callable[[], None], device: str, count: int) -> tuple[float, float, float]:
-    """Of a step: (seconds, seconds that the device is busy, kernels launched)."""
+    """Return times of a step: (seconds, seconds that the device is busy, kernels launched)."""
     for _ in range(8):  # a memory is filled, kernels are chosen and compiled
         step()
     synchronize(device)

@@ -93,7 +93,7 @@ def _taken(commands: list[list[str]], environments: list[dict[str, str]]) -> dic
 
 
 def _work() -> dict[str, list[float]]:
-    """What one process does: a step of each method in each round."""
+    """Return what one process does: a step of each method in each round."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     sides = {name: _step(attach) for name, attach in _methods().items()}

@@ -98,7 +98,7 @@ class _Training:
         )
 
     def __call__(self) -> None:
-        """One step."""
+        """Take a step."""
         batch, moment = (
             Pass(slice(0, BATCH), BATCH, 1.0),
             Moment(self.steps, 0, 1e-3, self.steps, self.steps + 1),

@@ -84,7 +84,7 @@ def _task(settings: dict[str, Any]) -> tuple:
 
 
 def _step_of(settings: dict[str, Any]) -> Callable[[], object]:
-    """One training step in its order, without Lightning around it."""
+    """Return a training step in its order, without Lightning around it."""
     task, optimizer, (x, y, samples) = _task(settings)
     number, pass_ = count(1), Pass(slice(0, len(y)), len(y), 1.0)
 

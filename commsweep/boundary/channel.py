@@ -30,7 +30,7 @@ from commsweep.feedback.memory import Keys
 
 @dataclass
 class Step:
-    """What all boundaries of a model must know of the step they are in; the task sets it before
+    """The facts of a step that all boundaries of a model share; the task sets it before
     each batch.
     """
 
@@ -49,7 +49,7 @@ class Step:
 
 
 class Channel(nn.Module):
-    """One direction of a boundary: a Link at run time, with its counters."""
+    """A direction of a boundary: a Link at run time, with its counters."""
 
     warm: Tensor | None
 
@@ -132,7 +132,7 @@ class Channel(nn.Module):
 
     @property
     def _dense(self) -> bool:
-        """Whether messages travel as they are: compression off, or not begun."""
+        """Return whether messages travel as they are: compression off, or not begun."""
         return not self.step.compress or self.step.epoch < self.start_epoch
 
     def _send(
@@ -234,7 +234,7 @@ class Counts:
         return bad if self._bad is None else torch.minimum(self._bad, bad)
 
     def sent(self, sending: SimulatedSender) -> None:
-        """What the message cost."""
+        """Return what the message cost."""
         for nbytes in sending.nbytes:
             if isinstance(nbytes, Tensor):
                 self.on_device = nbytes if self.on_device is None else self.on_device + nbytes
@@ -246,7 +246,7 @@ class Counts:
         return self.nbytes + (0 if self.on_device is None else int(self.on_device))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {
             "calls": self.calls,
             "samples": self.samples,
@@ -256,7 +256,7 @@ class Counts:
 
 
 class SimulatedSender:
-    """One message being sent: compresses and notes what left (a `Sender` of the feedbacks)."""
+    """A message being sent: compresses and notes what left (a `Sender` of the feedbacks)."""
 
     def __init__(
         self,
@@ -294,8 +294,8 @@ class SimulatedSender:
         return y
 
     def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
-        """What arrives of x and a feedback's memory, which is changed, where one kernel does it
-        all; else None.
+        """Return what arrives of x and a feedback's memory, which is changed, where one kernel does
+        it all; else None.
         """
         if self.want_mask or self.compressed is not None:
             return None
@@ -324,14 +324,14 @@ class SimulatedSender:
             self.compressed.append((compressor, u.clone(), seed, y))
 
     def sent_rows(self, rows: Tensor, batch: int) -> None:
-        """What was compressed were these rows of a batch; the others travel dense, which keeps all
-        of them.
+        """Return what was compressed were these rows of a batch; the others travel dense, which
+        keeps all of them.
         """
         self.mask = _widened(self.mask, rows, batch)
 
 
 class PackedSender(SimulatedSender):
-    """One message to another process: keeps the payloads that are to travel."""
+    """A message to another process: keeps the payloads that are to travel."""
 
     def __init__(
         self,
@@ -395,7 +395,7 @@ class PackedReceiver:
         self.mask: Tensor | None = None
 
     def receive(self, shape: torch.Size) -> Tensor:
-        """What the next payload says."""
+        """Return what the next payload says."""
         payload = self.reader.take(self.compressor, shape)
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
@@ -414,7 +414,7 @@ class PackedReceiver:
         return _DENSE.decode(self.reader.take(_DENSE, shape))
 
     def sent_rows(self, rows: Tensor, batch: int) -> None:
-        """As `SimulatedSender.sent_rows`."""
+        """Do what `SimulatedSender.sent_rows` does."""
         self.mask = _widened(self.mask, rows, batch)
 
 
@@ -446,7 +446,7 @@ class Boundary(nn.Module):
             bwd.compressor.forward = fwd.compressor
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the next stage sees of x."""
+        """Return what the next stage sees of x."""
         with _as_it_is(x):
             if self.coder is None or not self.codes:
                 return self._cross(x)
@@ -476,8 +476,8 @@ class Boundary(nn.Module):
         return code
 
     def decode(self, code: Tensor, like: Tensor | Payload) -> Tensor:
-        """What the receiver makes of it, of `like`'s shape; whoever sends it on knows the tokens
-        from then on.
+        """Return what the receiver makes of it, of `like`'s shape; whoever sends it on knows the
+        tokens from then on.
         """
         step, coder, frozen = self.fwd.step, self._coder, self._frozen
         if frozen is None:
@@ -501,7 +501,7 @@ class Boundary(nn.Module):
 
     @property
     def codes(self) -> bool:
-        """Whether the coder is in use: not with compression off, nor before its first epoch."""
+        """Return whether the coder is in use: not with compression off, nor before its first epoch."""
         return self.fwd.step.compress and self.fwd.step.epoch >= self.fwd.start_epoch
 
     def _cross(self, x: Tensor) -> Tensor:
@@ -513,12 +513,12 @@ class Boundary(nn.Module):
 
     @property
     def shares_mask(self) -> bool:
-        """Whether the backward reuses the forward mask."""
+        """Return whether the backward reuses the forward mask."""
         return self.bwd.compressor.spec.shares_mask
 
 
 def _as_it_is(x: Tensor) -> AbstractContextManager[Any]:
-    """Where a message is what it is, whatever the model computes in."""
+    """Return where a message is what it is, whatever the model computes in."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 

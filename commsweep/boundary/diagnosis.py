@@ -1,4 +1,4 @@
-"""What compression does to the messages of a boundary, measured while it trains (`--diagnose`).
+"""Measures what compression does to the messages of a boundary while it trains (`--diagnose`).
 
 Every `EVERY`th training message is looked at, the first after an evaluation among them; sums stay
 on the message's device until the next evaluation asks. With x what is at the boundary, y what the
@@ -47,7 +47,7 @@ class MessageStatistics:
         self.entropies: list[Tensor] = []  # of the codes of each message
 
     def wants(self) -> bool:
-        """Whether the next message is one to look at."""
+        """Return whether the next message is one to look at."""
         self.seen += 1
         return self.seen % EVERY == 1
 

@@ -30,7 +30,7 @@ Shapes = dict[str, torch.Size]
 
 
 class Switch:
-    """Whether boundaries are in a model; copies of the model share it."""
+    """The switch that puts boundaries into a model or takes them out; copies of the model share it."""
 
     def __init__(self) -> None:
         self.value = True
@@ -40,7 +40,7 @@ class Switch:
 
 
 def _while(on: Switch, hook: Callable[..., Any], *args: Any) -> Any:
-    """What a forward hook returns, while the boundaries are in."""
+    """Return what a forward hook returns, while the boundaries are in."""
     return hook(*args) if on.value else None
 
 
@@ -170,7 +170,9 @@ class Boundaries(NamedModules[Boundary], Component):
             boundary.fwd.watch, boundary.bwd.watch = MessageStatistics(), MessageStatistics()
 
     def diagnosis(self) -> list[dict[str, Any]]:
-        """What was seen since the last time, by boundary and direction (waits for the device)."""
+        """Return what was seen since the last time, by boundary and direction (waits for the
+        device).
+        """
         return [
             {"boundary": b.name, "direction": side, **diagnosis}
             for b in self.values()
@@ -283,7 +285,7 @@ class Inserted(Boundaries):
         n_samples: int,
         seed: int,
     ) -> None:
-        """As `Boundaries`; model: what a training step calls."""
+        """Take what `Boundaries` takes; model: what a training step calls."""
         super().__init__(links, modules, shapes, batch_size, n_samples, seed, set_apart=links)
         self.batch_size, self.n_samples = batch_size, n_samples
         self.steps = self.looks = 0  # forwards in training; others since the last of these

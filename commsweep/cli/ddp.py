@@ -231,7 +231,7 @@ def describe(row: Row, compared: str, folder: RunFolder) -> str:
 
 
 def compare(row: Row, recorded: Row | None) -> str:
-    """Whether the recorded simulation of the same run has the same scores."""
+    """Return whether the recorded simulation of the same run has the same scores."""
     if row["status"] != FINISHED:
         return "not compared: it was not trained to the end"
     if recorded is None or recorded["status"] != FINISHED:

@@ -89,8 +89,8 @@ def _by_name(name: str) -> list[str]:
 
 
 def kinds() -> dict[str, list[tuple[str, type[Spec]]]]:
-    """Of every kind and name that a union's member is chosen by: the settings that choose it, and
-    its record.
+    """Return every kind and name that a union's member is chosen by: the settings that choose it,
+    and its record.
     """
     by_name: dict[str, list[tuple[str, type[Spec]]]] = {}
 
@@ -153,7 +153,7 @@ def explain(path: str, value: str = "") -> list[str]:
 
 
 def kind_of(owner: type[Spec]) -> str:
-    """How a union's member is called; "" for other records."""
+    """Return how a union's member is called; "" for other records."""
     for key in ("kind", "name"):
         if key in owner.model_fields and (names := get_args(owner.model_fields[key].annotation)):
             return "/".join(map(str, names))

@@ -1,4 +1,4 @@
-"""What the command line's arguments may be: one line says what is wrong with one."""
+"""The types of the command line's arguments: one line says what is wrong with one."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _stage(run: Run, wiring: Wiring, args: argparse.Namespace, folder: RunFolder
 
 
 def compare(row: Mapping[str, Any], simulated: dict[str, Any] | None) -> str:
-    """Whether the recorded simulation of the same run has the same scores."""
+    """Return whether the recorded simulation of the same run has the same scores."""
     if row["status"] != FINISHED:
         return "not compared: it was not trained to the end"
     if simulated is None or simulated["status"] != FINISHED:

@@ -309,7 +309,7 @@ def _numbers(
 
 
 def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
-    """Of vTrain's columns, or ours."""
+    """Return predictions from vTrain's columns, or ours."""
     import numpy as np
     import pandas as pd
 
@@ -350,7 +350,7 @@ def _shapes(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
-    """Of DDP, LocalSGD and DiLoCo over links."""
+    """Return predictions of DDP, LocalSGD and DiLoCo over links."""
     import numpy as np
     import pandas as pd
 

@@ -274,7 +274,7 @@ def _presets(args: argparse.Namespace) -> int:
 
 
 def _in_words(run: Run) -> str:
-    """What a preset trains, and how its messages are compressed."""
+    """Return what a preset trains, and how its messages are compressed."""
     from commsweep.reporting.labels import describe
 
     epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"

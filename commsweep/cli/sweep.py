@@ -183,8 +183,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     status.add_argument(
         "name", help="a sweep, my_grid.py:grid, or the name of one that was launched"
     )
-    for parser_ in (plan, start):
-        parser_.add_argument(
+    for parser in (plan, start):
+        parser.add_argument(
             "name",
             nargs="?",
             help=(
@@ -192,17 +192,17 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "that returns a list of Runs, my_grid.py:grid"
             ),
         )
-        parser_.add_argument(
+        parser.add_argument(
             "settings",
             nargs="*",
             default=[],
             metavar="KEY=VALUE",
             help="with --base: settings of the preset, for instance optim.lr=0.02",
         )
-        parser_.add_argument(
+        parser.add_argument(
             "--base", metavar="PRESET", help="make the sweep here: this preset, varied by --axis"
         )
-        parser_.add_argument(
+        parser.add_argument(
             "--axis",
             action="append",
             default=[],
@@ -212,7 +212,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "both the same values; several axes make every combination"
             ),
         )
-        parser_.add_argument(
+        parser.add_argument(
             "--seeds",
             type=count,
             metavar="N",
@@ -221,7 +221,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "setting with at least N"
             ),
         )
-        parser_.add_argument(
+        parser.add_argument(
             "--claim",
             metavar="NAME",
             help=(
@@ -230,7 +230,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "what is recorded, unless all of the claim's are"
             ),
         )
-        parser_.add_argument(
+        parser.add_argument(
             "--decide",
             action="store_true",
             help=(
@@ -239,14 +239,14 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
                 "SWEEP); what an earlier launch of these settings left undone comes first"
             ),
         )
-        parser_.add_argument(
+        parser.add_argument(
             "--papers",
             type=words,
             default=(),
             metavar="NAMES",
             help="with --decide (and --claims of a plan): only the claims of these, as of a report",
         )
-        parser_.add_argument(
+        parser.add_argument(
             "--workers", type=count, help="processes (default: one a GPU, or one a CPU core)"
         )
 
@@ -280,9 +280,9 @@ def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], lis
 def _deciding(
     claim: str | None, store: Store, name: str, runs: list[Run], papers: tuple[str, ...]
 ) -> list[Run]:
-    """What undecided effects, of one claim or of all, compare, each with the seeds that would
-    decide it by what is recorded; while seeds that were asked for before are missing, these. Raises
-    UserError when there is no such claim, or nothing that seeds would decide.
+    """Return what undecided effects, of one claim or of all, compare, each with the seeds that
+    would decide it by what is recorded; while seeds that were asked for before are missing, these.
+    Raises UserError when there is no such claim, or nothing that seeds would decide.
     """
     from commsweep.reporting import looks
     from commsweep.reporting.contents import all_claims
@@ -346,7 +346,7 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
 
 
 def _outcomes(store: Store, by_id: dict[str, Run]) -> pd.DataFrame:
-    """What is recorded of these runs, and that the others are missing."""
+    """Return what is recorded of these runs, and that the others are missing."""
     from commsweep.reporting.results import of_cells
 
     return of_cells(store.root, {key: record(run) for key, run in by_id.items()})
@@ -641,7 +641,9 @@ def _view(args: argparse.Namespace, store: Store, name: str) -> Any:
 
 
 def _show(view: Any, args: argparse.Namespace, name: str, runs: list[Run]) -> None:
-    """What was recorded by earlier launches, and the report, where there is anything to report."""
+    """Return what was recorded by earlier launches, and the report, where there is anything to
+    report.
+    """
     from commsweep.reporting import report
 
     view.view.push([run_id(run) for run in runs])
@@ -650,7 +652,7 @@ def _show(view: Any, args: argparse.Namespace, name: str, runs: list[Run]) -> No
 
 
 def _cluster(args: argparse.Namespace) -> dict[str, str]:
-    """What the executor must know of its cluster. Raises UserError on options of another
+    """Return what the executor must know of its cluster. Raises UserError on options of another
     executor.
     """
     of = {

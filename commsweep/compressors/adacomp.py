@@ -28,7 +28,7 @@ SHORT = 64  # elements of a bin whose places fit into six bits
 
 @COMPRESSORS.of(AdaCompSpec)
 class AdaComp(Compressor[AdaCompSpec]):
-    """Of every bin the entries whose look-ahead H reaches the bin's largest |G|; they become
+    """The entries of every bin whose look-ahead H reaches the bin's largest |G|; they become
     +-scale.
 
     G: the residue with the new gradient d in it; H = G + ahead * d. nbytes = 1 + 4 + (1 or 2) *
@@ -46,7 +46,7 @@ class AdaComp(Compressor[AdaCompSpec]):
         return self.look_ahead(x, x, 0.0)
 
     def look_ahead(self, g: Tensor, d: Tensor, ahead: float) -> Tensor:
-        """What arrives for residue g [1, *layer] (new gradient d in it)."""
+        """Return what arrives for residue g [1, *layer] (new gradient d in it)."""
         size = self.bin_size(g.shape)
         return (
             self._torch(g.float().reshape(-1), d.float().reshape(-1), ahead, size)

@@ -1,4 +1,6 @@
-"""What every compressor is: a pure function of a tensor (and a seed), with an exact byte count."""
+"""The interface of every compressor: a pure function of a tensor (and a seed), with an exact byte
+count.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ class Payload:
 
 @dataclass(frozen=True)
 class Field:
-    """What a receiver knows of a part of a payload beforehand: its type, and its shape or only its
-    greatest length.
+    """The type and length of a part of a payload, known to a receiver beforehand: its type, and its
+    shape or only its greatest length.
     """
 
     dtype: torch.dtype
@@ -52,7 +54,7 @@ class Field:
         return (self.most if self.shape is None else math.prod(self.shape)) * self.dtype.itemsize
 
     def fits(self, dtype: torch.dtype, elements: int) -> bool:
-        """Whether a part of this type and length may be it."""
+        """Return whether a part of this type and length may be it."""
         return dtype == self.dtype and (
             elements <= self.most if self.shape is None else elements == math.prod(self.shape)
         )
@@ -75,8 +77,8 @@ class Compressor(Generic[S]):
         self.spec = spec
 
     def encode(self, x: Tensor, seed: int = 0) -> Payload:
-        """What would travel for `x` (any shape, floating point). Raises UserError if x is not
-        finite.
+        """Return what would travel for `x` (any shape, floating point). Raises UserError if x is
+        not finite.
         """
         _check(x)
         return self._encode(x, seed)
@@ -109,7 +111,7 @@ class Compressor(Generic[S]):
         return None
 
     def at_inference(self) -> Compressor:
-        """What the messages of an evaluation are compressed with."""
+        """Return what the messages of an evaluation are compressed with."""
         return self
 
     def halved(self) -> Compressor:
@@ -125,8 +127,8 @@ class Compressor(Generic[S]):
         return self
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
-        """What both ends of a channel keep between messages of this shape, before the first one;
-        None: nothing. A compressor that keeps something implements the next three methods.
+        """Return what both ends of a channel keep between messages of this shape, before the first
+        one; None: nothing. A compressor that keeps something implements the next three methods.
         """
         return None
 
@@ -139,12 +141,12 @@ class Compressor(Generic[S]):
         raise NotImplementedError
 
     def next_kept(self, payload: Payload, memory: Tensor) -> Tensor:
-        """What both ends keep once a payload has been sent."""
+        """Return what both ends keep once a payload has been sent."""
         raise NotImplementedError
 
     def sender_state(self, shape: torch.Size) -> Tensor | None:
-        """What the sender of a layer's gradient keeps between messages of this shape, before the
-        first one; None: nothing. A compressor that keeps something implements `for_message`.
+        """Return what the sender of a layer's gradient keeps between messages of this shape, before
+        the first one; None: nothing. A compressor that keeps something implements `for_message`.
         """
         return None
 
@@ -196,7 +198,9 @@ def replaced(payload_: Payload, fields: dict[str, Tensor]) -> Payload:
 
 
 def channels_last(x: Tensor) -> bool:
-    """Whether x lies in memory as batch, height, width, channel (and not also in plain order)."""
+    """Return whether x lies in memory as batch, height, width, channel (and not also in plain
+    order).
+    """
     return (
         x.dim() == 4
         and not x.is_contiguous()
@@ -246,7 +250,7 @@ def row_shape(shape: torch.Size) -> tuple[int, int]:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no entry is infinite or not a number. Waits for the device."""
+    """Return whether no entry is infinite or not a number. Waits for the device."""
     # Where one is, the sum is. Where only the sum is too large, each entry is looked at.
     return bool(x.sum(dtype=torch.float32).isfinite()) or bool(x.isfinite().all())
 

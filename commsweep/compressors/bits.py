@@ -127,5 +127,5 @@ def check_columns(columns: Tensor, row: int) -> None:
 
 
 def indices_win(n_rows: int, row: int, k: int) -> bool:
-    """Whether packed indices are no longer than a bitmask."""
+    """Return whether packed indices are no longer than a bitmask."""
     return packed_bytes(n_rows * k, index_bits(row)) <= packed_bytes(n_rows * row, 1)

@@ -45,7 +45,7 @@ class Coder(nn.Module):
         return code if x.dim() in (0, 4) else code.reshape(*x.shape[:-1], -1)
 
     def decode(self, code: Tensor, like: Tensor | Payload, anchor: Tensor | None = None) -> Tensor:
-        """What the receiver uses, of `like`'s shape."""
+        """Return what the receiver uses, of `like`'s shape."""
         y = tensor(code.reshape(-1, code.shape[-1]) @ self.decoder.to(code.dtype), like)
         return y if anchor is None else y + anchor
 
@@ -66,7 +66,9 @@ class Frozen(nn.Module):
         )
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """What entered the first block then: numbers [batch, sequence] -> [batch, sequence, d]."""
+        """Return what entered the first block then: numbers [batch, sequence] -> [batch, sequence,
+        d].
+        """
         x = self.tokens[numbers]
         return x if self.places is None else x + self.places[: numbers.shape[1]]
 

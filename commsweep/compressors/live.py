@@ -35,7 +35,7 @@ class LiveEntries(Compressor[NoCompressorSpec]):
         return self.inner.bytes_sent(self.gathered(y))
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        """Of a payload, whose shape is [1, live]."""
+        """Return the layouts of a payload, whose shape is [1, live]."""
         return self.inner.layouts(shape, dtype)
 
     def gathered(self, x: Tensor) -> Tensor:

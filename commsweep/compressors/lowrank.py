@@ -45,7 +45,7 @@ class LowRank(Compressor[LowRankSpec]):
         return self._payload(x, *self._factors(x, 0, memory))
 
     def next_kept(self, payload: Payload, memory: Tensor) -> Tensor:
-        """What both ends begin the next message from, after one that began from `memory`."""
+        """Return what both ends begin the next message from, after one that began from `memory`."""
         return _next(payload.parts["q"], memory)
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:

@@ -33,7 +33,7 @@ _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int3
 
 @dataclass(frozen=True)
 class Address:
-    """Where in a training a message belongs: both ends must be there. digest: 8 bytes of what they
+    """The place of a message in a training: both ends must be there. digest: 8 bytes of what they
     agreed on.
     """
 
@@ -58,7 +58,7 @@ def most_framing(payloads: int, fields: int = 6) -> int:
 
 
 def pack(payloads: list[Payload], address: Address) -> Tensor:
-    """One message of at least one payload, uint8 [n] on the payloads' device."""
+    """Return the bytes of a message of at least one payload, uint8 [n] on the payloads' device."""
     first = payloads[0]
     n = framing(payloads) + sum(payload.nbytes for payload in payloads)
     if n >= 1 << 32:
@@ -119,7 +119,7 @@ def _write(message: Tensor, at: int, data: Tensor) -> int:
 
 
 class Reader:
-    """One received message, read payload by payload."""
+    """A received message, read payload by payload."""
 
     def __init__(self, message: Tensor, address: Address) -> None:
         """message: uint8 [at least the message's length]. Raises UserError when its header does not

@@ -41,12 +41,12 @@ class Float:
 
     @property
     def bits(self) -> int:
-        """Of an element, its sign included."""
+        """Return the bits of an element, its sign included."""
         return 1 + self.exponent + self.mantissa
 
     @property
     def form(self) -> floats.Element:
-        """As the kernels take it."""
+        """Return the format as the kernels take it."""
         return floats.Element(self.bits, self.mantissa, self.least, self.most)
 
     @property
@@ -61,7 +61,7 @@ class Float:
 
     @property
     def codes(self) -> int:
-        """How many magnitudes it has."""
+        """Return how many magnitudes it has."""
         return int(self.encode(torch.tensor([self.most]))[0]) + 1
 
     def rounded(self, sizes: Tensor, drawn: Tensor | None = None) -> Tensor:
@@ -74,8 +74,8 @@ class Float:
             return floats.values(sizes.reshape(1, -1), unit, drawn, self.form).view(sizes.shape)
         step = self._step(sizes)
         scaled = torch.ldexp(sizes, -step)
-        rounded_ = scaled.round() if drawn is None else (scaled + drawn).floor()
-        return torch.ldexp(rounded_, step).clamp(max=self.most)
+        rounded = scaled.round() if drawn is None else (scaled + drawn).floor()
+        return torch.ldexp(rounded, step).clamp(max=self.most)
 
     def _step(self, sizes: Tensor) -> Tensor:
         """Exponent of the distance to the next number."""

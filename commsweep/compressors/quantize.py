@@ -113,15 +113,15 @@ class Quantizer(Compressor[QuantizerT]):
         return self._join(values, payload)
 
     def _shift_gain(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """What `packing.quantize` takes, each [G]."""
+        """Return what `packing.quantize` takes, each [G]."""
         raise NotImplementedError
 
     def _shift_step(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """What `packing.dequantize` takes, each [G]."""
+        """Return what `packing.dequantize` takes, each [G]."""
         raise NotImplementedError
 
     def _start(self, seed: int) -> int | None:
-        """Of the stream that rounding draws from; None where it draws nothing."""
+        """Return the start of the stream that rounding draws from; None where it draws nothing."""
         return seeds.start(seed) if self.spec.rounding == "stochastic" else None
 
     @property
@@ -361,7 +361,7 @@ def _range(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def channel_axis(shape: torch.Size) -> int:
-    """Where the features are: images [B, C, H, W] have their channels on axis 1, sequences and
-    vectors on the last.
+    """Return where the features are: images [B, C, H, W] have their channels on axis 1, sequences
+    and vectors on the last.
     """
     return 1 if len(shape) == 4 else len(shape) - 1

@@ -58,32 +58,32 @@ class Ranged(Compressor[Any]):
         return self._sent
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        layouts_ = []
+        layouts = []
         for form in self.code.layouts(shape, dtype):
             most = packed_bytes(shape.numel(), self.bits)
             unchanged = {name: field for name, field in form.items() if name != "codes"}
             coded = {"coded": Field(torch.uint8, None, most)}
             table = {"table": Field(torch.uint8, (2 << self.bits,))}
-            layouts_ += [form, coded | table | unchanged]
-        return layouts_
+            layouts += [form, coded | table | unchanged]
+        return layouts
 
     def most_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return self.code.most_bytes(shape, dtype)  # coded only where that is shorter
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        payload_ = self.code._encode(x, seed)
-        fields = dict(payload_.parts)
+        payload = self.code._encode(x, seed)
+        fields = dict(payload.parts)
         packed = fields["codes"].cpu()
         counts = counted(packed, self.bits, x.numel())
         if int(coded_bytes(counts)) >= packed.numel():
-            return payload_
+            return payload
         table = frequencies(counts).numpy()
         coded = encode(symbols(packed, self.bits, x.numel()), table)
         del fields["codes"]
         table_bytes = torch.from_numpy(table.astype("<u2").view(np.uint8))
         sent = {"coded": torch.from_numpy(coded), "table": table_bytes}
         moved = {name: tensor.to(x.device) for name, tensor in sent.items()}
-        return replaced(payload_, moved | fields)
+        return replaced(payload, moved | fields)
 
     def _decode(self, payload: Payload) -> Tensor:
         fields = dict(payload.parts)
@@ -97,7 +97,7 @@ class Ranged(Compressor[Any]):
 
 
 def counted(packed: Tensor, bits: int, count: int) -> Tensor:
-    """How often each symbol occurs in packed codes, int64 [2^bits]; on a GPU without a wait."""
+    """Return how often each symbol occurs in packed codes, int64 [2^bits]; on a GPU without a wait."""
     if cpu.numba is not None and packed.device.type == "cpu" and type(packed) is Tensor:
         return torch.from_numpy(np.bincount(symbols(packed, bits, count), minlength=1 << bits))
     codes = unpack(packed, bits, count)
@@ -123,7 +123,7 @@ def _frequencies(counts: Tensor, scale: int) -> Tensor:
 
 
 def _has_rare(counts: Tensor) -> Tensor:
-    """Whether a symbol is rarer than 1 in 2^12, 0-dim."""
+    """Return whether a symbol is rarer than 1 in 2^12, 0-dim."""
     return ((counts > 0) & (counts << COARSE < counts.sum())).any()
 
 

@@ -191,11 +191,11 @@ class Rotated(Compressor[RotatedSpec]):
         return self.code.bytes_sent(torch.empty(row_shape(y.shape), device="meta")) + 8
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        layouts_ = self.code.layouts(torch.Size(row_shape(shape)), torch.float32)
+        layouts = self.code.layouts(torch.Size(row_shape(shape)), torch.float32)
         return [
             {PREFIX + name: field for name, field in form.items()}
             | {"seed": Field(torch.int64, (1,))}
-            for form in layouts_
+            for form in layouts
         ]
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
@@ -313,7 +313,7 @@ class Eden(Compressor[EdenSpec]):
         return codes, torch.cat(scales, 1) / unit
 
     def _values(self, codes: Tensor, scales: Tensor, seed: int) -> Tensor:
-        """What arrives, [samples, row]."""
+        """Return what arrives, [samples, row]."""
         positive = levels_on(self.spec.bits, codes.device)
         levels = torch.cat([-positive.flip(0), positive])
         unit = _unit(scales)

@@ -146,7 +146,7 @@ class FixedK(Sparsifier[SelectionT]):
         return unrows(flat, like)
 
     def gain(self, shape: torch.Size) -> float:
-        """What the receiver multiplies the values by."""
+        """Return what the receiver multiplies the values by."""
         return 1.0
 
     def _row_shape(self, shape: torch.Size) -> tuple[int, int]:
@@ -318,12 +318,12 @@ class RiceTopK(TopK):
         )
 
     def kept_bytes(self, y: Tensor) -> int:
-        """Of the values of a message."""
+        """Return the bytes of the values of a message."""
         n_rows, k = self.kept(y.shape)
         return n_rows * k * y.element_size()
 
     def place_bytes(self, mask: Tensor) -> Tensor:
-        """Of the places in a mask [rows, n]."""
+        """Return the bytes of the places in a mask [rows, n]."""
         n_rows, row = mask.shape
         k = self.budget(row)
         most = self._fixed(mask.shape)
@@ -417,7 +417,9 @@ class Counted(Sparsifier[S]):
 
     @property
     def rice(self) -> bool:
-        """Whether places may travel as Rice-coded gaps, which then have a coding of their own."""
+        """Return whether places may travel as Rice-coded gaps, which then have a coding of their
+        own.
+        """
         return getattr(self.spec, "index_coding", None) == "rice"
 
     def shortest(self, y: Tensor, m: Tensor) -> Tensor:
@@ -427,7 +429,7 @@ class Counted(Sparsifier[S]):
 
     @staticmethod
     def place_bytes(m: Tensor, n_rows: int, row: int) -> Tensor:
-        """What it takes to say where m entries of `n_rows` rows of `row` are."""
+        """Return what it takes to say where m entries of `n_rows` rows of `row` are."""
         indices = (m * index_bits(row) + 7) // 8 + 4 * n_rows
         return indices.clamp(max=packed_bytes(n_rows * row, 1)) + 1
 

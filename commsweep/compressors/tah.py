@@ -52,17 +52,17 @@ class TAH(Compressor[TAHSpec]):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         samples, tokens, d = _tokens(shape)
         tiles, high = -(-d // self.spec.tile), samples * self._high(tokens)
-        rows_, width = samples * tokens, tiles * self.spec.tile
+        rows, width = samples * tokens, tiles * self.spec.tile
         counts = {
             "high": packed_bytes(high * width, self.spec.high_bits),
-            "low": packed_bytes((rows_ - high) * width, self.spec.low_bits),
+            "low": packed_bytes((rows - high) * width, self.spec.low_bits),
         }
         return [
             {
                 **{name: Field(torch.uint8, (count,)) for name, count in counts.items()},
-                "scales": Field(torch.bfloat16, (rows_, tiles)),
-                "rotated": Field(torch.uint8, (packed_bytes(rows_ * tiles, 1),)),
-                "tokens": Field(torch.uint8, (packed_bytes(rows_, 1),)),
+                "scales": Field(torch.bfloat16, (rows, tiles)),
+                "rotated": Field(torch.uint8, (packed_bytes(rows * tiles, 1),)),
+                "tokens": Field(torch.uint8, (packed_bytes(rows, 1),)),
             }
         ]
 
@@ -88,7 +88,7 @@ class TAH(Compressor[TAHSpec]):
         return torch.minimum(torch.maximum(codes, -half), half - 1).add_(0.0), scales, rotated, high
 
     def _rich(self, x: Tensor) -> Tensor:
-        """Which tokens of x [samples, tokens, d] get the high bits; of equal ones the first."""
+        """Return which tokens of x [samples, tokens, d] get the high bits; of equal ones the first."""
         size = x.abs()
         total = size.sum(-1)
         # -sum p log p with p = |x_i| / total, without a pass to form p; a token of zeros has none.

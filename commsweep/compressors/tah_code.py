@@ -40,16 +40,16 @@ class TAHCode(Compressor[TAHCodeSpec]):
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         samples, tokens, d = _tokens(shape)
         tiles, low = -(-d // self.spec.tile), samples * self._low(tokens)
-        rows_, width = samples * tokens, tiles * self.spec.tile
+        rows, width = samples * tokens, tiles * self.spec.tile
         lengths = {
             "low": packed_bytes(low * width, self.spec.low_bits),
-            "high": packed_bytes((rows_ - low) * width, self.spec.high_bits),
-            "places": packed_bytes(rows_ * tiles, self._place_bits),
-            "rotated": packed_bytes(rows_ * tiles, 1),
-            "tokens": packed_bytes(rows_, 1),
+            "high": packed_bytes((rows - low) * width, self.spec.high_bits),
+            "places": packed_bytes(rows * tiles, self._place_bits),
+            "rotated": packed_bytes(rows * tiles, 1),
+            "tokens": packed_bytes(rows, 1),
         }
         form = {name: Field(torch.uint8, (length,)) for name, length in lengths.items()}
-        form["ranges"] = Field(torch.float16, (rows_, tiles, 2))
+        form["ranges"] = Field(torch.float16, (rows, tiles, 2))
         return [form]
 
     @property
@@ -84,24 +84,24 @@ class TAHCode(Compressor[TAHCodeSpec]):
     def _decode(self, payload: Payload) -> Tensor:
         samples, tokens, d = _tokens(payload.shape)
         tiles, n = -(-d // self.spec.tile), self.spec.tile
-        rows_ = samples * tokens
+        rows = samples * tokens
         fields = payload.parts
-        low = unpack_flags(fields["tokens"], rows_)
+        low = unpack_flags(fields["tokens"], rows)
         count = samples * self._low(tokens)
         if int(low.sum()) != count:
             raise UserError(f"TAH: {int(low.sum())} tokens are marked, and {count} have few bits")
         width = tiles * n
-        codes = torch.empty(rows_, width, dtype=torch.int64, device=low.device)
+        codes = torch.empty(rows, width, dtype=torch.int64, device=low.device)
         codes[low] = unpack(fields["low"], self.spec.low_bits, count * width).view(count, width)
-        common = rows_ - count
+        common = rows - count
         codes[~low] = unpack(fields["high"], self.spec.high_bits, common * width).view(
             common, width
         )
-        outliers = unpack(fields["places"], self._place_bits, rows_ * tiles).view(rows_, tiles)
-        rotated = unpack_flags(fields["rotated"], rows_ * tiles).view(rows_, tiles)
-        zeros, scales = fields["ranges"].view(rows_, tiles, 2).unbind(-1)
+        outliers = unpack(fields["places"], self._place_bits, rows * tiles).view(rows, tiles)
+        rotated = unpack_flags(fields["rotated"], rows * tiles).view(rows, tiles)
+        zeros, scales = fields["ranges"].view(rows, tiles, 2).unbind(-1)
         y = self._values(
-            codes.view(rows_, tiles, n).float(), zeros, scales, rotated, outliers, payload.shape
+            codes.view(rows, tiles, n).float(), zeros, scales, rotated, outliers, payload.shape
         )
         return y.to(payload.dtype)
 
@@ -132,7 +132,7 @@ class TAHCode(Compressor[TAHCodeSpec]):
         return torch.where(low, low_levels, many).float()[:, None, None]
 
     def _poor(self, x: Tensor) -> Tensor:
-        """Which tokens of x [samples, tokens, d] get few bits; of equal ones the first."""
+        """Return which tokens of x [samples, tokens, d] get few bits; of equal ones the first."""
         p = x.abs() / (x.abs().sum(-1, keepdim=True) + LEAST)
         entropy = -(p * (p + LEAST).log()).sum(-1)
         order = entropy.argsort(dim=1, stable=True)[:, : self._low(x.shape[1])]

@@ -1,4 +1,4 @@
-"""What every record of settings is: frozen, checked, and closed to fields it does not know."""
+"""The base of every record of settings: frozen, checked, and closed to fields it does not know."""
 
 from __future__ import annotations
 

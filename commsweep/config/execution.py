@@ -1,5 +1,5 @@
-"""Where and how a run executes; nothing here changes a result, so nothing here is hashed. No torch
-at import.
+"""The settings that change where and when a run executes, but not its result; nothing here changes
+a result, so nothing here is hashed. No torch at import.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Execution:
     by: str = "run"  # who asks for the run: run, sweep or search
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it, for a process that is to execute likewise."""
+        """Return the settings as JSON takes them, for a process that is to execute likewise."""
         return {
             key: str(value.resolve()) if isinstance(value, Path) else value
             for key, value in vars(self).items()
@@ -99,8 +99,8 @@ class Execution:
 
 
 def _has_driver() -> bool:
-    """Whether a CUDA driver can be loaded; its folders differ between machines, containers and
-    WSL.
+    """Return whether a CUDA driver can be loaded; its folders differ between machines, containers
+    and WSL.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -125,7 +125,8 @@ class Cable(Spec):
 
 
 class Wiring(Spec):
-    """How a Run's stages execute as processes; what of it changes only time is not part of the Run.
+    """The way a Run's stages execute as processes; what of it changes only time is not part of the
+    Run.
 
     bandwidth: bits a second of every link, each way (0: as the machine has it); latency: seconds
     one way; both are imposed by real shaped links. links: where they differ, that of each boundary
@@ -164,7 +165,7 @@ class Wiring(Spec):
 
 
 class LearnerWiring(Spec):
-    """How a Run's learners execute as processes; nothing of it changes a result.
+    """The way a Run's learners execute as processes; nothing of it changes a result.
 
     placement: which learner inverts a factor of K-FAC: every one (D-KFAC), one each ("spread",
     MPD-KFAC), small ones everywhere and large ones by load ("balanced", SPD-KFAC), or a `fraction`

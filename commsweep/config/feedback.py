@@ -1,5 +1,5 @@
-"""What may be remembered between messages: of a boundary's activations and gradients, and of weight
-gradients.
+"""The settings of what is remembered between messages: of a boundary's activations and gradients,
+and of weight gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = Literal["slot", "sample"]
 
 
 class NoFeedbackSpec(Correction):
-    """Nothing is remembered: every message is compressed on its own."""
+    """Remember nothing: every message is compressed on its own."""
 
     crosses: ClassVar[bool] = True
     exchanged: ClassVar[bool] = True

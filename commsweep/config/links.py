@@ -1,4 +1,4 @@
-"""One direction of a boundary's compression, and both."""
+"""The compression of one direction of a boundary, and of both."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from commsweep.config.feedback import FeedbackSpec, NoFeedbackSpec
 
 
 class Link(Spec):
-    """One direction of a boundary: how its messages are compressed, remembered, and from which
-    epoch on.
+    """The compression of one direction of a boundary: how its messages are compressed, remembered,
+    and from which epoch on.
     """
 
     compressor: CompressorSpec = NoCompressorSpec()

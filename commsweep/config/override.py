@@ -33,13 +33,13 @@ def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
 def parse_gradients(settings: dict[str, Any]) -> Gradients:
     """An exchange of gradients outside of a Run. Raises UserError as `parse` does."""
     try:
-        spec_ = Gradients.model_validate(settings)
-        check_gradients(spec_, spec_.learners * spec_.local_steps)
+        spec = Gradients.model_validate(settings)
+        check_gradients(spec, spec.learners * spec.local_steps)
     except ValidationError as error:
         raise UserError(explain(error, "grad")) from None
     except ValueError as error:
         raise UserError(str(error)) from None
-    return spec_
+    return spec
 
 
 def parse_links(settings: Links | dict[str, Any], where: str = "") -> Links:
@@ -47,13 +47,13 @@ def parse_links(settings: Links | dict[str, Any], where: str = "") -> Links:
     `parse` does.
     """
     try:
-        links_ = Links.model_validate(settings)
-        links_fit(f"{where}." if where else "", links_)
+        links = Links.model_validate(settings)
+        links_fit(f"{where}." if where else "", links)
     except ValidationError as error:
         raise UserError(explain(error, where.partition(".")[0])) from None
     except ValueError as error:
         raise UserError(str(error)) from None
-    return links_
+    return links
 
 
 def explain(error: ValidationError, root: str = "") -> str:
@@ -265,7 +265,7 @@ def members(field: FieldInfo) -> tuple[type[Spec], ...]:
 
 
 def optional(field: FieldInfo) -> bool:
-    """Whether a section may be absent."""
+    """Return whether a section may be absent."""
     return bool(members(field)) and type(None) in get_args(field.annotation)
 
 
@@ -327,7 +327,7 @@ FORMS = {
 
 
 def _explain(problem: dict[str, Any], root: str) -> str:
-    """One pydantic error as: where, what was given, what is allowed."""
+    """Return a pydantic error as: where, what was given, what is allowed."""
     where = ".".join(
         [root] * bool(root) + [str(step) for step in problem["loc"] if step not in _KINDS]
     )

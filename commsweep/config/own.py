@@ -143,7 +143,7 @@ def _named(tree: ast.Module, bases: tuple[Path, ...]) -> tuple[list[Path], list[
 
 
 def _may_be_a_path(text: str) -> bool:
-    """Whether a string can be the name of a file, a folder or a module of the project."""
+    """Return whether a string can be the name of a file, a folder or a module of the project."""
     return 0 < len(text) < 200 and text.isprintable() and not set(text) <= set("./ ")
 
 
@@ -269,7 +269,7 @@ def _loaded(name: str, function_name: str) -> tuple[Callable[..., Any], list[Pat
 
 
 def call(name: str, what_for: str, *args: Any, **options: Any) -> Any:
-    """What the function of a name returns. Raises UserError naming the line where it fails."""
+    """Return what the function of a name returns. Raises UserError naming the line where it fails."""
     function, paths = _loaded(name, what_for)
     try:
         with guarded(name), _watched(name, paths):

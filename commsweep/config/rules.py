@@ -1,4 +1,4 @@
-"""Which sections of a Run do not go together, and why: one table, read by the Run, by real
+"""The sections of a Run that do not go together, and why: one table, read by the Run, by real
 pipelines, and by the reference.
 
 What concerns one section alone is that section's own validator (`config/*.py`).

@@ -41,7 +41,7 @@ SCHEMA = 5  # raised whenever the meaning of a stored run changes; it is part of
 
 
 class Run(Spec):
-    """One training run. Two Runs are the same run exactly when all of these fields are equal.
+    """A training run. Two Runs are the same run exactly when all of these fields are equal.
 
     `at` holds the boundaries whose links differ from `fwd` and `bwd`, by cut ("layer1", "block1"; a
     dot in a cut's name is written "_"): at.layer1.fwd.compressor.ratio=0.3. One equal to them is
@@ -168,7 +168,7 @@ class Run(Spec):
         return self.at.get(cut.replace(".", "_"), Links(fwd=self.fwd, bwd=self.bwd))
 
     def scores_alike(self, epoch: int) -> bool:
-        """Whether an evaluation after this epoch is the same with compression on and off."""
+        """Return whether an evaluation after this epoch is the same with compression on and off."""
         return all(
             link.compressor.kind == "none" or epoch < link.start_epoch
             for link in (self.fwd, *(links.fwd for links in self.at.values()))
@@ -435,7 +435,7 @@ def run_id(run: Run) -> str:
 
 
 def text_id(settings: dict[str, Any]) -> str:
-    """As `run_id`, of a Run as it is stored."""
+    """Do what `run_id` does, of a Run as it is stored."""
     text = _text(first_names(settings))
     return hashlib.sha256(f"{SCHEMA}:{text}".encode()).hexdigest()[:12]
 

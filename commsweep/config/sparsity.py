@@ -101,7 +101,7 @@ class Sparsity(Spec):
 
     @property
     def attends(self) -> bool:
-        """Whether any phase has sparse attention."""
+        """Return whether any phase has sparse attention."""
         return any(
             kind not in (None, "causal")
             for phase in self.phases.values()
@@ -110,12 +110,12 @@ class Sparsity(Spec):
 
     @property
     def sparse(self) -> bool:
-        """Whether any weight is ever zero."""
+        """Return whether any weight is ever zero."""
         return self.initial_sparsity > 0 or any(phase.sparsity for phase in self.phases.values())
 
     @property
     def by_gradient(self) -> bool:
-        """Whether growth needs dense gradients."""
+        """Return whether growth needs dense gradients."""
         return self.growth in ("gradient", "mixed")
 
     @model_validator(mode="after")

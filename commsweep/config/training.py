@@ -1,4 +1,4 @@
-"""What is trained, on which data, and how the weights move."""
+"""The settings of the model, the data and the optimizer."""
 
 from __future__ import annotations
 

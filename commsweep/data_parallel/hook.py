@@ -39,8 +39,8 @@ SPARSE = (nn.Embedding, nn.EmbeddingBag)  # layers whose gradients may be sparse
 
 
 class CompressionHook(nn.Module):
-    """What the learners of a process group send each other instead of DistributedDataParallel's
-    all-reduce.
+    """A communication hook: the learners of a process group exchange messages instead of
+    DistributedDataParallel's all-reduce.
 
     A hook of a model for each process, made after the process group. Its `state_dict` holds what
     this process remembers; every process keeps its own.
@@ -207,14 +207,16 @@ class CompressionHook(nn.Module):
 
     @property
     def _sums(self) -> bool:
-        """Whether nothing is compressed or remembered in this step: gradients can be summed up."""
+        """Return whether nothing is compressed or remembered in this step: gradients can be summed
+        up.
+        """
         dense = self.exchange.spec.compressor.kind == "none"
         return (dense or self.epoch < self.exchange.spec.start_epoch) and not any(self._keeps)
 
     def _summed(
         self, views: dict[int, Tensor], buffer: Tensor, last: bool
     ) -> torch.futures.Future[Tensor]:
-        """As DistributedDataParallel itself would, and counted."""
+        """Return the sums that DistributedDataParallel itself would make, and count them."""
         for index, grad in views.items():
             self.exchange.ledger.dense(index, 1, grad.element_size())
         if last:
@@ -273,25 +275,25 @@ class CompressionHook(nn.Module):
         return self.scaler.get_scale() if self.scaler is not None else 1.0
 
     def _plain(self, index: int) -> bool:
-        """Whether a layer travels as it is and nothing of it is remembered."""
+        """Return whether a layer travels as it is and nothing of it is remembered."""
         dense = self.exchange.layers[index].dense or self.epoch < self.exchange.spec.start_epoch
         return dense and not self._keeps[index]
 
     def _taken(self, index: int, grad: Tensor) -> Tensor:
-        """What the exchange is given of a gradient: a tensor of its own, in float32 and not scaled
-        where it is compressed.
+        """Return what the exchange is given of a gradient: a tensor of its own, in float32 and not
+        scaled where it is compressed.
         """
         return grad.clone() if self._plain(index) else grad.float() / self._scale
 
     def _finite(self, buffer: Tensor) -> bool:
-        """Whether these gradients of all learners are; the same answer at each."""
+        """Return whether these gradients of all learners are; the same answer at each."""
         # Where one is not, their sum is not. A sum that is too large for its type is looked into.
         return self._everywhere(buffer.sum(dtype=torch.float32).isfinite()) or self._everywhere(
             buffer.isfinite().all()
         )
 
     def _everywhere(self, flag: Tensor) -> bool:
-        """Whether a flag is true at all learners."""
+        """Return whether a flag is true at all learners."""
         flags = flag.float()
         dist.all_reduce(flags, dist.ReduceOp.MIN, self._lane)
         return bool(flags)
@@ -328,5 +330,5 @@ def _sparse(name: str) -> str:
 
 @torch.no_grad()
 def _exchanged(hook: CompressionHook, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations as types
-    """What DistributedDataParallel calls with each full dist.GradBucket."""
+    """Return what DistributedDataParallel calls with each full dist.GradBucket."""
     return hook.begin(bucket)

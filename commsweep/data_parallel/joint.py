@@ -50,12 +50,14 @@ class JointCompressor(Generic[S]):
         raise NotImplementedError
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
-        """What all learners keep of a layer between steps, before the first one; None: nothing."""
+        """Return what all learners keep of a layer between steps, before the first one; None:
+        nothing.
+        """
         return None
 
     @property
     def outputs_as_rows(self) -> bool:
-        """Whether a layer's matrix has its outputs as rows, however it lies in memory."""
+        """Return whether a layer's matrix has its outputs as rows, however it lies in memory."""
         return False
 
     def returned_bytes(self, shape: torch.Size) -> int | None:
@@ -112,9 +114,9 @@ class Leader(JointCompressor[CLTKSpec]):
             [
                 [
                     taken(m.reshape(1, -1), mask, k)[0]
-                    for m, mask, k in zip(messages_, masks, budgets, strict=True)
+                    for m, mask, k in zip(messages, masks, budgets, strict=True)
                 ]
-                for messages_ in messages
+                for messages in messages
             ],
             WHAT,
         ).wait()
@@ -168,7 +170,7 @@ class PowerIteration(JointCompressor[RankT]):
         collectives: Collectives,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """P and Q of every layer."""
-        matrices = [[m.reshape(len(m), -1) for m in messages_] for messages_ in messages]
+        matrices = [[m.reshape(len(m), -1) for m in messages] for messages in messages]
         # A factor may be kept for a higher rank than this step's.
         starts = [
             q[:, : compressor.rank(m.shape)]
@@ -187,7 +189,7 @@ class PowerIteration(JointCompressor[RankT]):
         ).wait()
 
     def rank(self, shape: torch.Size) -> int:
-        """Of the factors of a layer [out, ...]."""
+        """Return the rank of the factors of a layer [out, ...]."""
         assert isinstance(self.spec, PowerSGDSpec)
         return min(self.spec.rank, shape[0], shape.numel() // shape[0])
 

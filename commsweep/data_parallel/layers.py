@@ -77,7 +77,7 @@ def layers(
             return p.dim() != 2 or names[id(p)] == "embedding"
         return all_dense or p.dim() == 0 or (p.dim() < 2 and not spec.compress_vectors)
 
-    layers_ = [
+    layers = [
         Layer(
             name,
             names[id(p)],
@@ -90,7 +90,7 @@ def layers(
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
-    return [replace(layer, place=index) for index, layer in enumerate(layers_)]
+    return [replace(layer, place=index) for index, layer in enumerate(layers)]
 
 
 def _chosen(model: nn.Module, patterns: tuple[str, ...], setting: str) -> dict[int, str]:

@@ -63,7 +63,7 @@ class Learners(Component):
         """
         n, steps = self.spec.learners, self.spec.local_steps
         sizes = [batch // n + (learner < batch % n) for learner in range(n)]
-        passes_ = []
+        passes = []
         for learner in range(n):
             start = sum(sizes[:learner])
             edges = [start + sizes[learner] * step // steps for step in range(steps + 1)]
@@ -74,7 +74,7 @@ class Learners(Component):
                     slice_.start + (slice_.stop - slice_.start) * cut // self.microbatches
                     for cut in range(self.microbatches + 1)
                 ]
-                passes_ += [
+                passes += [
                     Pass(
                         slice(a, b),
                         b - a,
@@ -90,8 +90,8 @@ class Learners(Component):
                     if b > a
                 ]
         here_ = [
-            replace(pass_, turn=index, of=len(passes_))
-            for index, pass_ in enumerate(passes_)
+            replace(pass_, turn=index, of=len(passes))
+            for index, pass_ in enumerate(passes)
             if pass_.learner in self.here
         ]
         if not here_:

@@ -60,12 +60,12 @@ class Ledger:
             self.down[index] = self.down[index] + nbytes
 
     def led(self, nbytes: int) -> None:
-        """One learner sent the others so many bytes about all layers."""
+        """Count bytes that one learner sent the others about all layers."""
         self.places += nbytes
 
     def back(self, index: int, merged: Tensor, n: int, joint: int | None = None) -> None:
-        """What a server sends to one learner for a layer: the mean, sparse or as signs where it is
-        that; n: entries of it that live. joint: bytes of the mean by a joint compressor.
+        """Return what a server sends to one learner for a layer: the mean, sparse or as signs where
+        it is that; n: entries of it that live. joint: bytes of the mean by a joint compressor.
         """
         if self.spec.vote:
             nbytes: int | Tensor = packed_bytes(n, 1)
@@ -165,7 +165,7 @@ class Ledger:
         return out
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {
             "up": [int(nbytes) for nbytes in self.up],
             "down": [int(nbytes) for nbytes in self.down],
@@ -180,9 +180,9 @@ class Ledger:
         }
 
     def take(self, states: list[tuple[list[int], dict[str, Any]]], stages: int) -> None:
-        """Of learners with so many stages each, one after the other, what the ledger of a stage
-        says of its layers, which have these places in the network. Tied embeddings, which two
-        stages have, count once.
+        """Take over, for learners with so many stages each, what the ledger of a stage says of its
+        layers, which have these places in the network. Tied embeddings, which two stages have,
+        count once.
         """
         for number, (numbers, state) in enumerate(states):
             self.steps, self.places = (

@@ -18,8 +18,8 @@ from commsweep.data_parallel.layers import Layer
 def scheduled(
     spec: Gradients, base: Compressor | JointCompressor, epoch: int, critical: bool
 ) -> Compressor | JointCompressor:
-    """What a layer's messages go through in this epoch; `critical`: Accordion has found it in a
-    critical regime.
+    """Return what a layer's messages go through in this epoch; `critical`: Accordion has found it
+    in a critical regime.
     """
     schedule: Any = spec.schedule
     if schedule.kind == "ramp" and epoch < schedule.epochs:
@@ -33,7 +33,7 @@ def greatest(spec: Gradients, base: Compressor | JointCompressor) -> Compressor 
 
 
 def milder(spec: Gradients) -> Compressor | JointCompressor:
-    """What Accordion uses in a critical regime."""
+    """Return what Accordion uses in a critical regime."""
     assert isinstance(spec.schedule, AccordionSpec)
     mild = spec.schedule.mild
     ratio, rank = (getattr(spec.compressor, name, 0) * mild for name in ("ratio", "rank"))
@@ -47,8 +47,8 @@ def _scaled(spec: Spec, **values: Any) -> Spec:
 
 
 class Accordion:
-    """Which layers are in a critical regime: their gradient's norm over an epoch changes a lot
-    (arXiv 2010.16248).
+    """The choice of layers that are in a critical regime: their gradient's norm over an epoch
+    changes a lot (arXiv 2010.16248).
     """
 
     def __init__(self, spec: Gradients, layers: list[Layer]) -> None:
@@ -69,8 +69,8 @@ class Accordion:
     def decide(self, epoch: int) -> None:
         """After an epoch: compare norms with those of the last decision."""
         norms = [
-            math.nan if total_ is None else float(torch.linalg.vector_norm(total_))
-            for total_ in self.sums
+            math.nan if total is None else float(torch.linalg.vector_norm(total))
+            for total in self.sums
         ]
         self.sums = [None] * len(self.sums)
         if (epoch + 1) % self.schedule.every:
@@ -83,7 +83,7 @@ class Accordion:
         self.before = norms
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {"mild": self.mild, "sums": self.sums, "before": self.before}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ class Shards(Learners):
         assert spec.sharded is not None, "the learners of such a run are made of this class"
         self.sharded = spec.sharded
         self.codes = [
-            build(spec_) for spec_ in (spec.compressor, self.sharded.across, self.sharded.weights)
+            build(spec) for spec in (spec.compressor, self.sharded.across, self.sharded.weights)
         ]
         self.coded = [index for index, layer in enumerate(self.exchange.layers) if not layer.dense]
         self.sent: dict[str, int] = dict.fromkeys(HOPS, 0)  # bytes of the learners here
@@ -94,8 +94,8 @@ class Shards(Learners):
             merged[index] = full.view(-1)[: exchange.layers[index].shape.numel()].view(
                 exchange.layers[index].shape
             )
-        for index, mean_ in merged.items():
-            exchange.trained[index].grad = mean_
+        for index, mean in merged.items():
+            exchange.trained[index].grad = mean
         self._means = means
         self._give(self._master)
 
@@ -109,11 +109,11 @@ class Shards(Learners):
             step,
             [
                 {
-                    node * local + rank_: [shards[rank_::local] for shards in rows_]
+                    node * local + rank: [shards[rank::local] for shards in rows]
                     for node in [learner // local]
-                    for rank_ in range(local)
+                    for rank in range(local)
                 }
-                for learner, rows_ in zip(self.here, grads, strict=True)
+                for learner, rows in zip(self.here, grads, strict=True)
             ],
         )
         sums = [
@@ -126,14 +126,14 @@ class Shards(Learners):
                 step,
                 [
                     {
-                        node * local + learner % local: [shards[node] for shards in row_]  # pyright: ignore[reportIndexIssue]
+                        node * local + learner % local: [shards[node] for shards in row]  # pyright: ignore[reportIndexIssue]
                         for node in range(n // local)
                     }
-                    for learner, row_ in zip(self.here, sums, strict=True)
+                    for learner, row in zip(self.here, sums, strict=True)
                 ],
             )
             if n > local
-            else [[[shards[0] for shards in row_]] for row_ in sums]  # pyright: ignore[reportIndexIssue]
+            else [[[shards[0] for shards in row]] for row in sums]  # pyright: ignore[reportIndexIssue]
         )
         return [
             [sum(column[1:], column[0].clone()).div_(n) for column in zip(*arrived, strict=True)]  # pyright: ignore[reportAttributeAccessIssue]
@@ -143,8 +143,8 @@ class Shards(Learners):
     def _hop(
         self, hop: str, step: int, shards_to: list[dict[int, list[Tensor]]]
     ) -> list[list[list[Tensor]]]:
-        """One all-to-all: parts [learner here]{to whom: [layer]}; [learner here][from whom, in
-        order][layer].
+        """Return the result of one all-to-all: parts [learner here]{to whom: [layer]}; [learner
+        here][from whom, in order][layer].
         """
         number, layers = HOPS.index(hop), self.exchange.layers
         code, address = (
@@ -174,12 +174,12 @@ class Shards(Learners):
             for learner, outbox in zip(self.here, shards_to, strict=True)
         ]
         arrived = self.exchange.collectives.scatter(messages, address, WHAT).wait()
-        for learner, outbox_ in zip(self.here, messages, strict=True):
+        for learner, outbox in zip(self.here, messages, strict=True):
             for at, index in enumerate(self.coded):
                 self._count(
                     hop,
                     index,
-                    sum(messages_[at].nbytes for to, messages_ in outbox_.items() if to != learner),  # pyright: ignore[reportArgumentType]
+                    sum(messages[at].nbytes for to, messages in outbox.items() if to != learner),  # pyright: ignore[reportArgumentType]
                 )
         return arrived
 
@@ -236,7 +236,7 @@ class Shards(Learners):
             for index, change in zip(self.coded, mine, strict=True):
                 self._count("weights", index, change.nbytes * (n - 1))  # pyright: ignore[reportArgumentType]
         for at, (index, (_, held_before)) in enumerate(slices.items()):
-            arrived = torch.stack([row_[at] for row_ in received])
+            arrived = torch.stack([row[at] for row in received])
             current = (held_before + arrived if self.differs else arrived).view(-1)
             held = self._seen[index]
             held.copy_(current[: held.numel()].view(held.shape))

@@ -1,1 +1,1 @@
-"""What is remembered between messages: of boundaries, of gradients; and where it lies."""
+"""The memories between messages: of boundaries, of gradients; and where it lies."""

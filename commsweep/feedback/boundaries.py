@@ -1,5 +1,5 @@
-"""What is remembered between steps. One message goes out per call, and only training changes a
-memory.
+"""The feedbacks of boundaries, which remember between steps. One message goes out per call, and
+only training changes a memory.
 
 Notation: x the tensor at the boundary, C the compressor, y what the receiver uses. Every feedback
 gets a `sender` (its `send` compresses, counts and returns what arrives; `send_dense` does not
@@ -26,7 +26,7 @@ FEEDBACKS = Implementations()
 
 
 class Sender(Protocol):
-    """How a feedback sends messages."""
+    """The sender's side of a feedback."""
 
     def send(self, x: Tensor) -> Tensor: ...
     def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None: ...
@@ -36,7 +36,7 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
-    """How a feedback gets them at the other end."""
+    """The receiver's side of a feedback."""
 
     def receive(self, shape: torch.Size) -> Tensor: ...
     def receive_halves(self, shape: torch.Size) -> Tensor: ...
@@ -64,7 +64,7 @@ class Feedback(nn.Module):
         return sender.send(x)
 
     def receive(self, receiver: Receiver, shape: torch.Size, keys: Keys) -> Tensor:
-        """What the receiver uses, of this shape; `keys`: as the sender's."""
+        """Return what the receiver uses, of this shape; `keys`: as the sender's."""
         return receiver.receive(shape)
 
     def most_bytes(
@@ -233,7 +233,7 @@ class AQSGD(Remembering):
 
 
 class Visited(nn.Module):
-    """Which samples have been sent once; a host buffer, because the decision is taken on the
+    """The samples that have been sent once; a host buffer, because the decision is taken on the
     host.
     """
 
@@ -248,7 +248,7 @@ class Visited(nn.Module):
 
 
 def sample_keyed(spec: FeedbackSpec) -> bool:
-    """Whether the memory holds one row a training sample (else one a batch slot)."""
+    """Return whether the memory holds one row a training sample (else one a batch slot)."""
     return spec.kind == "aqsgd" or getattr(spec, "key", "slot") == "sample"
 
 

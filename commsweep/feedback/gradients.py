@@ -1,4 +1,5 @@
-"""What a learner remembers of a layer's gradient: `offer` what to send, `settle` with what arrived.
+"""The memories of a learner for a layer's gradient: `offer` what to send, `settle` with what
+arrived.
 
 Notation: g the new gradient, m what is compressed, y what arrives of it.
 """
@@ -33,7 +34,7 @@ MEMORIES = Implementations()
 
 @MEMORIES.of(NoFeedbackSpec)
 class GradientMemory(nn.Module, Generic[S]):
-    """Nothing is remembered: m = g."""
+    """The memory that remembers nothing: m = g."""
 
     tensors = 0  # of the layer's size that it holds
     # whether the receivers of a learner's messages hold one, too
@@ -60,8 +61,8 @@ class GradientMemory(nn.Module, Generic[S]):
         return y
 
     def dense(self, g: Tensor) -> Tensor:
-        """What travels for g uncompressed (a vector, or before the first compressed epoch), and is
-        used as it is.
+        """Return what travels for g uncompressed (a vector, or before the first compressed epoch),
+        and is used as it is.
         """
         return g
 
@@ -191,7 +192,7 @@ class Unremembered(nn.Module):
     """Another learner's, of which its receivers need nothing."""
 
     def settle(self, _m: None, y: Tensor) -> Tensor:
-        """What is used of y."""
+        """Return what is used of y."""
         return y
 
     def saw(self, y: Tensor) -> None:
@@ -210,7 +211,7 @@ class Mirror(nn.Module):
         self.register_buffer("a", torch.zeros(shape))
 
     def settle(self, _m: Tensor | None, y: Tensor) -> Tensor:
-        """What is used of y."""
+        """Return what is used of y."""
         return self.a.add_(y).clone()
 
     def saw(self, y: Tensor) -> None:
@@ -269,14 +270,14 @@ class EF21SGDMMemory(EF21Memory[EF21SGDMSpec]):
 
 
 def build(spec: Correction, shape: torch.Size, learners: int, dense: bool) -> GradientMemory:
-    """What a learner remembers of a layer; `dense`: which travels as it is."""
+    """Return what a learner remembers of a layer; `dense`: which travels as it is."""
     return _kind(spec, dense)(spec, shape, learners)
 
 
 def mirror(
     spec: Correction, shape: torch.Size, learners: int, dense: bool
 ) -> Unremembered | Mirror:
-    """What the others must remember of it."""
+    """Return what the others must remember of it."""
     return Mirror(shape) if _kind(spec, dense).mirrored else Unremembered()
 
 

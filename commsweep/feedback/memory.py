@@ -1,4 +1,4 @@
-"""Where a feedback keeps its rows: one a batch slot or sample, in memory or in a file as large as
+"""The storage of a feedback's rows: one a batch slot or sample, in memory or in a file as large as
 the disk allows.
 """
 
@@ -28,7 +28,7 @@ READ = 2  # batches whose rows may have been read ahead
 
 
 class Keys:
-    """Which memory rows a batch owns: b slots from `first` on, or the rows of its samples.
+    """The memory rows that a batch owns: b slots from `first` on, or the rows of its samples.
 
     samples: int64 [b] on the host; the copy on `device` is made once a step. first: the place in
     the whole batch of the first sample, for a learner that has a share of it.
@@ -44,7 +44,7 @@ class Keys:
 
 
 class Memory(nn.Module):
-    """One tensor a slot or sample, as a module buffer, so that checkpoints carry it.
+    """A tensor for each slot or sample, as a module buffer, so that checkpoints carry it.
 
     state: [slots, *sample shape] in `dtype`, on the model's device.
     """

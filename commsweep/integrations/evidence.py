@@ -1,4 +1,4 @@
-"""What error and bias of a message cost in our own trainings, and what that predicts elsewhere.
+"""The cost of a message's error and bias in this repository's trainings, and a prediction from it.
 
 evidence.csv holds one setting a line: the mean error and bias of its messages, and the nats that
 its training lost against dense ones (a nano GPT-2, 100 steps; sweeps text_bias and text_recipe,
@@ -26,7 +26,7 @@ DRAWS = 2000  # of the bootstrap
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one kind of message."""
+    """The evidence about one kind of message."""
 
     by: str  # "error" or "bias"
     values: np.ndarray  # [settings] of `by`
@@ -54,7 +54,7 @@ class Evidence:
 
 @lru_cache
 def evidence(message: str) -> Evidence | None:
-    """Of this kind of message; None where nothing was measured."""
+    """Return the evidence of this kind of message; None where nothing was measured."""
     if message not in BY:
         return None
     by = BY[message]
@@ -67,7 +67,7 @@ def evidence(message: str) -> Evidence | None:
 
 @lru_cache
 def sentence(message: str) -> str:
-    """One sentence on what a prediction for this kind of message rests on."""
+    """Return a sentence on the data behind a prediction for this kind of message."""
     counts = evidence(message)
     if counts is None:
         return f"{message}: no evidence."

@@ -90,7 +90,7 @@ class CodedReduceScatter:
 
 
 class Wire:
-    """What the reduce-scatters of one model share, and count."""
+    """The state that the reduce-scatters of one model share, and their counts."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Wire:
 
     @property
     def scale(self) -> float:
-        """What the scaler has multiplied the loss by."""
+        """Return what the scaler has multiplied the loss by."""
         return self.scaler.get_scale() if self.scaler is not None else 1.0
 
     def totals(self) -> dict[str, float]:
@@ -139,7 +139,7 @@ class Wire:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What this process remembers."""
+        """Return what this process remembers."""
         return {
             "calls": [scatter.calls for scatter in self.parts],
             "errors": [scatter.error for scatter in self.parts],

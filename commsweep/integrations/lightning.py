@@ -51,7 +51,7 @@ class CompressionCallback(pl.Callback):
         feedback: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        """As of CompressionHook."""
+        """Take the arguments of CompressionHook."""
         self.settings: dict[str, Any] = {"compressor": compressor, "feedback": feedback, **settings}
         self.hook: CompressionHook | None = None
         self._kept: list[dict[str, Any]] | None = None
@@ -80,8 +80,8 @@ class CompressionCallback(pl.Callback):
             notice(self.hook.report())
 
     def state_dict(self) -> dict[str, Any]:
-        """What every process remembers. All processes must call it, as those of Lightning do; only
-        the first one writes a checkpoint.
+        """Return what every process remembers. All processes must call it, as those of Lightning
+        do; only the first one writes a checkpoint.
         """
         if self.hook is None:
             return {}

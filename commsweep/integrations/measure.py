@@ -1,4 +1,4 @@
-"""What a codec does to one tensor: bytes, error, bias, direction, energy, entropy."""
+"""Measures what a codec does to one tensor: bytes, error, bias, direction, energy, entropy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIED = ("forward_mask", "bottleneck", "subspace", "live", "adacomp")
 
 @dataclass(frozen=True)
 class Measured:
-    """One codec on one tensor x, received as y.
+    """The measurement of one codec on one tensor x, received as y.
 
     error: |y - x| / |x|. bias: the part of the error that repeated draws do not average out; equal
     to the error where nothing is drawn. cosine: of x and y. energy: share of |x|^2 in the entries
@@ -72,7 +72,7 @@ def codec(text: str | dict[str, Any]) -> Compressor:
 def measure(
     x: Tensor, codecs: list[str | dict[str, Any]] | str | dict[str, Any], seed: int = 0
 ) -> list[Measured]:
-    """What each codec does to x, of any floating-point type; the first axis counts samples.
+    """Return what each codec does to x, of any floating-point type; the first axis counts samples.
 
     x is neither changed nor kept, and no global random state is touched. Raises UserError on a
     codec that does not exist or cannot work on this shape.
@@ -91,7 +91,7 @@ def named(text: str | dict[str, Any]) -> str:
 
 @torch.no_grad()
 def measured(x: Tensor, compressor: Compressor, name: str, seed: int = 0) -> Measured:
-    """One codec on one tensor. Raises UserError when it cannot work on this shape."""
+    """Measure a codec on one tensor. Raises UserError when it cannot work on this shape."""
     x = x.detach().float()
     payload, y = sent(x, compressor, name, seed)
     again = sent(x, compressor, name, seed + 2)[1] if _draws(compressor) else y
@@ -114,7 +114,7 @@ def sent(x: Tensor, compressor: Compressor, name: str, seed: int) -> tuple[Paylo
 
 
 def compared(x: Tensor, name: str, payload: Payload, y: Tensor, again: Tensor) -> Measured:
-    """What arrived, y and of another draw again, beside what was meant, x."""
+    """Return what arrived, y and of another draw again, beside what was meant, x."""
     norm = float(x.norm()) or math.nan
     first, second = y - x, again - x
     bias_squared = float((first * second).sum()) / norm**2
@@ -132,7 +132,7 @@ def compared(x: Tensor, name: str, payload: Payload, y: Tensor, again: Tensor) -
 
 
 def _draws(compressor: Compressor) -> bool:
-    """Whether another seed may give another message."""
+    """Return whether another seed may give another message."""
     for spec in (compressor.spec, getattr(compressor.spec, "values", None)):
         if spec is not None and (spec.draws or getattr(spec, "rounding", "") == "stochastic"):
             return True

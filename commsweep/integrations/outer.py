@@ -75,7 +75,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         if settings["learners"] > 1:
             settings["exchange"] = "allgather"
         spec = parse_gradients(settings | ({"feedback": feedback} if feedback else {}))
-        owned = {id(p) for group_ in optimizer.param_groups for p in group_["params"]}
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         left = [
             name for name, p in model.named_parameters() if p.requires_grad and id(p) not in owned
         ]
@@ -203,11 +203,11 @@ class OuterOptimizer(torch.optim.Optimizer):
         )
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """As of the optimizer inside, which `hook` is called with."""
+        """Register the hook with the optimizer inside, which `hook` is called with."""
         return self.inner.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        """As of the optimizer inside, which `hook` is called with."""
+        """Register the hook with the optimizer inside, which `hook` is called with."""
         return self.inner.register_step_post_hook(hook)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OuterOptimizer:

@@ -140,7 +140,7 @@ class CompressedStage(Stage):
             raise
 
     def depart(self, y: Any) -> Tensor:
-        """As of Stage. Raises UserError on an output that is not what was said of it."""
+        """Do what Stage does. Raises UserError on an output that is not what was said of it."""
         expected = self._message(self.right)  # pyright: ignore[reportArgumentType]
         if not isinstance(y, Tensor):
             raise UserError(
@@ -171,7 +171,7 @@ class CompressedStage(Stage):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What this stage remembers, for a checkpoint beside model and optimizer."""
+        """Return what this stage remembers, for a checkpoint beside model and optimizer."""
         return {"steps": self.steps, "boundaries": self.boundaries.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ MOST = 2**20  # elements of a message that are measured: whole rows from the fir
 
 @dataclass(frozen=True)
 class Look:
-    """One codec on one message."""
+    """The measurement of one codec on one message."""
 
     step: int
     place: str
@@ -356,8 +356,9 @@ class Remembered:
         self.total: Tensor | None = None  # of all gradients so far
 
     def measured(self, x: Tensor, compressor: Compressor, name: str, seed: int) -> Measured:
-        """As without a memory, but error, cosine and energy compare what arrives with the gradient
-        of this step, and bias is what has not arrived of the sum of all gradients so far.
+        """Measure as without a memory, but let error, cosine and energy compare what arrives with
+        the gradient of this step, and let bias be what has not arrived of the sum of all gradients
+        so far.
         """
         x = x.float()
         m = x if self.error is None else x + self.error
@@ -374,7 +375,7 @@ def _without_feedback(text: str | dict[str, Any]) -> str | dict[str, Any]:
 
 
 class ShadowOfATraining:
-    """What the callbacks of trainers have in common: settings at first, a Shadow once it trains."""
+    """The base of the callbacks of trainers: settings at first, a Shadow once it trains."""
 
     def __init__(
         self,
@@ -452,7 +453,7 @@ def _modules_of(
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Of those that are numbers."""
+    """Return the mean of those that are numbers."""
     finite = [value for value in values if math.isfinite(value)]
     return math.fsum(finite) / len(finite) if finite else math.nan
 

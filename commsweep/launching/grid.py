@@ -77,21 +77,19 @@ def opened(base: Run, varied: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Axes that must come first: where a parameter of a compressor is varied and `base` has none
     there, the first kind that has the parameter. That is said on stderr.
     """
-    axes_: dict[str, list[Any]] = {}
+    axes: dict[str, list[Any]] = {}
     names = [name for axis in varied for name in axis.split("+")]
     for name in names:
         side, _, parameter = name.rpartition(".compressor.")
         kind = f"{side}.compressor.kind"
         if side in UNIONS and kind not in names and flatten(record(base))[kind] == "none":
             having = [
-                tag
-                for tag, kind_ in by_kind(UNIONS[side]).items()
-                if parameter in kind_.model_fields
+                tag for tag, kind in by_kind(UNIONS[side]).items() if parameter in kind.model_fields
             ]
             if having:
                 notice(f"{name}: {kind}={having[0]} is taken, for {kind}=none has no {parameter}")
-                axes_[kind] = having[:1]
-    return axes_
+                axes[kind] = having[:1]
+    return axes
 
 
 def in_bfloat16(runs: list[Run]) -> list[Run]:

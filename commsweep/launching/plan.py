@@ -1,5 +1,5 @@
-"""What a sweep still has to do here: its missing cells, how long they take, how fast the store
-fills.
+"""The cells that a sweep still has to run here: its missing cells, how long they take, how fast the
+store fills.
 """
 
 from __future__ import annotations

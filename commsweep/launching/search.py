@@ -66,7 +66,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is searched for. `budget`: largest share of the dense bytes; None: the front of quality
+    """The goal of a search. `budget`: largest share of the dense bytes; None: the front of quality
     against bytes.
     """
 
@@ -77,7 +77,9 @@ class Goal:
 
     @property
     def directions(self) -> list[str]:
-        """Of the study: quality up, and bytes down when they are an objective."""
+        """Return the directions of the study: quality up, and bytes down when they are an
+        objective.
+        """
         return ["maximize"] if self.budget is not None else ["maximize", "minimize"]
 
 
@@ -210,7 +212,7 @@ def work(
 
 @contextmanager
 def _round(store: Store, study: optuna.Study) -> Iterator[None]:
-    """One worker of this store at a time."""
+    """Run the trials of one round; one worker of this store enters at a time."""
     path = store.root / "studies" / f".{study.study_name}.turn"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as handle:
@@ -219,7 +221,9 @@ def _round(store: Store, study: optuna.Study) -> Iterator[None]:
 
 
 def _lives(worker: str) -> bool:
-    """Whether a worker "host:process" may still be at its trial; of other hosts it is assumed."""
+    """Return whether a worker "host:process" may still be at its trial; of other hosts it is
+    assumed.
+    """
     host, _, pid = worker.rpartition(":")
     return host != socket.gethostname() or os.path.exists(f"/proc/{pid}")
 
@@ -403,8 +407,8 @@ def serve(
     trials: int,
     workers: int,
 ) -> None:
-    """One worker process of a search; it ends with its launcher, whose other end of the pipe closes
-    then.
+    """Serve as a worker process of a search; it ends with its launcher, whose other end of the pipe
+    closes then.
     """
     import signal
 
@@ -538,7 +542,7 @@ def made(study: optuna.Study) -> int:
 
 
 class _alone:
-    """Whether no other search process of this store works on the study."""
+    """Yield whether no other search process of this store works on the study."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -579,7 +583,7 @@ def summary(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 
 def describe(trial: optuna.trial.FrozenTrial) -> str:
-    """One line about a trial."""
+    """Return a line about a trial."""
     values = summary(trial)
     return (
         f"trial {values['number']:>4}  quality {values['values'][0]:.4f}  bytes "

@@ -105,7 +105,7 @@ def pretrained(name: str, root: Path | None) -> PreTrainedModel:
 
 @torch.no_grad()
 def _causal(model: PreTrainedModel) -> bool:
-    """Whether a change of the last token leaves what is said of the others."""
+    """Return whether a change of the last token leaves what is said of the others."""
     x = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]])
     a, b = model.eval()(input_ids=x).logits[:, :3]
     return torch.allclose(a, b, atol=1e-4)
@@ -154,21 +154,21 @@ def writers(model: PreTrainedModel, n_blocks: int) -> list[tuple[Tensor, int]]:
     """Parameters of the first blocks that write to the residual stream, with the axis of its
     features.
     """
-    writers_ = []
+    writers = []
     for block in blocks(model)[:n_blocks]:
         for name, module in block.named_modules():
             if name.endswith(WRITERS) and isinstance(getattr(module, "weight", None), Tensor):
                 # GPT-2's lies [in, out], a Linear [out, in]
                 axis = 1 if type(module).__name__ == "Conv1D" else 0
-                writers_ += [(module.weight, axis)] + (
+                writers += [(module.weight, axis)] + (
                     [(module.bias, 0)] if module.bias is not None else []
                 )
-    if not writers_:
+    if not writers:
         raise UserError(
             f"fwd.compressor.constrain: {type(model).__name__} has no output projections known "
             "here; set fwd.compressor.constrain=false"
         )
-    return writers_
+    return writers
 
 
 @torch.no_grad()
@@ -234,7 +234,7 @@ def _scratch(spec: TextModel, vocabulary: int, block_size: int) -> PreTrainedMod
 
 
 def is_tied(model: PreTrainedModel) -> bool:
-    """Whether the head's weights are the token embedding's."""
+    """Return whether the head's weights are the token embedding's."""
     head = model.get_output_embeddings()
     return head is not None and head.weight is model.get_input_embeddings().weight
 

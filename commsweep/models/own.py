@@ -14,8 +14,8 @@ from commsweep.models.trial import undisturbed
 
 
 def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
-    """What the function makes of a sample [1, ...] and the number of classes. Raises UserError when
-    that is no network of such samples.
+    """Return what the function makes of a sample [1, ...] and the number of classes. Raises
+    UserError when that is no network of such samples.
     """
     model = own.call(spec.build, spec.source, sample, classes, **spec.options)
     if not isinstance(model, nn.Module):
@@ -73,10 +73,10 @@ def legal_cuts(model: nn.Module, sample: Tensor) -> list[str]:
     """Modules that a boundary may follow, in the order in which they end; not the one that makes
     the logits.
     """
-    calls_: dict[str, list[object]] = {}
+    calls: dict[str, list[object]] = {}
     hooks = [
         module.register_forward_hook(
-            lambda _m, _i, out, name=name: calls_.setdefault(name, []).append(out)
+            lambda _m, _i, out, name=name: calls.setdefault(name, []).append(out)
         )
         for name, module in model.named_modules()
         if name
@@ -88,7 +88,7 @@ def legal_cuts(model: nn.Module, sample: Tensor) -> list[str]:
             hook.remove()
     return [
         name
-        for name, (out, *later) in calls_.items()
+        for name, (out, *later) in calls.items()
         if not later and isinstance(out, Tensor) and out is not logits
     ]
 

@@ -41,13 +41,13 @@ def undisturbed(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def calls(model: nn.Module, sample: Tensor) -> Counter[int]:
-    """How often each module (by identity) runs in a training forward of a sample [1, ...], taken
-    twice: a BatchNorm needs two.
+    """Return how often each module (by identity) runs in a training forward of a sample [1, ...],
+    taken twice: a BatchNorm needs two.
     """
-    calls_: Counter[int] = Counter()
+    calls: Counter[int] = Counter()
 
     def note(module: nn.Module, _inputs: Any, _output: Any) -> None:
-        calls_[id(module)] += 1
+        calls[id(module)] += 1
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]
     try:
@@ -56,4 +56,4 @@ def calls(model: nn.Module, sample: Tensor) -> Counter[int]:
     finally:
         for hook in hooks:
             hook.remove()
-    return calls_
+    return calls

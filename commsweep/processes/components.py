@@ -1,4 +1,4 @@
-"""What takes part in the training of a stage beside its learners: tied embeddings, clipping across
+"""The components of a stage's training beside its learners: tied embeddings, clipping across
 stages, and a confined subspace.
 """
 

@@ -130,7 +130,7 @@ class Continuous1F1B(PipelineScheduleSingle):
         return step % self.steps * self.microbatches
 
     def _step_microbatches(self, *_: Any, **__: Any) -> None:
-        """What the engine would call for a step that begins and ends empty."""
+        """Return what the engine would call for a step that begins and ends empty."""
         raise NotImplementedError("feed it steps, and drain it")
 
     def _begin(self, inputs: tuple[Tensor, ...], targets: Sequence[Any] | None) -> None:
@@ -152,7 +152,7 @@ class Continuous1F1B(PipelineScheduleSingle):
         self._under_way.append(UnderWay(number, chunk, last, loss))
 
     def _backward(self) -> UnderWay:
-        """That of the oldest microbatch."""
+        """Run the backward of the oldest microbatch."""
         finished = self._under_way.popleft()
         self._wait("bwd", finished.chunk)
         self.stage.backward_one_chunk(

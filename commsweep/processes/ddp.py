@@ -45,7 +45,7 @@ Measurement = tuple[Run, LearnerWiring]
 
 
 def folder_of(store: Store, run: Run, wiring: LearnerWiring) -> RunFolder:
-    """Where this run over this wiring is recorded: <store>/learners/<id>."""
+    """Return where this run over this wiring is recorded: <store>/learners/<id>."""
     text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
     return store.learners(sha256(text.encode()).hexdigest()[:12])
 
@@ -328,11 +328,11 @@ def _train(
             sent | {"factors": sent.get("factors", 0) - framing}
             for sent, framing in zip(transport, timing["framing"], strict=True)
         ]
-    ledger_ = Ledger(exchange.layers, run.grad, run.grad.learners)
-    ledger_.take(
+    ledger = Ledger(exchange.layers, run.grad, run.grad.learners)
+    ledger.take(
         [(list(range(len(exchange.layers))), report["ledger"]) for report in reports], stages=1
     )
-    totals = totals_of([report["totals"] for report in reports], ledger_)
+    totals = totals_of([report["totals"] for report in reports], ledger)
     return row(
         run,
         status,
@@ -369,8 +369,8 @@ def evaluation_of(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def totals_of(reports: list[dict[str, Any]], ledger: Ledger) -> dict[str, Any]:
-    """What the row of a run says of its messages, given that of every learner, and all learners'
-    ledger of gradients.
+    """Return what the row of a run says of its messages, given that of every learner, and all
+    learners' ledger of gradients.
 
     Bytes at boundaries are added up; bytes that a learner sends a step are means over the learners.
     """
@@ -400,7 +400,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def digest(state: dict[str, Any]) -> str:
-    """What stands for a network's weights."""
+    """Return what stands for a network's weights."""
     joined = sha256()
     for tensor in state.values():
         joined.update(tensor.detach().cpu().contiguous().numpy().tobytes())

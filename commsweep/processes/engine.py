@@ -44,7 +44,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the boundaries must know while one microbatch is worked on."""
+    """The facts that the boundaries need while one microbatch is worked on."""
 
     number: int
     rows: int
@@ -52,7 +52,7 @@ class Turn:
 
 
 class Stage(PipelineStage):
-    """One stage of the engine; between its neighbours travel packed messages."""
+    """A stage of the engine; between its neighbours travel packed messages."""
 
     def __init__(
         self,
@@ -90,7 +90,9 @@ class Stage(PipelineStage):
         self._chunk = 0
 
     def begin(self, turns: Sequence[Turn], first: int = 0) -> None:
-        """What the microbatches of the next step are. first: the number of the first of them."""
+        """Return what the microbatches of the next step are. first: the number of the first of
+        them.
+        """
         self.turns.update(enumerate(turns, first))
 
     # What the engine asks for.

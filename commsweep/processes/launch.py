@@ -68,7 +68,7 @@ def worker(folder: RunFolder, work: Callable[[], None], who: str = "stage") -> i
 
 
 def explain(fault: BaseException) -> str:
-    """One line about a stage's exception; a broken or silent link is called that."""
+    """Return a line about a stage's exception; a broken or silent link is called that."""
     chain, text = fault, ""
     while chain is not None:
         if isinstance(chain, UserError):  # a message that did not belong, wrapped by the engine
@@ -254,7 +254,7 @@ class _Halted:
         self.looked = 0.0
 
     def look(self) -> str:
-        """What to say of a stage that has been stopped for too long, or ""."""
+        """Return what to say of a stage that has been stopped for too long, or ""."""
         current = time.monotonic()
         if current - self.looked < 1 or math.isinf(self.most):
             return ""
@@ -302,8 +302,8 @@ def newest(folder: Path, name: str) -> Path | None:
 
 
 def blame(folder: RunFolder, died: list[tuple[int, int]], who: str = "stage") -> str:
-    """One line about the process that failed first: one that a signal ended, else the first one
-    that said something.
+    """Return a line about the process that failed first: one that a signal ended, else the first
+    one that said something.
 
     died: rank and exit code of processes that failed before any was ended.
     """

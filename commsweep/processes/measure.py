@@ -31,7 +31,7 @@ Measurement = tuple[Run, Wiring]
 
 
 def missing(measurements: list[Measurement], store: Store) -> dict[str, Measurement]:
-    """Those without a recorded outcome, by id."""
+    """Return those without a recorded outcome, by id."""
     named = {
         pipeline.folder_of(store, *measurement).path.name: measurement
         for measurement in measurements

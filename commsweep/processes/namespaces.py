@@ -70,7 +70,7 @@ class Chain:
         return f"{self.name}{'r' if right else 'l'}{k}"
 
     def address(self, k: int) -> str:
-        """Where node k is reached by all others."""
+        """Return where node k is reached by all others."""
         return f"10.213.{k - 1}.2" if k else "10.213.0.1"
 
     def commands(self, module: list[str]) -> list[list[str]]:
@@ -91,7 +91,7 @@ class Chain:
                 "MASTER_PORT": "29500",
                 "OMP_NUM_THREADS": "1",
                 CHAIN: self.name,
-                RELAYS: " ".join(str(relay_.pid) for relay_ in self.relays),
+                RELAYS: " ".join(str(relay.pid) for relay in self.relays),
                 "GLOO_SOCKET_IFNAME": self.interface(k, right=k == 0),
             }
             for k in range(self.nodes)
@@ -214,18 +214,18 @@ def chain(cables: Sequence[Cable]) -> Iterator[Chain]:
     Raises UserError where this machine does not allow it. All is removed at the end.
     """
     nodes = len(cables) + 1
-    chain_ = Chain(_owned(os.getpid()), nodes)
-    with _nodes(chain_, nodes, cables) as netem:
+    chain = Chain(_owned(os.getpid()), nodes)
+    with _nodes(chain, nodes, cables) as netem:
         for k, cable in enumerate(cables):
             ends = [
-                (chain_.node(k), chain_.interface(k, True)),
-                (chain_.node(k + 1), chain_.interface(k + 1, False)),
+                (chain.node(k), chain.interface(k, True)),
+                (chain.node(k + 1), chain.interface(k + 1, False)),
             ]
-            _link(chain_, k, ends, cable, netem)
+            _link(chain, k, ends, cable, netem)
         for k in range(nodes):
-            chain_._route(k)
-        _begin_relays(chain_)
-        yield chain_
+            chain._route(k)
+        _begin_relays(chain)
+        yield chain
 
 
 @contextmanager
@@ -233,23 +233,23 @@ def star(nodes: int, cable: Cable) -> Iterator[Star]:
     """Namespaces for `nodes` learners, each with a link of this bandwidth to a hub; the latency is
     from node to node. As `chain` otherwise.
     """
-    star_, half = (
+    star, half = (
         Star(_owned(os.getpid()), nodes),
         cable.model_copy(update={"latency": cable.latency / 2}),
     )
-    with _nodes(star_, nodes + 1, [cable] * nodes) as netem:
+    with _nodes(star, nodes + 1, [cable] * nodes) as netem:
         for k in range(nodes):
-            up, down = star_.ends(k)
+            up, down = star.ends(k)
             if cable.latency and not netem:
-                _link(star_, k, [(star_.hub(), f"{star_.name}h{k}"), up], cable, netem)
+                _link(star, k, [(star.hub(), f"{star.name}h{k}"), up], cable, netem)
                 _way_back(
-                    down, (star_.node(k), f"{star_.name}d{k}"), star_.address(k), cable.bandwidth
+                    down, (star.node(k), f"{star.name}d{k}"), star.address(k), cable.bandwidth
                 )
             else:
-                _link(star_, k, [down, up], half, netem)
-            _run("ip", "-n", star_.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
-        _begin_relays(star_)
-        yield star_
+                _link(star, k, [down, up], half, netem)
+            _run("ip", "-n", star.node(k), "route", "add", "default", "via", f"10.213.{k}.1")
+        _begin_relays(star)
+        yield star
 
 
 @contextmanager
@@ -278,9 +278,9 @@ def _nodes(chain_: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]
         netem = bool(late) and _has_netem(chain_)
         # Of learners each frame passes once, and what confirms it is a frame, too.
         full = sum(
-            2 * relay_.bandwidth / 8 / _segments(relay_.bandwidth) / MTU
-            for relay_ in late
-            if relay_.bandwidth
+            2 * relay.bandwidth / 8 / _segments(relay.bandwidth) / MTU
+            for relay in late
+            if relay.bandwidth
         )
         if not netem and full > RELAY_FRAMES:
             notice(
@@ -291,9 +291,9 @@ def _nodes(chain_: Chain, nodes: int, cables: Sequence[Cable]) -> Iterator[bool]
         with awake():
             yield netem
     finally:
-        for relay_ in chain_.relays:
-            relay_.kill()
-            relay_.wait()
+        for relay in chain_.relays:
+            relay.kill()
+            relay.wait()
         for name in (*(chain_.node(k) for k in range(nodes)), chain_.wire()):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
@@ -347,8 +347,8 @@ def _link(chain_: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, nete
 
 
 def _begin_relays(chain_: Chain) -> None:
-    """One for all late links where nodes take all cores: woken for one link, it has frames of
-    others to hand on, too. Where there are cores to spare, one on each.
+    """Start the relays, a single one for all late links where nodes take all cores: woken for one
+    link, it has frames of others to hand on, too. Where there are cores to spare, one on each.
     """
     spare = max(1, len(os.sched_getaffinity(0)) - chain_.nodes)
     for ends in (chain_.late[index::spare] for index in range(min(spare, len(chain_.late)))):
@@ -362,7 +362,7 @@ def _begin_relays(chain_: Chain) -> None:
                     sys.executable,
                     "-m",
                     "commsweep.processes.namespaces",
-                    *(str(name) for end_ in ends for name in end_),
+                    *(str(name) for end in ends for name in end),
                 ],
                 stdin=subprocess.DEVNULL,
                 preexec_fn=lambda: die_with_parent(9),
@@ -409,11 +409,11 @@ def shape(*bandwidths: float) -> None:
             for space, end in star.ends(k):
                 _rate(space, end, *bandwidths)
         return
-    chain_ = Chain(name, int(os.environ["WORLD_SIZE"]))
-    for k in range(chain_.nodes):
+    chain = Chain(name, int(os.environ["WORLD_SIZE"]))
+    for k in range(chain.nodes):
         for right in (False, True):
-            if (k or right) and (k + 1 < chain_.nodes or not right):
-                _rate(chain_.node(k), chain_.interface(k, right), bandwidths[k if right else k - 1])
+            if (k or right) and (k + 1 < chain.nodes or not right):
+                _rate(chain.node(k), chain.interface(k, right), bandwidths[k if right else k - 1])
 
 
 def relayed() -> float:
@@ -468,7 +468,7 @@ def _rate(space: str, name: str, bandwidth: float) -> None:
 
 
 def _segments(bandwidth: float) -> int:
-    """Of the longest packet of a link: what its bucket lets through at once."""
+    """Return the segments of the longest packet of a link: what its bucket lets through at once."""
     return (bucket(bandwidth) if bandwidth else 1 << 16) // (MTU + 14)
 
 
@@ -551,7 +551,7 @@ def relay(links: Sequence[tuple[str, str, float]]) -> None:
 
 
 def _end(name: str) -> socket.socket:
-    """What reads and writes whole frames at an interface."""
+    """Return what reads and writes whole frames at an interface."""
     end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))  # every protocol
     end.setsockopt(socket.SOL_SOCKET, _RECEIVE_BUFFER, 1 << 26)
     end.setsockopt(socket.SOL_SOCKET, _NOTE_TIMES, 1)

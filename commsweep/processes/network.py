@@ -95,7 +95,7 @@ class StageNetwork:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All that this stage trains."""
+        """Return all that this stage trains."""
         return list(self.named.values())
 
     def _tied(self) -> nn.Parameter | None:
@@ -133,15 +133,15 @@ class StageNetwork:
         """Parameters and buffers of this stage by the whole network's names; coders' halves where
         they are used.
         """
-        owned_: dict[str, Tensor] = {
+        owned: dict[str, Tensor] = {
             name: parameter for name, parameter in self.named.items() if name.startswith("model.")
         }
-        owned_ |= self.buffers
+        owned |= self.buffers
         before, behind = self.sides()
         for side, kind in ((behind, "encoder"), (before, "decoder")):
             if side is None or side.boundary.coder is None:
                 continue
             name = f"boundaries.{side.boundary.name.replace('.', '_')}.coder.{kind}"
             if name in self.named:
-                owned_[name] = getattr(side.boundary.coder, kind)
-        return owned_
+                owned[name] = getattr(side.boundary.coder, kind)
+        return owned

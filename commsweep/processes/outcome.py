@@ -71,9 +71,9 @@ def outcome(trainer: Trainer, status: str, error: str | None, wall: float) -> Ro
     )
     gradients = {}
     if exchange is not None:
-        ledger_ = Ledger(list(network.layers.values()), trainer.run.grad, trainer.run.grad.learners)
-        ledger_.take(exchanged, trainer.world)
-        gradients = ledger_.totals()
+        ledger = Ledger(list(network.layers.values()), trainer.run.grad, trainer.run.grad.learners)
+        ledger.take(exchanged, trainer.world)
+        gradients = ledger.totals()
     return row(  # pyright: ignore[reportReturnType]
         trainer.run,
         status,

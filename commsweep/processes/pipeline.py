@@ -28,7 +28,7 @@ MODULE = "commsweep.processes.pipeline"
 
 
 def folder_of(store: Store, run: Run, wiring: Wiring) -> RunFolder:
-    """Where this run over this wiring is recorded: <store>/pipelines/<id>."""
+    """Return where this run over this wiring is recorded: <store>/pipelines/<id>."""
     text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
     return store.pipeline(sha256(text.encode()).hexdigest()[:12])
 

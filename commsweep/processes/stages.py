@@ -22,7 +22,7 @@ def count(run: Run) -> int:
 
 
 def processes(run: Run) -> int:
-    """Of a run: each learner has a pipeline of its own."""
+    """Return the number of processes of a run: each learner has a pipeline of its own."""
     return run.grad.learners * count(run)
 
 

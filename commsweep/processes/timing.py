@@ -1,5 +1,5 @@
-"""What processes say of their steps: the spans of a pipeline's stages, the parts of learners'
-steps.
+"""The times that processes report of their steps: the spans of a pipeline's stages, the parts of
+learners' steps.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def summary(timing: list[dict[str, Any]]) -> dict[str, Any]:
     intervals = sorted(b - a for a, b in zip(began[SKIPPED:], began[SKIPPED + 1 :], strict=False))
     middle = intervals[len(intervals) // 2]
     shown = next(i for i in range(SKIPPED, len(began) - 1) if began[i + 1] - began[i] == middle)
-    tasks_, gantt, messages, waits = [], [], [], []
+    tasks, gantt, messages, waits = [], [], [], []
     for stage in timing:
         since, until = stage["began"][SKIPPED], stage["began"][-1]
         spans_by_kind: dict[str, list[tuple[float, float]]] = {}
         for kind, _, start, stop, busy in stage["spans"]:
             if since <= start < until:
                 spans_by_kind.setdefault(kind, []).append((stop - start, busy))
-        tasks_.append(
+        tasks.append(
             {
                 kind: {
                     "seconds": _median([start for start, _ in many]),
@@ -81,7 +81,7 @@ def summary(timing: list[dict[str, Any]]) -> dict[str, Any]:
         "step_seconds": middle,
         "steps": len(intervals),
         "spread": [intervals[len(intervals) // 4], intervals[3 * len(intervals) // 4]],
-        "tasks": tasks_,
+        "tasks": tasks,
         "gantt": gantt,
         "messages": messages,
         "waits": waits,
@@ -101,8 +101,8 @@ class Calm:
         self.began = time.monotonic()
 
     def measure(self, take: Callable[[], Row | None]) -> Row | None:
-        """What this process makes of it, with `tries`, how often it was taken; the first one's rows
-        decide, of which the calmest counts.
+        """Return what this process makes of it, with `tries`, how often it was taken; the first
+        one's rows decide, of which the calmest counts.
         """
         calmest: Row | None = None
         for tries in count(1):
@@ -119,8 +119,8 @@ class Calm:
 
 
 def width(row: Row) -> float:
-    """How far apart the quartiles of a measurement's steps are, as a share of it: what something
-    else had of the machine.
+    """Return how far apart the quartiles of a measurement's steps are, as a share of it: what
+    something else had of the machine.
     """
     timing = row["timing"]
     return (timing["spread"][1] - timing["spread"][0]) / timing["step_seconds"] if timing else 0.0
@@ -192,7 +192,7 @@ class Steps:
         in the order of messages. spread: quartiles of a step beside others of its kind.
         """
         skipped = min(SETTLED, max(0, len(learner_steps[0]) - 4))
-        learners = [steps_[skipped:] for steps_ in learner_steps]
+        learners = [steps[skipped:] for steps in learner_steps]
         if not learners[0]:
             return {}
         seconds_sum, sums, parts_sum, kinds, relative = 0.0, dict.fromkeys(NOTED, 0.0), {}, {}, []

@@ -188,7 +188,7 @@ class Trainer:
             )
 
     def _make_components(self, steps: int) -> None:
-        """What takes part in this stage's training, in the order of a step."""
+        """Return what takes part in this stage's training, in the order of a step."""
         run, network = self.run, self.network
         need = {"learners": learner_memory(run.grad, network.part, 1, optim.states(run))}
         if run.delay is not None:
@@ -300,7 +300,7 @@ class Trainer:
         return outcome(self, status, error, time.perf_counter() - started)
 
     def _train_epoch(self) -> bool:
-        """Whether the steps that were asked for are done."""
+        """Return whether the steps that were asked for are done."""
         self._loss_sum.zero_()
         self._samples = 0
         self.losses = []

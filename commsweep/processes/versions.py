@@ -76,7 +76,7 @@ class Versions:
         return torch.autograd.graph.saved_tensors_hooks(_separate, _as_it_is)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides the parameters; no pass is under way."""
+        """Return what a checkpoint must hold besides the parameters; no pass is under way."""
         return {"updates": self.updates, "past": self._past}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -71,7 +71,9 @@ Looks = Mapping[tuple[str, str], list[int]]
 
 @dataclass
 class Effect:
-    """One paired difference and where the claim wants it: one of above, below and within."""
+    """A paired difference and the region that the claim wants it in: one of above, below and
+    within.
+    """
 
     what: str
     above: float | None = None  # claim: effect > above
@@ -91,7 +93,7 @@ class Effect:
 
     @property
     def region(self) -> Region:
-        """Where the claim wants it."""
+        """Return where the claim wants it."""
         return Region(self.above, self.below, self.within)
 
     @property
@@ -101,8 +103,8 @@ class Effect:
 
     @property
     def p(self) -> float | None:
-        """Of the mean against the margin; None while there are too few seeds, and of values that
-        are no draws.
+        """Return the p-value of the mean against the margin; None while there are too few seeds,
+        and of values that are no draws.
         """
         if len(self.values) < MIN_SEEDS or self.each != "seed":
             return None
@@ -110,7 +112,7 @@ class Effect:
 
     @property
     def verdict(self) -> str:
-        """Whether the effect is decided to lie in the claimed region, or outside."""
+        """Return whether the effect is decided to lie in the claimed region, or outside."""
         if self.each != "seed":
             inside = self.inside
             if inside in (0, len(self.values)):
@@ -126,7 +128,7 @@ class Effect:
 
     @property
     def inside(self) -> int:
-        """How many of the values lie in the claimed region."""
+        """Return how many of the values lie in the claimed region."""
         return sum(self.region.has(value) for value in self.values)
 
     @property
@@ -154,7 +156,9 @@ class Effect:
 
     @property
     def unusual(self) -> str:
-        """How many values lie far from the others, with the interval of their rate; "" of none."""
+        """Return how many values lie far from the others, with the interval of their rate; "" of
+        none.
+        """
         if not (count := far(self.values)):
             return ""
         low, high = (round(100 * edge) for edge in rate_interval(count, len(self.values)))
@@ -184,7 +188,7 @@ class Effect:
         return f"{number:28} {self.verdict:12} {self.what} (claimed {self.region.text()})"
 
     def judged(self) -> str:
-        """Its verdict for people, with p, and what would decide it."""
+        """Return its verdict for people, with p, and what would decide it."""
         if self.each != "seed" and self.values:
             return f"{self.verdict} ({self.inside} of {len(self.values)} {self.each}s)"
         if self.p is None:
@@ -262,7 +266,7 @@ class Claim:
 
     @property
     def origin(self) -> str:
-        """Whether the claim was there before its runs, for people."""
+        """Return whether the claim was there before its runs, for people."""
         if self.source:
             return "published by the paper"
         if not self.registered or self.first_run is None:
@@ -272,7 +276,7 @@ class Claim:
 
     @property
     def counted(self) -> str:
-        """How many of its effects hold: "2 of 3 hold, 1 does not"."""
+        """Return how many of its effects hold: "2 of 3 hold, 1 does not"."""
         verdicts = [effect.verdict for effect in self.effects]
         sentences = [f"{verdicts.count(SUPPORTED)} of {len(verdicts)} hold"]
         if failed := verdicts.count(CONTRADICTED):
@@ -283,12 +287,12 @@ class Claim:
 
     @property
     def where(self) -> str:
-        """Where a paper's claim was looked for: " (arXiv ...; here: ...)"; "" of our own."""
+        """Return where a paper's claim was looked for: " (arXiv ...; here: ...)"; "" of our own."""
         return f" ({self.source}; here: {self.scale})" if self.source and self.scale else ""
 
     @property
     def has_runs(self) -> bool:
-        """Whether any of its effects has runs at all."""
+        """Return whether any of its effects has runs at all."""
         return any(effect.values or effect.lost for effect in self.effects)
 
     def record(self) -> dict:
@@ -450,7 +454,7 @@ def combined(
 
 
 def contrast(label: str, first: Effect, second: Effect, **region: Any) -> Effect:
-    """How much larger one effect is than another, by seed."""
+    """Return how much larger one effect is than another, by seed."""
     minuend, subtrahend = (
         dict(zip(effect.by, effect.values, strict=True)) for effect in (first, second)
     )
@@ -505,12 +509,14 @@ def paired(
 
 
 def _alike(first: pd.Series, second: pd.Series) -> pd.Series:
-    """Whether two runs were executed in the same environment, as far as their rows say."""
+    """Return whether two runs were executed in the same environment, as far as their rows say."""
     return (first == second).fillna(False) | first.isna() | second.isna()
 
 
 def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """What tells the trainings of these pairs apart, by (base, kind); "" when there is only one."""
+    """Return what tells the trainings of these pairs apart, by (base, kind); "" when there is only
+    one.
+    """
     first = pairs.drop_duplicates(["base", "kind"])
     if len(first) < 2:
         return {(itertuple.base, itertuple.kind): "" for itertuple in first.itertuples()}
@@ -520,7 +526,7 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
         .reset_index()
         .assign(setting_id=list(first.base))
     )
-    labels = {rows_.setting_id.iloc[0]: text for text, rows_ in distinct(rows, "")}
+    labels = {rows.setting_id.iloc[0]: text for text, rows in distinct(rows, "")}
     several = first.kind.nunique() > 1
     return {
         (itertuple.base, itertuple.kind): (
@@ -569,7 +575,7 @@ DENSE: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
 
 
 def adjustment(claims: list[Claim]) -> str:
-    """What was done to the verdicts, in a sentence; "" where nothing was tested."""
+    """Return what was done to the verdicts, in a sentence; "" where nothing was tested."""
     tested = [
         effect.tests for claim in claims for effect in claim.effects if effect.adjusted is not None
     ]
@@ -588,7 +594,7 @@ def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | Non
     """The verdicts as a list for people; `note`: what must be known of the runs first; `commands`:
     by claim, what would decide it.
     """
-    sentence = " ".join(sentence_ for sentence_ in (note, adjustment(claims)) if sentence_)
+    sentence = " ".join(sentence for sentence in (note, adjustment(claims)) if sentence)
     lines = [sentence, ""] if sentence else []
     if not claims:
         lines.append("No claim of the papers has runs in this sweep.")

@@ -1,5 +1,5 @@
-"""What a report of these rows holds: all settings, and the tables, figures and claims of each paper
-that has runs.
+"""The contents of a report of these rows: all settings, and the tables, figures and claims of each
+paper that has runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the claims of a sweep can decide, written down before its runs: margin, direction, planned
+"""The power of a sweep's claims, written down before its runs: margin, direction, planned
 and needed seeds.
 """
 

@@ -228,7 +228,7 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
         ("bytes", "MB sent", 1e-6),
     ]
     axes_of = [
-        axis_ for axis_ in axes_of if axis_[0] in curves and curves[axis_[0]].fillna(0).max() > 0
+        axis for axis in axes_of if axis[0] in curves and curves[axis[0]].fillna(0).max() > 0
     ]
     if not axes_of or "train_loss" not in curves:
         return None
@@ -320,17 +320,17 @@ def boundaries(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 
 def level(method: str) -> str:
     """A method's K or bits, for a mark: "10" or "4/8"."""
-    words_ = [word_.partition(" (")[0] for word_ in method.split(" / ")]
+    words = [word.partition(" (")[0] for word in method.split(" / ")]
     matches = [
         next(
             (
                 word
-                for word, unit in zip(word_.split(), [*word_.split()[1:], ""], strict=True)
+                for word, unit in zip(word.split(), [*word.split()[1:], ""], strict=True)
                 if unit.startswith(("%", "bit"))
             ),
             "",
         )
-        for word_ in words_
+        for word in words
     ]
     return "/".join(dict.fromkeys(match for match in matches if match))
 

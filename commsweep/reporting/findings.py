@@ -118,7 +118,7 @@ def _heading(finding: Finding) -> str:
 
 
 def _counts(claims: list[tuple[str, Told]]) -> str:
-    """How many effects of all these claims hold."""
+    """Return how many effects of all these claims hold."""
     verdicts = [effect["verdict"] for _, claim in claims for effect in claim["effects"]]
     held, failed = verdicts.count("supported"), verdicts.count("contradicted")
     sentences = [f"{held} of {len(verdicts)} effects as claimed", f"{failed} otherwise"]

@@ -46,7 +46,7 @@ def boundaries(row: dict[str, Any]) -> str:
 
 
 def exchange(row: dict[str, Any]) -> str:
-    """How a run's gradients travel in a few words; "" for plain training."""
+    """Return how a run's gradients travel in a few words; "" for plain training."""
     kind, learners = row.get("grad.compressor.kind", "none"), row.get("grad.learners", 1)
     local = f", {steps} local steps" if (steps := row.get("grad.local_steps", 1)) > 1 else ""
     local += _outer(row) + _shards(row)
@@ -87,7 +87,7 @@ def _named(kinds: dict[str, type[Spec]], row: Any, prefix: str) -> str:
 
 
 def _amounts(row: dict[str, Any], prefix: str) -> str:
-    """How much a compressor sends, by its settings: " 10 %", " 4 bit"."""
+    """Return how much a compressor sends, by its settings: " 10 %", " 4 bit"."""
     text = ""
     for setting, unit in (("ratio", " %"), ("bits", " bit"), ("rank", ""), ("levels", " levels")):
         value = row.get(prefix + setting)
@@ -97,7 +97,7 @@ def _amounts(row: dict[str, Any], prefix: str) -> str:
 
 
 def _groups(row: dict[str, Any]) -> str:
-    """What layers with a compressor of their own send: ", head: min-max 8 bit"."""
+    """Return what layers with a compressor of their own send: ", head: min-max 8 bit"."""
     text = ""
     for key, kind in row.items():
         if not (key.startswith("grad.layers.") and key.endswith(".compressor.kind")):
@@ -110,7 +110,7 @@ def _groups(row: dict[str, Any]) -> str:
 
 
 def _outer(row: dict[str, Any]) -> str:
-    """How learners that train apart meet: ", outer step every 16"."""
+    """Return how learners that train apart meet: ", outer step every 16"."""
     outer = {
         key.removeprefix("grad.outer."): value
         for key, value in row.items()
@@ -143,8 +143,8 @@ def _outer(row: dict[str, Any]) -> str:
 
 
 def _shards(row: dict[str, Any]) -> str:
-    """What learners that own shards send beside codes of gradients: ", shards, 4 bit across 2
-    nodes, 4 bit weights".
+    """Return what learners that own shards send beside codes of gradients: ", shards, 4 bit across
+    2 nodes, 4 bit weights".
     """
     nodes = row.get("grad.sharded.nodes", math.nan)
     if pd.isna(nodes):
@@ -164,8 +164,8 @@ def _shards(row: dict[str, Any]) -> str:
 
 
 def second_order(row: dict[str, Any]) -> str:
-    """How a run preconditions in a few words: "K-FAC, EF + min-max 4 bit factors"; "" where it does
-    not.
+    """Return how a run preconditions in a few words: "K-FAC, EF + min-max 4 bit factors"; "" where
+    it does not.
     """
     if pd.isna(row.get("kfac.damping", math.nan)):
         return ""
@@ -186,7 +186,7 @@ def second_order(row: dict[str, Any]) -> str:
 
 
 def delay(row: dict[str, Any]) -> str:
-    """How old the weights of a run's passes are: "1 step late, look-ahead 0.9"."""
+    """Return how old the weights of a run's passes are: "1 step late, look-ahead 0.9"."""
     steps = row.get("delay.steps", math.nan)
     if pd.isna(steps):
         return ""
@@ -198,8 +198,8 @@ def delay(row: dict[str, Any]) -> str:
 
 
 def sparse(row: dict[str, Any]) -> str:
-    """How a run leaves weights out in a few words: "RigL 80 %", "MST 95 %, without warmup"; ""
-    where it does not.
+    """Return how a run leaves weights out in a few words: "RigL 80 %", "MST 95 %, without warmup";
+    "" where it does not.
     """
     if pd.isna(row.get("sparsity.growth", math.nan)):
         return ""
@@ -239,23 +239,23 @@ def _attention(phase: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def _later_text(attention: list[str]) -> str:
-    """What follows on what."""
+    """Return what follows on what."""
     return ", then ".join(attention)
 
 
 def levelless(text: str) -> str:
-    """What `sparse` says without its sparsities."""
+    """Return what `sparse` says without its sparsities."""
     return re.sub(r" ([\d.]+ (to|->) )*[\d.]+ %", "", text)
 
 
 def phases(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The phases of a run's section sparsity by name, in their order."""
-    phases_: dict[str, dict[str, Any]] = {}
+    phases: dict[str, dict[str, Any]] = {}
     for key, value in row.items():
         if key.startswith("sparsity.phases.") and value is not None and value == value:
             _, _, name, setting = key.split(".")
-            phases_.setdefault(name, {})[setting] = value
-    return dict(sorted(phases_.items(), key=lambda entry: entry[1]["until"]))
+            phases.setdefault(name, {})[setting] = value
+    return dict(sorted(phases.items(), key=lambda entry: entry[1]["until"]))
 
 
 def _masks(row: dict[str, Any], phases_: dict[str, dict[str, Any]], levels: list[float]) -> str:
@@ -344,7 +344,7 @@ def _code(row: Any, side: str) -> str:
 
 
 def _values(row: Any, side: str) -> str:
-    """How kept values travel: ", 4 bit values"; "" where they do as they are."""
+    """Return how kept values travel: ", 4 bit values"; "" where they do as they are."""
     kind = row.get(f"{side}.compressor.values.kind")
     if kind is None or pd.isna(kind):
         return ""
@@ -363,5 +363,5 @@ def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:
 
 
 def label(kinds: dict[str, type[Spec]], kind: str) -> str:
-    """How tables call a kind: as its record says, else by itself."""
+    """Return how tables call a kind: as its record says, else by itself."""
     return kinds[kind].label or kind if kind in kinds else kind  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,5 +1,5 @@
-"""One self-contained HTML file about a sweep: it opens offline and on a telephone, and may be moved
-anywhere.
+"""The page of a sweep, a self-contained HTML file: it opens offline and on a telephone, and may be
+moved anywhere.
 
 It reads from the top like the results of a paper: what ran, the answers with their intervals, the
 main figure, tables, further figures, runs. Every number opens the list of its runs. The runs
@@ -234,7 +234,7 @@ def _claim(claim: Claim) -> str:
 
 
 def _effect(effect: Effect, low: float, high: float) -> str:
-    """One line: what, the interval drawn and in digits, and on demand the test and its runs."""
+    """Return a line: what, the interval drawn and in digits, and on demand the test and its runs."""
     number = shown(effect.values, effect.interval, effect.digits)
     if effect.values:
         number += f", n={len(effect.values)}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """What was written."""
+    """The files that were written."""
 
     folder: Path
     tables: list[Table]
@@ -73,7 +73,7 @@ def _answers(claims: list[Claim], room: int) -> list[str]:
 
 @dataclass
 class More:
-    """What a report says beside that of its runs; figures with their captions."""
+    """The additions of a plan to the report of its runs; figures with their captions."""
 
     tables: list[Table]
     claims: list[Claim]
@@ -154,7 +154,7 @@ def write(
             "papers": sorted(papers),
             "note": report.note,
             "worth": _worth(frame),
-            "claims": [claim_.record() for claim_ in report.claims],
+            "claims": [claim.record() for claim in report.claims],
         }
         _text(folder / "claims.json", json.dumps(content, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
@@ -179,7 +179,7 @@ def _text(path: Path, text: str) -> None:
 
 
 def _worth(frame: pd.DataFrame) -> dict[str, str]:
-    """What each setting keeps of what its message is worth, in words; {} without a control."""
+    """Return what each setting keeps of what its message is worth, in words; {} without a control."""
     from commsweep.reporting.worth import of_settings
 
     methods = dict(zip(frame.setting_id, frame.method, strict=True))

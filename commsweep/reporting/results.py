@@ -61,7 +61,7 @@ def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
 
 
 def of_cells(store: str | Path, cells: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """As `load`, of these Runs by id, as they are stored."""
+    """Do what `load` does, of these Runs by id, as they are stored."""
     opened = Store(store, create=False)
     recorded = index.read(opened, _flat)
     return named(
@@ -88,8 +88,8 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     _alike(frame)
     shared = frame.groupby("method").setting_id.nunique()
     for label in shared[shared > 1].index:
-        for text, rows_ in distinct(frame[frame.method == label], label):
-            frame.loc[rows_.index, "method"] = text
+        for text, rows in distinct(frame[frame.method == label], label):
+            frame.loc[rows.index, "method"] = text
     return frame
 
 
@@ -102,9 +102,9 @@ def _alike(frame: pd.DataFrame) -> None:
         for _, rows in rows_known.groupby("setting_id"):
             if rows[name].nunique() > 1:
                 first, second = rows.drop_duplicates(name).iloc[:2].to_dict("records")
-                label_ = name.removeprefix("inputs.")
+                label = name.removeprefix("inputs.")
                 raise UserError(
-                    mixed(first["id"], {label_: first[name]}, second["id"], {label_: second[name]})
+                    mixed(first["id"], {label: first[name]}, second["id"], {label: second[name]})
                 )
 
 
@@ -156,20 +156,18 @@ def base(frame: pd.DataFrame, *left_out: str) -> pd.Series:
     """All settings but the seed and those that begin so, as one text to pair or group by."""
     names = [name for name in settings(frame) if not name.startswith(left_out)]
     kinds = frame.drop_duplicates("setting_id")
-    columns_ = zip(
-        kinds[names].to_numpy(dtype=object), kinds[names].notna().to_numpy(), strict=True
-    )
+    columns = zip(kinds[names].to_numpy(dtype=object), kinds[names].notna().to_numpy(), strict=True)
     texts = [
         "|".join(_value(value) if has else "" for value, has in zip(*row, strict=True))
-        for row in columns_
+        for row in columns
     ]
     return frame.setting_id.map(dict(zip(kinds.setting_id, texts, strict=True)))
 
 
 def uneven(frame: pd.DataFrame) -> str:
-    """Which settings have finished with more seeds than others, in a sentence; "" when all have as
-    many. Of more than `NAMED` with as many seeds their number; how many each has stands in the
-    tables.
+    """Return which settings have finished with more seeds than others, in a sentence; "" when all
+    have as many. Of more than `NAMED` with as many seeds their number; how many each has stands in
+    the tables.
     """
     counts = frame[frame.status == "finished"].groupby("method", sort=False).seed.nunique()
     if counts.nunique() < 2:
@@ -234,7 +232,7 @@ def _short(name: str) -> str:
 
 
 def is_text(frame: pd.DataFrame) -> bool:
-    """Whether the runs are of language models."""
+    """Return whether the runs are of language models."""
     return "data.tokenizer" in frame and bool(frame["data.tokenizer"].notna().any())
 
 
@@ -255,7 +253,7 @@ def plain(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def scale(frame: pd.DataFrame) -> str:
-    """What was trained, for people: "resnet_small on digits, 180 steps"."""
+    """Return what was trained, for people: "resnet_small on digits, 180 steps"."""
     done = frame[frame.status == "finished"]
     names = []
     for (model, data), _ in done.groupby(["model.name", "data.name"], sort=False):
@@ -268,7 +266,7 @@ def scale(frame: pd.DataFrame) -> str:
 
 
 def masked(frame: pd.DataFrame) -> pd.Series:
-    """Whether a run has the section sparsity."""
+    """Return whether a run has the section sparsity."""
     return (
         frame["sparsity.growth"].notna()
         if "sparsity.growth" in frame

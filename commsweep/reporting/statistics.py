@@ -42,8 +42,8 @@ FAR = 5.0  # robust standard deviations from the median: a run unlike the others
 
 @dataclass(frozen=True)
 class Region:
-    """Where a claim wants an effect: above a number, below one, or closer to zero than one
-    (`within`).
+    """The region in which a claim wants an effect: above a number, below one, or closer to zero
+    than one (`within`).
     """
 
     above: float | None = None
@@ -55,14 +55,14 @@ class Region:
             raise ValueError("a region has one of above, below and within")
 
     def has(self, value: float) -> bool:
-        """Whether a value lies in it."""
+        """Return whether a value lies in it."""
         if self.within is not None:
             return abs(value) < self.within
         return value > self.above if self.above is not None else value < self.below  # pyright: ignore[reportOperatorIssue]
 
     @property
     def edge(self) -> float:
-        """Its edge; of two, the upper one."""
+        """Return its edge; of two, the upper one."""
         return next(edge for edge in (self.above, self.below, self.within) if edge is not None)
 
     def distance(self, value: float) -> float:
@@ -71,9 +71,9 @@ class Region:
 
     @property
     def supposed(self) -> float:
-        """How far from the edge an effect that bears the claim out is supposed to lie before there
-        are runs: none at all where the claim bounds it, twice the margin where it is claimed to
-        exceed that. A margin of zero says nothing of it.
+        """Return how far from the edge an effect that bears the claim out is supposed to lie before
+        there are runs: none at all where the claim bounds it, twice the margin where it is claimed
+        to exceed that. A margin of zero says nothing of it.
         """
         return abs(self.edge)
 
@@ -86,7 +86,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Scatter:
-    """What the effects of a report say of the variance of one of them."""
+    """The prior of a report's effects for the variance of one of them."""
 
     variance: float  # the prior's
     degrees: float  # that it counts as
@@ -141,7 +141,9 @@ def shared_scatter(samples: Sequence[Sequence[float]]) -> Scatter | None:
 
 
 def _trigamma_inverse(value: float) -> float:
-    """Where the trigamma function has a value > 0, by Newton's method (limma's trigammaInverse)."""
+    """Return where the trigamma function has a value > 0, by Newton's method (limma's
+    trigammaInverse).
+    """
     if value > 1e7:
         return 1 / math.sqrt(value)
     if value < 1e-6:
@@ -205,8 +207,8 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def weight(look: int) -> int:
-    """How often a p-value counts at this look (1, 2, ...): the shares 1 / (j (j + 1)) of the level
-    add up to less than one. Raises ValueError beyond `LOOKS`.
+    """Return how often a p-value counts at this look (1, 2, ...): the shares 1 / (j (j + 1)) of the
+    level add up to less than one. Raises ValueError beyond `LOOKS`.
     """
     if not 1 <= look <= LOOKS:
         raise ValueError(f"look {look}: the level is spent over at most {LOOKS} looks")
@@ -250,8 +252,8 @@ def seeds_needed(
 
 
 def far(values: Sequence[float]) -> int:
-    """How many of eight or more values lie further than `FAR` robust standard deviations (1.4826
-    times the median absolute deviation) from their median.
+    """Return how many of eight or more values lie further than `FAR` robust standard deviations
+    (1.4826 times the median absolute deviation) from their median.
     """
     if len(values) < 8:  # of fewer, two that happen to be near make all others look far
         return 0

@@ -23,7 +23,7 @@ PERCENT, SHARE, BYTES, PLAIN, RATE, FINE = "percent", "share", "bytes", "plain",
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, and what it rests on."""
+    """A number of a table, and the runs that it rests on."""
 
     values: tuple[float, ...]
     ids: tuple[str, ...]
@@ -41,7 +41,7 @@ class Cell:
         return pd.Series(self.values).std() if len(self.values) > 1 else None
 
     def text(self, spread: str = "±") -> str:
-        """What a table shows."""
+        """Return what a table shows."""
         if not self.values:
             return self.lost[0][0] if self.lost else "missing"
         if self.unit == BYTES:
@@ -127,7 +127,7 @@ class Table:
         )
 
     def csv(self) -> str:
-        """One line a number: row labels, column, mean, sd, n, run ids."""
+        """Return a line for each number: row labels, column, mean, sd, n, run ids."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["row", "column", "shown", "mean", "sd", "n", "runs"])
@@ -219,7 +219,7 @@ def settings_table(frame: pd.DataFrame) -> Table:
             )
             if not score.values:
                 break
-    table.rows = [row for _, row in sorted(rows_, key=lambda row_: row_[0])]
+    table.rows = [row for _, row in sorted(rows_, key=lambda row: row[0])]
     for column in (11, 4, 3, 1, 0):  # what is the same everywhere says nothing
         if len(
             {row[column] if isinstance(row[column], str) else "." for row in table.rows}

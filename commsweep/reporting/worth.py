@@ -1,4 +1,5 @@
-"""What a setting keeps of what a message is worth: (control - setting) / (control - dense).
+"""Worth kept, the share of a message's worth that a setting keeps: (control - setting) / (control -
+dense).
 
 The control is the training in which nothing travels (`zero`). 100 % is dense, 0 % is nothing sent,
 below 0 % the message does harm. Runs are paired by seed. The interval is Fieller's, which is right
@@ -69,7 +70,8 @@ def share_kept(controls: Sequence[float], scores: Sequence[float], denses: Seque
 
 
 def of_settings(frame: pd.DataFrame) -> dict[str, Kept]:
-    """What each setting of a frame keeps, by setting_id, where the frame has its control and dense.
+    """Return what each setting of a frame keeps, by setting_id, where the frame has its control and
+    dense.
 
     Of a setting that compresses gradients of activations the control sends none of these; of one
     that compresses activations alone, none of those; of one that compresses learners' gradients,

@@ -1,5 +1,5 @@
-"""What messages and inversions cost here: measured at the start by every process, decided by the
-first one.
+"""Measures what messages and inversions cost here: measured at the start by every process, decided
+by the first one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Costs:
     handing_out: Line
 
     def small(self, size: int) -> bool:
-        """Whether inverting a factor of so many rows is cheaper than receiving its inverse."""
+        """Return whether inverting a factor of so many rows is cheaper than receiving its inverse."""
         alpha, beta = self.broadcast
         return cheaper(self.invert, lambda elements: alpha + beta * elements)(size)
 
@@ -72,11 +72,11 @@ def measure(collectives: Collectives, spec: KFAC) -> Costs:
             many = usual(work, most)
             if many[0] > BRIEF:
                 break
-        lines_ = []
+        lines = []
         for first, second in zip(startup, many, strict=True):  # pyright: ignore[reportPossiblyUnboundVariable]
             slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))  # pyright: ignore[reportPossiblyUnboundVariable]
-            lines_.append((max(1e-9, first - slope * at(sizes[0])) / pieces, slope / pieces))
-        return lines_
+            lines.append((max(1e-9, first - slope * at(sizes[0])) / pieces, slope / pieces))
+        return lines
 
     def gather(n: int) -> None:
         collectives.gather([[torch.zeros(n)]], "probe").wait()

@@ -24,7 +24,7 @@ def weight_matrix(module: Any) -> Tensor:
 
 
 def supported(module: Any) -> bool:
-    """Whether factors of this layer are known."""
+    """Return whether factors of this layer are known."""
     return (
         isinstance(module, nn.Linear)
         or as_matrix(module)
@@ -44,7 +44,7 @@ def sizes(module: Any) -> tuple[int, int]:
 
 
 def inputs(module: Any, x: Tensor) -> Tensor:
-    """What entered a layer, [in, n, s], without the one of a bias; float32 or wider.
+    """Return what entered a layer, [in, n, s], without the one of a bias; float32 or wider.
 
     Of a convolution these are its patches. Features come first, so that a convolution's are copied
     once, along rows.
@@ -147,7 +147,7 @@ def unpacked(elements: Tensor, d: int) -> Tensor:
 
 
 def as_matrix(module: Any) -> bool:
-    """Whether it is transformers' Conv1D, a Linear whose weight is [in, out]; known by name, so it
-    is not imported.
+    """Return whether it is transformers' Conv1D, a Linear whose weight is [in, out]; known by name,
+    so it is not imported.
     """
     return type(module).__name__ == "Conv1D" and getattr(module, "weight", None) is not None

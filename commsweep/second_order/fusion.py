@@ -1,4 +1,4 @@
-"""Which tensors travel together, so that few messages start and little of them is waited for. No
+"""Groups tensors into messages, so that few messages start and little of them is waited for. No
 torch.
 
 A message of m elements takes alpha + beta m seconds. Tensors become ready one after the other; a
@@ -14,7 +14,7 @@ Groups = list[list[int]]  # places of tensors, in the order in which they become
 
 
 def after(elements: Sequence[int]) -> Groups:
-    """One message once all are ready."""
+    """Return a single group, sent once all are ready."""
     return [list(range(len(elements)))] if elements else []
 
 

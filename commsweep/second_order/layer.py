@@ -1,4 +1,4 @@
-"""One layer under K-FAC: its running factors, their inverses, and what these make of its
+"""A layer under K-FAC: its running factors, their inverses, and what these make of its
 gradient.
 """
 
@@ -54,8 +54,8 @@ class KFACLayer(nn.Module):
         self.taken = decay * self.taken + 1 - decay
 
     def inverse(self, side: str, spec: KFAC, travels: bool = True) -> list[Tensor]:
-        """What is to be applied of one factor: [inverse], packed if it travels, or [eigenvalues,
-        eigenvectors].
+        """Return what is to be applied of one factor: [inverse], packed if it travels, or
+        [eigenvalues, eigenvectors].
 
         From the running average, which stays undamped. With NaN where that is not finite or not
         positive definite.
@@ -75,16 +75,16 @@ class KFACLayer(nn.Module):
             ]
         # All in one place, and by columns, as LAPACK wants it: of large factors copies cost a third
         # of the time.
-        inverse_ = getattr(self, f"{side}_inverse")
-        torch.div(getattr(self, side), self.taken, out=inverse_)
-        inverse_.diagonal().add_(self._damping(side, spec))
-        lower, info = inverse_.mT, torch.empty((), dtype=torch.int32, device=inverse_.device)
+        inverse = getattr(self, f"{side}_inverse")
+        torch.div(getattr(self, side), self.taken, out=inverse)
+        inverse.diagonal().add_(self._damping(side, spec))
+        lower, info = inverse.mT, torch.empty((), dtype=torch.int32, device=inverse.device)
         torch.linalg.cholesky_ex(lower, out=(lower, info))
         wrong = (info != 0) | ~lower.diagonal().isfinite().all()
         # a zero there would be an error, and this is an outcome
         lower.diagonal().masked_fill_(wrong, torch.nan)
         torch.cholesky_inverse(lower, out=lower)
-        return [factors.packed(inverse_) if travels else inverse_]
+        return [factors.packed(inverse) if travels else inverse]
 
     def _damping(self, side: str, spec: KFAC) -> Tensor | float:
         if spec.split == "direct":

@@ -20,7 +20,7 @@ SIDE = {"inception_v4": 299, "inception_v3": 299}  # pixels; 224 else
 
 @dataclass(frozen=True)
 class Load:
-    """One layer: rows of A and G (with a bias, one more of A), positions of one sample."""
+    """The work of one layer: rows of A and G (with a bias, one more of A), positions of one sample."""
 
     name: str
     a: int
@@ -34,12 +34,12 @@ class Load:
 
     @property
     def multiplications(self) -> int:
-        """Of one sample's forward."""
+        """Return the multiplications of a forward of one sample."""
         return self.positions * self.weights
 
     @property
     def factor_multiplications(self) -> int:
-        """Of one sample's part in new factors."""
+        """Return the multiplications of one sample's part in new factors."""
         return self.positions * (self.a**2 + self.g**2)
 
 
@@ -53,12 +53,12 @@ def loads(name: str) -> tuple[Load, ...]:
 
     from commsweep.second_order import factors
 
-    loads_: list[Load] = []
+    loads: list[Load] = []
 
     def ran(called: str) -> object:
         def hook(module: nn.Module, _: object, output: torch.Tensor) -> None:
             a, g = factors.sizes(module)
-            loads_.append(Load(called, a, g, output[0].numel() // g))
+            loads.append(Load(called, a, g, output[0].numel() // g))
 
         return hook
 
@@ -68,7 +68,7 @@ def loads(name: str) -> tuple[Load, ...]:
             if factors.supported(module):
                 module.register_forward_hook(ran(called))  # pyright: ignore[reportArgumentType]
         net(x)
-    return tuple(loads_)
+    return tuple(loads)
 
 
 def kronecker(loads_: tuple[Load, ...]) -> list[Factor]:

@@ -30,9 +30,7 @@ PROFILED = 5  # exchanges whose times decide what is fused
 
 
 class FactorMessages(nn.Module):
-    """What the learners here have to say of their factors, what was sent, and the means that
-    arrive.
-    """
+    """The factors of the learners here: offered, sent, and averaged on arrival."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Where the Kronecker factors of K-FAC are inverted. Pure functions without torch: real runs and
-predictions use them.
+"""Assigns the Kronecker factors of K-FAC to the learners that invert them. Pure functions without
+torch: real runs and predictions use them.
 
 A layer has two factors, A of its inputs and G of its outputs' gradients, symmetric, of which d (d +
 1) / 2 elements travel. A placement says for every factor which learner inverts it, or EVERYWHERE:
@@ -21,7 +21,7 @@ EVERYWHERE = -1
 
 @dataclass(frozen=True)
 class Factor:
-    """One Kronecker factor."""
+    """A Kronecker factor."""
 
     layer: int
     side: str  # "A" or "G"
@@ -29,7 +29,7 @@ class Factor:
 
     @property
     def elements(self) -> int:
-        """Of the packed upper triangle."""
+        """Return the number of elements of the packed upper triangle."""
         return self.size * (self.size + 1) // 2
 
 
@@ -103,8 +103,8 @@ def shared(layers: int, learners: int, fraction: float) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Placed:
-    """Who inverts which factor, and who has the inverses of a layer and preconditions its
-    gradient.
+    """The assignment of factors to learners that invert them, and of layers to those that
+    precondition their gradients.
     """
 
     inverters: list[int]  # of each factor, a learner or EVERYWHERE

@@ -69,18 +69,18 @@ class Preconditioner(Component):
             seed,
             collectives or Simulated(1),
         )
-        layers_, self.left = supported(model, spec.max_factor, calls)
-        if not layers_:
+        layers, self.left = supported(model, spec.max_factor, calls)
+        if not layers:
             raise UserError(
                 "kfac: the model has no layer that it supports (Linear, Conv2d without groups, "
                 "Conv1D, run once a pass and trained whole) with factors of at most "
                 f"kfac.max_factor={spec.max_factor} rows"
             )
         self.layers: Modules[KFACLayer] = Modules(
-            KFACLayer(name, module) for name, module in layers_
+            KFACLayer(name, module) for name, module in layers
         )
         self.factors = placement.factors_of(
-            [d for _, module in layers_ for d in factors.sizes(module)]
+            [d for _, module in layers for d in factors.sizes(module)]
         )
         self.travels = len(self.collectives.here) < self.collectives.learners
         # New factors are nobody else's: of an owner, or of a learner who is alone and whose
@@ -117,12 +117,12 @@ class Preconditioner(Component):
                     f"kfac.statistics=owner: {learners} learners are more than the "
                     f"{len(self.layers)} layers that they could own; use fewer learners"
                 )
-            placed_ = placement.placed_factors("owner", self.factors, learners)
+            placed = placement.placed_factors("owner", self.factors, learners)
         elif not self.travels or wiring is None:
-            placed_ = placement.placed_factors("everywhere", self.factors, learners)
+            placed = placement.placed_factors("everywhere", self.factors, learners)
         else:
             try:
-                placed_ = placement.placed_factors(
+                placed = placement.placed_factors(
                     wiring.placement,
                     self.factors,
                     learners,
@@ -135,9 +135,9 @@ class Preconditioner(Component):
             self.collectives.among(
                 sorted(
                     {
-                        *placed_.workers,
+                        *placed.workers,
                         *(
-                            tuple(sorted(placed_.column(layer, learner)))
+                            tuple(sorted(placed.column(layer, learner)))
                             for layer in range(len(self.layers))
                             for learner in range(learners)
                         ),
@@ -145,7 +145,7 @@ class Preconditioner(Component):
                     - {()}
                 )
             )
-        return placed_
+        return placed
 
     # Statistics.
 
@@ -197,7 +197,7 @@ class Preconditioner(Component):
         self._offer(2 * number + 1, factor)
 
     def _wants(self, number: int) -> bool:
-        """Whether the learner whose pass it is has a part in this layer's factors."""
+        """Return whether the learner whose pass it is has a part in this layer's factors."""
         return self.spec.statistics == "all" or self.placed.workers[number][0] == self._learner
 
     def _offer(self, number: int, matrix: Tensor) -> None:
@@ -441,7 +441,7 @@ class Preconditioner(Component):
         return {"kfac": out}
 
     def profile(self) -> dict[str, Any]:
-        """What a prediction of such steps needs: factors' sizes, placement, order, times and
+        """Return what a prediction of such steps needs: factors' sizes, placement, order, times and
         groups, and costs.
         """
         return {
@@ -479,8 +479,8 @@ def memory_bytes(spec: KFAC, model: nn.Module, learners: int) -> int:
     """Bytes of running factors, inverses, of the learners' new factors, and of what they remember
     of messages.
     """
-    layers_, _ = supported(model, spec.max_factor)
-    squares = sum(d * d + d for _, module in layers_ for d in factors.sizes(module))
+    layers, _ = supported(model, spec.max_factor)
+    squares = sum(d * d + d for _, module in layers for d in factors.sizes(module))
     remembered = learners * (spec.feedback.kind != "none" and spec.compressor.kind != "none")
     return 4 * squares * 2 + 2 * squares * (learners + remembered)
 
@@ -497,7 +497,7 @@ def supported(
     for module in model.modules():
         for p in module.parameters(recurse=False):
             calls_[id(p)] = calls_.get(id(p), 0) + 1
-    supported_, left = [], []
+    supported, left = [], []
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.requires_grad:
@@ -509,9 +509,9 @@ def supported(
             and all(p.requires_grad for p in module.parameters())
             and (calls is None or calls[id(module)] == 1)
         )
-        supported_ += [(name, module)] if fits else []
+        supported += [(name, module)] if fits else []
         left += [] if fits else [name]
-    return supported_, left
+    return supported, left
 
 
 def name_left_out(left: list[str]) -> None:

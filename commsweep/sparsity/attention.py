@@ -241,7 +241,7 @@ def _summaries(width: int, n: int, device: torch.device) -> Tensor:
 
 @dataclass
 class SparseAttention:
-    """How one attention layer attends now: `kind`, and `beside` of every other head, from the
+    """The pattern of one attention layer: `kind`, and `beside` of every other head, from the
     second on.
     """
 
@@ -329,8 +329,8 @@ def _attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: as its own scaled-dot-product attention where all earlier tokens are
-    seen.
+    """Return what transformers calls: as its own scaled-dot-product attention where all earlier
+    tokens are seen.
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 

@@ -1,4 +1,4 @@
-"""How many weights of every layer live at a sparsity of the whole. No torch: plans use it, too."""
+"""Divides the live weights of a model among its layers. No torch: plans use it, too."""
 
 from __future__ import annotations
 

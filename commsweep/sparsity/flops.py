@@ -56,15 +56,15 @@ class Attention:
     again: bool = False
 
     def forward(self, pairs: float) -> float:
-        """Of a sample with so many attending pairs of tokens on average over layers and heads: QK
-        and PV.
+        """Return the multiplications of a sample with so many attending pairs of tokens on average
+        over layers and heads: QK and PV.
         """
         return 4.0 * self.layers * self.heads * self.head * pairs
 
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """What a model multiplies for one sample."""
+    """The multiplications of a model for one sample."""
 
     products: tuple[Product, ...]
     attention: Attention | None = None
@@ -163,7 +163,7 @@ def update(numel: int, prune: int, grow: int, growth: str) -> float:
 
 @dataclass
 class Account:
-    """What a training has cost so far, and what it would have cost dense, by part."""
+    """The cost of a training so far, and of the same training dense, by part."""
 
     network: NetworkShape
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))

@@ -1,4 +1,4 @@
-"""Which layers of a model may be sparse, and what it multiplies for one sample."""
+"""Finds the layers of a model that may be sparse, and what it multiplies for one sample."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def _repeated(model: Any, products: list[nn.Module]) -> set[int]:
     repeated: set[int] = set()
     for block in (module for module in model.modules() if "forward" in vars(module)):
         inside = {id(module) for module in block.modules()}
-        calls_ = [id(module) for module in products if id(module) in inside]
+        calls = [id(module) for module in products if id(module) in inside]
         drops = any(isinstance(module, nn.Dropout) and module.p for module in block.modules())
-        repeated |= set(calls_ if drops else calls_[:-1])
+        repeated |= set(calls if drops else calls[:-1])
     return repeated
 
 

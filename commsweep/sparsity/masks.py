@@ -22,7 +22,9 @@ NEVER = -1.0  # below every score
 
 
 def first_mask(weight: Tensor, live: int, spec: Sparsity, seed: int, layer: int) -> Tensor:
-    """What a first mask with so many live weights takes away, boolean, of the weight's shape."""
+    """Return what a first mask with so many live weights takes away, boolean, of the weight's
+    shape.
+    """
     score = (
         weight.detach().abs().flatten()
         if spec.initial_mask == "magnitude"
@@ -129,7 +131,7 @@ class Mask(nn.Module):
 
     @property
     def partial(self) -> bool:
-        """Whether anything is dead."""
+        """Return whether anything is dead."""
         return self.live < self.dead.numel()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a training will cost, before anything is trained. No torch."""
+"""Predicts what a training will cost, before anything is trained. No torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def gpt2(
 
 
 def network(run: Run) -> NetworkShape:
-    """Of a Run that trains a GPT-2 from scratch. Raises UserError for others."""
+    """Return the shape of the network of a Run that trains a GPT-2 from scratch. Raises UserError
+    for others.
+    """
     if not isinstance(run.model, TextModel) or run.model.name not in GPT2_SIZES:
         raise UserError(
             f"model.name={run.model.name}: FLOPs are planned for GPT-2 from scratch "

@@ -49,7 +49,7 @@ class Schedule:
             start, before = end, phase.sparsity
 
     def _moves(self, stretch: Stretch) -> bool:
-        """Whether masks move within a phase, after its first step."""
+        """Return whether masks move within a phase, after its first step."""
         gradual = stretch.phase.shape != "step" and stretch.phase.sparsity != stretch.before
         return gradual or bool(
             self.spec.drop_fraction
@@ -75,7 +75,7 @@ class Schedule:
         return stretch.phase.sparsity + (stretch.before - stretch.phase.sparsity) * left
 
     def updates(self, step: int) -> bool:
-        """Whether masks may move in this step (the first masks, of step 0, are no update)."""
+        """Return whether masks may move in this step (the first masks, of step 0, are no update)."""
         stretch = self.at(step)
         return 0 < step < stretch.end and (step - stretch.start) % self.spec.interval == 0
 

@@ -161,7 +161,7 @@ class SparseTraining(Component):
     # Updates of the masks.
 
     def _counts(self, step: int) -> Counts | None:
-        """What an update moves in every layer; None where that is nothing."""
+        """Return what an update moves in every layer; None where that is nothing."""
         target = densities.live(self.shapes, self.spec, self.schedule.target(step))
         drop = self.schedule.drop(step)
         counts = [
@@ -177,7 +177,7 @@ class SparseTraining(Component):
         return masks.chosen(mask.weight, grad, mask.dead, counts, self.spec, self.seed, index, step)
 
     def _follow(self, step: int) -> None:
-        """One learner in turn chooses by its own gradient; what the others cannot know travels."""
+        """Let one learner in turn choose by its own gradient; what the others cannot know travels."""
         exchange = self._exchange[0]
         # a short batch may have left the last of them without a pass
         several = len(exchange.collectives.here) > 1
@@ -289,9 +289,9 @@ class SparseTraining(Component):
         return {"sparsity": spec}
 
     def evaluation(self) -> dict[str, Any]:
-        """Of every layer the share that has ever lived (ITOP's rate; waits for the device), and, at
-        the updates since the last evaluation (evenly chosen ones where there were many), density
-        and grown weights as a share of the live ones.
+        """Return the share of every layer that has ever lived (ITOP's rate; waits for the device),
+        and, at the updates since the last evaluation (evenly chosen ones where there were many),
+        density and grown weights as a share of the live ones.
         """
         sizes = [mask.dead.numel() for mask in self.masks]
         shown = self.history[:: -(-len(self.history) // HISTORY) or 1]

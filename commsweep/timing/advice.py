@@ -1,4 +1,4 @@
-"""Which compression reaches the target quality soonest over a given network: measured, or
+"""Finds the compression that reaches the target quality soonest over a given network: measured, or
 predicted.
 """
 
@@ -28,7 +28,7 @@ APART = 0.05  # of a time: what differs by less is not chosen between for its sp
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to train, over the network asked about."""
+    """A way to train, over the network asked about."""
 
     method: str
     schedule: str
@@ -43,7 +43,7 @@ class Choice:
         return self.steps * self.step_seconds
 
     def text(self) -> str:
-        """One line."""
+        """Return a line."""
         how = "measured" if self.measured else "predicted"
         return (
             f"{self.method}, {self.schedule}: {self.seconds:.1f} s ({self.steps} steps of "
@@ -64,8 +64,8 @@ class Advice:
 
     @property
     def close(self) -> list[Choice]:
-        """Those that predictions do not tell from the best: less than `APART` behind it, unless
-        both are measured.
+        """Return those that predictions do not tell from the best: less than `APART` behind it,
+        unless both are measured.
         """
         best = self.choices[0]
         return [
@@ -115,7 +115,7 @@ def advise(
         if n is None:
             missed.append(series_steps[0].method)
             continue
-        exact = next((step_ for step_ in series_steps if step_.network == network), None)
+        exact = next((step for step in series_steps if step.network == network), None)
         if exact is None and series not in fits:
             continue
         choices.append(_choice(exact, fits.get(series), network, n))
@@ -136,14 +136,14 @@ def advise(
 def _choice(
     exact: PipelineStep | None, model: PipelineModel | None, network: Network, steps: int
 ) -> Choice:
-    step_ = exact or model.base  # pyright: ignore[reportOptionalMemberAccess]
+    step = exact or model.base  # pyright: ignore[reportOptionalMemberAccess]
     return Choice(
-        step_.method,
-        step_.schedule,
+        step.method,
+        step.schedule,
         exact.seconds if exact else model.step(network),  # pyright: ignore[reportOptionalMemberAccess]
         steps,
         exact is not None,
-        (step_.row["id"], step_.row["run_id"]),
+        (step.row["id"], step.row["run_id"]),
     )
 
 
@@ -157,24 +157,22 @@ def regrets(
     of it.
     """
     groups: dict[Any, list[PipelineStep]] = {}
-    for step_ in steps_:
-        if steps[step_.row["run_id"]] is not None and step_.series in fits:
-            groups.setdefault((_training(step_.row["run"]), step_.network), []).append(step_)
-    regrets_ = []
+    for step in steps_:
+        if steps[step.row["run_id"]] is not None and step.series in fits:
+            groups.setdefault((_training(step.row["run"]), step.network), []).append(step)
+    regrets = []
     for group in groups.values():
 
         def needed(measurement: PipelineStep, step: float) -> float:
             return steps[measurement.row["run_id"]] * step  # pyright: ignore[reportOptionalOperand]
 
-        advised = min(
-            group, key=lambda step_: needed(step_, fits[step_.series].step(step_.network))
-        )
-        best = min(group, key=lambda step_: needed(step_, step_.seconds))
+        advised = min(group, key=lambda step: needed(step, fits[step.series].step(step.network)))
+        best = min(group, key=lambda step: needed(step, step.seconds))
         if len(group) > 1:
-            regrets_.append(
+            regrets.append(
                 (advised, best, needed(advised, advised.seconds) / needed(best, best.seconds) - 1)
             )
-    return regrets_
+    return regrets
 
 
 def _same(measurement: PipelineStep, run: Run) -> bool:

@@ -24,7 +24,7 @@ TREE_RATE = 0.92  # of a ring's, in NCCL's table
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where the ranks of an all-reduce are, and what joins them: numbers or arrays [n]."""
+    """The ranks of an all-reduce and the links between them: numbers or arrays [n]."""
 
     ranks: Any
     nodes: Any
@@ -35,8 +35,8 @@ class Ranks:
 
 
 def seconds(collective: str, nbytes: Any, where: Ranks) -> Any:
-    """Of one all-reduce of so many bytes [n], by one of `commsweep.timing.COLLECTIVES`; 0 for a
-    single rank.
+    """Return the seconds of one all-reduce of so many bytes [n], by one of
+    `commsweep.timing.COLLECTIVES`; 0 for a single rank.
     """
     seconds_by = by_algorithm(nbytes, where)
     if collective == "nccl":

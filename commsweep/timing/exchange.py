@@ -34,7 +34,9 @@ class Wire:
     anew: float = 0.5  # seconds that this takes
 
     def seconds(self, nbytes: Any, workers: Any, bandwidth: Any) -> Any:
-        """Of an all-reduce of so many bytes; bandwidth: bits a second, 0 or NaN where unshaped."""
+        """Return the seconds of an all-reduce of so many bytes; bandwidth: bits a second, 0 or NaN
+        where unshaped.
+        """
         rate = np.asarray(bandwidth, float)
         shaped = np.isfinite(rate) & (rate > 0)
         rate = np.where(shaped, rate, self.unshaped)

@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def microbatches(self) -> Any:
-        """Of one pipeline in an iteration."""
+        """Return the microbatches of one pipeline in an iteration."""
         return np.asarray(self.batch) / (np.asarray(self.micro_batch) * np.asarray(self.data))
 
 
@@ -82,7 +82,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a pipeline is run, and in which code gradients are exchanged; the defaults are what the
+    """The schedule of a pipeline and the code of its gradients; the defaults are what the
     constants of a100-nvlink were fitted to.
 
     schedule: "interleaved" gives each device `chunks` stages (arXiv 2104.04473), "zero-bubble"
@@ -105,7 +105,7 @@ class Choices:
 
     @property
     def idle(self) -> float:
-        """What a stage waits, as a share of what it waits in 1F1B."""
+        """Return what a stage waits, as a share of what it waits in 1F1B."""
         if self.schedule == "interleaved":
             return 1 / self.chunks
         if self.schedule == "2bw":
@@ -234,7 +234,7 @@ def read_cluster(text: str) -> Cluster:
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
-    """As `read_cluster` reads it, rounded to five digits."""
+    """Write a cluster for `read_cluster`, rounded to five digits."""
     constants = asdict(cluster)
     for name in FITTED:
         constants[name] = float(f"{constants[name]:.5g}")

@@ -54,7 +54,7 @@ ACKNOWLEDGED = 1 + 66 / (2 * 1448)
 
 @dataclass(frozen=True)
 class LearnerNetwork:
-    """How many learners there are, and their links."""
+    """The number of learners, and their links."""
 
     learners: int
     bandwidth: float = 0.0  # bits a second of each one's link; 0: as the machine has it
@@ -62,19 +62,19 @@ class LearnerNetwork:
 
     @property
     def unlimited(self) -> bool:
-        """Whether the links are as the machine has them."""
+        """Return whether the links are as the machine has them."""
         return not (self.bandwidth or self.latency)
 
 
 @dataclass(frozen=True)
 class LearnerStep:
-    """One measurement: a run over a wiring."""
+    """A measurement: a run over a wiring."""
 
     row: Row
 
     @property
     def kfac(self) -> bool:
-        """Whether gradients are preconditioned."""
+        """Return whether gradients are preconditioned."""
         return self.row["run"].get("kfac") is not None
 
     @property
@@ -87,22 +87,22 @@ class LearnerStep:
 
     @property
     def method(self) -> str:
-        """Its run, in words."""
+        """Return its run, in words."""
         return describe(flatten(self.row["run"]))
 
     @property
     def fusion(self) -> str:
-        """Which factors travel together."""
+        """Return which factors travel together."""
         return self.row["wiring"]["fusion"]
 
     @property
     def placement(self) -> str:
-        """Where factors are inverted."""
+        """Return where factors are inverted."""
         return self.row["wiring"]["placement"]
 
     @property
     def algorithm(self) -> str:
-        """Its name: S-SGD, D-KFAC, ..., or how its factors travel."""
+        """Return its name: S-SGD, D-KFAC, ..., or how its factors travel."""
         if not self.kfac:
             return "S-SGD"
         kind = self.fusion, self.placement
@@ -112,12 +112,12 @@ class LearnerStep:
 
     @property
     def timing(self) -> dict[str, Any]:
-        """What was measured of a step."""
+        """Return what was measured of a step."""
         return self.row["timing"]
 
     @property
     def seconds(self) -> float:
-        """Of a step: mean over the learners of the middle half of the steps."""
+        """Return the seconds of a step: mean over the learners of the middle half of the steps."""
         return self.timing["step_seconds"]
 
     @property
@@ -152,7 +152,7 @@ class LearnerModel:
                 probed.setdefault(measurement.network, []).append(measurement.timing["costs"])
         self.lines = {
             network: {
-                kind: tuple(median(cost[kind][end_] for cost in costs) for end_ in (0, 1))
+                kind: tuple(median(cost[kind][end] for cost in costs) for end in (0, 1))
                 for kind in costs[0]
             }
             for network, costs in probed.items()
@@ -163,7 +163,7 @@ class LearnerModel:
         return self.bases.get(measurement.row["run_id"])
 
     def fitted(self, measurement: LearnerStep) -> bool:
-        """Whether its own step went into the model."""
+        """Return whether its own step went into the model."""
         return self.base(measurement) is measurement
 
     def step(self, measurement: LearnerStep) -> float | None:
@@ -174,7 +174,7 @@ class LearnerModel:
         return self._kfac(measurement, base) if measurement.kfac else self._plain(measurement, base)
 
     def _line(self, network: LearnerNetwork, base: LearnerStep, phase: str, elements: int) -> Line:
-        """Of a gather: as probed, and what is beyond that."""
+        """Return the line of a gather: as probed, and what is beyond that."""
         alpha, beta = self.lines[network]["gather"]
         return alpha, max(0.0, beta + self._beyond(base, phase, elements))
 
@@ -229,8 +229,8 @@ class LearnerModel:
 
 
 def errors(steps_: list[LearnerStep]) -> list[float]:
-    """Of the predictions, as shares of what was measured; measurements that went into the model are
-    left out.
+    """Return the errors of the predictions, as shares of what was measured; measurements that went
+    into the model are left out.
     """
     model = LearnerModel(steps_)
     return [
@@ -300,8 +300,8 @@ class ExchangeModel:
         )
         exchanges = 1 + (kind in TWICE) + lengths
         interval, fragments = outer.get("interval", 1), outer.get("fragments", 1)
-        messages_ = fragments + (fragments > 1)  # what is in no block is a fragment of its own
-        rounds = messages_ * (base.row["steps"] // interval)
+        messages = fragments + (fragments > 1)  # what is in no block is a fragment of its own
+        rounds = messages * (base.row["steps"] // interval)
         if not rounds:
             return None
         # What is not compressed is on its way while the rest is.
@@ -315,7 +315,7 @@ class ExchangeModel:
             sent -= base.row["gradients"].get("vector.up", 0.0)
         rate = measurement.network.bandwidth
         link = Wire(rate, burst=bucket(rate) if rate else 0.0)
-        share, learners = messages_ / interval, measurement.network.learners
+        share, learners = messages / interval, measurement.network.learners
         meeting = 2 if outer.get("peers") == "pairs" else learners
         wire = max(
             0.0,

@@ -63,7 +63,7 @@ class PipelineStep:
 
     @property
     def method(self) -> str:
-        """Its compression in a few words."""
+        """Return its compression in a few words."""
         return describe(flatten(self.row["run"]))
 
     @property
@@ -87,7 +87,7 @@ class PipelineStep:
 
     @property
     def engine(self) -> Engine:
-        """How its messages go."""
+        """Return how its messages go."""
         return TORCH["continuous" if late(self.row["run"]) else self.schedule]
 
     @property
@@ -104,7 +104,7 @@ class PipelineStep:
 
     @property
     def series(self) -> tuple[str, str]:
-        """What it has in common with its measurements over other links."""
+        """Return what it has in common with its measurements over other links."""
         return self.row["run_id"], self.schedule
 
     @property
@@ -120,8 +120,8 @@ class PipelineStep:
     def times(
         self, handling: float = 0.0, machine: Machine | None = None, pace: float = 1.0
     ) -> Times:
-        """What its parts take, `pace` times as long; bytes are of one microbatch's message, framing
-        included.
+        """Return what its parts take, `pace` times as long; bytes are of one microbatch's message,
+        framing included.
         """
         row, tasks = self.row, self.row["timing"]["tasks"]
         messages = row["steps"] * row["run"]["microbatches"]
@@ -139,7 +139,7 @@ class PipelineStep:
 
 
 def late(run: dict[str, Any]) -> bool:
-    """Whether the gradients of a recorded Run are of old weights."""
+    """Return whether the gradients of a recorded Run are of old weights."""
     return bool(run.get("delay") and run["delay"]["steps"])
 
 
@@ -158,13 +158,13 @@ def measurements(store: Store, names: list[str] | None = None) -> list[PipelineS
             key = row["run_id"], wiring.model_copy(update={"turn": 0}).model_dump_json()
             turns.setdefault(key, []).append((wiring.turn, row))
     return [
-        PipelineStep(_mean([row for _, row in sorted(rows_, key=itemgetter(0))]))
-        for rows_ in turns.values()
+        PipelineStep(_mean([row for _, row in sorted(rows, key=itemgetter(0))]))
+        for rows in turns.values()
     ]
 
 
 def _mean(turns: list[Row]) -> Row:
-    """One row of several; what a chart shows is of the first."""
+    """Return the mean row of several; what a chart shows is of the first."""
     if len(turns) == 1:
         return turns[0]
     timings = [row["timing"] for row in turns]
@@ -196,7 +196,7 @@ def _mean(turns: list[Row]) -> Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """What measurements over slow links say of the machine, beside the runs: how much longer tasks
+    """The constants of a machine, fitted to measurements over slow links: how much longer tasks
     take after a wait, and the handling of messages (in multiples of what it takes else), and what
     crossing a link with a latency takes beyond that.
     """
@@ -219,10 +219,10 @@ def machine_of(store: Store, names: list[str]) -> Machine:
     """The machine that the store's measurements of these ids were taken on. What was fitted is kept
     beside them, for the fit takes a minute.
     """
-    steps_ = measurements(store, names)
+    steps = measurements(store, names)
     path, ids = (
         store.root / "pipelines" / "machine.json",
-        sorted(measurement.row["id"] for measurement in steps_),
+        sorted(measurement.row["id"] for measurement in steps),
     )
     with suppress(OSError, UserError, TypeError, KeyError):
         cached = read_json(path)
@@ -233,7 +233,7 @@ def machine_of(store: Store, names: list[str]) -> Machine:
                 Cold(**constants["wake"]),
                 constants["crossing"],
             )
-    machine = calibrated(steps_)
+    machine = calibrated(steps)
     if ids:
         with suppress(OSError):  # a store may be read-only
             write_json(path, {"of": ids, "machine": asdict(machine)})
@@ -290,9 +290,7 @@ def _error(
 ) -> float:
     """Sum of the squared logarithms of predicted over measured."""
     fits = {series: PipelineModel(base, machine) for series, base in warm.items()}
-    return sum(
-        math.log(fits[step_.series].step(step_.network) / step_.seconds) ** 2 for step_ in slow
-    )
+    return sum(math.log(fits[step.series].step(step.network) / step.seconds) ** 2 for step in slow)
 
 
 def _cold(pairs: list[tuple[float, float]]) -> Cold:
@@ -344,9 +342,9 @@ class PipelineModel:
         """
         pace = measurement.computed / self.base.computed
         if (key := (measurement.network, pace)) not in self._known:
-            machine_ = self.machine if measurement is self.base else replace(self.machine, cold={})
+            machine = self.machine if measurement is self.base else replace(self.machine, cold={})
             self._known[key] = self._seconds(
-                self.base.times(self.handling, machine_, pace), measurement.network
+                self.base.times(self.handling, machine, pace), measurement.network
             )
         return self._known[key]
 
@@ -355,7 +353,7 @@ class PipelineModel:
         return step_seconds(self.base.orders, times, network, self.base.engine)
 
     def times(self) -> Times:
-        """What the parts of a step take on this machine."""
+        """Return what the parts of a step take on this machine."""
         return self.base.times(self.handling, self.machine, self.pace)
 
 
@@ -404,7 +402,7 @@ def _evaluations(store: Store, run_id: str) -> list[dict[str, Any]]:
 
 
 def is_dense(row: Row) -> bool:
-    """Whether nothing is compressed at its boundaries."""
+    """Return whether nothing is compressed at its boundaries."""
     return (
         all(row["run"][side]["compressor"]["kind"] == "none" for side in ("fwd", "bwd"))
         and not row["run"]["at"]

@@ -1,4 +1,5 @@
-"""What people have: a profile of torch.profiler, and a link as iperf3 or nccl-tests measured it.
+"""Reads the files that people have: a profile of torch.profiler, and a link as iperf3 or nccl-tests
+measured it.
 
 A profile says how long a step is, how long its collectives take, how much of that the step waits
 for, and how many bytes they carry. With it a step is predicted over another link, or with its
@@ -181,7 +182,7 @@ def _typical(steps: list[dict[str, tuple[float, float]]]) -> tuple[tuple[str, fl
 
 
 def _kind(event: dict[str, Any]) -> str:
-    """What a collective does, a name of MOVES; one that is not known sums up."""
+    """Return what a collective does, a name of MOVES; one that is not known sums up."""
     text = str(event.get("args", {}).get("Collective name", "")) + str(event.get("name", ""))
     letters = re.sub("[^a-z]", "", text.lower())
     return next((kind for kind in MOVES if kind in letters), "allreduce")
@@ -267,7 +268,7 @@ def exchange(link: MeasuredLink, profile: Profile, workers: int, share: float = 
 
 
 def _moves(kind: str, workers: int, coded: bool) -> tuple[float, int]:
-    """How often the bytes of a collective cross a link, and in how many rounds."""
+    """Return how often the bytes of a collective cross a link, and in how many rounds."""
     n = max(2, workers)
     return (n - 1, 1) if coded and kind == "allreduce" else MOVES[kind](n)
 

@@ -38,8 +38,8 @@ class Spread:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What makes a run use them. The last boundary's ratio speaks for those that have none of
-        their own.
+        """Return what makes a run use them. The last boundary's ratio speaks for those that have
+        none of their own.
         """
         *inner, last = self.ratios
         return {f"{side}.compressor.ratio": self.ratios[last] for side in self.sides} | {

@@ -1,1 +1,1 @@
-"""One Run in, one recorded row out."""
+"""Executes a Run and records a row."""

@@ -96,12 +96,12 @@ def memory_bytes(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> i
 
 def late(spec: Delay, model: nn.Module, cuts: dict[str, nn.Module]) -> dict[nn.Parameter, int]:
     """The trained weights that have a delay, with it."""
-    late_ = {}
+    late = {}
     for parameter, stage in stages_of(model, list(cuts.values())).items():
         delay = spec.of_stage(stage, len(cuts) + 1)
         if parameter.requires_grad and delay:
-            late_[parameter] = delay
-    return late_
+            late[parameter] = delay
+    return late
 
 
 def _versions(spec: Delay, delay: int) -> int:

@@ -115,7 +115,7 @@ def optimizer(
             optim.weight_decay,
             fused=True,
         )
-    optimizer_ = torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         parameters,
         optim.lr,
         optim.momentum,  # pyright: ignore[reportAttributeAccessIssue]
@@ -123,8 +123,8 @@ def optimizer(
         fused=True,  # pyright: ignore[reportAttributeAccessIssue]
     )
     if optim.momentum:  # pyright: ignore[reportAttributeAccessIssue]
-        optimizer_.register_step_pre_hook(_begin_late)
-    return optimizer_
+        optimizer.register_step_pre_hook(_begin_late)
+    return optimizer
 
 
 def _begin_late(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""How long a run would take here: some real steps, extrapolated."""
+"""Measures how long a run would take here: some real steps, extrapolated."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ class Installed:
         }
 
     def record(self) -> dict[str, Any]:
-        """As a Run would be stored; not validated, for a lost setting may be no valid one."""
+        """Return the installed settings as a Run would be stored; not validated, for a lost setting
+        may be no valid one.
+        """
         return _plain(self.settings())
 
 

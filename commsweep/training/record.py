@@ -94,7 +94,7 @@ def speed(ledger: dict[str, dict[str, int]], seconds: float, tokens: int) -> dic
 
 @cache
 def provenance() -> dict[str, str]:
-    """What the last bits of an outcome depend on beside its settings and its device."""
+    """Return what the last bits of an outcome depend on beside its settings and its device."""
     capability = torch.backends.cpu.get_cpu_capability()
     facts = {
         "processor": f"{processor()}, {capability}",
@@ -119,7 +119,7 @@ def processor() -> str:
 
 @cache
 def environment(device: str) -> dict[str, Any]:
-    """What a run was executed with."""
+    """Return what a run was executed with."""
     names = ("torch", "torchvision", "pytorch-lightning", "numpy", "pydantic")
     package = Path(__file__).resolve().parent
     git = ["git", "-C", str(package)]

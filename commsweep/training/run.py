@@ -1,4 +1,4 @@
-"""One Run in, one recorded row out."""
+"""Executes a Run and records a row."""
 
 from __future__ import annotations
 
@@ -249,10 +249,10 @@ def sharing(
     network_layers: dict[int, Layer] | None = None,
     clip: Clip | None = None,
 ) -> Learners:
-    """How the learners of a run train together. embeddings: identities of these among the model's
-    parameters. steps: of the whole training. network_layers, clip: where the model is one stage of
-    a network, that network's layers by the identity of their parameters, and what shortens a
-    gradient of which one stage has a part only.
+    """Return how the learners of a run train together. embeddings: identities of these among the
+    model's parameters. steps: of the whole training. network_layers, clip: where the model is one
+    stage of a network, that network's layers by the identity of their parameters, and what shortens
+    a gradient of which one stage has a part only.
     """
     common = run.grad, model, run.seed, run.data.batch_size
     if run.grad.sharded is not None:
@@ -497,8 +497,8 @@ def _outcome(
 
 
 def _stopped(fault: BaseException) -> bool:
-    """Whether somebody asked for the end: by Ctrl-C, after which Lightning exits, by SIGTERM, or
-    after an epoch.
+    """Return whether somebody asked for the end: by Ctrl-C, after which Lightning exits, by
+    SIGTERM, or after an epoch.
     """
     return isinstance(fault, (KeyboardInterrupt, Stopped, SIGTERMException)) or (
         isinstance(fault, SystemExit) and isinstance(fault.__context__, KeyboardInterrupt)
@@ -540,8 +540,8 @@ def _check_buffers(execution: Execution, folder: Path, by_sample: int) -> None:
 
 
 def _out_of_memory(fault: BaseException | None) -> bool:
-    """Whether memory ran out, on a GPU or on the host (where torch raises a plain RuntimeError), be
-    it in own code whose fault was told in other words.
+    """Return whether memory ran out, on a GPU or on the host (where torch raises a plain
+    RuntimeError), be it in own code whose fault was told in other words.
     """
     if fault is None:
         return False

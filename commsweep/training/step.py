@@ -65,7 +65,7 @@ class Task(pl.LightningModule):
         self._untold: list[tuple[int, int, Tensor]] = []
 
     def logits(self, x: Tensor) -> Tensor:
-        """What the model says of a batch."""
+        """Return what the model says of a batch."""
         raise NotImplementedError
 
     @staticmethod
@@ -80,7 +80,7 @@ class Task(pl.LightningModule):
 
     @staticmethod
     def labels(classes: Tensor, y: Tensor) -> Tensor:
-        """What a training set would hold if the outcome of every row of logits were these
+        """Return what a training set would hold if the outcome of every row of logits were these
         classes.
         """
         return classes
@@ -96,14 +96,14 @@ class Task(pl.LightningModule):
         raise NotImplementedError
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer_ = optim.optimizer(self.run, list(self.parameters()), optim.embedded(self))
+        optimizer = optim.optimizer(self.run, list(self.parameters()), optim.embedded(self))
         for component in self.components.values():
-            component.configured(optimizer_)
+            component.configured(optimizer)
         scheduler, interval = optim.rates(
-            self.run, optimizer_, int(self.trainer.estimated_stepping_batches)
+            self.run, optimizer, int(self.trainer.estimated_stepping_batches)
         )
         return {
-            "optimizer": optimizer_,
+            "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": interval},
         }
 
@@ -119,8 +119,8 @@ class Task(pl.LightningModule):
         return x.to(device, non_blocking=True), y.to(device, non_blocking=True), samples
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """One step; the loss of its last pass. Only the forward passes run in the precision of the
-        trainer.
+        """Take a step; the loss of its last pass. Only the forward passes run in the precision of
+        the trainer.
         """
         began = time.perf_counter()
         x, y, samples = batch
@@ -300,7 +300,7 @@ class Task(pl.LightningModule):
         return record
 
     def totals(self) -> dict[str, Any]:
-        """What the components add to the row."""
+        """Return what the components add to the row."""
         return {
             key: value
             for component in self.components.values()
@@ -370,7 +370,7 @@ def finish_step(
     clip: float,
     spent: dict[str, float] | None = None,
 ) -> None:
-    """What follows the last backward of a step, in this order: exchange, clip, optimizer.
+    """Return what follows the last backward of a step, in this order: exchange, clip, optimizer.
 
     shorten: limits the norm of all gradients to `clip` (0: not), where no component does. spent:
     seconds of each component's exchange are added to it.

@@ -21,9 +21,9 @@ from commsweep.models import causal_lm
 
 
 class Confined:
-    """What blocks before the last boundary write, and how far embeddings move that are measured
-    from: inside the code's subspace, if that is asked for (arXiv 2506.01260). Call it after every
-    step.
+    """The confinement of what blocks before the last boundary write, and the distance that
+    embeddings move, measured from: inside the code's subspace, if that is asked for (arXiv
+    2506.01260). Call it after every step.
 
     Coders measure from frozen embeddings once it is there, where the run says so.
     """
@@ -46,13 +46,13 @@ class Confined:
             boundaries.step.frozen = Frozen(embeddings[0], position_weights)
         if not spec.constrain:
             return
-        writers_ = causal_lm.writers(model, before)
-        causal_lm.confine(writers_, self._coder.encoder)
+        writers = causal_lm.writers(model, before)
+        causal_lm.confine(writers, self._coder.encoder)
         begin, end = (
             (0, before) if stage is None else (stage * size, min(before, (stage + 1) * size))
         )
         # as many of each block
-        self.writers = writers_[len(writers_) * begin // before : len(writers_) * end // before]
+        self.writers = writers[len(writers) * begin // before : len(writers) * end // before]
         if (frozen := boundaries.step.frozen) is not None:
             self.moving = [
                 (weight, start)

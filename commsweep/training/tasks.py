@@ -1,4 +1,4 @@
-"""What is trained: the loss of a batch, and how it is scored."""
+"""The tasks of a training: the loss of a batch, and how it is scored."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class LanguageModelling(Task):
 
 
 def kind(run: Run) -> type[Task]:
-    """What a run trains."""
+    """Return what a run trains."""
     return LanguageModelling if isinstance(run.model, TextModel) else ImageClassification
 
 
@@ -124,7 +124,7 @@ def _entropy(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
 
 
 def _sums(loss: Tensor, *numbers: Tensor | int) -> Tensor:
-    """One float32 vector, built on the loss's device without waiting for it."""
+    """Return a float32 vector, built on the loss's device without waiting for it."""
     tensors = [
         number if isinstance(number, Tensor) else torch.full((), float(number), device=loss.device)
         for number in numbers

@@ -63,7 +63,7 @@ _EVEN, _MEAN = np.uint64(EVEN), np.int32(MEAN)
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels serve x: float32 on the CPU, and numba installed."""
+    """Return whether the kernels serve x: float32 on the CPU, and numba installed."""
     return numba is not None and x.device.type == "cpu" and x.dtype is torch.float32
 
 
@@ -85,9 +85,9 @@ def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor,
 
 
 def topk_tiles(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """What `topk_rows` (not strict) keeps of the tiles of float32 x [samples, down, a, across, b],
-    tile after tile: values and where they lie in theirs, [tiles, k] each, ascending in each tile.
-    Rows of n: x [rows, 1, 1, 1, n].
+    """Return what `topk_rows` (not strict) keeps of the tiles of float32 x [samples, down, a,
+    across, b], tile after tile: values and where they lie in theirs, [tiles, k] each, ascending in
+    each tile. Rows of n: x [rows, 1, 1, 1, n].
     """
     source = x.detach().contiguous()
     samples, down, a, across, b = source.shape
@@ -111,7 +111,7 @@ def put_tiles(values: Tensor, columns: Tensor, shape: tuple[int, int, int, int, 
 
 
 def few_rows(n: int, k: int) -> bool:
-    """Whether `topk_tiles` is the fast way to the k largest of rows of n."""
+    """Return whether `topk_tiles` is the fast way to the k largest of rows of n."""
     return _SHORT < n <= _TILE and k * _FEW <= n and 4 * k <= _SHORT
 
 
@@ -191,7 +191,7 @@ def _parallel(tasks: list[Callable[[], None]]) -> None:
 
 @lru_cache(maxsize=1)
 def _pool(pid: int) -> ThreadPoolExecutor:
-    """One pool a process; keyed by its id because threads do not survive a fork."""
+    """Return the pool of this process; keyed by its id because threads do not survive a fork."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="kernels")
 
 
@@ -327,8 +327,8 @@ def _put_tiles(values, columns, out, first, last):
 
 @_compiled
 def _reach(row, at, count):
-    """How many entries of a row of bits reach each of four thresholds -> count; one pass, which
-    vectorises.
+    """Return how many entries of a row of bits reach each of four thresholds -> count; one pass,
+    which vectorises.
     """
     a, b, c, d = at[0], at[1], at[2], at[3]
     na, nb, nc, nd = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
@@ -712,8 +712,8 @@ def _adacomp_tops(e, bits, d, size, top, row_from, row_to):
 
 @_compiled
 def _adacomp_send(e, d, ahead, size, top, scale, out, sent, row_from, row_to):
-    """What is sent of the bins in [row_from, row_to), taken off e: +-scale where |e + ahead d|
-    reaches the top.
+    """Return what is sent of the bins in [row_from, row_to), taken off e: +-scale where |e + ahead
+    d| reaches the top.
     """
     for b in range(row_from, row_to):
         residue, new, go = (

@@ -35,7 +35,7 @@ def tops(blocks: Tensor) -> Tensor:
 
 
 def values(blocks: Tensor, scales: Tensor, drawn: Tensor | None, element: Element) -> Tensor:
-    """What arrives of float32 blocks [blocks, n] under scales [blocks], float32; drawn: what
+    """Return what arrives of float32 blocks [blocks, n] under scales [blocks], float32; drawn: what
     stochastic rounding draws, of the blocks' shape.
     """
     out = np.empty(blocks.shape, np.float32)
@@ -79,10 +79,10 @@ def _rounded(x, scale, drawn, b, i, mantissa, least, most):
     step = _exponent(size, least) - mantissa
     fine = size * _power(-step)
     if drawn.size:
-        rounded_ = np.floor(fine + drawn[b, i])
+        rounded = np.floor(fine + drawn[b, i])
     else:  # to the nearest, ties to even
-        rounded_ = (fine + np.float32(2.0**23)) - np.float32(2.0**23)
-    return min(rounded_ * _power(step), most)
+        rounded = (fine + np.float32(2.0**23)) - np.float32(2.0**23)
+    return min(rounded * _power(step), most)
 
 
 @_compiled

@@ -43,17 +43,17 @@ _PARTS = 1024  # programs that share a longer group, at most
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels serve x (and not what stands for a tensor that is nowhere)."""
+    """Return whether the kernels serve x (and not what stands for a tensor that is nowhere)."""
     return triton is not None and x.is_cuda and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def selects(x: Tensor) -> bool:
-    """Whether they choose among the entries of x: of 16 or 32 bits."""
+    """Return whether they choose among the entries of x: of 16 or 32 bits."""
     return usable(x) and x.element_size() in (2, 4)
 
 
 def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor, Tensor | None]:
-    """As `kernels.topk_rows`, of any type with 16 or 32 bits."""
+    """Do what `kernels.topk_rows` does, of any type with 16 or 32 bits."""
     x = x.detach().contiguous()
     y, mask = (
         torch.empty_like(x),
@@ -64,7 +64,7 @@ def topk_rows(x: Tensor, k: int, strict: bool, want_mask: bool) -> tuple[Tensor,
 
 
 def select(x: Tensor, k: int, as_mask: bool) -> tuple[Tensor, Tensor]:
-    """As `packing.select`."""
+    """Do what `packing.select` does."""
     x = x.detach().contiguous()
     values = torch.empty(x.shape[0], k, dtype=x.dtype, device=x.device)
     if as_mask:
@@ -198,13 +198,13 @@ def quantize(
 
 
 def whole_bytes(n: int, bits: int) -> bool:
-    """Whether codes of so many bits of groups of n fill whole bytes, each by itself."""
+    """Return whether codes of so many bits of groups of n fill whole bytes, each by itself."""
     return 8 % bits == 0 and n * bits % 8 == 0
 
 
 def grouped(x: Tensor, bits: int, symmetric: bool, start: int | None = None) -> Tensor:
-    """What arrives of x [groups, n] in codes of so many bits, each group's range found on the way;
-    of x's type, computed in float32.
+    """Return what arrives of x [groups, n] in codes of so many bits, each group's range found on
+    the way; of x's type, computed in float32.
 
     start: of the stream that rounding draws from; None: to the nearest code. As `quantize.Uniform`,
     or `FixedPoint`.
@@ -254,7 +254,7 @@ def _in_groups(
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """As `packing.pack_codes`."""
+    """Do what `packing.pack_codes` does."""
     codes = codes.detach().contiguous()
     codes = codes.view(torch.uint8) if codes.dtype == torch.bool else codes
     out = torch.empty(-(-codes.numel() * bits // 8), dtype=torch.uint8, device=codes.device)
@@ -272,7 +272,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
-    """As `packing.unpack_codes`."""
+    """Do what `packing.unpack_codes` does."""
     out = torch.empty(count, dtype=torch.int64, device=packed.device)
     if count:
         _unpack[(triton.cdiv(count, 1024),)](
@@ -288,14 +288,14 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def draw_uniform(out: Tensor, start: int) -> Tensor:
-    """As `kernels.uniform_draws`, into out [n]."""
+    """Do what `kernels.uniform_draws` does, into out [n]."""
     if n := out.numel():
         _draws[(triton.cdiv(n, 1024),)](out, n, seeds.signed(start), -(-n // 2), BLOCK=1024)
     return out
 
 
 def adacomp(e: Tensor, d: Tensor, ahead: float, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `kernels.adacomp`; numbers stay on the device."""
+    """Do what `kernels.adacomp` does; numbers stay on the device."""
     n = e.numel()
     bins, wide = -(-n // size), triton.next_power_of_2(size)
     rows_each = max(1, 2048 // wide)
@@ -366,8 +366,8 @@ if triton is not None:
         SHIFT: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """Of the entries [first, last) of a row that share the leading bits: how many have which
-        next bits.
+        """Return the counts of the entries [first, last) of a row that share the leading bits: how
+        many have which next bits.
         """
         BINS: tl.constexpr = 1 << BITS
         counts = tl.zeros([BINS], tl.int32)
@@ -617,8 +617,8 @@ if triton is not None:
         SHIFT: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """What is asked for of the entries [first, last) of a row whose k-th largest is `edge`;
-        `ties` equal it, of which the first `need` stay.
+        """Return what is asked for of the entries [first, last) of a row whose k-th largest is
+        `edge`; `ties` equal it, of which the first `need` stay.
         """
         for begin in range(first, last, BLOCK):
             i = begin + tl.arange(0, BLOCK)
@@ -718,8 +718,8 @@ if triton is not None:
         DRAWN: tl.constexpr,
         ROWS: tl.constexpr,
     ):
-        """Of values [rows, n], entries i of the message, and their rows' range [rows, 1]: (what
-        arrives, the code that travels, the first scale that travels).
+        """Return the codes of values [rows, n], entries i of the message, and their rows' range
+        [rows, 1]: (what arrives, the code that travels, the first scale that travels).
         """
         if SYMMETRIC:
             if DRAWN:
@@ -897,14 +897,14 @@ if triton is not None:
         e, d, top, n, bins, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
     ):
         """e += d, and the largest |e| of every bin; NaN counts as larger than any."""
-        row_ = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         column = tl.arange(0, WIDE)[None, :]
-        i = row_[:, None] * SIZE + column
+        i = row[:, None] * SIZE + column
         inside = (column < SIZE) & (i < n)
         sums = tl.load(e + i, mask=inside, other=0) + tl.load(d + i, mask=inside, other=0)
         tl.store(e + i, sums, mask=inside)
         bits = tl.where(inside, sums.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
-        tl.store(top + row_, tl.max(bits, 1).to(tl.float32, bitcast=True), mask=row_ < bins)
+        tl.store(top + row, tl.max(bits, 1).to(tl.float32, bitcast=True), mask=row < bins)
 
     @triton.jit
     def _adacomp_send(
@@ -921,12 +921,12 @@ if triton is not None:
         ROWS: tl.constexpr,
         WIDE: tl.constexpr,
     ):
-        row_ = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         column = tl.arange(0, WIDE)[None, :]
-        i = row_[:, None] * SIZE + column
+        i = row[:, None] * SIZE + column
         inside = (column < SIZE) & (i < n)
         sums = tl.load(e + i, mask=inside, other=0)
-        most = tl.load(top + row_, mask=row_ < bins, other=0)[:, None]
+        most = tl.load(top + row, mask=row < bins, other=0)[:, None]
         finite = (most.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
         h = tl.abs(sums + tl.load(d + i, mask=inside, other=0) * ahead)
         keep = inside & finite & (most > 0) & (sums != 0) & (h >= most)
@@ -936,4 +936,4 @@ if triton is not None:
         tl.store(out + i, go, mask=inside)
         tl.store(e + i, tl.where(finite, sums - go, sums), mask=inside)
         count = tl.sum(keep.to(tl.int32), 1)
-        tl.store(sent + row_, count, mask=row_ < bins)
+        tl.store(sent + row, count, mask=row < bins)

@@ -20,7 +20,7 @@ _BLOCK = 512
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels serve codes x: on the CPU, and numba installed."""
+    """Return whether the kernels serve codes x: on the CPU, and numba installed."""
     return cpu.numba is not None and x.device.type == "cpu"
 
 
@@ -52,7 +52,7 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def unpack_flags(packed: Tensor, count: int) -> Tensor:
-    """One-bit codes as booleans [count]."""
+    """Return one-bit codes as booleans [count]."""
     return torch.from_numpy(
         np.unpackbits(packed.contiguous().numpy(), count=count, bitorder="little").view(np.bool_)
     )
@@ -320,9 +320,9 @@ def _unpack_block(packed, bits, codes):
     else:
         b, mask, last = np.uint64(bits), np.uint64((1 << bits) - 1), n - n % 8
         for start in range(0, last, 8):
-            source_, held = packed[start // 8 * bits : start // 8 * bits + bits], np.uint64(0)
-            for i in range(source_.size):
-                held |= np.uint64(source_[i]) << np.uint64(8 * i)
+            source, held = packed[start // 8 * bits : start // 8 * bits + bits], np.uint64(0)
+            for i in range(source.size):
+                held |= np.uint64(source[i]) << np.uint64(8 * i)
             target = codes[start : start + 8]
             target[0] = np.int32(held & mask)
             target[1] = np.int32(held >> b & mask)

@@ -1,4 +1,4 @@
-"""What every compressor's settings have (`Compression`), and how the compressors are found: each
+"""The settings that every compressor has (`Compression`), and the search for the compressors: each
 module of this package defines some, and nothing else lists them.
 """
 
@@ -96,7 +96,7 @@ class CodeSpec(Compression):
 
 
 class QuantizerSpec(CodeSpec):
-    """What the two b-bit quantizers have in common."""
+    """The settings that the two b-bit quantizers have in common."""
 
     bits: Bits = 4
     scale: ScaleScope = "tensor"

@@ -1,4 +1,4 @@
-"""What stands in for a message: nothing, or a running mean."""
+"""The controls, which stand in for a message: nothing, or a running mean."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class LocalTraining(Learners):
         return moved
 
     def _reference(self, learner: int) -> list[nn.Parameter]:
-        """What a learner here has moved from since it was last given weights."""
+        """Return what a learner here has moved from since it was last given weights."""
         return self.references[learner if self.separate else 0]
 
     def _use(self, number: int, rate: float) -> None:
@@ -293,7 +293,7 @@ class LocalTraining(Learners):
             self._share_statistics(first.wait())
 
     def _share_statistics(self, first: list[Tensor]) -> None:
-        """Of the running statistics the first learner's are the common ones; with a share of one's
+        """Make the running statistics of the first learner the common ones; with a share of one's
         own nobody takes them over.
         """
         for index, statistic in enumerate(first):
@@ -354,8 +354,8 @@ class LocalTraining(Learners):
             number: (
                 due,
                 [
-                    {index: tensor.to(device) for index, tensor in layers_.items()}
-                    for layers_ in arrived
+                    {index: tensor.to(device) for index, tensor in layers.items()}
+                    for layers in arrived
                 ],
             )
             for number, (due, arrived) in state_told["pending"].items()

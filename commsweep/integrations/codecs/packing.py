@@ -1,4 +1,4 @@
-"""What all codec files need: `commsweep export` writes it at the end of each."""
+"""The functions that all codec files need: `commsweep export` writes it at the end of each."""
 
 import torch
 from torch import Tensor

@@ -30,7 +30,7 @@ def encode(x: Tensor) -> Tensor:
 
 
 def decode(payload: Tensor, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What the receiver sees. Raises ValueError when the payload has another length."""
+    """Return what the receiver sees. Raises ValueError when the payload has another length."""
     samples, row = rows_of(shape)
     k = kept(row)
     size = samples * k * dtype.itemsize
@@ -68,12 +68,12 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        """What the next stage sees of x."""
+        """Return what the next stage sees of x."""
         return decode(encode(x), x.shape, x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
-        """What the stage before sees of the gradient."""
+        """Return what the stage before sees of the gradient."""
         return decode(encode(grad), grad.shape, grad.dtype)
 
 
@@ -91,7 +91,7 @@ def nbytes(shape: torch.Size, dtype: torch.dtype) -> int:
 
 
 def packed_places(mask: Tensor, positions: Tensor) -> Tensor:
-    """Where the mask is true, in the shorter of two codings: uint8."""
+    """Return where the mask is true, in the shorter of two codings: uint8."""
     samples, row = mask.shape
     if positions.shape[1] == row:
         return torch.empty(0, dtype=torch.uint8, device=mask.device)
@@ -101,7 +101,7 @@ def packed_places(mask: Tensor, positions: Tensor) -> Tensor:
 
 
 def indices_win(samples: int, row: int, k: int) -> bool:
-    """Whether packed indices are no longer than a bitmask."""
+    """Return whether packed indices are no longer than a bitmask."""
     return -(-samples * k * index_bits(row) // 8) <= -(-samples * row // 8)
 
 

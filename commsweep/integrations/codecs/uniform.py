@@ -37,7 +37,7 @@ def encode(x: Tensor, seed: int = 0) -> Tensor:
 
 
 def decode(payload: Tensor, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What the receiver sees. Raises ValueError when the payload has another length."""
+    """Return what the receiver sees. Raises ValueError when the payload has another length."""
     if payload.numel() != nbytes(shape):
         raise ValueError(f"{payload.numel()} bytes for a message of {nbytes(shape)}")
     samples, row = rows_of(shape)
@@ -71,19 +71,19 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        """What the next stage sees of x."""
+        """Return what the next stage sees of x."""
         Boundary.messages += 1
         return decode(encode(x, Boundary.messages), x.shape, x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
-        """What the stage before sees of the gradient."""
+        """Return what the stage before sees of the gradient."""
         Boundary.messages += 1
         return decode(encode(grad, Boundary.messages), grad.shape, grad.dtype)
 
 
 def groups_of(samples: int, row: int) -> int:
-    """How many groups share a range."""
+    """Return how many groups share a range."""
     return {"tensor": 1, "sample": samples, "group": samples * -(-row // GROUP)}[SCALE]
 
 

@@ -1,4 +1,4 @@
-"""What an executor is given and gives back, and what all of them need."""
+"""The interface of an executor: its job, its outcome, and what all executors need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from commsweep.store import Store
 
 @dataclass
 class Launched:
-    """What a launch did."""
+    """The outcome of a launch."""
 
     outcomes: Counter = field(default_factory=Counter)
     busy_seconds: float = 0.0  # inside optimisation steps and evaluation
@@ -43,7 +43,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class Job:
-    """What an executor is given."""
+    """The job of an executor."""
 
     runs: list[Run]  # the missing ones
     store: Store

@@ -112,7 +112,7 @@ FORKS.set_forkserver_preload(["commsweep.launching.executors.warm"])
 
 @dataclass
 class _Setting:
-    """What all workers of a launch share."""
+    """The state that all workers of a launch share."""
 
     job: Job
     threads: int
@@ -124,7 +124,7 @@ class _Setting:
 
 
 class _Worker:
-    """One warm process and the cell it has; it is replaced when it dies."""
+    """A warm process and the cell it has; it is replaced when it dies."""
 
     def __init__(self, setting: _Setting, number: int) -> None:
         self.setting, self.number = setting, number
@@ -141,7 +141,7 @@ class _Worker:
             self.pipe.send(record(run))
 
     def answer(self) -> dict[str, Any]:
-        """Its report, or the record of its end; it is free afterwards."""
+        """Return its report, or the record of its end; it is free afterwards."""
         try:
             answer = self.pipe.recv() if self.pipe.poll() else self._overdue()
             self.ready = True
@@ -244,8 +244,8 @@ def _gpu(number: int) -> str | None:
 
 
 def _oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for memory; 0 where it does
-    not say.
+    """Return how many processes of this control group the kernel has killed for memory; 0 where it
+    does not say.
     """
     try:
         text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8")

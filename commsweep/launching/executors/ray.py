@@ -88,7 +88,7 @@ def _cell(
     cores: float,
     stop: StopFile,
 ) -> dict[str, Any]:
-    """One cell on the node that Ray chose; runs there."""
+    """Execute a cell on the node that Ray chose; runs there."""
     if not Path(root).is_dir():
         raise UserError(
             f"store '{root}' is not on node {socket.gethostname()}: all nodes need the same "
@@ -106,7 +106,7 @@ def _cell(
 
 
 def _answer(ray: Any, done: Any, cell: Run, store: Store) -> dict[str, Any]:
-    """What a task came to. Ray has repeated it already where that could help."""
+    """Return what a task came to. Ray has repeated it already where that could help."""
     try:
         return ray.get(done)
     except ray.exceptions.RayTaskError as fault:

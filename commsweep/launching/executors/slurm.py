@@ -86,7 +86,7 @@ def run(job: Job) -> Launched:
 
 
 class _Launcher:
-    """What a job of the array does: launch what is missing on the machine it got. Pickled by
+    """The program of a job of the array: launch what is missing on the machine it got. Pickled by
     submitit.
     """
 
@@ -122,7 +122,7 @@ class _Launcher:
 
 
 class _Follow:
-    """What has become of the cells, as far as the store says."""
+    """The state of the cells, as far as the store says."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.report = job, Launched()
@@ -210,18 +210,18 @@ def _executor(submitit: Any, folder: Path, cluster: dict[str, str]) -> Any:
             f"{nearest(unknown[0], {*common, *valid})}"
         )
     try:
-        executor_ = submitit.AutoExecutor(
+        executor = submitit.AutoExecutor(
             folder, cluster=cluster.get("cluster", "slurm"), slurm_max_num_timeout=REQUEUES
         )
         folder.mkdir(parents=True, exist_ok=True)
-        executor_.update_parameters(
+        executor.update_parameters(
             name="commsweep",
             **{"timeout_min": MINUTES}
             | {key if key in common else f"slurm_{key}": value for key, value in options.items()},
         )
     except Exception as error:
         raise UserError(f"--executor slurm: {str(error).strip().splitlines()[0]}") from None
-    return executor_
+    return executor
 
 
 def _submit(executor: Any, calls: list[_Launcher]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the server that workers are forked from imports once."""
+"""The imports of the server that workers are forked from, made once."""
 
 from commsweep.startup import loading
 

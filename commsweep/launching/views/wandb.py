@@ -28,7 +28,7 @@ MODES = ("disabled", "offline", "online")
 
 @dataclass(frozen=True)
 class View:
-    """Where runs are shown."""
+    """A view of runs in Weights & Biases."""
 
     store: Store
     group: str = ""  # the sweep
@@ -42,7 +42,9 @@ class View:
 
     @property
     def notes(self) -> Path:
-        """One line a run that was replayed: its id, and when its outcome was recorded (ns)."""
+        """Return a line for each run that was replayed: its id, and when its outcome was recorded
+        (ns).
+        """
         return self.folder / f"{self.project}.{self.mode}.jsonl"
 
     def check(self) -> None:
@@ -214,7 +216,7 @@ def report_cell(row: Row, evaluations: list[dict[str, Any]], folder: Path) -> No
 
 
 def _settings(wandb: Any) -> Any:
-    """Nothing of the machine or the code: the run folder has it."""
+    """Return settings that say nothing of the machine or the code: the run folder has it."""
     return wandb.Settings(
         console="off",
         silent=True,

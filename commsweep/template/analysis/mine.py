@@ -1,4 +1,4 @@
-"""What your runs say: a table, a claim and a figure."""
+"""Tables, claims and figures of your runs: a table, a claim and a figure."""
 
 from __future__ import annotations
 

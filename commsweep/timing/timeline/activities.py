@@ -21,7 +21,7 @@ SEND, ARRIVE, ASK, HANDLE = "send", "arrive", "ask", "handle"
 
 @dataclass
 class Activity:
-    """One thing that happens. `after`: places of earlier ones in the list; of those waiting the
+    """An activity of a timeline. `after`: places of earlier ones in the list; of those waiting the
     lowest `rank` is first.
 
     kind: one of the names above, or another use's own. device: where it happens; of a message,
@@ -113,7 +113,7 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 if activity.idle is not None:
                     seconds += activity.idle(now - used[first])
                 if spare := activity.spare:
-                    before = saved[first] if first in saved else spare
+                    before = saved.setdefault(first, spare)
                     full = min(spare, before + now - used[first])
                     seconds, saved[first] = max(0.0, seconds - full), max(0.0, full - seconds)
                 stop = now + seconds

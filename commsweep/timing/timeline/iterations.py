@@ -43,7 +43,7 @@ Line = tuple[float, float]  # alpha, beta: m elements take alpha + beta m second
 
 @dataclass(frozen=True)
 class Item:
-    """What a GPU computes next, and what is ready after it: a factor (by its place), elements of
+    """The next work of a GPU, and what is ready after it: a factor (by its place), elements of
     gradients.
     """
 
@@ -56,7 +56,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Work:
-    """One iteration's forward and backward on one GPU."""
+    """The forward and backward of an iteration on one GPU."""
 
     items: list[Item]
     factors: list[Factor]
@@ -81,7 +81,7 @@ class Cluster:
     handing_out: Line = (0.0, 0.0)
 
     def seconds(self, kind: str, elements: float) -> float:
-        """Of one message; nothing is sent on one GPU."""
+        """Return the seconds of one message; nothing is sent on one GPU."""
         alpha, beta = {
             INVERSE_MESSAGES: self.broadcast,
             FACTOR_MESSAGES: self.collect or self.reduce,
@@ -89,13 +89,13 @@ class Cluster:
         return alpha + beta * elements if self.gpus > 1 else 0.0
 
     def small(self, size: int) -> bool:
-        """Whether inverting a factor of so many rows is cheaper than receiving its inverse."""
+        """Return whether inverting a factor of so many rows is cheaper than receiving its inverse."""
         return cheaper(self.invert, lambda elements: self.seconds(INVERSE_MESSAGES, elements))(size)
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How the learners of K-FAC share the work; kfac=False: plain S-SGD.
+    """The division of work among the learners of K-FAC; kfac=False: plain S-SGD.
 
     small: rows below which a factor is inverted everywhere (None: where that is cheaper).
     gradients: "overlapped" with the backward, "after" it, or "dear", reduce-scatter in the backward
@@ -173,9 +173,9 @@ def broadcast(gpus: int, bandwidth: float, latency: float) -> Line:
 
 
 def iteration(work: Work, cluster: Cluster, how: Algorithm) -> Iteration:
-    """One iteration in which factors and inverses are new."""
+    """Return an iteration in which factors and inverses are new."""
     work = _busiest(work, cluster.gpus) if how.placement == "owner" else work
-    planned_ = _Planner(work, cluster, how).run()
+    planned = _Planner(work, cluster, how).run()
     computing = {
         name: sum(
             item.seconds
@@ -188,20 +188,18 @@ def iteration(work: Work, cluster: Cluster, how: Algorithm) -> Iteration:
     for name in (GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES):
         left.discard(name)
         steps.append(
-            _Planner(work, cluster, how, frozenset(left)).run().seconds
-            if left
-            else planned_.seconds
+            _Planner(work, cluster, how, frozenset(left)).run().seconds if left else planned.seconds
         )
     exposed = [b - a for a, b in pairwise(steps)]
     named = computing | dict(
         zip((GRADIENT_MESSAGES, FACTOR_MESSAGES, INVERSION, INVERSE_MESSAGES), exposed, strict=True)
     )
-    return replace(planned_, parts={name: named[name] for name in STACK})
+    return replace(planned, parts={name: named[name] for name in STACK})
 
 
 def _busiest(work: Work, gpus: int) -> Work:
-    """What the learner computes that has most to do where each computes the factors of its own
-    layers only.
+    """Return what the learner computes that has most to do where each computes the factors of its
+    own layers only.
     """
     owners = assign("owner", work.factors, gpus).inverters
     loads = [0.0] * gpus
@@ -221,8 +219,8 @@ def _busiest(work: Work, gpus: int) -> Work:
 
 
 def seconds(work: Work, cluster: Cluster, name: str) -> float:
-    """Of an iteration of a named algorithm, without its parts, which take several times as long to
-    find.
+    """Return the seconds of an iteration of a named algorithm, without its parts, which take
+    several times as long to find.
     """
     arms = [name] if name != "spd" else list(SPD)
     return min(
@@ -402,7 +400,7 @@ class _Planner:
         return [self._add(HANDLE, line[0] + line[1] * elements, (f"gpu {device}",), after, device)]
 
     def placed(self) -> Placed:
-        """Where factors are inverted."""
+        """Return where factors are inverted."""
         if self.how.inverters is not None:
             return replace(
                 assign("everywhere", self.work.factors, self.cluster.gpus),

@@ -42,7 +42,9 @@ def gpipe(devices: int, microbatches: int) -> list[list[Action]]:
 
 
 def one_f_one_b(devices: int, microbatches: int) -> list[list[Action]]:
-    """As many forwards as there are stages left, then one backward, one forward."""
+    """Return the order 1F1B: as many forwards as there are stages left, then one backward, one
+    forward.
+    """
     orders = []
     for stage in range(devices):
         warm = min(microbatches, devices - stage)
@@ -147,7 +149,7 @@ class Network:
         return self.links[min(first, second)] if self.links else self
 
     def seconds(self, nbytes: float) -> float:
-        """How long a message occupies a cable, with what Ethernet, IP and TCP add to it."""
+        """Return how long a message occupies a cable, with what Ethernet, IP and TCP add to it."""
         return 8 * nbytes * FRAMES / self.bandwidth if self.bandwidth else 0.0
 
     @property
@@ -182,7 +184,7 @@ def latency_text(network: Network) -> str:
 
 @dataclass(frozen=True)
 class Cold:
-    """What work takes longer on a machine that has waited: nothing up to `after` seconds of
+    """The work that takes longer on a machine that has waited: nothing up to `after` seconds of
     waiting, then `slope` seconds for each more, at most `most`.
     """
 
@@ -199,7 +201,7 @@ WARM = Cold()
 
 @dataclass(frozen=True)
 class Times:
-    """What a pipeline's parts take: per stage seconds, per boundary bytes of one microbatch's
+    """The times of a pipeline's parts: per stage seconds, per boundary bytes of one microbatch's
     message.
     """
 
@@ -233,8 +235,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Engine:
-    """How messages go: `IDEAL`, whenever they are ready; or as torch's schedules over gloo send
-    them (`TORCH`).
+    """The engine that moves messages: `IDEAL`, whenever they are ready; or as torch's schedules
+    over gloo send them (`TORCH`).
 
     rendezvous: a message leaves only when its receiver has said that it waits; it says so after its
     last action, behind what it sends to the same neighbour then, and that takes a latency of its
@@ -586,8 +588,8 @@ def step_seconds(
 
 
 def shares(plan_: Plan, devices: int) -> dict[str, float]:
-    """Of all devices' time over a plan: busy, and idle while a cable they wait on is (exposed
-    communication) or is not at work (bubble).
+    """Return the shares of all devices' time over a plan: busy, and idle while a cable they wait on
+    is (exposed communication) or is not at work (bubble).
     """
     spans = plan_.run()
     seconds_all = max(span.stop for span in spans)
