@@ -304,16 +304,16 @@ def k5(frame: pd.DataFrame) -> Claim:
 
 
 def _arm(runs: pd.DataFrame) -> pd.DataFrame:
-    ended = runs[runs.status.isin(["finished", "diverged"])]
-    score = ended[ON] if ON in ended else pd.Series(float("nan"), ended.index)
+    finished = runs[runs.status.isin(["finished", "diverged"])]
+    score = finished[ON] if ON in finished else pd.Series(float("nan"), finished.index)
     return pd.DataFrame(
         {
-            "id": ended.id,
-            "seed": ended.seed,
-            "base": base(ended, *FACTORS),
+            "id": finished.id,
+            "seed": finished.seed,
+            "base": base(finished, *FACTORS),
             "kind": "none",
-            "diverged": ended.status == "diverged",
-            "score": score.where(ended.status == "finished", CHANCE),
+            "diverged": finished.status == "diverged",
+            "score": score.where(finished.status == "finished", CHANCE),
         }
     )
 

@@ -57,17 +57,17 @@ class Prediction:
 
     setting: Setting
     table: Table
-    found: Found
+    parts_by_name: Found
 
     def figure(self) -> Figure:
         """Return the figure of what happens when."""
-        return timelines(self.setting, self.found)
+        return timelines(self.setting, self.parts_by_name)
 
     def record(self) -> dict[str, dict[str, float | dict[str, float]]]:
         """Return seconds by algorithm, and by part, for programs."""
         return {
             name: {"seconds": sum(seconds_by.values()), "parts": seconds_by}
-            for name, (seconds_by, _) in self.found.items()
+            for name, (seconds_by, _) in self.parts_by_name.items()
         }
 
 

@@ -284,19 +284,19 @@ def tables(frame: pd.DataFrame) -> list[Table]:
 
 def _side(runs: pd.DataFrame, *compared: str) -> pd.DataFrame:
     """Runs as a side of `paired`: what is compared is no part of their base."""
-    ended = runs[runs.status.isin(["finished", "diverged"])]
+    finished = runs[runs.status.isin(["finished", "diverged"])]
     guess = math.log(
-        256 if (ended["data.tokenizer"] == "bytes").all() else 50257
+        256 if (finished["data.tokenizer"] == "bytes").all() else 50257
     )  # among all tokens
-    score = ended[LOSS] if LOSS in ended else pd.Series(math.nan, ended.index)
+    score = finished[LOSS] if LOSS in finished else pd.Series(math.nan, finished.index)
     return pd.DataFrame(
         {
-            "id": ended.id,
-            "seed": ended.seed,
-            "base": base(ended, *compared) if len(ended) else "",
+            "id": finished.id,
+            "seed": finished.seed,
+            "base": base(finished, *compared) if len(finished) else "",
             "kind": "none",
-            "diverged": ended.status == "diverged",
-            "score": score.where(ended.status == "finished", guess),
+            "diverged": finished.status == "diverged",
+            "score": score.where(finished.status == "finished", guess),
         }
     )
 

@@ -26,7 +26,7 @@ class Stopped(Exception):
 LONGEST = 300  # characters of somebody else's message
 
 
-def told(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """An exception as one line: its type and the first line of its message, if it has one that can
     be read.
     """
@@ -43,12 +43,12 @@ def told(error: BaseException) -> str:
 
 def notice(line: str) -> None:
     """Tell the user something that ends nothing, once a process."""
-    if line not in _told:
-        _told.add(line)
+    if line not in _noticed:
+        _noticed.add(line)
         print(f"commsweep: {line}", file=sys.stderr, flush=True)
 
 
-_told: set[str] = set()
+_noticed: set[str] = set()
 
 
 def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:

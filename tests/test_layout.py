@@ -224,3 +224,49 @@ def test_ci_calls_the_readmes_test_command():
     assert "make test" in (ROOT / ".ci" / "run").read_text()
     assert "make test" in (ROOT / "README.md").read_text()
     assert subprocess.run(["test", "-x", ROOT / ".ci" / "run"]).returncode == 0
+
+
+# Words that say nothing of what a variable holds, and the most names that may be made of them.
+SAY_NOTHING = set(
+    "one own made said told found given known kept seen asked wanted gone got took had meant put "
+    "way what here there now then other others rest beside apart alone whole part parts place "
+    "places thing things turn turned begun ended every each some such any_ more less much few "
+    "looks leaving".split()
+)
+MOST_VAGUE = 40
+FRAGMENT = re.compile(
+    r"(Of|What|As|How|Whether|Where|Those|All that|All of|Who|That|Which|Its|Their|These|Nothing"
+    r"|Somebody|One|And|But|So)\b"
+)
+COLUMNS = re.compile(r"\S {2,}\S")
+
+
+def bound(node):
+    """The names that a node of a syntax tree binds."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return node.name
+    return ""
+
+
+def test_names_say_what_they_hold_and_docstrings_are_sentences():
+    vague, fragments, broken = [], [], []
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if bound(node).strip("_") in SAY_NOTHING:
+                vague.append(f"{module}: {bound(node)}")
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                continue
+            text = ast.get_docstring(node) or ""
+            if FRAGMENT.match(text):
+                fragments.append(f"{module}: {text[:60]}")
+            lines = text.splitlines()
+            if len(lines) > 2 and sum(bool(COLUMNS.search(line)) for line in lines) == 1:
+                broken.append(
+                    f"{module}: a table with one row, or columns set as prose: {text[:60]}"
+                )
+    assert not fragments and not broken
+    assert len(vague) <= MOST_VAGUE, vague

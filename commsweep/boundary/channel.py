@@ -501,7 +501,9 @@ class Boundary(nn.Module):
 
     @property
     def codes(self) -> bool:
-        """Return whether the coder is in use: not with compression off, nor before its first epoch."""
+        """Return whether the coder is in use: not with compression off, nor before its
+        first epoch.
+        """
         return self.fwd.step.compress and self.fwd.step.epoch >= self.fwd.start_epoch
 
     def _cross(self, x: Tensor) -> Tensor:
@@ -527,19 +529,19 @@ There = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 Back = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def crossing(x: Tensor, there: There, back: Back) -> Tensor:
+def crossing(x: Tensor, destination: There, back: Back) -> Tensor:
     """there(x), whose second value is kept for the way back: the gradient of x is back(gradient,
     kept).
     """
     if torch.is_grad_enabled() and x.requires_grad:
-        return _Crossing.apply(x, there, back)
-    return there(x)[0]
+        return _Crossing.apply(x, destination, back)
+    return destination(x)[0]
 
 
 class _Crossing(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: There, back: Back) -> Tensor:  # type: ignore[override]
-        y, ctx.kept = there(x)
+    def forward(ctx: Any, x: Tensor, destination: There, back: Back) -> Tensor:  # type: ignore[override]
+        y, ctx.kept = destination(x)
         ctx.back = back
         return y.view_as(y) if y is x else y
 

@@ -21,7 +21,7 @@ from commsweep.boundary.plan import crossed, message_shapes
 from commsweep.component import Component, Moment, Pass
 from commsweep.config.links import Link, Links
 from commsweep.config.override import parse_links
-from commsweep.errors import UserError, nearest, told
+from commsweep.errors import UserError, nearest, reason
 from commsweep.feedback import boundaries as feedback
 from commsweep.feedback.memory import Keys, MappedMemory
 from commsweep.modules import NamedModules
@@ -30,7 +30,9 @@ Shapes = dict[str, torch.Size]
 
 
 class Switch:
-    """The switch that puts boundaries into a model or takes them out; copies of the model share it."""
+    """The switch that puts boundaries into a model or takes them out; copies of the model
+    share it.
+    """
 
     def __init__(self) -> None:
         self.value = True
@@ -428,7 +430,7 @@ def insert(
     except Exception as error:
         raise UserError(
             f"sample of shape {tuple(sample.shape)} does not pass through the model "
-            f"({told(error)}); one input [1, ...] is wanted"
+            f"({reason(error)}); one input [1, ...] is wanted"
         ) from None
     if lost := [cut for cut in parsed if cut not in shapes]:
         raise UserError(

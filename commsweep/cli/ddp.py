@@ -130,16 +130,16 @@ def _ddp(args: argparse.Namespace) -> int:
             f"--device {args.device}: the learners are processes on this machine's CPU cores; "
             "use cpu"
         )
-    given = changes(args.settings) | (
+    settings = changes(args.settings) | (
         {} if args.learners is None else {"grad.learners": args.learners}
     )
-    run = override(preset(args.preset), given)
-    for option, given, needs, value in (
+    run = override(preset(args.preset), settings)
+    for option, is_given, needs, value in (
         ("fraction", args.fraction != 1, "placement", "shared"),
         ("small", args.small, "placement", "balanced"),
         ("buffer", args.buffer is not None, "fusion", "threshold"),
     ):
-        if given and getattr(args, needs) != value:
+        if is_given and getattr(args, needs) != value:
             raise UserError(f"--{option} goes with --{needs} {value} only")
     from commsweep.processes import ddp
 

@@ -247,21 +247,21 @@ def _execute(run: Run, store: Store, how: Execution) -> Row:
 
 
 def _presets(args: argparse.Namespace) -> int:
-    known = presets()
-    if args.preset is None or args.preset not in known:
+    presets_by_name = presets()
+    if args.preset is None or args.preset not in presets_by_name:
         groups = grouped("experiments", "PRESETS", args.preset or "")
         if not groups:
             preset(args.preset or "")  # says which is meant
         if args.json:
-            every = {name: run for group in groups.values() for name, run in group.items()}
-            print(json.dumps({name: record(run) for name, run in every.items()}))
+            runs_by_name = {name: run for group in groups.values() for name, run in group.items()}
+            print(json.dumps({name: record(run) for name, run in runs_by_name.items()}))
             return 0
         for title, group in groups.items():
             print(f"{title}:")
             for name, run in group.items():
                 print(f"  {name:26} {_in_words(run)}")
         return 0
-    named = {args.preset: known[args.preset]}
+    named = {args.preset: presets_by_name[args.preset]}
     if args.json:
         print(json.dumps({name: record(run) for name, run in named.items()}))
         return 0
@@ -269,7 +269,7 @@ def _presets(args: argparse.Namespace) -> int:
         (f"{key}={value}", meaning(named[args.preset], key))
         for key, value in _settings(named[args.preset])
     ]
-    print("\n".join(f"{line:44} {said}" if said else line for line, said in lines))
+    print("\n".join(f"{line:44} {meaning}" if meaning else line for line, meaning in lines))
     return 0
 
 
@@ -278,8 +278,8 @@ def _in_words(run: Run) -> str:
     from commsweep.reporting.labels import describe
 
     epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
-    said = describe(flatten(record(run)))
-    compressed = "" if said == "dense" else f": {said}"
+    words = describe(flatten(record(run)))
+    compressed = "" if words == "dense" else f": {words}"
     return f"{run.model.name} on {run.data.name}, {epochs}, {run.optim.kind}{compressed}"
 
 
@@ -333,15 +333,15 @@ def _conflicts(args: argparse.Namespace) -> int:
     if not args.conflicts.is_dir():
         raise UserError(f"--conflicts '{args.conflicts}' is no folder")
     store = Store(args.store, create=False)
-    found = conflicts(sorted(args.conflicts.rglob("rows.csv")), store.rows())
+    conflicts_ = conflicts(sorted(args.conflicts.rglob("rows.csv")), store.rows())
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(conflicts_))
         return 0
-    for name, scores in found.items():
+    for name, scores in conflicts_.items():
         print(name)
         for source, score in scores.items():
             print(f"  {score:<10.6g} {source}")
-    print(f"{len(found)} ids have several scores")
+    print(f"{len(conflicts_)} ids have several scores")
     return 0
 
 
@@ -373,8 +373,8 @@ def _tell_apart(entries: list[dict[str, Any]]) -> None:
         keys = dict.fromkeys(key for entry in group for key in entry["run"])
         varied = [key for key in keys if len({str(entry["run"].get(key)) for entry in group}) > 1]
         for entry in group:
-            said = [f"{key}={entry['run'][key]}" for key in varied if key in entry["run"]]
-            entry["method"] += f" ({', '.join(said)})" if said else ""
+            settings = [f"{key}={entry['run'][key]}" for key in varied if key in entry["run"]]
+            entry["method"] += f" ({', '.join(settings)})" if settings else ""
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -392,13 +392,13 @@ def _show(args: argparse.Namespace) -> int:
         print(json.dumps(row | {"evaluations": folder.metrics()}))
         return 0
     print(_describe(row, folder.path, False))
-    for one in row.get("diagnosis", ()):  # pyright: ignore[reportOptionalIterable]
+    for entry in row.get("diagnosis", ()):  # pyright: ignore[reportOptionalIterable]
         print(
-            f"  {one['boundary']:10} {one['direction']}  "  # pyright: ignore[reportArgumentType]
+            f"  {entry['boundary']:10} {entry['direction']}  "  # pyright: ignore[reportArgumentType]
             + "  ".join(
-                f"{key} {one[key]:.3g}"  # pyright: ignore[reportArgumentType]
+                f"{key} {entry[key]:.3g}"  # pyright: ignore[reportArgumentType]
                 for key in ("error", "bias", "cosine", "energy", "remembered", "silent", "entropy")
-                if key in one
+                if key in entry
             )
         )
     print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))  # pyright: ignore[reportArgumentType]
@@ -460,7 +460,7 @@ def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
         lines.append(
             f"  K-FAC                 {sent['factors']} factors, {sent['factors_up']:,.0f} "
             "bytes up a step and learner"
-            + "".join(f", {n:,.0f} of {what}" for what, n in also.items() if n)
+            + "".join(f", {n:,.0f} of {kind}" for kind, n in also.items() if n)
         )
     if "relative" in (spent := row.get("flops", {})):
         masks = row["masks"]

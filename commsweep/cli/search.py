@@ -125,7 +125,7 @@ def _search(args: argparse.Namespace) -> int:
     finally:
         if bar is not None:
             bar.close()
-    chosen, done = searching.best(study, goal), searching.made(study)
+    chosen, done = searching.best(study, goal), searching.finished_trials(study)
     if args.json:
         print(
             json.dumps(

@@ -34,7 +34,9 @@ PREFIX = "values."  # of the codec's parts
 class Coded(Sparsifier[Selection]):
     """A sparsifier that keeps the same number of every row, and a codec of what it keeps."""
 
-    _places: Tensor | int = 0  # bytes of the last message's places, where they depend on the data
+    _place_bytes: Tensor | int = (
+        0  # bytes of the last message's places, where they depend on the data
+    )
 
     def __init__(self, spec: Selection, inner: FixedK, codec: Compressor) -> None:
         """spec: of both; inner, codec: built from its parts."""
@@ -57,7 +59,7 @@ class Coded(Sparsifier[Selection]):
         self, x: Tensor, seed: int = 0, want_mask: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.inner, TopK) and not isinstance(self.inner, RiceTopK) and not want_mask:
-            k, cut = self.inner.kept(x.shape)[1], self.inner.tiles(x.shape)
+            k, cut = self.inner.kept_shape(x.shape)[1], self.inner.tiles(x.shape)
             if cpu.usable(x) and cpu.few_rows(cut[2] * cut[4], k):
                 chosen, columns = cpu.topk_tiles(self.inner.as_tiles(x), k)
                 y = cpu.put_tiles(self.codec.apply(chosen, _codes(seed)), columns, cut)
@@ -65,25 +67,27 @@ class Coded(Sparsifier[Selection]):
         flat, chosen = self.inner.kept_rows(x, seed)
         # a value may arrive as zero: only now are the places known
         if isinstance(self.inner, RiceTopK):
-            self._places = self.inner.place_bytes(chosen)
-        sent = self.codec.apply(taken(flat, chosen, self.inner.kept(x.shape)[1]), _codes(seed))
+            self._place_bytes = self.inner.place_bytes(chosen)
+        sent = self.codec.apply(
+            taken(flat, chosen, self.inner.kept_shape(x.shape)[1]), _codes(seed)
+        )
         y = self.inner.from_rows(scattered(sent * self.inner.gain(x.shape), chosen), x)
         return y, self.inner.from_rows(chosen, x) if want_mask else None
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        n_rows, k = chosen = self.inner.kept(shape)
+        n_rows, k = chosen = self.inner.kept_shape(shape)
         position_bytes = self.inner.formula_bytes(shape, dtype) - n_rows * k * dtype.itemsize
         return position_bytes + self.codec.formula_bytes(torch.Size(chosen), dtype)
 
     def bytes_sent(self, y: Tensor) -> int | Tensor:
         if not isinstance(self.inner, RiceTopK):
             return super().bytes_sent(y)
-        return self._places + self.codec.formula_bytes(
-            torch.Size(self.inner.kept(y.shape)), y.dtype
+        return self._place_bytes + self.codec.formula_bytes(
+            torch.Size(self.inner.kept_shape(y.shape)), y.dtype
         )
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        values = self.codec.layouts(torch.Size(self.inner.kept(shape)), dtype)
+        values = self.codec.layouts(torch.Size(self.inner.kept_shape(shape)), dtype)
         return [
             _named(layout) | {name: field for name, field in form.items() if name != "values"}
             for layout in values
@@ -96,12 +100,12 @@ class Coded(Sparsifier[Selection]):
     def _encode(self, x: Tensor, seed: int) -> Payload:
         fields = dict(self.inner._encode(x, seed).parts)
         values = self.codec._encode(
-            fields.pop("values").reshape(self.inner.kept(x.shape)), _codes(seed)
+            fields.pop("values").reshape(self.inner.kept_shape(x.shape)), _codes(seed)
         )
         return payload(x, **_named(values.parts), **fields)
 
     def _decode(self, payload: Payload) -> Tensor:
-        values = _decoded(self.codec, payload, torch.Size(self.inner.kept(payload.shape)))
+        values = _decoded(self.codec, payload, torch.Size(self.inner.kept_shape(payload.shape)))
         chosen = self.inner.as_rows(laid_out(self.inner.mask(payload), payload))
         return self.inner.from_rows(
             scatter((values * self.inner.gain(payload.shape)).reshape(-1), chosen), payload
@@ -121,7 +125,7 @@ class CodedForwardMask(ForwardMask):
         self.codec = codec
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
-        size = self._kept(x.shape)
+        size = self._row_shape(x.shape)
         flat, chosen = (tensor.reshape(size[0], -1) for tensor in (rows(x), self._rows(x)))
         return unrows(
             scattered(self.codec.apply(taken(flat, chosen, size[1]), _codes(seed)), chosen).reshape(
@@ -131,27 +135,27 @@ class CodedForwardMask(ForwardMask):
         )
 
     def formula_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        return self.codec.formula_bytes(self._kept(shape), dtype)
+        return self.codec.formula_bytes(self._row_shape(shape), dtype)
 
     def bytes_sent(self, y: Tensor) -> int:
         return self.formula_bytes(y.shape, y.dtype)
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
-        return [_named(form) for form in self.codec.layouts(self._kept(shape), dtype)]
+        return [_named(form) for form in self.codec.layouts(self._row_shape(shape), dtype)]
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
-        values = rows(x)[self._rows(x)].reshape(self._kept(x.shape))
+        values = rows(x)[self._rows(x)].reshape(self._row_shape(x.shape))
         return payload(x, **_named(self.codec._encode(values, _codes(seed)).parts))
 
     def _decode(self, payload: Payload) -> Tensor:
-        values = _decoded(self.codec, payload, self._kept(payload.shape))
+        values = _decoded(self.codec, payload, self._row_shape(payload.shape))
         return unrows(scatter(values.reshape(-1), self._rows(payload)), payload)
 
-    def _kept(self, shape: torch.Size) -> torch.Size:
+    def _row_shape(self, shape: torch.Size) -> torch.Size:
         """Samples, and kept entries of each; one row where their number is of the whole tensor."""
         inner = self.forward.inner if isinstance(self.forward, Coded) else self.forward
         assert inner is not None, "bound to the forward direction when the boundary is built"
-        n_rows, k = inner.kept(shape)
+        n_rows, k = inner.kept_shape(shape)
         samples = row_shape(shape)[0] if n_rows > 1 else 1
         return torch.Size([samples, n_rows * k // samples])
 

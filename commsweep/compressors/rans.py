@@ -97,7 +97,9 @@ class Ranged(Compressor[Any]):
 
 
 def counted(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Return how often each symbol occurs in packed codes, int64 [2^bits]; on a GPU without a wait."""
+    """Return how often each symbol occurs in packed codes, int64 [2^bits]; on a GPU
+    without a wait.
+    """
     if cpu.numba is not None and packed.device.type == "cpu" and type(packed) is Tensor:
         return torch.from_numpy(np.bincount(symbols(packed, bits, count), minlength=1 << bits))
     codes = unpack(packed, bits, count)

@@ -128,7 +128,7 @@ class FixedK(Sparsifier[SelectionT]):
         """Entries kept of a row of so many."""
         return budget(self.spec.ratio, row)
 
-    def kept(self, shape: torch.Size) -> tuple[int, int]:
+    def kept_shape(self, shape: torch.Size) -> tuple[int, int]:
         """(rows, entries kept of each) of a message of this shape."""
         n_rows, row = self._row_shape(shape)
         return n_rows, self.budget(row)
@@ -314,12 +314,12 @@ class RiceTopK(TopK):
 
     def bytes_sent(self, y: Tensor) -> Tensor:
         return self.kept_bytes(y) + self.place_bytes(
-            largest(self.as_rows(y), self.kept(y.shape)[1])
+            largest(self.as_rows(y), self.kept_shape(y.shape)[1])
         )
 
     def kept_bytes(self, y: Tensor) -> int:
         """Return the bytes of the values of a message."""
-        n_rows, k = self.kept(y.shape)
+        n_rows, k = self.kept_shape(y.shape)
         return n_rows * k * y.element_size()
 
     def place_bytes(self, mask: Tensor) -> Tensor:
@@ -653,8 +653,8 @@ class RandTopK(FixedK[RandTopKSpec]):
     def at_inference(self) -> Compressor:
         return self.top
 
-    def kept(self, shape: torch.Size) -> tuple[int, int]:
-        return self.top.kept(shape)
+    def kept_shape(self, shape: torch.Size) -> tuple[int, int]:
+        return self.top.kept_shape(shape)
 
     def as_rows(self, x: Tensor) -> Tensor:
         return self.top.as_rows(x)

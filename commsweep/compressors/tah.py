@@ -88,7 +88,9 @@ class TAH(Compressor[TAHSpec]):
         return torch.minimum(torch.maximum(codes, -half), half - 1).add_(0.0), scales, rotated, high
 
     def _rich(self, x: Tensor) -> Tensor:
-        """Return which tokens of x [samples, tokens, d] get the high bits; of equal ones the first."""
+        """Return which tokens of x [samples, tokens, d] get the high bits; of equal ones
+        the first.
+        """
         size = x.abs()
         total = size.sum(-1)
         # -sum p log p with p = |x_i| / total, without a pass to form p; a token of zeros has none.

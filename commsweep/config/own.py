@@ -24,7 +24,7 @@ from traceback import extract_tb
 from typing import Any, NoReturn
 
 from commsweep.config.base import settle
-from commsweep.errors import UserError, nearest, notice, told
+from commsweep.errors import UserError, nearest, notice, reason
 
 TEXTS = (".py", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".txt")
 MOST_TEXT = 2**20  # bytes of a text file that is taken for a part of the code
@@ -269,7 +269,9 @@ def _loaded(name: str, function_name: str) -> tuple[Callable[..., Any], list[Pat
 
 
 def call(name: str, what_for: str, *args: Any, **options: Any) -> Any:
-    """Return what the function of a name returns. Raises UserError naming the line where it fails."""
+    """Return what the function of a name returns. Raises UserError naming the line where
+    it fails.
+    """
     function, paths = _loaded(name, what_for)
     try:
         with guarded(name), _watched(name, paths):
@@ -277,7 +279,9 @@ def call(name: str, what_for: str, *args: Any, **options: Any) -> Any:
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # it may raise anything, and exit
-        raise UserError(f"'{name}' failed{_where(error, locate(name)[0])}: {told(error)}") from None
+        raise UserError(
+            f"'{name}' failed{_where(error, locate(name)[0])}: {reason(error)}"
+        ) from None
 
 
 _opened: set[str] | None = None  # files that own code has read, while it is watched
@@ -373,5 +377,5 @@ def _module(path: Path, digest: str, imported: tuple[Path, ...]) -> Any:
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise UserError(f"'{path}' could not be imported ({told(error)})") from None
+        raise UserError(f"'{path}' could not be imported ({reason(error)})") from None
     return module

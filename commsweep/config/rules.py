@@ -18,8 +18,8 @@ RUN, PIPELINE = "run", "real pipeline"
 class Exclusion:
     """Two things that a Run cannot have at once. `one` and `other` are names in `PRESENT`."""
 
-    one: str
-    other: str
+    first: str
+    second: str
     why: str
     mend: str
 
@@ -149,9 +149,9 @@ def broken(run: Run, section: str = RUN) -> str:
     every run, PIPELINE for what a real pipeline refuses beyond that.
     """
     for rule in EXCLUSIONS:
-        if (PIPELINE in (rule.one, rule.other)) != (section == PIPELINE):
+        if (PIPELINE in (rule.first, rule.second)) != (section == PIPELINE):
             continue
-        first, second = PRESENT[rule.one](run), PRESENT[rule.other](run)
+        first, second = PRESENT[rule.first](run), PRESENT[rule.second](run)
         if first and second:
             return f"{first} does not go with {second}: {rule.why}; {rule.mend}"
     return ""

@@ -17,7 +17,7 @@ from commsweep import seeds
 from commsweep.config import own
 from commsweep.config.training import OwnSet
 from commsweep.data import parquet, sources
-from commsweep.errors import UserError, told
+from commsweep.errors import UserError, reason
 
 CIFAR_MEAN, CIFAR_STD = (
     (0.4914, 0.4822, 0.4465),
@@ -219,7 +219,7 @@ def _shard(path: Path, name: str) -> tuple[Tensor, Tensor]:
     except Exception as error:
         raise UserError(
             f"data: '{path}' is not a readable CIFAR-10 Parquet file with columns img and label "
-            f"({told(error)[:120]})"
+            f"({reason(error)[:120]})"
         ) from None
     for row, label in enumerate(labels):
         if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < CLASSES:

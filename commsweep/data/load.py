@@ -31,8 +31,8 @@ def build(
 
 def forget() -> None:
     """Read every set anew when it is asked for next: its files have changed."""
-    for cache in (_own_data, _images, _corpus):
-        cache.cache_clear()
+    for cached in (_own_data, _images, _corpus):
+        cached.cache_clear()
 
 
 @cache

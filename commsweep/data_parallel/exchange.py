@@ -118,7 +118,7 @@ class Exchange(nn.Module):
         """The compressor of a layer before any schedule: a Compressor or a JointCompressor."""
         return self.bases[self.layers[index].group]
 
-    def kept(self, index: int) -> Iterable[Tensor]:
+    def states(self, index: int) -> Iterable[Tensor]:
         """Return all that is kept of a layer between steps, by memories and by the compressor."""
         for memories in self.memories:
             yield from memories[index].buffers()
@@ -392,7 +392,9 @@ class Exchange(nn.Module):
     def _message(
         self, index: int, learner_at: int, compressor: Compressor, grad: Tensor, step: int
     ) -> tuple[Tensor, Message]:
-        """Return what the learner here of this turn offers of a layer's gradient, and its message."""
+        """Return what the learner here of this turn offers of a layer's gradient, and its
+        message.
+        """
         learner = self.collectives.here[learner_at]
         memory = self.memories[learner][index]
         if (decided := memory.step(compressor, grad)) is not None:

@@ -90,7 +90,7 @@ class CompressionHook(nn.Module):
         # A compressor may drop an infinite value, and then no scaler would skip the step.
         self._looks = spec.compressor.kind != "none"
         # whether anything of a layer is kept between steps
-        self._keeps = [any(True for _ in self.exchange.kept(i)) for i in self.places.values()]
+        self._keeps = [any(True for _ in self.exchange.states(i)) for i in self.places.values()]
         # what was remembered before this step, by layer; room that is used again
         self._before: dict[int, list[Tensor]] = {}
         self._changed: list[int] = []  # layers of which this step has changed what is remembered
@@ -300,7 +300,7 @@ class CompressionHook(nn.Module):
 
     def _note(self, index: int) -> None:
         """Copy what is remembered of a layer, before this step changes it."""
-        states = list(self.exchange.kept(index))
+        states = list(self.exchange.states(index))
         room = self._before.get(index)
         if room is None:
             self._before[index] = [state.clone() for state in states]
@@ -314,7 +314,7 @@ class CompressionHook(nn.Module):
         it.
         """
         for index in self._changed:
-            for state, saved in zip(self.exchange.kept(index), self._before[index], strict=True):
+            for state, saved in zip(self.exchange.states(index), self._before[index], strict=True):
                 state.copy_(saved)
         self._changed, self._skips = [], True
         for view in views:

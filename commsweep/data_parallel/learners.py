@@ -89,17 +89,17 @@ class Learners(Component):
                     for a, b in pairwise(cuts)
                     if b > a
                 ]
-        here_ = [
+        own_passes = [
             replace(pass_, turn=index, of=len(passes))
             for index, pass_ in enumerate(passes)
             if pass_.learner in self.here
         ]
-        if not here_:
+        if not own_passes:
             raise UserError(
                 f"a batch of {batch} has no row for learner {self.here[0]} of {n}: set "
                 "data.drop_last=true or another data.batch_size"
             )
-        return here_
+        return own_passes
 
     def before_pass(
         self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device

@@ -2,12 +2,12 @@
 moved goes to all.
 
     reduce   within a node every learner hands each of the others, coded, its gradient of their
-             shards; sums are coded
-             again and handed to the owner, across nodes: two all-to-alls (ZeRO++'s qgZ)
+             shards; sums are coded again and handed to the owner, across nodes: two all-to-alls
+             (ZeRO++'s qgZ)
     step     the owner's, on its own float32 weights
     gather   codes of (weights - weights last seen), which everyone adds to what it holds, so that
-             all stay equal
-             without error feedback (SDP4Bit, arXiv 2410.15526); uncoded, the weights themselves
+             all stay equal without error feedback (SDP4Bit, arXiv 2410.15526); uncoded, the
+             weights themselves
 
 Shard j of a layer, padded to as many equal parts as there are learners, belongs to learner j = node
 L + place, of L learners a node. Layers that travel dense (vectors) are averaged as ever. A process

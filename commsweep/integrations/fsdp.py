@@ -2,11 +2,13 @@
 
     fully_shard(model)
     wire = compress_fsdp(model, {"kind": "uniform", "bits": 8})
-    ...  # train as before; wire.totals()["bytes"] is what this process sent a step
+    ...
+    wire.totals()["bytes"]
 
-In the reduce-scatter of a module every process sends each other process its part of the gradients
-as one message, encodes it once, and adds up what arrives (as ZeRO++'s qgZ without its second hop).
-Weights are gathered dense.
+
+Train as before; the last line is what this process sent a step. In the reduce-scatter of a module
+every process sends each other process its part of the gradients as one message, encodes it once,
+and adds up what arrives (as ZeRO++'s qgZ without its second hop). Weights are gathered dense.
 """
 
 from __future__ import annotations

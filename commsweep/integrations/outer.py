@@ -3,11 +3,12 @@
     optimizer = OuterOptimizer(model, torch.optim.AdamW(model.parameters()), interval=16)
     for x, y in batches:
         loss(model(x), y).backward()
-        optimizer.step()  # every 16th exchanges what the weights have moved by
+        optimizer.step()
         optimizer.zero_grad()
     optimizer.finish()
 
-The model is not wrapped in DistributedDataParallel: between exchanges every process trains alone.
+Every 16th step exchanges what the weights have moved by. The model is not wrapped in
+DistributedDataParallel: between exchanges every process trains alone.
 """
 
 from __future__ import annotations

@@ -449,7 +449,7 @@ def run(
         _mend_journal(store.root / "studies", study_name)
     study = open_study(study_name, search, goal, storage, store)
     _check_data(study, store, execution)
-    with _alone(store.root / "studies" / f"{study_name}.lock") as is_alone:
+    with _exclusive(store.root / "studies" / f"{study_name}.lock") as is_alone:
         if is_alone:
             revive(study)
         receiver, sender = mp.Pipe()
@@ -477,8 +477,8 @@ def run(
         try:
             while any(process.is_alive() for process in processes):
                 time.sleep(0.3)
-                progress(made(study))
-            progress(made(study))
+                progress(finished_trials(study))
+            progress(finished_trials(study))
         finally:
             receiver.close()
             for process in processes:
@@ -513,7 +513,7 @@ def _mend_journal(folder: Path, name: str) -> None:
     path = folder / f"{name}.journal"
     if not path.exists():
         return
-    with _alone(folder / f"{name}.lock") as is_alone:
+    with _exclusive(folder / f"{name}.lock") as is_alone:
         if not is_alone:  # another search writes at this moment
             return
         lines = path.read_bytes().splitlines(keepends=True)
@@ -534,14 +534,14 @@ def _mend_journal(folder: Path, name: str) -> None:
             complete += len(line)
 
 
-def made(study: optuna.Study) -> int:
+def finished_trials(study: optuna.Study) -> int:
     """Trials that count: complete or pruned."""
     return sum(
         trial.state.name in ("COMPLETE", "PRUNED") for trial in study.get_trials(deepcopy=False)
     )
 
 
-class _alone:
+class _exclusive:
     """Yield whether no other search process of this store works on the study."""
 
     def __init__(self, path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from commsweep.config import own
 from commsweep.config.training import OwnModel
-from commsweep.errors import UserError, told
+from commsweep.errors import UserError, reason
 from commsweep.models.trial import undisturbed
 
 
@@ -30,7 +30,7 @@ def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:
     except BaseException as error:
         raise UserError(
             f"model.build={spec.build}: a sample of shape {tuple(sample.shape)} does not pass "
-            f"through it ({told(error)})"
+            f"through it ({reason(error)})"
         ) from None
     if shape != (1, classes):
         raise UserError(
@@ -65,7 +65,7 @@ def _try(spec: OwnModel, model: nn.Module, sample: Tensor, classes: int) -> None
     except BaseException as error:
         raise UserError(
             f"model.build={spec.build}: two samples of shape {tuple(sample.shape[1:])} do not "
-            f"pass through it in training ({told(error)})"
+            f"pass through it in training ({reason(error)})"
         ) from None
 
 

@@ -23,7 +23,9 @@ LEAST = "19"  # the nice value that weighs least
 
 @contextmanager
 def awake() -> Iterator[list[subprocess.Popen]]:
-    """Keep a process busy on every processor that this one may use; they end with it. Linux only."""
+    """Keep a process busy on every processor that this one may use; they end with it.
+    Linux only.
+    """
     turning: list[subprocess.Popen] = []
     try:
         for core in sorted(os.sched_getaffinity(0)):

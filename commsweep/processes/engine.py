@@ -195,10 +195,10 @@ class Stage(PipelineStage):
     precision = "float32"  # that the stage has computed in
 
     def _enter(self, chunk: int) -> None:
-        turn_ = self.turns[chunk]
-        self._chunk, self.step.number = chunk, turn_.number
-        if turn_.keys is not None:  # none in an evaluation, which changes no memory
-            self.step.keys = turn_.keys
+        state = self.turns[chunk]
+        self._chunk, self.step.number = chunk, state.number
+        if state.keys is not None:  # none in an evaluation, which changes no memory
+            self.step.keys = state.keys
 
     def _message(self, side: Side) -> torch.Size:
         return torch.Size([self.turns[self._chunk].rows, *side.sample])

@@ -137,7 +137,7 @@ class Steps:
     def begin(self, task: Any) -> None:
         """A step begins."""
         self._before, self._noted, self._began = (
-            self._parts(task),
+            self._seconds_by_part(task),
             self._counted(),
             time.perf_counter(),
         )
@@ -147,7 +147,7 @@ class Steps:
         seconds, counted, current = (
             time.perf_counter() - self._began,
             self._counted(),
-            self._parts(task),
+            self._seconds_by_part(task),
         )
         kfac = dict(task.components).get("kfac")
         # a step with an exchange is another kind of step
@@ -174,7 +174,7 @@ class Steps:
         )
 
     @staticmethod
-    def _parts(task: Any) -> dict[str, float]:
+    def _seconds_by_part(task: Any) -> dict[str, float]:
         kfac = dict(task.components).get("kfac")
         return dict(kfac.seconds if kfac is not None else {}) | {
             "gradients": task.spent.get("learners", 0.0)

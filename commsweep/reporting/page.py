@@ -234,7 +234,9 @@ def _claim(claim: Claim) -> str:
 
 
 def _effect(effect: Effect, low: float, high: float) -> str:
-    """Return a line: what, the interval drawn and in digits, and on demand the test and its runs."""
+    """Return a line: what, the interval drawn and in digits, and on demand the test and
+    its runs.
+    """
     number = shown(effect.values, effect.interval, effect.digits)
     if effect.values:
         number += f", n={len(effect.values)}"

@@ -179,7 +179,9 @@ def _text(path: Path, text: str) -> None:
 
 
 def _worth(frame: pd.DataFrame) -> dict[str, str]:
-    """Return what each setting keeps of what its message is worth, in words; {} without a control."""
+    """Return what each setting keeps of what its message is worth, in words; {} without a
+    control.
+    """
     from commsweep.reporting.worth import of_settings
 
     methods = dict(zip(frame.setting_id, frame.method, strict=True))

@@ -39,7 +39,9 @@ class Costs:
     handing_out: Line
 
     def small(self, size: int) -> bool:
-        """Return whether inverting a factor of so many rows is cheaper than receiving its inverse."""
+        """Return whether inverting a factor of so many rows is cheaper than receiving its
+        inverse.
+        """
         alpha, beta = self.broadcast
         return cheaper(self.invert, lambda elements: alpha + beta * elements)(size)
 

@@ -20,7 +20,9 @@ SIDE = {"inception_v4": 299, "inception_v3": 299}  # pixels; 224 else
 
 @dataclass(frozen=True)
 class Load:
-    """The work of one layer: rows of A and G (with a bias, one more of A), positions of one sample."""
+    """The work of one layer: rows of A and G (with a bias, one more of A), positions of
+    one sample.
+    """
 
     name: str
     a: int

@@ -8,8 +8,8 @@ beside these, or repeats, is not counted); then weights' gradients that growth n
 operation an element for every score and every selection of a topology update. Norms, softmax,
 biases, activations and the optimizer are left out, as in what papers quote.
 
-    F = sum over steps and layers of  samples positions 2 (2 live + input live)  + attention +
-    growth + topology
+    F = sum over steps and layers of (samples positions 2 (2 live + input live))
+        + attention + growth + topology
 
 Source of the convention: 6 N + 12 L H Q T a token (PaLM, nanoGPT); of updates: RigL (arXiv
 1911.11134), appendix H.

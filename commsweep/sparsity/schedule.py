@@ -75,7 +75,9 @@ class Schedule:
         return stretch.phase.sparsity + (stretch.before - stretch.phase.sparsity) * left
 
     def updates(self, step: int) -> bool:
-        """Return whether masks may move in this step (the first masks, of step 0, are no update)."""
+        """Return whether masks may move in this step (the first masks, of step 0, are no
+        update).
+        """
         stretch = self.at(step)
         return 0 < step < stretch.end and (step - stretch.start) % self.spec.interval == 0
 

@@ -177,7 +177,9 @@ class SparseTraining(Component):
         return masks.chosen(mask.weight, grad, mask.dead, counts, self.spec, self.seed, index, step)
 
     def _follow(self, step: int) -> None:
-        """Let one learner in turn choose by its own gradient; what the others cannot know travels."""
+        """Let one learner in turn choose by its own gradient; what the others cannot know
+        travels.
+        """
         exchange = self._exchange[0]
         # a short batch may have left the last of them without a pass
         several = len(exchange.collectives.here) > 1

@@ -1,7 +1,7 @@
 """Training on gradients of old weights, as pipelines have them that never run empty.
 
 Step t computes forward and backward of all its microbatches with the weights of step t - d and
-applies the result to the weights of step t:  w[t+1] = w[t] - rate * u(g(w[t-d])).  d is the same
+applies the result to the weights of step t: w[t+1] = w[t] - rate * u(g(w[t-d])). d is the same
 for every stage in PipeDream-2BW (arXiv 2006.09503), and one more for each later stage that a
 gradient comes back from in asynchronous 1F1B (PipeDream, arXiv 1806.03377, with stashed weights).
 """

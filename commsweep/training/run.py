@@ -40,7 +40,7 @@ from commsweep.data_parallel.learners import Learners
 from commsweep.data_parallel.memory import memory_bytes as learner_memory
 from commsweep.data_parallel.outer.training import Clip, LocalTraining
 from commsweep.data_parallel.shards import Shards
-from commsweep.errors import Diverged, Stopped, UserError, notice, told
+from commsweep.errors import Diverged, Stopped, UserError, notice, reason
 from commsweep.models.causal_lm import tied_bytes
 from commsweep.models.trial import calls
 from commsweep.second_order import preconditioner as second_order
@@ -275,8 +275,8 @@ def sharing(
 
 def divided(run: Run, shared: Learners) -> Callable[[int], list[Pass]]:
     """The passes that a batch of so many rows is worked on in."""
-    alone_ = shared.exchange is None and run.microbatches > 1
-    return partial(microbatches, count=run.microbatches) if alone_ else shared.passes
+    in_parts = shared.exchange is None and run.microbatches > 1
+    return partial(microbatches, count=run.microbatches) if in_parts else shared.passes
 
 
 def trainer(
@@ -469,7 +469,7 @@ def _outcome(
     except BaseException as fault:  # a user's own model may raise anything
         if _stopped(fault):
             raise KeyboardInterrupt from None
-        status, error = OOM if _out_of_memory(fault) else FAILED, told(fault)
+        status, error = OOM if _out_of_memory(fault) else FAILED, reason(fault)
         with open(folder.path / "log.txt", "a", encoding="utf-8") as log:
             log.write(traceback.format_exc())
     ran = (
@@ -546,7 +546,7 @@ def _out_of_memory(fault: BaseException | None) -> bool:
     if fault is None:
         return False
     memory = isinstance(fault, (torch.OutOfMemoryError, MemoryError))
-    return memory or "can't allocate memory" in told(fault) or _out_of_memory(fault.__context__)
+    return memory or "can't allocate memory" in reason(fault) or _out_of_memory(fault.__context__)
 
 
 def _unbuilt(run: Run, fault: Exception, device: torch.device, seconds: float) -> Row:
@@ -554,7 +554,7 @@ def _unbuilt(run: Run, fault: Exception, device: torch.device, seconds: float) -
     return row(
         run,
         OOM,
-        told(fault),
+        reason(fault),
         ran=None,
         evaluations=[],
         steps=0,

@@ -1,8 +1,10 @@
 """The step of every training, in its order, and the evaluation with compression on and off.
 
-    for each pass (a learner's, or a microbatch's):  before_pass, forward, loss, after_forward,
-    backward, after_pass before_exchange, after_backward (gradients are exchanged), clip, optimizer,
-    after_step, learning rate
+    for each pass (a learner's, or a microbatch's):
+        before_pass, forward, loss, after_forward, backward, after_pass
+    before_exchange
+    after_backward (gradients are exchanged)
+    clip, optimizer, after_step, learning rate
 
 What happens at these moments beside the model is the components' (`commsweep/component.py`).
 """

@@ -136,7 +136,7 @@ def settings() -> str:
                         _fields(members(inner)[0]),
                         "",
                     ]
-    rules = [[rule.one, rule.other, rule.why, rule.mend] for rule in EXCLUSIONS]
+    rules = [[rule.first, rule.second, rule.why, rule.mend] for rule in EXCLUSIONS]
     out += [
         "## What does not go together\n",
         _markdown(["section", "with", "why", "instead"], rules),

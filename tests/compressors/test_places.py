@@ -181,7 +181,7 @@ def test_tiles_may_keep_a_number_instead_of_a_share():
         ((1, 10), 1, 10),
     ):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-        assert one.kept(x.shape) == (tiles_, kept)
+        assert one.kept_shape(x.shape) == (tiles_, kept)
         assert int((one.roundtrip(x) != 0).sum()) == tiles_ * kept
         assert same_bits(one.roundtrip(x), one.decode(one.encode(x)))
 

@@ -191,20 +191,20 @@ HAVING = {
 }
 
 
-@pytest.mark.parametrize("rule", rules.EXCLUSIONS, ids=lambda rule: f"{rule.one}+{rule.other}")
+@pytest.mark.parametrize("rule", rules.EXCLUSIONS, ids=lambda rule: f"{rule.first}+{rule.second}")
 def test_every_exclusion_is_refused_in_one_line_that_names_both_and_the_mend(rule):
     """Each alone is a legal Run; together they are not, or not as a real pipeline."""
-    images = "recalibration" in (rule.one, rule.other)
+    images = "recalibration" in (rule.first, rule.second)
     base = preset("synthetic") if images else preset("synthetic_text")
-    alone = [override(base, HAVING[name]) for name in (rule.one, rule.other) if name in HAVING]
-    if rules.PIPELINE in (rule.one, rule.other):
+    alone = [override(base, HAVING[name]) for name in (rule.first, rule.second) if name in HAVING]
+    if rules.PIPELINE in (rule.first, rule.second):
         (run,) = alone
         line = rules.broken(run, rules.PIPELINE)
         assert not rules.broken(run)
     else:
         with pytest.raises(UserError) as refused:
-            override(base, HAVING[rule.one] | HAVING[rule.other])
+            override(base, HAVING[rule.first] | HAVING[rule.second])
         line = str(refused.value)
-    for name, run in zip((rule.one, rule.other), alone, strict=False):
+    for name, run in zip((rule.first, rule.second), alone, strict=False):
         assert rules.PRESENT[name](run) in line
     assert rule.mend in line and "\n" not in line

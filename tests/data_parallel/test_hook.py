@@ -224,7 +224,7 @@ def _bits(net):
 
 def _remembered(hook):
     layers = range(len(hook.exchange.layers))
-    return [state.clone() for index in layers for state in hook.exchange.kept(index)]
+    return [state.clone() for index in layers for state in hook.exchange.states(index)]
 
 
 def _every_kind(rank, port, said, types):

@@ -216,10 +216,10 @@ def _unused(rank, port, said):
             # used by all processes, by one, by none
             net.uses = step % 3 == 0 or (step % 3 == 1 and rank == 0)
             net.zero_grad()
-            before = [kept.clone() for kept in hook.exchange.kept(place)]
+            before = [kept.clone() for kept in hook.exchange.states(place)]
             x, y = data(step, rank)
             nn.functional.mse_loss(ddp(x), y).backward()
-            now = list(hook.exchange.kept(place))
+            now = list(hook.exchange.states(place))
             changed.append(not all(torch.equal(a, b) for a, b in zip(before, now, strict=True)))
         said.put((kind, changed))
     end()

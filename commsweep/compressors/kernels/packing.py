@@ -121,7 +121,7 @@ def scattered_into(values: Tensor, columns: Tensor, row: int) -> Tensor | None:
         out.numpy(),
         good,
     )
-    _over_rows(lambda a, b: _place(*args, a, b), columns.shape[0], row)
+    _over_rows(lambda a, b: _scatter_rows(*args, a, b), columns.shape[0], row)
     return out if good.all() else None
 
 
@@ -407,7 +407,7 @@ def _select(x, k, as_mask, values, columns, mask, row_from, row_to):
 
 
 @_compiled
-def _place(values, columns, out, good, row_from, row_to):
+def _scatter_rows(values, columns, out, good, row_from, row_to):
     row = out.shape[1]
     for r in range(row_from, row_to):
         last = -1

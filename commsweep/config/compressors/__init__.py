@@ -45,4 +45,4 @@ def values_fit(name: str, compressor: Spec) -> None:
 
 def kinds(union: Any, trait: str) -> str:
     """The kinds of a union's members that have a trait, for people."""
-    return ", ".join(kind for kind, one in by_kind(union).items() if getattr(one, trait))
+    return ", ".join(kind for kind, spec in by_kind(union).items() if getattr(spec, trait))

@@ -22,19 +22,19 @@ def spelled(text: str) -> dict[str, Any] | None:
 
     Raises ValueError naming a part that is no setting.
     """
-    known = {spec.model_fields["kind"].default: spec for spec in kinds_of(Compression)}
-    head, _, rest = text.partition(",")
+    specs_by_kind = {spec.model_fields["kind"].default: spec for spec in kinds_of(Compression)}
+    head, _, settings_text = text.partition(",")
     kind, _, first = head.partition(":")
-    if kind not in known and OWN.fullmatch(head):
-        options = _pairs(text, rest, "option")
+    if kind not in specs_by_kind and OWN.fullmatch(head):
+        options = _pairs(text, settings_text, "option")
         return {"kind": "own", "code": head} | ({"options": options} if options else {})
     if first:
-        rest = f"{first},{rest}" if rest else first
+        settings_text = f"{first},{settings_text}" if settings_text else first
     if kind in FORMATS:
-        return {"kind": "mx", "format": kind} | _settings(text, rest, MXSpec)
-    if kind not in known or known[kind] is OwnCodeSpec:
+        return {"kind": "mx", "format": kind} | _settings(text, settings_text, MXSpec)
+    if kind not in specs_by_kind or specs_by_kind[kind] is OwnCodeSpec:
         return None
-    return {"kind": kind} | _settings(text, rest, known[kind])
+    return {"kind": kind} | _settings(text, settings_text, specs_by_kind[kind])
 
 
 def in_full(value: Any) -> Any:
@@ -43,20 +43,20 @@ def in_full(value: Any) -> Any:
     return value if settings is None else settings
 
 
-def _settings(text: str, rest: str, spec: type[Spec]) -> dict[str, Any]:
+def _settings(text: str, settings_text: str, spec: type[Spec]) -> dict[str, Any]:
     main = next((name for name in MAIN if name in spec.model_fields), None)
-    return _pairs(text, rest, "setting", main)
+    return _pairs(text, settings_text, "setting", main)
 
 
-def _pairs(text: str, rest: str, what: str, main: str | None = None) -> dict[str, Any]:
+def _pairs(text: str, settings_text: str, owner: str, main: str | None = None) -> dict[str, Any]:
     """Return the values of "NAME=VALUE,..." by name; a first value may stand for `main`."""
     values: dict[str, Any] = {}
-    for position, part in enumerate(filter(None, rest.split(","))):
-        name, has_name, value = part.partition("=")
+    for position, piece in enumerate(filter(None, settings_text.split(","))):
+        name, has_name, value = piece.partition("=")
         if not has_name:
             if position or main is None:
-                raise ValueError(f"'{text}': '{part}' names no {what}; write NAME=VALUE")
-            name, value = main, part
+                raise ValueError(f"'{text}': '{piece}' names no {owner}; write NAME=VALUE")
+            name, value = main, piece
         values[name] = _value(value)
     return values
 

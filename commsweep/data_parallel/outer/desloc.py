@@ -54,7 +54,9 @@ def moments(
 ) -> Layers:
     """Return a moment of each parameter by its number. Raises UserError where there is none."""
     optimizers = getattr(optimizer, "parts", (optimizer,))
-    states = {p: state for each in optimizers for p, state in each.state.items()}
+    states = {
+        p: state for optimizer_part in optimizers for p, state in optimizer_part.state.items()
+    }
     layers = {}
     for number, parameter in enumerate(parameters):
         for name in names:

@@ -2,7 +2,9 @@
 own, every `interval` steps what it has moved by (its pseudo-gradient) travels as a gradient would,
 and an outer step acts on what arrives.
 
-    D_m = ref - theta_m;  D = mean_m of what arrives;  ref <- outer step(ref, D)
+    D_m = ref - theta_m
+    D = mean_m of what arrives
+    ref <- outer step(ref, D)
 
 The outer step, the way a learner's weights follow ref, and with whom it exchanges are the method's.
 The common weights ref are scored; where learners never share one ref, or take it only in part, the

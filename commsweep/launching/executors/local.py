@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.config import Run, record, run_id
-from commsweep.errors import UserError, told
+from commsweep.errors import UserError, reason
 from commsweep.launching.executors.job import Interrupts, Job, Launched, record_end
 from commsweep.store import FAILED, OOM, TIMEOUT, Busy, Store
 
@@ -147,7 +147,7 @@ class _Worker:
             self.ready = True
         except (EOFError, ConnectionResetError):
             self.process.join()
-            answer = self._ended(*self._cause()) if self.run else self._unborn()
+            answer = self._finish_cell(*self._cause()) if self.run else self._unborn()
         if not self.process.is_alive():
             self._start()
         self.run, self.deadline = None, math.inf
@@ -194,7 +194,7 @@ class _Worker:
     def _overdue(self) -> dict[str, Any]:
         self.process.kill()
         self.process.join()
-        return self._ended(
+        return self._finish_cell(
             TIMEOUT,
             f"stopped after {self.setting.job.timeout:g} s; --retry timeout continues from its "
             "checkpoint",
@@ -208,7 +208,7 @@ class _Worker:
             f"worker ended with exit code {code}"
         )
 
-    def _ended(self, status: str, error: str) -> dict[str, Any]:
+    def _finish_cell(self, status: str, error: str) -> dict[str, Any]:
         try:
             return record_end(self.run, self.setting.job.store, status, error)  # pyright: ignore[reportArgumentType]
         except Busy:  # another launcher was quicker to take the cell of a dead worker
@@ -293,7 +293,7 @@ def _serve(
         # outside of training: of the environment, and no outcome of the cell
         except Exception as fault:
             traceback.print_exc()
-            answer = {"status": "refused", "error": told(fault)}
+            answer = {"status": "refused", "error": reason(fault)}
         try:
             pipe.send(answer)
         except BrokenPipeError:  # the launcher was killed; the store has the outcome

@@ -75,9 +75,9 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
     # (time, turn, activity, whether it ends there; else it becomes ready)
     events = [(0.0, next(order), index, False) for index, left in enumerate(missing) if not left]
     while events:
-        now, released, ready = events[0][0], set(), []
+        time, released, ready = events[0][0], set(), []
         # all that happens at once, before anything begins: ranks decide
-        while events and events[0][0] == now:
+        while events and events[0][0] == time:
             _, _, index, ends = heapq.heappop(events)
             if not ends:
                 heapq.heappush(ready, (activities[index].rank, next(order), index))
@@ -85,7 +85,7 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
             for name in activities[index].uses:
                 free[name] += 1
                 released.add(name)
-                used[name] = now
+                used[name] = time
             for follower in followers[index]:
                 missing[follower] -= 1
                 if not missing[follower]:
@@ -111,13 +111,13 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                     free[name] -= 1
                 seconds, first = activity.seconds, activity.uses[0] if activity.uses else ""
                 if activity.idle is not None:
-                    seconds += activity.idle(now - used[first])
+                    seconds += activity.idle(time - used[first])
                 if spare := activity.spare:
                     before = saved.setdefault(first, spare)
-                    full = min(spare, before + now - used[first])
+                    full = min(spare, before + time - used[first])
                     seconds, saved[first] = max(0.0, seconds - full), max(0.0, full - seconds)
-                stop = now + seconds
-                spans[index] = Span(now, stop)
+                stop = time + seconds
+                spans[index] = Span(time, stop)
                 heapq.heappush(events, (stop, next(order), index, True))
     if any(span is None for span in spans):
         raise ValueError(f"{sum(span is None for span in spans)} activities wait for each other")

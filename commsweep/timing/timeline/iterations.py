@@ -89,7 +89,9 @@ class Cluster:
         return alpha + beta * elements if self.gpus > 1 else 0.0
 
     def small(self, size: int) -> bool:
-        """Return whether inverting a factor of so many rows is cheaper than receiving its inverse."""
+        """Return whether inverting a factor of so many rows is cheaper than receiving its
+        inverse.
+        """
         return cheaper(self.invert, lambda elements: self.seconds(INVERSE_MESSAGES, elements))(size)
 
 

@@ -351,7 +351,7 @@ class _Planner:
         if not self.times.tied or self.devices < 2:
             return {}
         path = [self.network.between(k, k + 1) for k in range(self.devices - 1)]
-        delay, ends, made_ = sum(hop.delay for hop in path), (0, self.devices - 1), {}
+        delay, ends, previous = sum(hop.delay for hop in path), (0, self.devices - 1), {}
         for sender, receiver in (ends, ends[::-1]):
             step = 1 if receiver > sender else -1
             cables = tuple(f"cable {k}>{k + step}" for k in range(sender, receiver, step))
@@ -367,13 +367,13 @@ class _Planner:
                 spare=max(hop.spare for hop in path),
                 **labels,
             )
-            made_[receiver] = [
+            previous[receiver] = [
                 self._handle(
                     receiver, [self._add(ARRIVE, 0.0, (), [sent], delay, **labels)], labels
                 )
             ]
-            made_.setdefault(sender, []).append(sent)
-        return made_
+            previous.setdefault(sender, []).append(sent)
+        return previous
 
     def _add(
         self,
