@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import SLIGHT, Claim, Wanted
 from commsweep.reporting.figure import COLUMN, STYLE, Draw, pareto, scatter
-from commsweep.reporting.results import base, is_text, plain
+from commsweep.reporting.results import base, is_text, lost_against, plain, score_and_sign
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import ON, PERCENT, PLAIN, SHARE, Table, cell
 
-from .bias import LOSS, NOTICEABLE, PERPLEXITY, gained
+from .bias import NOTICEABLE, PERPLEXITY, gained
 
 NAME = "codes"
 ROTATIONS = ("rotated", "eden", "ms_eden")
@@ -60,16 +60,14 @@ def _losses(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame, list[float]]]:
     first.
     """
     done = frame[frame.status == "finished"]
-    metric, sign = (LOSS, 1.0) if is_text(frame) else (ON, -100.0)
-    if metric not in done:
+    if score_and_sign(frame)[0] not in done:
         return []
     done = done.assign(training=base(done, "fwd.", "bwd."))
-    dense = done[done.method.str.startswith("dense")][["training", "seed", metric]]
+    dense = done[done.method.str.startswith("dense")]
+    done = done.assign(lost=lost_against(done, dense, ["training", "seed"]))
     losses = []
     for method, group in done.groupby("method", sort=False):
-        pairs = group.merge(dense, on=["training", "seed"], suffixes=("", "_dense"))
-        lost = list(sign * (pairs[metric] - pairs[f"{metric}_dense"]))
-        losses.append((str(method), group, lost))
+        losses.append((str(method), group, list(group.lost.dropna())))
     return sorted(losses, key=lambda entry: sum(entry[2]) / max(1, len(entry[2])))
 
 

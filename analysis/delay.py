@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from commsweep.reporting.claim import Claim, Effect, Wanted, contrast
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend
 from commsweep.reporting.labels import delay, describe
-from commsweep.reporting.results import is_text, plain
+from commsweep.reporting.results import is_text, lost_against, plain
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import Table
 
@@ -61,9 +61,7 @@ def _arms(frame: pd.DataFrame) -> pd.DataFrame:
         arms.append(f"{row['optim.kind']}, {describe(on_time)}")
     done = done.assign(arm=arms, late=lates)
     dense = done[done.arm.str.endswith(", dense") & (done.late == ON_TIME)]
-    best = dense.set_index(["optim.kind", "seed"])[LOSS]
-    keys = pd.MultiIndex.from_frame(done[["optim.kind", "seed"]])
-    return done.assign(lost=done[LOSS].to_numpy() - best.reindex(keys).to_numpy())
+    return done.assign(lost=lost_against(done, dense, ["optim.kind", "seed"]))
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:

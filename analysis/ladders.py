@@ -3,7 +3,7 @@ learning rate of its own, and with BatchNorm's statistics gathered anew; claims 
 
 A loss is what a setting loses against the dense run of the same seed and rung: nats of test loss,
 points of test accuracy. Slopes are least squares over the logarithm of the rung, seed by seed. The
-margins were set when the rows of the text ladder were known, before those of all others.
+margins were set when the rows of the text ladder were known, before those of all compressed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from matplotlib.figure import Figure
 from commsweep.reporting.claim import Claim, Effect, combined
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend, logarithmic, named
 from commsweep.reporting.labels import describe
-from commsweep.reporting.results import is_text, masked, nothing_learned
+from commsweep.reporting.results import (
+    is_text,
+    lost_against,
+    masked,
+    nothing_learned,
+    score_and_sign,
+)
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import ON, PERCENT, PLAIN, Table, cell
 
@@ -154,19 +160,17 @@ def ladder(frame: pd.DataFrame) -> Ladder | None:
         return None
     done = frame[frame.status == "finished"]
     done = done.assign(arm=_arms(done))
-    text = is_text(done)
-    metric, sign = (LOSS, 1.0) if text else (ON, -100.0)
     dense = done[done.arm == "dense"]
-    scores = {(row[column], row["seed"]): row[metric] for _, row in dense.iterrows()}
+    compressed = done[done.arm != "dense"]
+    compressed = compressed.assign(lost=lost_against(compressed, dense, [column, "seed"]))
     lost: dict[str, dict[float, dict[int, float]]] = {}
     ids: dict[str, list[str]] = {}
     rungs = tuple(sorted(done[column].dropna().unique()))
-    for _, row in done[done.arm != "dense"].iterrows():
-        key = row[column], row["seed"]
-        if key in scores:
-            at = lost.setdefault(row["arm"], {rung: {} for rung in rungs})
-            at[row[column]][int(row["seed"])] = sign * (row[metric] - scores[key])
-            ids.setdefault(row["arm"], list(dense.id)).append(row["id"])
+    for _, row in compressed[compressed.lost.notna()].iterrows():
+        at = lost.setdefault(row["arm"], {rung: {} for rung in rungs})
+        at[row[column]][int(row["seed"])] = row["lost"]
+        ids.setdefault(row["arm"], list(dense.id)).append(row["id"])
+    text, metric = is_text(done), score_and_sign(done)[0]
     means = {rung: float(group[metric].mean()) for rung, group in dense.groupby(column)}
     return Ladder(column, rungs, text, lost, ids, means)
 
@@ -228,7 +232,7 @@ def _tuned(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float], int] | 
         return None
     done = frame[frame.status == "finished"]
     done = done.assign(arm=_arms(done))
-    chooser = int(done.seed.max())  # held out: the last seed chooses, the others judge
+    chooser = int(done.seed.max())  # held out: the last seed chooses, the compressed judge
     metric = LOSS if is_text(done) else ON
     best = {}
     for arm, group in done[done.seed == chooser].groupby("arm"):

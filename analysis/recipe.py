@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, combined, difference
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic, pareto
 from commsweep.reporting.labels import exchange
-from commsweep.reporting.results import is_text, masked, plain
+from commsweep.reporting.results import is_text, lost_against, masked, plain, score_and_sign
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import OFF, ON, PERCENT, PLAIN, SHARE, Table, cell
 
-from .bias import LARGE, LOSS, NOTICEABLE, gained
+from .bias import LARGE, NOTICEABLE, gained
 from .rudakov import SEVERE
 
 NAME = "recipe"
@@ -52,11 +52,8 @@ def _losses(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows_ = plain(frame)
     rows_ = rows_[rows_.status == "finished"].assign(direction=_direction)
-    text = is_text(frame)
-    metric, sign = (LOSS, 1.0) if text else (ON, -100.0)
-    dense = rows_[rows_.direction == ""].set_index("seed")[metric]
     out = rows_[rows_.direction != ""].copy()
-    out["lost"] = sign * (out[metric] - out.seed.map(dense[~dense.index.duplicated()]))
+    out["lost"] = lost_against(out, rows_[rows_.direction == ""], ["seed"])
     share = {"fwd": "bytes.fwd_ratio", "bwd": "bytes.bwd_ratio", "both": "bytes.ratio"}
     out["share"] = [row[share[row["direction"]]] for _, row in out.iterrows()]
     return out[out.lost.notna()]
@@ -187,7 +184,7 @@ def _factorial(frame: pd.DataFrame) -> list[tuple[str, str, dict, dict, dict, li
     rows_ = frame[(frame["grad.learners"] > 1) & (frame.status == "finished")]
     if rows_.empty:
         return []
-    metric, sign = (LOSS, 1.0) if is_text(rows_) else (ON, -100.0)
+    metric, sign = score_and_sign(rows_)
     rows_ = rows_.assign(
         grads=[exchange(row) for _, row in rows_.iterrows()],
         links=rows_.method.str.split("; ").map(

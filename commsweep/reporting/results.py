@@ -236,6 +236,25 @@ def is_text(frame: pd.DataFrame) -> bool:
     return "data.tokenizer" in frame and bool(frame["data.tokenizer"].notna().any())
 
 
+def score_and_sign(frame: pd.DataFrame) -> tuple[str, float]:
+    """Return the score that runs are compared by, and the factor that makes a difference a loss:
+    nats of test loss, or points of test accuracy with compression on.
+    """
+    return ("test_on_loss", 1.0) if is_text(frame) else ("test_on_acc", -100.0)
+
+
+def lost_against(rows: pd.DataFrame, dense: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """Return what each row lost against the dense row with the same `keys` (nats, or points of
+    accuracy); NaN where there is none.
+    """
+    metric, sign = score_and_sign(rows)
+    best = dense.drop_duplicates(keys).set_index(keys)[metric]
+    matching = best.reindex(
+        pd.MultiIndex.from_frame(rows[keys]) if len(keys) > 1 else rows[keys[0]]
+    )
+    return sign * (rows[metric] - matching.to_numpy())
+
+
 def nothing_learned(frame: pd.DataFrame) -> float:
     """The score of guessing among ten classes, or the nats of the frequencies of letters."""
     return LETTERS.get(frame["data.name"].iloc[0], math.nan) if is_text(frame) else 0.1
