@@ -369,7 +369,7 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
             axis.set(
                 title=f"{model}, {len(entry.runs)} seeds",  # pyright: ignore[reportPossiblyUnboundVariable]
                 xlabel="epoch",
-                ylabel="test error (%)",  # pyright: ignore[reportPossiblyUnboundVariable]
+                ylabel="test error (%)",
             )
             logarithmic(axis.yaxis)
             axis.legend()

@@ -439,7 +439,7 @@ class Processes(Collectives):
                 mine,
                 self._rank(leader),
                 self._groups.get(among, self.group),  # pyright: ignore[reportArgumentType, reportCallIssue]
-                async_op=True,  # pyright: ignore[reportArgumentType, reportCallIssue]
+                async_op=True,
             )
             under_way = Handle(lambda: self._wait(work))  # pyright: ignore[reportArgumentType]
         else:  # down a tree it would take a latency more for each of its levels

@@ -31,5 +31,5 @@ class Modules(nn.ModuleList, Generic[M]):
     def __iter__(self) -> Iterator[M]:
         return cast(Iterator[M], super().__iter__())
 
-    def __getitem__(self, index: int) -> M:  # type: ignore[override]
+    def __getitem__(self, index: int) -> M:
         return cast(M, super().__getitem__(index))

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "suite", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck)
+    "suite", deadline=None, max_examples=12, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("suite")
 

@@ -52,6 +52,7 @@ def test_a_training_loads_no_library_that_it_does_not_use_and_any_can_be_used_la
     assert told.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_version_of_torchmetrics_that_is_laid_out_otherwise_is_loaded_whole():
     assert python(OTHERWISE).stdout.split() == ["module", "Accuracy"]
 

@@ -117,7 +117,7 @@ def _methods() -> dict[str, Callable[[nn.Module, Any], None]]:
 
     def rank_one(net: nn.Module, ddp: Any) -> None:
         # compresses from the second step on
-        state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)  # pyright: ignore[reportArgumentType]
+        state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
         ddp.register_comm_hook(state, power.powerSGD_hook)
 
     return {

@@ -52,7 +52,7 @@ def training(run: Run) -> float:
             row = execute(trained, Store(folder), Execution("cpu"))
             seconds[epochs] = time.perf_counter() - began
             steps = row["steps"]
-    return (seconds[MANY] - seconds[FEW]) / (steps * (MANY - FEW) / MANY)  # pyright: ignore[reportPossiblyUnboundVariable]
+    return (seconds[MANY] - seconds[FEW]) / (steps * (MANY - FEW) / MANY)
 
 
 def bare_loop(run: Run) -> float:

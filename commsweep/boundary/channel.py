@@ -540,7 +540,7 @@ def crossing(x: Tensor, destination: There, back: Back) -> Tensor:
 
 class _Crossing(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, destination: There, back: Back) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, destination: There, back: Back) -> Tensor:
         y, ctx.kept = destination(x)
         ctx.back = back
         return y.view_as(y) if y is x else y

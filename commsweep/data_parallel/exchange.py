@@ -225,7 +225,7 @@ class Exchange(nn.Module):
                     bucket,
                     [[tensors[index] for index in bucket] for tensors in learners],  # pyright: ignore[reportArgumentType]
                     step,
-                    epoch,  # pyright: ignore[reportArgumentType]
+                    epoch,
                 ),
             )
             for bucket in self.buckets(epoch, among)
@@ -371,7 +371,7 @@ class Exchange(nn.Module):
                 messages[index_].append(sent)
         for index in bucket:
             self.messages[index] += 1
-        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)  # pyright: ignore[reportArgumentType]
+        under_way = self.collectives.share(messages, message.Address(self.digest, step), WHAT)
 
         def arrival() -> list[Tensor]:
             learner_messages, merged = under_way.wait(), []

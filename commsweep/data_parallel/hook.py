@@ -79,7 +79,7 @@ class CompressionHook(nn.Module):
         # A group of the hook's own: its messages are sent from a thread beside the backward, and
         # must not change places with those that DistributedDataParallel sends itself.
         self._lane: Any = dist.new_group(
-            dist.get_process_group_ranks(group or dist.group.WORLD),  # pyright: ignore[reportArgumentType]
+            dist.get_process_group_ranks(group or dist.group.WORLD),
             backend=dist.get_backend(group),
             use_local_synchronization=True,
         )
@@ -329,6 +329,6 @@ def _sparse(name: str) -> str:
 
 
 @torch.no_grad()
-def _exchanged(hook: CompressionHook, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations as types
+def _exchanged(hook: CompressionHook, bucket):  # torch reads annotations as types
     """Return what DistributedDataParallel calls with each full dist.GradBucket."""
     return hook.begin(bucket)

@@ -243,7 +243,7 @@ class Visited(nn.Module):
         super().__init__()
         self.register_buffer("state", torch.zeros(samples, dtype=torch.bool))
 
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+    def _apply(self, fn, recurse: bool = True):
         return self
 
 

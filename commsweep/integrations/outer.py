@@ -108,21 +108,21 @@ class OuterOptimizer(torch.optim.Optimizer):
     # The optimizer inside, as others see it.
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.inner.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         return self.inner.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         return self.inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """The inner step; after every `interval` of them the exchange and the outer step."""
         loss = None
         if closure is not None:
@@ -235,7 +235,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         """Bytes a step, by name, as in a run's row."""
         return self.training.exchange.ledger.totals()
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """The inner optimizer, this process's weights, the common ones and what is remembered;
         every process saves its own.
         """

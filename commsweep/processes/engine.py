@@ -106,7 +106,7 @@ class Stage(PipelineStage):
                 ("fwd", fwd_chunk_id),
                 self.left,  # pyright: ignore[reportArgumentType]
                 self.left.boundary.fwd,  # pyright: ignore[reportOptionalMemberAccess]
-                self.stage_index - 1,  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+                self.stage_index - 1,
             )
         ]
 
@@ -119,7 +119,7 @@ class Stage(PipelineStage):
                 ("bwd", bwd_chunk_id),
                 self.right,  # pyright: ignore[reportArgumentType]
                 self.right.boundary.bwd,  # pyright: ignore[reportOptionalMemberAccess]
-                self.stage_index + 1,  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+                self.stage_index + 1,
             )
         ]
 

@@ -119,7 +119,7 @@ def _train(*arguments: Any) -> Row | None:
     """By a trainer of its own: what is taken again begins anew."""
     from commsweep.processes.trainer import Trainer
 
-    return Trainer(*arguments).train()  # pyright: ignore[reportReturnType]
+    return Trainer(*arguments).train()
 
 
 def main(root: str) -> int:

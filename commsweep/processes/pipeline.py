@@ -129,7 +129,7 @@ def work(
         folder.finish(row)  # pyright: ignore[reportArgumentType]
         for left in (*folder.path.glob("stage*.ckpt"), *folder.path.glob(".stage*.part")):
             left.unlink()
-    return row  # pyright: ignore[reportReturnType]
+    return row
 
 
 def main(path: str) -> int:

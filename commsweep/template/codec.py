@@ -22,14 +22,13 @@ class RowSigns:
         positions = rows.abs().topk(k).indices
         values = rows.gather(1, positions)
         signs = pack((values >= 0).int(), bits=1)
-        return {"places": positions.to(torch.int32), "signs": signs, "scale": values.abs().mean(1)}
+        scale = values.abs().mean(1)
+        return {"positions": positions.to(torch.int32), "signs": signs, "scale": scale}
 
     def decode(self, parts, like):
         """Return a tensor of like's shape and type; like's values are zeros."""
         rows = torch.zeros(len(like), like[:1].numel(), device=like.device)
-        positions, scale = parts["places"].long(), parts["scale"][:, None]
-        signs = (
-            2.0 * unpack(parts["signs"], bits=1, count=positions.numel()).view(positions.shape) - 1
-        )
-        rows.scatter_(1, positions, signs * scale)
+        positions, scale = parts["positions"].long(), parts["scale"][:, None]
+        signs = unpack(parts["signs"], bits=1, count=positions.numel()).view(positions.shape)
+        rows.scatter_(1, positions, (2.0 * signs - 1) * scale)
         return rows.reshape(like.shape).to(like.dtype)

@@ -120,7 +120,7 @@ def optimizer(
         optim.lr,
         optim.momentum,  # pyright: ignore[reportAttributeAccessIssue]
         weight_decay=optim.weight_decay,
-        fused=True,  # pyright: ignore[reportAttributeAccessIssue]
+        fused=True,
     )
     if optim.momentum:  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.register_step_pre_hook(_begin_late)

@@ -129,6 +129,7 @@ def _workers(pid: int) -> list[int]:
     return [worker for server in servers for worker in below(server)]
 
 
+@pytest.mark.slow
 def test_a_report_is_utf8_whatever_the_locale(tmp_path):
     from commsweep.launching.launch import register
     from tests.helpers import outcome

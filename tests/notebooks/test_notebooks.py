@@ -15,7 +15,7 @@ from commsweep.registry import papers
 from tests.test_layout import ROOT
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-LONG = ("kfac", "bias", "recipe", "sparse", "local", "your_own")
+LONG = ("adacomp", "kfac", "bias", "recipe", "sparse", "local", "your_own")
 
 
 def cells(name):

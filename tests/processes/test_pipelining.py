@@ -126,6 +126,9 @@ def wiring(run) -> dict[str, str]:
 
 LATER = (
     "dense",
+    "topk-uniform",
+    "text-subspace",
+    "late-text",
     "ef-ef_mixed",
     "bottleneck",
     "aqsgd-mask",

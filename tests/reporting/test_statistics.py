@@ -206,8 +206,8 @@ def wrong(effects, first, reports, world, looks=4):
 @pytest.mark.parametrize(
     "effects, first, reports",
     [
-        (1, 3, 400),
-        (8, 3, 100),
+        (1, 3, 200),
+        (8, 3, 60),
         *(
             pytest.param(effects, first, 1500 if effects < 10 else 600, marks=pytest.mark.slow)
             for effects in (1, 5, 8, 30)
@@ -225,18 +225,18 @@ def test_reports_hold_their_level_over_all_their_looks(effects, first, reports, 
 @pytest.mark.parametrize("world, first, most", [("lognormal", 5, 0.08), ("collapsed", 8, 0.14)])
 def test_scatter_that_no_t_test_fits_costs_what_the_page_says(world, first, most):
     """Skewed values, and a third of the runs collapsed, the edge at the median of both modes."""
-    assert wrong(1, first, 300, world) < most + 2.5 * math.sqrt(most / 300)
+    assert wrong(1, first, 150, world) < most + 2.5 * math.sqrt(most / 150)
 
 
 def test_two_outcomes_prevent_errors(monkeypatch):
-    with_rule = wrong(1, 8, 200, "collapsed")
+    with_rule = wrong(1, 8, 120, "collapsed")
     monkeypatch.setattr("commsweep.reporting.claim.APART", 1.0)
-    assert wrong(1, 8, 200, "collapsed") > 2 * with_rule
+    assert wrong(1, 8, 120, "collapsed") > 2 * with_rule
 
 
 def test_the_simulation_sees_a_rule_that_does_not_hold(monkeypatch):
     monkeypatch.setattr("commsweep.reporting.statistics.weight", lambda look: 1)
-    assert wrong(1, 3, 400, "normal") > LEVEL + 2.5 * math.sqrt(LEVEL / 400)
+    assert wrong(1, 3, 250, "normal") > LEVEL + 2.5 * math.sqrt(LEVEL / 250)
 
 
 def test_two_outcomes_have_no_verdict_on_their_mean():

@@ -235,8 +235,8 @@ def test_skipped_steps_leave_all_weights_where_only_masks_move():
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"grad.learners": 2, "grad.compressor.kind": "live"},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"grad.learners": 2, "grad.compressor.kind": "live"}, marks=pytest.mark.slow),
         {
             "grad.learners": 2,
             "grad.exchange": "allgather",

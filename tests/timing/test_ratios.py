@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commsweep.errors import UserError
@@ -84,6 +84,7 @@ def network(*rates: float) -> Network:
     return Network(links=tuple(Network(rate) for rate in rates))
 
 
+@settings(max_examples=5)  # a search of seconds each
 @given(
     rates=st.lists(st.sampled_from([2e6, 5e6, 2e7, 1e8, 1e9]), min_size=3, max_size=3),
     ratio=st.sampled_from([0.05, 0.2, 0.5]),

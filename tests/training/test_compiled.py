@@ -61,8 +61,11 @@ def test_a_block_that_is_watched_inside_is_cut_up():
     "run",
     [
         linked(TOPK, TOPK, {"kind": "ef21"}),
-        linked(TOPK, TOPK, base=tiny_text),
-        linked(TOPK, TOPK, base=tiny_text, model__gradient_checkpointing=True),
+        pytest.param(linked(TOPK, TOPK, base=tiny_text), marks=pytest.mark.slow),
+        pytest.param(
+            linked(TOPK, TOPK, base=tiny_text, model__gradient_checkpointing=True),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["image", "text", "checkpointed"],
 )

@@ -85,7 +85,7 @@ def _flat(x: Tensor) -> np.ndarray:
     return x.contiguous().numpy().reshape(-1)
 
 
-def _over_pieces(task, n: int) -> None:  # type: ignore[no-untyped-def]
+def _over_pieces(task, n: int) -> None:
     """task(a, b) over the entries [a, b) of n, on torch's threads."""
     pieces = -(-n // _PIECE)
     _over_rows(lambda a, b: task(a * _PIECE, min(n, b * _PIECE)), pieces, _PIECE)

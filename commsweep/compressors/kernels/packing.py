@@ -147,7 +147,7 @@ def checksum(words: Tensor) -> Tensor:
     return ((words.long() & 0xFFFFFFFF) * weights).sum(dtype=torch.int64).reshape(1)
 
 
-def _over_blocks(task, n: int) -> None:  # type: ignore[no-untyped-def]
+def _over_blocks(task, n: int) -> None:
     """task(a, b) over the blocks [a, b) of n codes, on torch's threads."""
     _over_rows(task, -(-n // _BLOCK), _BLOCK)
 

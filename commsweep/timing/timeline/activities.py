@@ -91,7 +91,7 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 if not missing[follower]:
                     at = max(
                         spans[earlier].stop + activities[earlier].delay  # pyright: ignore[reportOptionalMemberAccess]
-                        for earlier in activities[follower].after  # pyright: ignore[reportOptionalMemberAccess]
+                        for earlier in activities[follower].after
                     )
                     heapq.heappush(events, (at, next(order), follower, False))
         while True:

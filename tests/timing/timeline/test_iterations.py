@@ -133,7 +133,7 @@ def test_dear_hides_half_of_the_gradients_behind_the_next_forward():
     assert fast.seconds == pytest.approx(6 + 1.4 + 1.4)  # one message hides nothing
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(networks, clusters, st.sampled_from(list(ALGORITHMS)))
 def test_parts_add_up_and_are_never_negative(net, links, name):
     made = iteration(net, links, ALGORITHMS[name])
@@ -143,7 +143,7 @@ def test_parts_add_up_and_are_never_negative(net, links, name):
     assert seconds(net, links, name) == pytest.approx(planned(net, links, name)[1].seconds)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(networks, st.integers(2, 4), st.floats(0.0, 0.1), st.sampled_from(list(ALGORITHMS)))
 def test_over_an_infinitely_fast_network_there_is_only_computing(net, gpus, inversion, name):
     made = iteration(net, cluster(gpus, inversion=inversion), ALGORITHMS[name])
@@ -160,7 +160,7 @@ def test_over_an_infinitely_fast_network_there_is_only_computing(net, gpus, inve
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(networks, line, line, st.floats(0.0, 0.1))
 def test_one_gpu_does_not_communicate_and_all_algorithms_are_one(net, reduce, broadcast, inversion):
     alone = cluster(1, reduce, broadcast, inversion)
@@ -175,14 +175,14 @@ def test_one_gpu_does_not_communicate_and_all_algorithms_are_one(net, reduce, br
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(networks, clusters)
 def test_spd_is_never_slower_than_its_own_ablations(net, links):
     best = planned(net, links, "spd")[1].seconds
     assert all(best <= iteration(net, links, ALGORITHMS[arm]).seconds + 1e-9 for arm in SPD)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(networks, clusters, st.sampled_from(["d", "mpd", "spd", "dp"]))
 def test_rarer_updates_lead_from_kfac_to_sgd(net, links, name):
     how, both = planned(net, links, name)

@@ -67,7 +67,7 @@ def stepwise(learners, cores, computing, latency, wire, spread, meanwhile=0.0, s
 @given(
     st.integers(2, 9), st.floats(0.5, 16), st.floats(0.01, 2), st.floats(0, 2), st.integers(1, 3)
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_without_latency_a_step_is_computing_and_messages(
     learners, cores, computing, wire, exchanges
 ):
@@ -76,7 +76,7 @@ def test_without_latency_a_step_is_computing_and_messages(
 
 
 @given(st.integers(2, 6), st.floats(0.01, 0.2), st.floats(0, 1), st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_with_a_core_each_every_exchange_takes_two_latencies(learners, latency, wire, exchanges):
     """The word, and the message."""
     told = step(learners, learners, 0.3, latency, wire, exchanges)
@@ -95,7 +95,7 @@ def test_where_cores_are_shared_some_compute_while_others_wait(learners, cores, 
 
 
 @given(st.integers(2, 6), st.floats(0.01, 0.2), st.floats(0, 0.5), st.floats(0, 0.25))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_is_computed_once_one_has_told_that_it_waits_takes_no_time_while_messages_do(
     learners, latency, wire, meanwhile
 ):
