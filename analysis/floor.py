@@ -54,7 +54,7 @@ def _backward(kind: str, feedback: str = "none", **settings: object) -> Wanted:
 
 
 ZERO, MEAN = _backward("zero"), _backward("mean")
-TOP_10, TOP_50 = _backward("topk", ratio=0.1), _backward("topk", ratio=0.5)
+TOP_10 = _backward("topk", ratio=0.1)
 TOP_10_EF = _backward("topk", "ef", ratio=0.1)
 NEAREST, UNBIASED = (
     _backward("uniform", bits=2, scale="group", rounding=rounding)

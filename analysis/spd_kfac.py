@@ -72,7 +72,6 @@ ABLATION = {
     "densenet201": (1.4964, 1.4061, 1.4519, 1.3615),
     "inception_v4": (1.1857, 1.0941, 1.0823, 0.9907),
 }
-THRESHOLD = 1400  # rows below which the plotted run inverted everywhere (commit 1233119)
 
 # Published fits. All-reduce: "first" (1f192ec), "nccl" (nccl-tests, ebefd14); broadcast:
 # utils.estimate_bcast_time.

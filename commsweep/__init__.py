@@ -20,10 +20,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from commsweep.api_functions import compress, load_rows, run, sweep
     from commsweep.boundary.insert import insert
     from commsweep.data_parallel.hook import CompressionHook
     from commsweep.errors import UserError
-    from commsweep.front import compress, load_rows, run, sweep
     from commsweep.integrations.measure import measure
     from commsweep.integrations.shadow import Shadow
     from commsweep.registry import preset
@@ -44,13 +44,13 @@ _WHERE = {
     "CompressionHook": "commsweep.data_parallel.hook",
     "Shadow": "commsweep.integrations.shadow",
     "UserError": "commsweep.errors",
-    "compress": "commsweep.front",
+    "compress": "commsweep.api_functions",
     "insert": "commsweep.boundary.insert",
-    "load_rows": "commsweep.front",
+    "load_rows": "commsweep.api_functions",
     "measure": "commsweep.integrations.measure",
     "preset": "commsweep.registry",
-    "run": "commsweep.front",
-    "sweep": "commsweep.front",
+    "run": "commsweep.api_functions",
+    "sweep": "commsweep.api_functions",
 }
 
 

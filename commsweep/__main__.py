@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from commsweep.startup import leaving
+from commsweep.lean_imports import leaving
 
 
 def start() -> int:

@@ -14,7 +14,7 @@ from commsweep.config.sparsity import Sparsity
 from commsweep.config.training import GPT2_SIZES
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
-from commsweep.sparsity import plan
+from commsweep.sparsity import predicted_cost
 
 SHARE = 0.25  # of the dense run's FLOPs: the paper's
 ALL, ULTRA = "sparsity.phases.all.sparsity", "sparsity.phases.ultra.sparsity"
@@ -49,7 +49,7 @@ LIVE_TOPK = LEARNERS | {
 
 def cost(run: Run) -> float:
     """FLOPs of a run, planned."""
-    return plan.of_run(run)["total"]
+    return predicted_cost.of_run(run)["total"]
 
 
 def for_steps(run: Run, flops: float) -> Run:
@@ -59,7 +59,7 @@ def for_steps(run: Run, flops: float) -> Run:
     def lasting(n: int) -> Run:
         return override(run, {"epochs": n} if several else {"data.train_blocks": n * size})
 
-    n = run.epochs if several else len(plan.rows(run))
+    n = run.epochs if several else len(predicted_cost.rows(run))
     for _ in range(8):  # phases move with the steps, so that a step's cost does, a little
         n = max(1, int(n * flops / cost(lasting(n)) + 1e-9))
     return lasting(n)

@@ -101,7 +101,7 @@ def test_numbers_are_what_they_were(name):
 def test_a_store_written_in_this_schema_is_read(store):
     """Rows as they were recorded when the schema was made."""
     from commsweep.launching.launch import register
-    from commsweep.reporting import contents, results
+    from commsweep.reporting import report_parts, results
 
     golden = json.loads(gzip.decompress((HERE / "smoke.json.gz").read_bytes()))
     for name, row in zip(golden["ids"], golden["rows"], strict=True):
@@ -111,7 +111,7 @@ def test_a_store_written_in_this_schema_is_read(store):
         )
     register("smoke", sweep("smoke"), store)
     frame = results.load(store.root, "smoke")
-    assert (frame.status == "finished").all() and len(contents.all_tables(frame)) > 5
+    assert (frame.status == "finished").all() and len(report_parts.all_tables(frame)) > 5
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from commsweep import checkpoint
 from commsweep.boundary.channel import Channel, Step
-from commsweep.boundary.plan import check_room
+from commsweep.boundary.message_sizes import check_room
 from commsweep.collectives import Simulated
 from commsweep.component import Moment, Pass
 from commsweep.compressors import build, rans, rotation, tah, transform

@@ -26,8 +26,8 @@ def bench() -> Iterator[Result]:
     trained.
     """
     from commsweep.reporting import (
-        contents,
         report,
+        report_parts,
         results,
     )  # pandas and matplotlib are not what is timed
 
@@ -43,7 +43,7 @@ def bench() -> Iterator[Result]:
         yield _timed("loading all rows, first time", 5.0, lambda: results.load(folder))
         yield _timed("loading all rows, again", 1.0, lambda: results.load(folder))
         frame = results.load(folder)
-        yield _timed("all tables of them", 2.0, lambda: contents.all_tables(frame))
+        yield _timed("all tables of them", 2.0, lambda: report_parts.all_tables(frame))
         out = Path(folder) / ".out"
         yield _timed(
             "report of 10,000 runs", 15.0, lambda: report.write(Path(folder), "ten_thousand", out)

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from commsweep.boundary.channel import Boundary, Channel, Step
 from commsweep.boundary.diagnosis import MessageStatistics
-from commsweep.boundary.plan import crossed, message_shapes
+from commsweep.boundary.message_sizes import crossed, message_shapes
 from commsweep.component import Component, Moment, Pass
 from commsweep.config.links import Link, Links
 from commsweep.config.override import parse_links

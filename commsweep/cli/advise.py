@@ -146,7 +146,7 @@ def _ratios(
     import torch
 
     from commsweep import models as networks
-    from commsweep.boundary.plan import message_bytes, message_shapes
+    from commsweep.boundary.message_sizes import message_bytes, message_shapes
     from commsweep.data import load as datasets
     from commsweep.registry import calibration_plan
     from commsweep.timing import ratios

@@ -152,7 +152,7 @@ def _weights(network: NetworkShape) -> int:
 
 def _by_size(args: argparse.Namespace) -> tuple[NetworkShape, Sparsity, dict[str, float], int, int]:
     """A GPT-2 of this size, as sparse from its first step to its last; and as `_by_preset`."""
-    from commsweep.sparsity.plan import BYTES, gpt2, planned
+    from commsweep.sparsity.predicted_cost import BYTES, gpt2, planned
 
     if args.settings:
         raise UserError(
@@ -188,7 +188,7 @@ def _by_preset(
     """A preset's model, its section sparsity, the plan over its phases, steps and samples."""
     from commsweep.cli.runs import changes
     from commsweep.registry import preset, presets
-    from commsweep.sparsity import plan
+    from commsweep.sparsity import predicted_cost
 
     if args.model not in presets():
         raise UserError(
@@ -203,7 +203,11 @@ def _by_preset(
                 "sparsity.phases.all.sparsity=0.8"
             )
     run = override(preset(args.model), changes(args.settings))
-    totals = plan.of_run(run, args.steps or 0)
-    steps = args.steps or len(plan.rows(run)) * run.epochs
-    samples = args.steps * run.data.batch_size if args.steps else sum(plan.rows(run)) * run.epochs
-    return plan.network(run), run.sparsity or Sparsity(), totals, steps, samples
+    totals = predicted_cost.of_run(run, args.steps or 0)
+    steps = args.steps or len(predicted_cost.rows(run)) * run.epochs
+    samples = (
+        args.steps * run.data.batch_size
+        if args.steps
+        else sum(predicted_cost.rows(run)) * run.epochs
+    )
+    return predicted_cost.network(run), run.sparsity or Sparsity(), totals, steps, samples

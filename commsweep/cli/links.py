@@ -91,7 +91,7 @@ def _kind(measurements: list[Measurement]) -> str:
 def _measure(args: argparse.Namespace, measurements: list, store: Store) -> None:
     from tqdm import tqdm
 
-    from commsweep.processes.measure import measure, missing
+    from commsweep.processes.pipeline_plan import measure, missing
 
     todo = missing(measurements, store)
     print(f"{len(measurements)} measurements, {len(todo)} missing", file=sys.stderr)

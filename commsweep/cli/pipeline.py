@@ -213,14 +213,14 @@ def schedule_of(run: Run) -> Literal["gpipe", "1f1b"]:
 
 
 def _stage(run: Run, wiring: Wiring, args: argparse.Namespace, folder: RunFolder) -> int:
-    from commsweep.processes import launch, pipeline
+    from commsweep.processes import pipeline, supervisor
 
     def work() -> None:
         row = pipeline.work(run, wiring, execution(args), folder, args.patience)
         if row is not None:
             print(json.dumps(row) if args.json else describe(row, folder, ""))
 
-    return launch.worker(folder, work)
+    return supervisor.worker(folder, work)
 
 
 def compare(row: Mapping[str, Any], simulated: dict[str, Any] | None) -> str:

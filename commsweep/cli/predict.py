@@ -354,7 +354,7 @@ def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    from commsweep.timing import exchange
+    from commsweep.timing import exchange_model
 
     for name in EXCHANGES:
         if name not in rows:
@@ -366,7 +366,9 @@ def _exchanges(args: argparse.Namespace, rows: pd.DataFrame) -> pd.DataFrame:
         for name, default in (("interval", 1.0), ("bandwidth_mbit", 0.0))
     )
     steps = [
-        exchange.steps(str(name).strip().lower(), int(interval), int(n), size, 1e6 * rate, ms / 1e3)
+        exchange_model.steps(
+            str(name).strip().lower(), int(interval), int(n), size, 1e6 * rate, ms / 1e3
+        )
         for name, interval, n, size, rate, ms in zip(
             rows["algorithm"], intervals, workers, parameters, rates, compute, strict=True
         )

@@ -157,15 +157,15 @@ def _findings(args: argparse.Namespace) -> int:
 
 def _claims(args: argparse.Namespace) -> int:
     from commsweep.registry import label
-    from commsweep.reporting import looks
+    from commsweep.reporting import interim_looks
     from commsweep.reporting.claim import deciding, markdown
-    from commsweep.reporting.contents import all_claims
+    from commsweep.reporting.report_parts import all_claims
     from commsweep.reporting.results import load, uneven
 
     name = label(args.name)
     frame = load(args.store, name)
-    verdicts = all_claims(frame, args.papers, args.claims, looks.read(args.store, name))
-    looks.note(args.store, name, verdicts)
+    verdicts = all_claims(frame, args.papers, args.claims, interim_looks.read(args.store, name))
+    interim_looks.note(args.store, name, verdicts)
     print(
         json.dumps([claim.record() for claim in verdicts])
         if args.json

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from commsweep import inputs
+from commsweep import input_digests
 from commsweep.cli.explain import meaning
 from commsweep.cli.options import count, folder, number
 from commsweep.config import Execution, Run, flatten, override, record, run_id
 from commsweep.config.execution import MODES, check_device
 from commsweep.data import sources
 from commsweep.errors import UserError, notice
+from commsweep.lean_imports import loading
 from commsweep.registry import grouped, preset, presets
-from commsweep.startup import loading
 from commsweep.store import DIVERGED, FINISHED, Busy, Row, Store
 
 
@@ -217,7 +217,7 @@ def _run(args: argparse.Namespace) -> int:
     if recorded is None:
         sources.check(run.data.name, how.data_root)
     else:
-        inputs.check(store.folder(run_id(run)), run, recorded, how)
+        input_digests.check(store.folder(run_id(run)), run, recorded, how)
     view = None
     if args.wandb != "disabled":
         from commsweep.launching.views.wandb import View

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep import inputs
+from commsweep import input_digests
 from commsweep.cli.options import count, folder, number, words
 from commsweep.cli.runs import changes, execution, execution_options, simulation_options
 from commsweep.config import Execution, Run, override, record, run_id
@@ -21,7 +21,7 @@ from commsweep.data import sources
 from commsweep.errors import UserError, nearest
 from commsweep.launching.grid import axes, opened, product, seeds, setting, union
 from commsweep.launching.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
-from commsweep.launching.plan import estimate, rate
+from commsweep.launching.missing_cells import estimate, rate
 from commsweep.registry import first_sentence, grouped, label, preset, sweep, sweeps
 from commsweep.store import (
     CONTINUABLE,
@@ -284,11 +284,11 @@ def _deciding(
     would decide it by what is recorded; while seeds that were asked for before are missing, these.
     Raises UserError when there is no such claim, or nothing that seeds would decide.
     """
-    from commsweep.reporting import looks
-    from commsweep.reporting.contents import all_claims
+    from commsweep.reporting import interim_looks
+    from commsweep.reporting.report_parts import all_claims
 
     by_id = {run_id(run): run for run in runs}
-    before = looks.read(store.root, name)
+    before = interim_looks.read(store.root, name)
     claims_ = all_claims(_outcomes(store, by_id), papers, interim=before)
     claims = {claim.name: claim for claim in claims_}
     if claim is not None:
@@ -325,17 +325,17 @@ def _behind(claim: str, store: Store, name: str, runs: list[Run]) -> list[Run]:
     """The runs that a claim compares, of effects that are not decided. Raises UserError when there
     is no such claim.
     """
-    from commsweep.reporting import looks
+    from commsweep.reporting import interim_looks
     from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
-    from commsweep.reporting.contents import all_claims
-    from commsweep.reporting.design import planned
+    from commsweep.reporting.power import planned
+    from commsweep.reporting.report_parts import all_claims
 
     by_id = {run_id(run): run for run in runs}
     frame = _outcomes(store, by_id)
     claims = {claim.name: claim for claim in planned(frame)}
     _check(claim, claims, f"sweep '{name}' has runs")
     decided = set()
-    for judged in all_claims(frame, interim=looks.read(store.root, name)):
+    for judged in all_claims(frame, interim=interim_looks.read(store.root, name)):
         for effect in judged.effects:
             if judged.name == claim and effect.verdict in (SUPPORTED, CONTRADICTED):
                 decided.add(effect.what)
@@ -411,7 +411,7 @@ def _plan(args: argparse.Namespace) -> int:
     name, _, runs = _chosen(args, store)
     cells = {run_id(run): run for run in runs}
     if args.claims:
-        from commsweep.reporting.design import markdown
+        from commsweep.reporting.power import markdown
 
         print(markdown(_outcomes(store, cells), args.papers), end="")
         return 0
@@ -576,7 +576,7 @@ def _check_inputs(runs: list[Run], store: Store, how: Execution) -> None:
         with suppress(Damaged):
             if (row := folder.row()) is not None:
                 rows[name] = folder, row
-    inputs.check_all(runs, rows, how)
+    input_digests.check_all(runs, rows, how)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -598,7 +598,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _adopt(args: argparse.Namespace) -> int:
-    from commsweep.reporting import looks, published
+    from commsweep.reporting import interim_looks, published
 
     store = Store(args.store)
     name, runs = _cells(args, store)
@@ -613,7 +613,7 @@ def _adopt(args: argparse.Namespace) -> int:
         )
     taken = adopt(name, runs, list(rows.values()), store)
     for path in args.files:  # whoever measured them has looked at them
-        looks.take(store.root, name, path.with_name("claims.json"))
+        interim_looks.take(store.root, name, path.with_name("claims.json"))
     if args.json:
         print(
             json.dumps(

@@ -10,8 +10,8 @@ from commsweep.cli.runs import changes, execution, execution_options
 from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.views.wandb import MODES, View, definition, report_cell
+from commsweep.lean_imports import loading
 from commsweep.registry import sweep
-from commsweep.startup import loading
 from commsweep.store import FINISHED, Store
 
 

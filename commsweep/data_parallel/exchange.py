@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from commsweep import seeds
 from commsweep.collectives import Collectives, Decided, Message, Simulated, mean
 from commsweep.compressors import Compressor, message
-from commsweep.compressors.live import LiveEntries
+from commsweep.compressors.live_entries import LiveEntries
 from commsweep.compressors.sparse import TILE
 from commsweep.compressors.transform import transformed
 from commsweep.config.gradients import Gradients
@@ -25,7 +25,7 @@ from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer, layers
 from commsweep.data_parallel.ledger import Ledger
 from commsweep.data_parallel.schedules import Accordion, greatest, scheduled
-from commsweep.feedback import gradients as feedback
+from commsweep.feedback import gradient_memories as feedback
 from commsweep.modules import Modules
 
 # what the optimizer sees of the layers of a bucket, once it is there

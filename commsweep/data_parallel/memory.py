@@ -7,7 +7,7 @@ from torch import nn
 from commsweep.config.gradients import Gradients
 from commsweep.data_parallel.learners import exchanges_nothing
 from commsweep.data_parallel.outer.roles import PEERS, UPDATES, Everybody, TakeCommon
-from commsweep.feedback.gradients import MEMORIES
+from commsweep.feedback.gradient_memories import MEMORIES
 
 
 def memory_bytes(

@@ -25,14 +25,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep import inputs
+from commsweep import input_digests
 from commsweep.config import Execution, Run, override, run_id
 from commsweep.config.run import canonical
 from commsweep.config.training import GPT2_SIZES, TextModel
 from commsweep.errors import UserError, nearest, notice
 from commsweep.launching.executors.local import FORKS
+from commsweep.lean_imports import loading
 from commsweep.registry import preset, presets
-from commsweep.startup import loading
 from commsweep.store import DIVERGED, FINISHED, Damaged, Store
 
 if TYPE_CHECKING:
@@ -503,7 +503,7 @@ def _check_data(study: optuna.Study, store: Store, execution: Execution) -> None
                 if (row := folder.row()) is not None:
                     runs.append(folder.run())
                     rows[name] = folder, row
-    inputs.check_all(runs, rows, execution)
+    input_digests.check_all(runs, rows, execution)
 
 
 def _mend_journal(folder: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from commsweep.config import own
 from commsweep.config.training import OwnModel
 from commsweep.errors import UserError, reason
-from commsweep.models.trial import undisturbed
+from commsweep.models.module_calls import undisturbed
 
 
 def build(spec: OwnModel, sample: Tensor, classes: int) -> nn.Module:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from commsweep.processes.engine import Stage, Turn
-from commsweep.processes.versions import Versions
+from commsweep.processes.weight_versions import Versions
 
 
 @dataclass

@@ -22,7 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep import inputs
+from commsweep import input_digests
 from commsweep.config import Execution, Run, own, record, run_id
 from commsweep.config.execution import Cable, LearnerWiring
 from commsweep.config.links import Link, Links
@@ -31,8 +31,8 @@ from commsweep.config.run import SCHEMA, canonical
 from commsweep.config.training import OwnModel
 from commsweep.errors import Diverged, UserError
 from commsweep.feedback.boundaries import sample_keyed
-from commsweep.processes import launch
-from commsweep.startup import leaving
+from commsweep.lean_imports import leaving
+from commsweep.processes import supervisor
 from commsweep.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def execute(
         if (recorded := folder.row()) is None:
             todo[folder.path.name] = run, wiring
         else:
-            inputs.check(folder, run, recorded, execution)
+            input_digests.check(folder, run, recorded, execution)
 
     def kind(item: tuple[str, Measurement]) -> tuple[int, float]:
         return item[1][0].grad.learners, item[1][1].latency
@@ -143,13 +143,13 @@ def _launch(
 ) -> None:
     command = [MODULE, str(folder.root.resolve())]
     if cable is None:
-        with launch.local(folder, command, learners) as (commands, environments):
-            launch.supervise(folder, commands, environments, show, patience, "learner")
+        with supervisor.local(folder, command, learners) as (commands, environments):
+            supervisor.supervise(folder, commands, environments, show, patience, "learner")
         return
     from commsweep.processes import namespaces
 
     with namespaces.star(learners, cable) as nodes:
-        launch.supervise(
+        supervisor.supervise(
             folder, nodes.commands(command), nodes.environments(), show, patience, "learner"
         )
 
@@ -174,7 +174,7 @@ def work(store: Store, folder: RunFolder) -> None:
     )
     calm = Calm()
     execution = replace(execution, device="cpu", progress=execution.progress and rank == 0)
-    launch.join(torch.device("cpu"), patience)
+    supervisor.join(torch.device("cpu"), patience)
     for n, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
         run, wiring, recorded = parse(settings), LearnerWiring(**wires), store.learners(name)
         if world != run.grad.learners:
@@ -242,7 +242,7 @@ def _train(
             "the learners loaded different data; name the same with --data-root and --model-root"
         )
     if dist.get_rank() == 0:
-        inputs.keep(recorded, run, execution, built.inputs)
+        input_digests.keep(recorded, run, execution, built.inputs)
     watch, name, rank = Steps(collectives), f"learner{dist.get_rank()}", dist.get_rank()
 
     class Noting(Checkpoint):
@@ -285,7 +285,7 @@ def _train(
     trainer_ = trainer(run, built, [Noting()], execution.progress, steps=wiring.steps)
     status, error = MEASURED if wiring.steps else FINISHED, None
     checkpoint_, before = (
-        None if wiring.steps else launch.newest(recorded.path, name),
+        None if wiring.steps else supervisor.newest(recorded.path, name),
         namespaces.relayed(),
     )
     try:
@@ -473,7 +473,7 @@ def main(root: str) -> int:
     """A learner that `execute` has started."""
     store = Store(Path(root))
     folder = RunFolder(store.root / "learners" / ".launch", store.root)
-    return launch.worker(folder, lambda: work(store, folder), "learner")
+    return supervisor.worker(folder, lambda: work(store, folder), "learner")
 
 
 if __name__ == "__main__":

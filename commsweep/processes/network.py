@@ -8,9 +8,9 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from commsweep import inputs, models
+from commsweep import input_digests, models
 from commsweep.boundary.insert import Boundaries
-from commsweep.boundary.plan import check_room, memory_bytes, message_shapes
+from commsweep.boundary.message_sizes import check_room, memory_bytes, message_shapes
 from commsweep.compressors import message
 from commsweep.config import Execution, Run
 from commsweep.config.run import canonical
@@ -45,7 +45,7 @@ class StageNetwork:
         rows = len(data.train.y)
         pl.seed_everything(run.seed, verbose=False)
         self.whole, modules = models.build(run, data, execution.model_root)
-        self.inputs = inputs.digests(run, data, self.whole)
+        self.inputs = input_digests.digests(run, data, self.whole)
         self.shapes, _ = message_shapes(self.whole, modules, data.example)
         self.cuts = list(modules)
         run.check_cuts(modules)

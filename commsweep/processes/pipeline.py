@@ -15,13 +15,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from commsweep import inputs
+from commsweep import input_digests
 from commsweep.config import Execution, Run, record, run_id
 from commsweep.config.execution import Cable, Wiring
 from commsweep.config.run import SCHEMA, canonical
 from commsweep.errors import UserError
-from commsweep.processes import launch, stages
-from commsweep.startup import leaving
+from commsweep.lean_imports import leaving
+from commsweep.processes import stages, supervisor
 from commsweep.store import Busy, Row, RunFolder, Store, read_json, write_json
 
 MODULE = "commsweep.processes.pipeline"
@@ -69,7 +69,7 @@ def execute(
     try:
         with folder.locked():
             if (row := folder.row()) is not None:
-                inputs.check(folder, run, row, execution)
+                input_digests.check(folder, run, row, execution)
                 return row
             stages.check_model(run, execution)
             execution.torch_device()  # one that is not there is said once
@@ -92,12 +92,12 @@ def execute(
                     if learners == 1
                     else namespaces.star(n, cables[0]) as nodes
                 ):
-                    launch.supervise(
+                    supervisor.supervise(
                         folder, nodes.commands(command), nodes.environments(), show, patience, who
                     )
             else:
-                with launch.local(folder, command, n) as (commands, environments):
-                    launch.supervise(folder, commands, environments, show, patience, who)
+                with supervisor.local(folder, command, n) as (commands, environments):
+                    supervisor.supervise(folder, commands, environments, show, patience, who)
     except Busy:
         raise UserError(
             f"pipeline {folder.path.name} is being executed by another process"
@@ -140,7 +140,7 @@ def main(path: str) -> int:
         read_json(folder.path / "execution.json"),
     )
     patience = how.pop("patience")
-    return launch.worker(
+    return supervisor.worker(
         folder,
         lambda: work(  # pyright: ignore[reportArgumentType]
             folder.run(),

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from commsweep import checkpoint, inputs
-from commsweep.boundary.plan import check_room
+from commsweep import checkpoint, input_digests
+from commsweep.boundary.message_sizes import check_room
 from commsweep.collectives import Processes, gathered
 from commsweep.component import Component, Moment, Pass
 from commsweep.compressors import message
@@ -35,14 +35,14 @@ from commsweep.data.module import Batch
 from commsweep.data_parallel.memory import memory_bytes as learner_memory
 from commsweep.errors import UserError, notice
 from commsweep.feedback.memory import Keys
-from commsweep.processes import launch, stages
+from commsweep.processes import stages, supervisor
 from commsweep.processes.components import ClippingAcrossStages, ConfinedStage, TiedEmbeddings
 from commsweep.processes.continuous import Continuous1F1B
 from commsweep.processes.engine import SCHEDULES, Stage, Turn
 from commsweep.processes.network import StageNetwork
-from commsweep.processes.outcome import outcome
+from commsweep.processes.pipeline_row import outcome
 from commsweep.processes.timing import KEPT
-from commsweep.processes.versions import Versions, memory_bytes
+from commsweep.processes.weight_versions import Versions, memory_bytes
 from commsweep.store import DIVERGED, FINISHED, Row, RunFolder
 from commsweep.training import arithmetic, optim
 from commsweep.training.run import divided, quiet, sharing
@@ -90,7 +90,7 @@ def connect(run: Run, execution: Execution, patience: float) -> torch.device:
                 "stages, or torchrun on several machines"
             )
         torch.cuda.set_device(device := torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
-    launch.join(device, patience)
+    supervisor.join(device, patience)
     return device
 
 
@@ -147,7 +147,7 @@ class Trainer:
         self._check_batches()
         self.network = StageNetwork(run, execution, self.data, device, self.rank, self.world)
         if self.records:
-            inputs.keep(folder, run, execution, self.network.inputs)
+            input_digests.keep(folder, run, execution, self.network.inputs)
         self._make_components(steps)
         self._make_engine()
         self.optimizer = optim.optimizer(run, self.network.parameters, self.network.embedded)
@@ -525,7 +525,7 @@ class Trainer:
         gathered(None)  # all have theirs
 
     def _resume(self) -> None:
-        newest = launch.newest(self.folder.path, f"stage{self.place}")
+        newest = supervisor.newest(self.folder.path, f"stage{self.place}")
         if newest is None:
             return
         state = torch.load(newest, map_location=self.device, weights_only=True)

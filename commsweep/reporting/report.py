@@ -105,31 +105,27 @@ def write(
             f"no run of sweep '{sweep}' is finished in '{store}': run commsweep sweep launch "
             f"{sweep}"
         )
-    from commsweep.reporting import (  # seconds to import, so only once there is something to draw
-        claim,
-        contents,
-        figure,
-        looks,
-    )
+    # Seconds to import, so only once there is something to draw.
+    from commsweep.reporting import claim, figure, interim_looks, report_parts
     from commsweep.reporting.page import html
 
     for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
         shutil.rmtree(folder / name, ignore_errors=True)
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     extra = additional(frame, curves) if additional else More([], [], [])
-    looks.take(store, sweep, folder / "claims.json")
-    before = looks.read(store, sweep)
+    interim_looks.take(store, sweep, folder / "claims.json")
+    before = interim_looks.read(store, sweep)
     claims = []
     if not running:
-        claims = extra.claims + contents.all_claims(frame, papers, mine)
+        claims = extra.claims + report_parts.all_claims(frame, papers, mine)
     if additional:
         claims.sort(key=lambda claim: claim.name)
     report = Report(
         folder,
-        extra.tables + contents.all_tables(frame, papers),
+        extra.tables + report_parts.all_tables(frame, papers),
         claim.adjust(claims, before),
     )
-    looks.note(store, sweep, report.claims)
+    interim_looks.note(store, sweep, report.claims)
     for table in report.tables:
         for suffix, text in (
             ("md", table.markdown()),
@@ -137,7 +133,7 @@ def write(
             ("csv", table.csv()),
         ):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
-    drawn = extra.figures + list(contents.all_figures(frame, curves, papers))
+    drawn = extra.figures + list(report_parts.all_figures(frame, curves, papers))
     notes = (results.uneven(frame), results.mixed_surroundings(frame))
     report.note = " ".join(note for note in notes if note)
     counts = frame.status.value_counts()

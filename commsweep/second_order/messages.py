@@ -21,7 +21,7 @@ from commsweep.collectives import Collectives, Handle, Message, mean
 from commsweep.compressors import build, message
 from commsweep.config.execution import LearnerWiring
 from commsweep.config.second_order import KFAC
-from commsweep.feedback import gradients as feedback
+from commsweep.feedback import gradient_memories as feedback
 from commsweep.modules import Modules
 from commsweep.second_order import fusion
 

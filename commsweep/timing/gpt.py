@@ -18,7 +18,7 @@ Every number of a Cluster is in seconds, bytes and floating-point operations.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -231,15 +231,6 @@ def read_cluster(text: str) -> Cluster:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             raise UserError(f"--cluster '{text}': {name}={value!r} is no number above 0")
     return Cluster(**constants)
-
-
-def write_cluster(cluster: Cluster, path: Path) -> None:
-    """Write a cluster for `read_cluster`, rounded to five digits."""
-    constants = asdict(cluster)
-    for name in FITTED:
-        constants[name] = float(f"{constants[name]:.5g}")
-    constants["launch"] = {size: float(f"{x:.5g}") for size, x in constants["launch"].items()}
-    path.write_text(json.dumps(constants, indent=1) + "\n", encoding="utf-8")
 
 
 PRESETS = Path(__file__).parent / "clusters"

@@ -23,9 +23,9 @@ from pytorch_lightning.plugins.environments import LightningEnvironment  # pyrig
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from commsweep import checkpoint, inputs, models
+from commsweep import checkpoint, input_digests, models
 from commsweep.boundary.insert import Boundaries
-from commsweep.boundary.plan import check_room, gib, memory_bytes, message_shapes
+from commsweep.boundary.message_sizes import check_room, gib, memory_bytes, message_shapes
 from commsweep.collectives import Collectives
 from commsweep.component import Component, Pass
 from commsweep.config import Execution, Run, own, record, run_id
@@ -42,7 +42,7 @@ from commsweep.data_parallel.outer.training import Clip, LocalTraining
 from commsweep.data_parallel.shards import Shards
 from commsweep.errors import Diverged, Stopped, UserError, notice, reason
 from commsweep.models.causal_lm import tied_bytes
-from commsweep.models.trial import calls
+from commsweep.models.module_calls import calls
 from commsweep.second_order import preconditioner as second_order
 from commsweep.second_order.preconditioner import Preconditioner
 from commsweep.sparsity import training as sparsity
@@ -89,7 +89,7 @@ def execute(
     folder = store.folder(run_id(run))
     with folder.locked():
         if (recorded := folder.row()) is not None:
-            inputs.check(folder, run, recorded, execution)
+            input_digests.check(folder, run, recorded, execution)
             return recorded
         started = time.perf_counter()
         device = execution.torch_device()
@@ -107,7 +107,7 @@ def execute(
             row_ = _unbuilt(run, fault, device, time.perf_counter() - started)
             folder.finish(row_)
             return row_
-        inputs.keep(folder, run, execution, built.inputs)
+        input_digests.keep(folder, run, execution, built.inputs)
         folder.begin(run, surroundings | {"threads": torch.get_num_threads()})
         try:
             row_ = _outcome(run, built, folder, execution, stopping)
@@ -157,7 +157,7 @@ def build(
         )
     pl.seed_everything(run.seed, verbose=False)
     model, modules = models.build(run, data, execution.model_root)
-    loaded = inputs.digests(run, data, model)
+    loaded = input_digests.digests(run, data, model)
     run.check_cuts(modules)
     shapes, work = message_shapes(model, modules, data.example)
     torch.set_num_threads(execution.thread_count(work * run.data.batch_size))

@@ -8,7 +8,7 @@ from commsweep.config import record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
-from commsweep.reporting import contents, labels, results
+from commsweep.reporting import labels, report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
 from commsweep.store import Store
 
@@ -92,7 +92,7 @@ def bad(run):
 
 def test_claims_follow_the_rows(store):
     frame = fill(store, good)
-    assert {claim.name: claim.verdict for claim in contents.all_claims(frame)} == dict.fromkeys(
+    assert {claim.name: claim.verdict for claim in report_parts.all_claims(frame)} == dict.fromkeys(
         ("A1", "A2", "A3", "A4"), SUPPORTED
     )
     a3 = adacomp.a3(frame)
@@ -103,7 +103,7 @@ def test_claims_follow_the_rows(store):
 
 def test_claims_are_contradicted_where_the_rows_do(store):
     frame = fill(store, bad)
-    for claim in contents.all_claims(frame):
+    for claim in report_parts.all_claims(frame):
         assert CONTRADICTED in {effect.verdict for effect in claim.effects}, claim
         assert claim.verdict != SUPPORTED
 
@@ -115,14 +115,14 @@ def test_without_runs_there_is_no_claim(store):
         if run.grad.compressor.kind == "adacomp"
     }
     frame = fill(store, good, runs)
-    assert contents.all_claims(frame) == []
+    assert report_parts.all_claims(frame) == []
     cells = [cell for row in adacomp.methods(frame).texts() for cell in row if "AdaComp" in row[1]]
     assert "missing" in cells
 
 
 def test_tables_show_what_was_asked(store):
     frame = fill(store, good)
-    tables = {table.name: table for table in contents.all_tables(frame)}
+    tables = {table.name: table for table in report_parts.all_tables(frame)}
     assert list(tables) == ["methods", "classes", "robustness", "exchanges", "both", "settings"]
     methods = {(row[0], row[1]): row for row in tables["methods"].texts()}
     assert methods["mlp", "AdaComp, 4 learners"][2:7] == ["97.0 ± 0.0", "3", "60.0", "-", "1,000"]
@@ -140,7 +140,7 @@ def test_tables_show_what_was_asked(store):
 def test_figures_draw_from_whole_and_from_partial_rows(store):
     frame = fill(store, good)
     curves = results.curves(store.root, list(frame.id))
-    assert [name for name, *_ in contents.all_figures(frame, curves)] == [
+    assert [name for name, *_ in report_parts.all_figures(frame, curves)] == [
         "rate",
         "layers",
         "scaling",
@@ -150,9 +150,9 @@ def test_figures_draw_from_whole_and_from_partial_rows(store):
         (frame[frame["model.name"] == "gpt2-nano"], 2),
         (frame.assign(status="missing"), 0),
     ):
-        assert len(list(contents.all_figures(part, curves[curves.id.isin(part.id)]))) == count
-        contents.all_tables(part)
-        contents.all_claims(part)
+        assert len(list(report_parts.all_figures(part, curves[curves.id.isin(part.id)]))) == count
+        report_parts.all_tables(part)
+        report_parts.all_claims(part)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from commsweep.config import run_id
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
-from commsweep.reporting import contents, results
+from commsweep.reporting import report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED, adjust
 from commsweep.store import Store
 from tests.helpers import outcome
@@ -134,7 +134,7 @@ def bias_matters(run):
 )
 def test_where_bias_is_what_matters_the_claims_hold(name, asked, tmp_path):
     frame = fill(tmp_path, name, bias_matters, seen)
-    verdicts = {one.name: one.verdict for one in contents.all_claims(frame, ["bias"])}
+    verdicts = {one.name: one.verdict for one in report_parts.all_claims(frame, ["bias"])}
     assert {claim for claim in asked if verdicts.get(claim) != SUPPORTED} == set(), verdicts
     tables = bias.tables(bias.rows(frame))
     assert len(tables) == (1 if name == "text_bias" else 2)
@@ -152,7 +152,7 @@ def test_where_the_error_is_what_matters_they_do_not(tmp_path):
         )
 
     frame = fill(tmp_path, "text_bias", error_matters, seen)
-    verdicts = {one.name: one.verdict for one in contents.all_claims(frame, ["bias"])}
+    verdicts = {one.name: one.verdict for one in report_parts.all_claims(frame, ["bias"])}
     assert {verdicts[name] for name in ("F1a", "F1c", "F1e", "F1f")} == {CONTRADICTED}
 
 
@@ -188,7 +188,7 @@ def test_recipes_feedbacks_and_additivity(tmp_path, adds, verdict):
         return links + 3.0 * learned + (0.0 if adds or not (learned and links) else 5.0)
 
     frame = fill(tmp_path, "cifar_recipe", lost, memory)
-    found = {one.name: one for one in contents.all_claims(frame, ["recipe"])}
+    found = {one.name: one for one in report_parts.all_claims(frame, ["recipe"])}
     assert {name: one.verdict for name, one in found.items() if name != "F5"} == dict.fromkeys(
         ("F3a", "F3b", "F3c", "F4a", "F4b", "F4c"), SUPPORTED
     )

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from commsweep.registry import content
-from commsweep.reporting import contents
+from commsweep.reporting import report_parts
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
 from tests.analysis.test_bias import fill
 
@@ -32,7 +32,7 @@ def world(helps):
 @pytest.mark.parametrize(("helps", "verdict"), [(True, SUPPORTED), (False, CONTRADICTED)])
 def test_claims_follow_the_rows(helps, verdict, tmp_path):
     frame = fill(tmp_path, "text_codes", world(helps))
-    found = {claim.name: claim for claim in contents.all_claims(frame, ["codes"])}
+    found = {claim.name: claim for claim in report_parts.all_claims(frame, ["codes"])}
     assert found["R2"].verdict == verdict and len(found["R2"].effects) == 4
     first, second = found["R1"].effects
     assert first.verdict == verdict, "2 bit behind a rotation beside 4 bit"

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from commsweep.registry import content
-from commsweep.reporting import contents
+from commsweep.reporting import report_parts
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
 from tests.analysis.test_bias import fill
 
@@ -31,7 +31,7 @@ def world(mixes):
 @pytest.mark.parametrize(("mixes", "verdict"), [(False, SUPPORTED), (True, CONTRADICTED)])
 def test_the_claim_follows_the_rows(mixes, verdict, tmp_path):
     frame = fill(tmp_path, "text_delay", world(mixes))
-    (claim,) = contents.all_claims(frame, ["delay"])
+    (claim,) = report_parts.all_claims(frame, ["delay"])
     assert [effect.verdict for effect in claim.effects] == [verdict, verdict]
 
 

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from commsweep.registry import content
 from commsweep.reporting import results
 from commsweep.reporting.claim import EXPLORED
-from commsweep.reporting.contents import all_claims
+from commsweep.reporting.report_parts import all_claims
 from sweeps import floor as grid
 from tests.helpers import outcome
 

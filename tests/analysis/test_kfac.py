@@ -8,7 +8,7 @@ from commsweep.config import record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
-from commsweep.reporting import contents, labels, results
+from commsweep.reporting import labels, report_parts, results
 
 kfac = content("analysis.kfac")
 FACTORS = content("sweeps.kfac").FACTORS
@@ -74,7 +74,7 @@ def test_claims_and_targets_follow_the_rows(store):
     claim = kfac.k4(frame, curves)
     assert claim.verdict == "supported"
     assert claim.effects[0].values == [2.0, 3.0, 2.0, 3.0, 2.0]
-    assert {one.name: one.verdict for one in contents.all_claims(frame)} == {"K5": "supported"}
+    assert {one.name: one.verdict for one in report_parts.all_claims(frame)} == {"K5": "supported"}
     table = kfac.target_table(frame, curves)
     rows = {tuple(row[:2]): row for row in table.rows}
     assert set(rows) == {
@@ -99,7 +99,7 @@ def test_opposite_rows_contradict(store):
 
     frame, curves = fill(store, quality, lambda run: 5 if run.kfac else 3)
     assert kfac.k4(frame, curves).verdict == "contradicted"
-    assert contents.all_claims(frame)[0].verdict == "contradicted"
+    assert report_parts.all_claims(frame)[0].verdict == "contradicted"
 
 
 def test_a_factor_that_breaks_counts_as_guessing(store):
@@ -130,7 +130,7 @@ def test_a_target_that_is_not_reached_takes_longer_than_all_epochs(store):
 def test_figures_are_drawn_and_reports_have_the_tables(store, tmp_path):
     frame, curves = fill(store, best_at, lambda run: 3)
     assert all(draw(frame, curves) is not None for draw in kfac.FIGURES.values())
-    assert [table.name for table in contents.all_tables(frame)] == ["factors", "settings"]
+    assert [table.name for table in report_parts.all_tables(frame)] == ["factors", "settings"]
     plain = frame[frame["kfac.damping"].isna()]
     assert kfac.rows(plain).empty and kfac.tuned(plain) == []
 

@@ -12,7 +12,7 @@ from commsweep.config import run_id
 from commsweep.data import load as datasets
 from commsweep.launching.launch import register
 from commsweep.registry import content, preset
-from commsweep.reporting import contents, results
+from commsweep.reporting import report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
 from commsweep.store import Store
 from tests.helpers import outcome
@@ -59,7 +59,7 @@ def test_slopes_and_shares_are_those_of_the_rows(tmp_path):
         biased = arm in ladders.BIASED
         assert np.mean(slopes) == pytest.approx(0.2 if biased else 0.01, abs=0.001)
         assert len(slopes) == 5
-    verdicts = {claim.name: claim.verdict for claim in contents.all_claims(frame, ["ladders"])}
+    verdicts = {claim.name: claim.verdict for claim in report_parts.all_claims(frame, ["ladders"])}
     assert verdicts == {"S1": SUPPORTED, "S2": SUPPORTED, "S3": SUPPORTED}
     (table,) = ladders.tables(frame)
     assert table.header[1:4] == ["100 steps", "400 steps", "1,600 steps"]
@@ -100,7 +100,7 @@ def rated(run):
 
 def test_every_setting_is_compared_at_its_own_best_rate(tmp_path):
     frame = filled(tmp_path, "text_rates", rated)
-    (claim,) = contents.all_claims(frame, ["ladders"])
+    (claim,) = report_parts.all_claims(frame, ["ladders"])
     assert claim.name == "S6" and claim.verdict == SUPPORTED
     means = {effect.what.split(" by ")[1]: np.mean(effect.values) for effect in claim.effects}
     assert means["gradients: TopK 10 %, both at their own best rate"] == pytest.approx(0.3)
@@ -115,7 +115,7 @@ def test_width_has_a_claim_of_its_own(tmp_path):
         grown = 0.2 * math.log2(run.model.width / 32) if run.bwd.compressor.kind == "topk" else 0.0
         return 2.0 + grown + 0.001 * run.seed * (run.bwd.compressor.kind != "none")
 
-    (claim,) = contents.all_claims(filled(tmp_path, "text_width", wide), ["ladders"])
+    (claim,) = report_parts.all_claims(filled(tmp_path, "text_width", wide), ["ladders"])
     found = {effect.what.split(" by ")[1].split(" with")[0]: effect for effect in claim.effects}
     assert claim.name == "S7"
     assert found["gradients: TopK 10 %"].verdict == CONTRADICTED

@@ -9,9 +9,9 @@ from commsweep.config import flatten, override, record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, preset, sweep
-from commsweep.reporting import contents, labels, results
+from commsweep.reporting import labels, report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, PARTLY, SUPPORTED
-from commsweep.sparsity import plan
+from commsweep.sparsity import predicted_cost
 
 mst = content("analysis.mst")
 
@@ -29,7 +29,7 @@ def fill(store, loss, saves=lambda run: 1.0):
     runs = sweep("demo-sparse")
     register("demo-sparse", runs, store)
     for run in runs:
-        totals, steps = plan.of_run(run), len(plan.rows(run))
+        totals, steps = predicted_cost.of_run(run), len(predicted_cost.rows(run))
         final = loss(run) + 0.0001 * run.seed
         folder = store.folder(run_id(run))
         folder.begin(run, {})
@@ -94,7 +94,7 @@ def as_claimed(run):
 
 def test_claims_follow_the_rows(store):
     frame, _ = fill(store, as_claimed)
-    found = {one.name: one for one in contents.all_claims(frame)}
+    found = {one.name: one for one in report_parts.all_claims(frame)}
     assert {name: one.verdict for name, one in found.items()} == {
         f"M{n}": SUPPORTED for n in range(1, 6)
     }
@@ -111,7 +111,7 @@ def test_opposite_rows_contradict(store):
         ),
         lambda run: 1.05,
     )
-    verdicts = {one.name: one.verdict for one in contents.all_claims(frame)}
+    verdicts = {one.name: one.verdict for one in report_parts.all_claims(frame)}
     assert verdicts == {
         "M1": CONTRADICTED,
         "M2": CONTRADICTED,
@@ -138,7 +138,7 @@ def test_arms_have_one_name_each_and_the_tables_show_them(store):
         "GraNet",
         *(f"MST, without {one}" for one in mst.WITHOUT),
     } <= set(names)
-    tables = {table.name: table for table in contents.all_tables(frame)}
+    tables = {table.name: table for table in report_parts.all_tables(frame)}
     rows = {row[0]: row for row in tables["flops"].rows}
     assert (
         rows["dense"][3] == "100.0"
@@ -150,7 +150,7 @@ def test_arms_have_one_name_each_and_the_tables_show_them(store):
         assert sum(map(float, row[1:-1])) == pytest.approx(float(row[-1]), abs=0.05)
     said = {(row[0], row[1]): row for row in tables["wire"].rows}
     assert float(said["MST", "live, 4 learners"][4]) == pytest.approx(43.8, abs=0.1)
-    drawn = {name for name, figure, caption in contents.all_figures(frame, curves) if caption}
+    drawn = {name for name, figure, caption in report_parts.all_figures(frame, curves) if caption}
     assert {"front", "bytes", "masks", "ever"} <= drawn
 
 
@@ -158,9 +158,9 @@ def test_half_a_sweep_shows_what_is_missing(store):
     frame, curves = fill(store, as_claimed)
     part = frame.assign(status=frame.status.where(frame.seed != 0, "missing"))
     part.loc[part["sparsity.growth"] == "random", "status"] = "diverged"
-    tables = {table.name: table for table in contents.all_tables(part)}
-    assert "diverged" in tables["flops"].markdown() and list(contents.all_figures(part, curves))
-    assert contents.all_tables(part.assign(status="missing"))
+    tables = {table.name: table for table in report_parts.all_tables(part)}
+    assert "diverged" in tables["flops"].markdown() and list(report_parts.all_figures(part, curves))
+    assert report_parts.all_tables(part.assign(status="missing"))
 
 
 @pytest.mark.parametrize(
@@ -238,18 +238,20 @@ def test_trainings_are_compared_apart(store):
     )
     worse.loc[worse["sparsity.phases.ultra.sparsity"].notna(), "test_on_loss"] += 1
     both = results.named(pd.concat([frame, worse], ignore_index=True))
-    found = {one.name: one for one in contents.all_claims(both)}
+    found = {one.name: one for one in report_parts.all_claims(both)}
     assert {one.verdict for one in found["M1"].effects} == {SUPPORTED, CONTRADICTED}
     assert [len(one.values) for one in found["M1"].effects] == [3, 3]
     assert [len(one.values) for one in found["M5"].effects[:2]] == [3, 3]
-    titles = [table.title for table in contents.all_tables(both) if table.name.startswith("flops")]
+    titles = [
+        table.title for table in report_parts.all_tables(both) if table.name.startswith("flops")
+    ]
     assert len(titles) == 2 and all("optim lr" in title for title in titles)
 
 
 def test_a_sweep_without_a_dense_arm_shows_shares_of_its_own_model(store):
     frame, _ = fill(store, as_claimed)
     alone = frame[frame["sparsity.phases.ultra.sparsity"].notna()]
-    tables = {table.name: table for table in contents.all_tables(alone)}
+    tables = {table.name: table for table in report_parts.all_tables(alone)}
     rows = {row[0]: row for row in tables["flops"].rows}
     assert (
         "nan" not in tables["flops"].markdown()
@@ -272,4 +274,4 @@ def test_images_with_masks_are_no_language_models(store):
             )
         ]
     )
-    assert mst.rows(frame).empty and contents.all_tables(results.named(frame))
+    assert mst.rows(frame).empty and report_parts.all_tables(results.named(frame))

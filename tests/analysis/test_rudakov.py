@@ -16,7 +16,7 @@ from commsweep.config import override, record, run_id
 from commsweep.errors import UserError
 from commsweep.launching.launch import register
 from commsweep.registry import content
-from commsweep.reporting import contents, figure, labels, results
+from commsweep.reporting import figure, labels, report_parts, results
 from commsweep.reporting import table as table_
 from commsweep.reporting.claim import (
     CONTRADICTED,
@@ -136,7 +136,7 @@ def test_quantization_grid_puts_forward_bits_down_and_backward_bits_across(store
 
 
 def test_all_the_papers_tables_are_there(store):
-    names = [table.name for table in contents.all_tables(fill(store, flat_score))]
+    names = [table.name for table in report_parts.all_tables(fill(store, flat_score))]
     assert names == [
         "topk",
         "quantization_group_on",
@@ -252,7 +252,7 @@ def paper_world(run):
 def test_claims_are_supported_in_a_world_made_to_the_papers_findings_and_not_in_its_opposite(
     store, tmp_path
 ):
-    verdicts = {c.name: c.verdict for c in contents.all_claims(fill(store, paper_world))}
+    verdicts = {c.name: c.verdict for c in report_parts.all_claims(fill(store, paper_world))}
     assert verdicts == dict.fromkeys(verdicts, SUPPORTED), verdicts
     assert list(verdicts) == [
         "C1, 2 bit",
@@ -273,7 +273,7 @@ def test_claims_are_supported_in_a_world_made_to_the_papers_findings_and_not_in_
         )
         return (0.5 if ruined else 0.9) + noise, (0.5 if ruined else 0.9) + noise
 
-    claims = contents.all_claims(fill(Store(tmp_path / "o"), opposite))
+    claims = report_parts.all_claims(fill(Store(tmp_path / "o"), opposite))
     assert len(claims) == len(verdicts)
     for claim in claims:
         assert claim.verdict in (CONTRADICTED, PARTLY)
@@ -384,7 +384,7 @@ def test_no_number_pools_two_settings(what, store):
     assert (
         frame.method.nunique() == frame.setting_id.nunique() == len({run_id(r) for r in runs}) // 3
     )
-    for table in contents.all_tables(frame):
+    for table in report_parts.all_tables(frame):
         for cell in (
             cell
             for row in table.rows
@@ -548,7 +548,7 @@ def test_any_sweep_has_a_report(keep, store, tmp_path):
 
 def test_every_figure_says_what_it_shows(store):
     frame = fill(store, flat_score)
-    drawn = list(contents.all_figures(frame, results.curves(store.root, list(frame.id))))
+    drawn = list(report_parts.all_figures(frame, results.curves(store.root, list(frame.id))))
     assert [name for name, *_ in drawn] == [
         "loss",
         "boundaries",

@@ -13,7 +13,7 @@ from commsweep.config import record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
-from commsweep.reporting import contents, figure, report, results
+from commsweep.reporting import figure, report, report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, NOT_ENOUGH, SUPPORTED
 from commsweep.store import Store
 
@@ -70,7 +70,7 @@ def paper_world(run):
 
 
 def test_both_claims_hold_in_the_papers_world_and_fail_in_its_opposite(store, tmp_path):
-    verdicts = {c.name: c.verdict for c in contents.all_claims(fill(store, paper_world))}
+    verdicts = {c.name: c.verdict for c in report_parts.all_claims(fill(store, paper_world))}
     assert verdicts == {"C7": SUPPORTED, "C8": SUPPORTED}
 
     def opposite(run):  # 30 % harms already, and a mask of one's own is better
@@ -78,7 +78,7 @@ def test_both_claims_hold_in_the_papers_world_and_fail_in_its_opposite(store, tm
         better = run.bwd.compressor.kind == "topk"
         return (2.4 + 0.001 * run.seed + (0.2 if ratio <= 0.3 else 0) - (0.1 if better else 0),) * 2
 
-    claims = contents.all_claims(fill(Store(tmp_path / "o"), opposite))
+    claims = report_parts.all_claims(fill(Store(tmp_path / "o"), opposite))
     found = {claim.name: [effect.verdict for effect in claim.effects] for claim in claims}
     assert found == {"C7": [SUPPORTED, CONTRADICTED], "C8": [CONTRADICTED] * 2}
 
@@ -93,10 +93,10 @@ def test_a_diverged_run_counts_as_guessing_among_all_tokens(store):
         and r.fwd.compressor.scope == "sample"
     ]
     frame = fill(store, paper_world, dict.fromkeys(lost, "diverged"))
-    effect = contents.all_claims(frame)[1].effects[1]
+    effect = report_parts.all_claims(frame)[1].effects[1]
     assert effect.values == pytest.approx([math.log(256) - 2.5, 0.5, 0.5])
     assert f"{np.mean(effect.values):+.3f}" in effect.text()
-    assert contents.all_claims(frame)[0].verdict == SUPPORTED
+    assert report_parts.all_claims(frame)[0].verdict == SUPPORTED
     row = next(
         row for row in rudakov_text.topk(frame).rows if row[:2] == ["separate masks", "10 %"]
     )
@@ -138,7 +138,7 @@ def test_tables_show_perplexity_bytes_and_gaps(store):
 def test_figures_draw_from_partial_rows_and_always_the_same(store, tmp_path):
     frame = fill(store, paper_world, {run_id(r): "missing" for r in sweep("demo-text") if r.seed})
     curves = results.curves(store.root, [])
-    for name, drawn, _ in contents.all_figures(frame, curves):
+    for name, drawn, _ in report_parts.all_figures(frame, curves):
         figure.save(drawn, tmp_path / "a", name)
     rows = rudakov_text.rows(frame)
     for name, draw in rudakov_text.FIGURES.items():
@@ -148,7 +148,7 @@ def test_figures_draw_from_partial_rows_and_always_the_same(store, tmp_path):
             tmp_path / "b" / f"{name}.png"
         ).read_bytes()
     none = frame.assign(status="missing")
-    assert list(contents.all_figures(none, results.curves(store.root, []))) == []
+    assert list(report_parts.all_figures(none, results.curves(store.root, []))) == []
 
 
 def test_families_join_the_levels_of_a_method():

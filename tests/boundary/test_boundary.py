@@ -252,7 +252,7 @@ def test_resnet18_is_the_papers():
 
 def test_memories_that_cannot_fit_stop_the_run_before_it_starts(monkeypatch, tmp_path):
     run = linked(TOPK, TOPK, {"kind": "aqsgd"})
-    monkeypatch.setattr("commsweep.boundary.plan._free_memory", lambda: 1000)
+    monkeypatch.setattr("commsweep.boundary.message_sizes._free_memory", lambda: 1000)
     with pytest.raises(UserError, match=r"need .* MiB and .* are free: use --buffers mmap"):
         build(run, Execution("cpu"))
     build(run, Execution("cpu", buffers="mmap"), tmp_path)  # on disk there is room

@@ -15,8 +15,8 @@ from commsweep.cli.main import main
 from commsweep.config import record, run_id
 from commsweep.launching.launch import register
 from commsweep.registry import sweep
-from commsweep.reporting import design
-from commsweep.reporting.contents import all_claims
+from commsweep.reporting import power
+from commsweep.reporting.report_parts import all_claims
 from commsweep.reporting.results import of_cells
 from commsweep.store import Store
 from tests.helpers import outcome
@@ -199,21 +199,21 @@ def test_a_claim_that_is_decided_is_run_whole(demo, capsys):
 def test_the_runs_behind_a_claim_are_all_that_its_effects_need(tmp_path, monkeypatch, name):
     """With only these finished each effect has as many values as with all."""
     frame = of_cells(Store(tmp_path).root, {run_id(run): record(run) for run in sweep(name)})
-    for claim in design.planned(frame):
+    for claim in power.planned(frame):
         behind = frame.id.isin({one for effect in claim.effects for one in effect.ids})
 
         def only(cells, papers, behind=behind):
             status = pd.Series("missing", cells.index).mask(behind, "finished")
             return all_claims(
                 cells.assign(
-                    status=status, **{one: cells[one].where(behind) for one in design.SCORES}
+                    status=status, **{one: cells[one].where(behind) for one in power.SCORES}
                 ),
                 papers,
             )
 
         with monkeypatch.context() as patched:
-            patched.setattr(design, "all_claims", only)
-            alone = {one.name: one for one in design.planned(frame)}[claim.name]
+            patched.setattr(power, "all_claims", only)
+            alone = {one.name: one for one in power.planned(frame)}[claim.name]
         assert [(one.what, len(one.values)) for one in alone.effects] == [
             (one.what, len(one.values)) for one in claim.effects
         ]

@@ -46,7 +46,7 @@ from commsweep.data_parallel.joint import build
 from commsweep.data_parallel.layers import layers
 from commsweep.data_parallel.memory import memory_bytes
 from commsweep.errors import UserError
-from commsweep.feedback import gradients as feedback
+from commsweep.feedback import gradient_memories as feedback
 from commsweep.models import resnet
 from commsweep.processes import ddp
 from commsweep.registry import content
@@ -865,7 +865,7 @@ def test_the_stated_memory_is_what_the_learners_hold(name):
 
 
 def test_learners_that_cannot_fit_are_refused(monkeypatch):
-    monkeypatch.setattr("commsweep.boundary.plan._free_memory", lambda: 1000)
+    monkeypatch.setattr("commsweep.boundary.message_sizes._free_memory", lambda: 1000)
     with pytest.raises(UserError, match="fewer grad.learners"):
         build_run(tiny(grad__learners=4), HOW)
 

@@ -25,7 +25,7 @@ from commsweep.config.feedback import EFSpec
 from commsweep.config.gradients import Gradients
 from commsweep.data_parallel import exchange, hook, learners
 from commsweep.data_parallel.exchange import Exchange
-from commsweep.feedback import gradients
+from commsweep.feedback import gradient_memories
 from commsweep.store import Store
 from commsweep.training import step
 
@@ -62,7 +62,7 @@ class Delta(Compressor[DeltaSpec]):
         return 2 * shape.numel()
 
 
-class Halving(gradients.Residue):
+class Halving(gradient_memories.Residue):
     """A memory that compresses and remembers in one step."""
 
     def step(self, compressor, g):
@@ -99,7 +99,7 @@ def test_a_compressor_with_a_memory_of_its_own_is_one_line_of_a_table(monkeypatc
 
 def test_a_memory_that_compresses_in_one_step_is_one_line_of_a_table(monkeypatch):
     monkeypatch.setitem(compressors.COMPRESSORS, "delta", Delta)
-    monkeypatch.setitem(gradients.MEMORIES, "ef", Halving)
+    monkeypatch.setitem(gradient_memories.MEMORIES, "ef", Halving)
     made = _exchange(feedback=EFSpec())
     grads = [torch.ones(2, 3), torch.full((2, 3), 3.0)]
     assert torch.equal(made.send(0, grads, 0, 0), torch.full((2, 3), 1.0))
@@ -111,7 +111,7 @@ def test_a_memory_that_compresses_in_one_step_is_one_line_of_a_table(monkeypatch
 @pytest.mark.parametrize("module", [channel, exchange, hook, learners, step])
 def test_what_carries_messages_names_no_compressor_and_no_memory(module):
     members = {kind.__name__ for kind in compressors.COMPRESSORS.values()}
-    members |= {kind.__name__ for kind in gradients.MEMORIES.values()}
+    members |= {kind.__name__ for kind in gradient_memories.MEMORIES.values()}
     members |= {"Leader", "PowerIteration", "Orthonormal", "RiceTopK"}
     with open(module.__file__, encoding="utf-8") as file:
         tree = ast.parse(file.read())

@@ -17,7 +17,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from commsweep.boundary.plan import crossed, message_shapes
+from commsweep.boundary.message_sizes import crossed, message_shapes
 from commsweep.compressors import build as compressor
 from commsweep.config import Execution, override, record, run_id
 from commsweep.errors import UserError

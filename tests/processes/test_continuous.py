@@ -17,7 +17,7 @@ from commsweep.config.execution import Wiring
 from commsweep.config.training import Delay
 from commsweep.errors import UserError
 from commsweep.processes import stages
-from commsweep.processes.versions import Versions, memory_bytes
+from commsweep.processes.weight_versions import Versions, memory_bytes
 from commsweep.timing.timeline.pipelines import (
     SCHEDULES,
     TORCH,

@@ -22,7 +22,7 @@ from commsweep.config.compressors.sparse import TopKSpec
 from commsweep.config.execution import Cable, Wiring
 from commsweep.config.links import Link
 from commsweep.errors import UserError
-from commsweep.processes import launch, pipeline, stages
+from commsweep.processes import pipeline, stages, supervisor
 from commsweep.processes.engine import Stage
 from commsweep.processes.timing import summary
 from commsweep.processes.trainer import connect
@@ -123,7 +123,7 @@ def blamed(tmp_path, codes, **lines):
     place.make()
     for turn, (stage, line) in enumerate(lines.items()):
         told(place, stage[1:], line, at=turn + 1)
-    return launch.blame(place, [(rank, code) for rank, code in enumerate(codes) if code])
+    return supervisor.blame(place, [(rank, code) for rank, code in enumerate(codes) if code])
 
 
 def test_a_killed_stage_is_to_blame_not_those_that_miss_it(tmp_path):
@@ -168,7 +168,7 @@ def test_a_reason_goes_before_a_lost_neighbour_and_the_earlier_before_the_later(
     ],
 )
 def test_faults_become_one_line(fault, line):
-    assert launch.explain(fault).startswith(line) and "\n" not in launch.explain(fault)
+    assert supervisor.explain(fault).startswith(line) and "\n" not in supervisor.explain(fault)
 
 
 def test_a_foreign_message_is_named_through_the_engines_wrapping():
@@ -178,7 +178,7 @@ def test_a_foreign_message_is_named_through_the_engines_wrapping():
         except UserError as inner:
             raise RuntimeError("[Stage 1] failed to run forward") from inner
     except RuntimeError as outer:
-        assert launch.explain(outer) == "a message from another configuration"
+        assert supervisor.explain(outer) == "a message from another configuration"
 
 
 def test_a_step_is_the_median_interval_and_its_tasks_are_the_medians():

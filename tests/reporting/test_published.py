@@ -14,10 +14,10 @@ from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.launch import adopt
 from commsweep.registry import sweep
-from commsweep.reporting import looks, results
-from commsweep.reporting.contents import all_claims, all_figures, all_tables
+from commsweep.reporting import interim_looks, results
 from commsweep.reporting.figure import save
 from commsweep.reporting.published import outcomes
+from commsweep.reporting.report_parts import all_claims, all_figures, all_tables
 from commsweep.store import Store
 from tests.test_layout import ROOT
 
@@ -77,7 +77,8 @@ def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_pat
         title.count("(") == title.count(")") for title in titles
     )
     found = [
-        one.record() for one in all_claims(frame, told["papers"], interim=looks.read_content(told))
+        one.record()
+        for one in all_claims(frame, told["papers"], interim=interim_looks.read_content(told))
     ]
     from_rows = {claim["claim"] for claim in found}
     published = [claim for claim in told["claims"] if claim["claim"] in from_rows]

@@ -13,7 +13,7 @@ from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.sparsity import flops
 from commsweep.sparsity.layers import survey
-from commsweep.sparsity.plan import gpt2, network, of_run, planned, rows
+from commsweep.sparsity.predicted_cost import gpt2, network, of_run, planned, rows
 from commsweep.training.run import build, execute
 from tests.helpers import tiny, tiny_text
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from commsweep.compressors import build as compressor
 from commsweep.compressors import message
 from commsweep.compressors.bits import mask_bytes
-from commsweep.compressors.live import LiveEntries
+from commsweep.compressors.live_entries import LiveEntries
 from commsweep.config import Execution, override, record
 from commsweep.config.execution import LearnerWiring
 from commsweep.processes import ddp

@@ -6,7 +6,7 @@ import pytest
 
 from commsweep.config import override
 from commsweep.registry import content, preset, sweep
-from commsweep.sparsity import plan
+from commsweep.sparsity import predicted_cost
 
 PRESETS = content("experiments.sparse").PRESETS
 mst = content("sweeps.mst")
@@ -56,7 +56,7 @@ def test_presets_cost_what_their_header_says():
 
 
 def plan_of(run):
-    return plan.of_run(run)
+    return predicted_cost.of_run(run)
 
 
 def test_a_share_that_no_sparsity_reaches_is_said():

@@ -12,7 +12,7 @@ import pytest
 
 from commsweep.cli.main import main
 from commsweep.errors import UserError
-from commsweep.timing import allreduce, exchange, gpt, meter
+from commsweep.timing import allreduce, exchange_model, gpt, meter
 from commsweep.timing.profile import (
     MeasuredLink,
     Profile,
@@ -148,12 +148,12 @@ def test_ten_thousand_rows_are_one_call():
 
 
 def test_ddp_waits_for_its_buckets_and_rare_exchange_for_less():
-    each, alone = exchange.steps("ddp", 1, 4, 3e7, 1e9, 0.025)
-    rare, _ = exchange.steps("diloco", 32, 4, 3e7, 1e9, 0.025)
-    eighth, _ = exchange.steps("diloco", 32, 4, 3e7, 1e9, 0.025, share=1 / 8)
+    each, alone = exchange_model.steps("ddp", 1, 4, 3e7, 1e9, 0.025)
+    rare, _ = exchange_model.steps("diloco", 32, 4, 3e7, 1e9, 0.025)
+    eighth, _ = exchange_model.steps("diloco", 32, 4, 3e7, 1e9, 0.025, share=1 / 8)
     assert alone == 0.025 and each > rare > eighth > alone
     with pytest.raises(UserError, match="algorithm 'sgd': choose ddp"):
-        exchange.steps("sgd", 1, 4, 3e7, 1e9, 0.025)
+        exchange_model.steps("sgd", 1, 4, 3e7, 1e9, 0.025)
 
 
 # Traces and links.

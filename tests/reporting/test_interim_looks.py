@@ -9,7 +9,7 @@ import pytest
 
 from commsweep.cli.main import main
 from commsweep.errors import UserError
-from commsweep.reporting import looks
+from commsweep.reporting import interim_looks
 from commsweep.reporting.claim import Claim, Effect, adjust
 from commsweep.store import Store
 from tests.test_layout import ROOT
@@ -25,17 +25,17 @@ def judged(n, before=None):
 def test_a_look_is_recorded_once_for_as_many_seeds(tmp_path):
     Store(tmp_path)
     for n in (3, 3, 5, 5, 8):
-        looks.note(tmp_path, "mine", judged(n, looks.read(tmp_path, "mine")))
-    assert looks.read(tmp_path, "mine") == {("A", "x"): [3, 5, 8]}
-    assert looks.read(tmp_path, "other") == {}
+        interim_looks.note(tmp_path, "mine", judged(n, interim_looks.read(tmp_path, "mine")))
+    assert interim_looks.read(tmp_path, "mine") == {("A", "x"): [3, 5, 8]}
+    assert interim_looks.read(tmp_path, "other") == {}
 
 
 def test_looks_of_other_claims_stay(tmp_path):
     Store(tmp_path)
-    looks.note(tmp_path, "mine", judged(3))
+    interim_looks.note(tmp_path, "mine", judged(3))
     other = adjust([Claim("B", "", [Effect("y", above=0.0, values=[1.0, 2.0, 3.0])])])
-    looks.note(tmp_path, "mine", other)
-    assert set(looks.read(tmp_path, "mine")) == {("A", "x"), ("B", "y")}
+    interim_looks.note(tmp_path, "mine", other)
+    assert set(interim_looks.read(tmp_path, "mine")) == {("A", "x"), ("B", "y")}
 
 
 def test_a_report_and_a_store_bring_their_looks(tmp_path, capsys):
@@ -76,7 +76,9 @@ def test_a_claim_of_mine_that_compares_nothing_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize("bad", [[3, "5"], [0], "3"])
 def test_looks_that_are_none_are_named(bad):
     with pytest.raises(UserError, match="looks of 'x' are"):
-        looks.read_content({"claims": [{"claim": "A", "effects": [{"what": "x", "looks": bad}]}]})
+        interim_looks.read_content(
+            {"claims": [{"claim": "A", "effects": [{"what": "x", "looks": bad}]}]}
+        )
 
 
 def test_looks_of_another_sweeps_report_are_not_taken(tmp_path):
@@ -85,8 +87,8 @@ def test_looks_of_another_sweeps_report_are_not_taken(tmp_path):
     effects = [{"what": "x", "looks": [3, 5]}]
     told = {"sweep": "other", "claims": [{"claim": "A", "effects": effects}]}
     file.write_text(json.dumps(told))
-    looks.take(tmp_path, "mine", file)
-    assert looks.read(tmp_path, "mine") == {}
-    looks.take(tmp_path, "other", file)
-    assert looks.read(tmp_path, "other") == {("A", "x"): [3, 5]}
-    looks.take(tmp_path, "other", tmp_path / "none.json")
+    interim_looks.take(tmp_path, "mine", file)
+    assert interim_looks.read(tmp_path, "mine") == {}
+    interim_looks.take(tmp_path, "other", file)
+    assert interim_looks.read(tmp_path, "other") == {("A", "x"): [3, 5]}
+    interim_looks.take(tmp_path, "other", tmp_path / "none.json")

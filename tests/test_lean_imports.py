@@ -13,7 +13,7 @@ import pytest
 HEAVY = ("transformers", "datasets", "pandas", "scipy.signal", "torchmetrics.functional.text")
 LOADS = """
 import json, sys
-from commsweep.startup import loading
+from commsweep.lean_imports import loading
 with loading():
     from commsweep.training.run import execute
 heavy = [name for name in sys.argv[1:] if name in sys.modules]
@@ -25,14 +25,14 @@ print(json.dumps([heavy, same, later, gc.isenabled()]))
 """
 OTHERWISE = """
 import importlib, sys
-from commsweep import startup
+from commsweep import lean_imports
 real = importlib.import_module
 def refuse(name, package=None):
     if name == "torchmetrics.collections":
         raise ImportError("of another version")
     return real(name, package)
 importlib.import_module = refuse
-with startup.loading():
+with lean_imports.loading():
     import torchmetrics
 print(type(torchmetrics).__name__, torchmetrics.Accuracy.__name__)
 """
@@ -68,7 +68,7 @@ def test_a_version_of_torchmetrics_that_is_laid_out_otherwise_is_loaded_whole():
 )
 def test_a_process_leaves_with_its_code_after_all_that_is_registered(body, code, said):
     source = (
-        "import atexit, sys\nfrom commsweep.startup import leaving\n"
+        "import atexit, sys\nfrom commsweep.lean_imports import leaving\n"
         f"def work():\n    atexit.register(print, 'last', end='')\n    {body}\n"
         "sys.exit(leaving(work))"
     )

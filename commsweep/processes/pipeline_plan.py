@@ -21,11 +21,11 @@ from typing import Any
 from commsweep.config import Execution, Run, record
 from commsweep.config.execution import Cable, Wiring
 from commsweep.config.override import parse
-from commsweep.processes import launch, namespaces, pipeline, stages
-from commsweep.startup import leaving
+from commsweep.lean_imports import leaving
+from commsweep.processes import namespaces, pipeline, stages, supervisor
 from commsweep.store import Row, RunFolder, Store, read_json, write_json
 
-MODULE = "commsweep.processes.measure"
+MODULE = "commsweep.processes.pipeline_plan"
 
 Measurement = tuple[Run, Wiring]
 
@@ -77,7 +77,7 @@ def measure(
                     ]
                 },
             )
-            launch.supervise(
+            supervisor.supervise(
                 folder,
                 nodes.commands([MODULE, str(store.root.resolve())]),
                 nodes.environments(),
@@ -126,7 +126,7 @@ def main(root: str) -> int:
     """A stage that `measure` has started."""
     store = Store(Path(root))
     folder = RunFolder(store.root / "pipelines" / ".links", store.root)
-    return launch.worker(folder, lambda: work(store, folder))
+    return supervisor.worker(folder, lambda: work(store, folder))
 
 
 if __name__ == "__main__":

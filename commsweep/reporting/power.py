@@ -10,7 +10,7 @@ from collections.abc import Collection
 import pandas as pd
 
 from commsweep.reporting.claim import Claim, Effect
-from commsweep.reporting.contents import all_claims
+from commsweep.reporting.report_parts import all_claims
 from commsweep.reporting.results import base
 from commsweep.reporting.statistics import LEVEL, MOST, POWER, seeds_needed
 

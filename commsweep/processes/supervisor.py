@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep.errors import UserError
-from commsweep.startup import loading
+from commsweep.lean_imports import loading
 from commsweep.store import RunFolder, write_json
 
 if TYPE_CHECKING:
