@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from commsweep.cli.options import count, number, whole_number
 from commsweep.cli.pipeline import bandwidth, seconds
-from commsweep.cli.runs import changes, execution, execution_options
+from commsweep.cli.runs import changes, compared_with_simulation, execution, execution_options
 from commsweep.config import override, run_id
 from commsweep.config.execution import LearnerWiring
 from commsweep.errors import UserError
@@ -159,7 +159,7 @@ def _ddp(args: argparse.Namespace) -> int:
     (row,) = ddp.execute(
         [(run, wiring)], store, execution(args, progress=not args.json), args.patience
     )
-    compared = compare(row, store.folder(run_id(run)).row())
+    compared = compared_with_simulation(row, store.folder(run_id(run)).row())
     print(
         json.dumps(row | {"simulation": compared})
         if args.json
@@ -228,17 +228,3 @@ def describe(row: Row, compared: str, folder: RunFolder) -> str:
                 f"({100 * share:.0f} %)"
             )
     return "\n".join([*lines, f"  simulation            {compared}", f"  folder {folder.path}"])
-
-
-def compare(row: Row, recorded: Row | None) -> str:
-    """Return whether the recorded simulation of the same run has the same scores."""
-    if row["status"] != FINISHED:
-        return "not compared: it was not trained to the end"
-    if recorded is None or recorded["status"] != FINISHED:
-        return "not in the store: execute it with commsweep run and the same settings"
-    differ = max(
-        abs(row["metrics"][key] - recorded["metrics"][key])
-        for key in recorded["metrics"]
-        if key.startswith(("train_", "val_", "test_"))
-    )
-    return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"

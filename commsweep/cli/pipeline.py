@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from commsweep.cli.options import count, number, whole_number
-from commsweep.cli.runs import changes, execution, execution_options
+from commsweep.cli.runs import changes, compared_with_simulation, execution, execution_options
 from commsweep.config import Run, override, run_id
 from commsweep.config.execution import Cable, Wiring
 from commsweep.errors import UserError
@@ -200,7 +200,7 @@ def _pipeline(args: argparse.Namespace) -> int:
         row = pipeline.execute(
             run, wiring, execution(args), folder, patience=args.patience, show=show
         )
-    compared = compare(row, store.folder(run_id(run)).row())  # pyright: ignore[reportArgumentType]
+    compared = compared_with_simulation(row, store.folder(run_id(run)).row())
     print(
         json.dumps(row | {"simulation": compared}) if args.json else describe(row, folder, compared)
     )
@@ -221,20 +221,6 @@ def _stage(run: Run, wiring: Wiring, args: argparse.Namespace, folder: RunFolder
             print(json.dumps(row) if args.json else describe(row, folder, ""))
 
     return supervisor.worker(folder, work)
-
-
-def compare(row: Mapping[str, Any], simulated: dict[str, Any] | None) -> str:
-    """Return whether the recorded simulation of the same run has the same scores."""
-    if row["status"] != FINISHED:
-        return "not compared: it was not trained to the end"
-    if simulated is None or simulated["status"] != FINISHED:
-        return "not in the store: execute it with commsweep run and the same settings"
-    differ = max(
-        abs(row["metrics"][key] - simulated["metrics"][key])
-        for key in simulated["metrics"]
-        if key.startswith(("test_", "val_"))
-    )
-    return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"
 
 
 def describe(row: Mapping[str, Any], folder: RunFolder, compared: str) -> str:

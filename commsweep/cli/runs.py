@@ -485,3 +485,17 @@ def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
             f"{speed['bwd_bytes_per_token']:.1f} backward at a boundary"
         )
     return "\n".join([*lines, f"  folder {path}"])
+
+
+def compared_with_simulation(row: Row, recorded: Row | None) -> str:
+    """Return whether the recorded simulation of the same run has the same scores."""
+    if row["status"] != FINISHED:
+        return "not compared: it was not trained to the end"
+    if recorded is None or recorded["status"] != FINISHED:
+        return "not in the store: execute it with commsweep run and the same settings"
+    differ = max(
+        abs(row["metrics"][key] - recorded["metrics"][key])
+        for key in recorded["metrics"]
+        if key.startswith(("train_", "val_", "test_"))
+    )
+    return "the same scores, bit for bit" if differ == 0 else f"scores differ by up to {differ:.2g}"

@@ -114,6 +114,7 @@ def work(
     """
     import torch.distributed as dist
 
+    from commsweep.processes.pipeline_row import trained
     from commsweep.processes.trainer import Trainer, connect
     from commsweep.training.record import environment
 
@@ -123,7 +124,7 @@ def work(
     if first:
         begin(folder, run, wiring, environment(str(execution.torch_device())))
     device = connect(run, execution, patience)
-    row = Trainer(run, wiring, execution, folder, device).train()
+    row = trained(Trainer(run, wiring, execution, folder, device))
     dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
     if first:
         folder.finish(row)  # pyright: ignore[reportArgumentType]

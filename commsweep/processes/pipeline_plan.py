@@ -117,9 +117,10 @@ def work(store: Store, folder: RunFolder) -> None:
 
 def _train(*arguments: Any) -> Row | None:
     """By a trainer of its own: what is taken again begins anew."""
+    from commsweep.processes.pipeline_row import trained
     from commsweep.processes.trainer import Trainer
 
-    return Trainer(*arguments).train()
+    return trained(Trainer(*arguments))
 
 
 def main(root: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,20 +14,19 @@ from commsweep.config import run_id
 from commsweep.config.links import Links
 from commsweep.data_parallel.ledger import Ledger
 from commsweep.processes.timing import summary
+from commsweep.processes.trainer import Trainer
 from commsweep.store import FINISHED, Row
 from commsweep.training.readback import Installed, nothing_lost
 from commsweep.training.record import row
 from commsweep.training.run import tokens
 
-if TYPE_CHECKING:
-    from commsweep.processes.trainer import Trainer
 
-
-def outcome(trainer: Trainer, status: str, error: str | None, wall: float) -> Row | None:
-    """The row, at process 0; None elsewhere. All processes must call it.
+def trained(trainer: Trainer) -> Row | None:
+    """Train, and return the row at process 0; None elsewhere. All processes must call it.
 
     Raises RuntimeError when the ends of a boundary differ, UserError when a setting was lost.
     """
+    status, error, wall = trainer.train()
     network, group, stage = trainer.network, trainer.group, trainer.stage
     ledgers = gathered(network.boundaries.ledger())
     trainer.learners.settle()

@@ -40,10 +40,9 @@ from commsweep.processes.components import ClippingAcrossStages, ConfinedStage, 
 from commsweep.processes.continuous import Continuous1F1B
 from commsweep.processes.engine import SCHEDULES, Stage, Turn
 from commsweep.processes.network import StageNetwork
-from commsweep.processes.pipeline_row import outcome
 from commsweep.processes.timing import KEPT
 from commsweep.processes.weight_versions import Versions, memory_bytes
-from commsweep.store import DIVERGED, FINISHED, Row, RunFolder
+from commsweep.store import DIVERGED, FINISHED, RunFolder
 from commsweep.training import arithmetic, optim
 from commsweep.training.run import divided, quiet, sharing
 from commsweep.training.step import (
@@ -283,8 +282,11 @@ class Trainer:
 
     # Training.
 
-    def train(self) -> Row | None:
-        """All epochs that are left; the row, at process 0."""
+    def train(self) -> tuple[str, str | None, float]:
+        """Train to the end, or for the steps that were asked for.
+
+        Return the status, the error, and the seconds that it took.
+        """
         started = time.perf_counter()
         status, error = FINISHED, None
         self._resume()
@@ -297,7 +299,7 @@ class Trainer:
             self.epoch += 1
             if status == FINISHED and self.epoch < self.run.epochs:
                 self._checkpoint()
-        return outcome(self, status, error, time.perf_counter() - started)
+        return status, error, time.perf_counter() - started
 
     def _train_epoch(self) -> bool:
         """Return whether the steps that were asked for are done."""

@@ -13,6 +13,7 @@ from commsweep.config import Execution
 from commsweep.config.execution import Wiring
 from commsweep.config.override import parse
 from commsweep.errors import UserError
+from commsweep.processes.pipeline_row import trained
 from commsweep.processes.trainer import Trainer, connect
 from commsweep.store import RunFolder
 
@@ -35,7 +36,7 @@ def main(root: Path) -> None:
                 shutil.copy(name, folder.path)
         dist.barrier()
         try:
-            row = Trainer(run, Wiring(**wiring), how, folder, device, keep_weights=True).train()
+            row = trained(Trainer(run, Wiring(**wiring), how, folder, device, keep_weights=True))
         except UserError as error:
             row = {"error": str(error)}
         if dist.get_rank() == 0:
