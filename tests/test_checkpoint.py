@@ -139,7 +139,7 @@ def test_a_checkpoint_of_an_earlier_version_is_named_and_the_run_begins_anew(
     folder = interrupted(run_of(), store)
     for step, path in checkpoint.saved(folder, "last"):
         state = torch.load(path, weights_only=True)
-        del state["passes"]
+        del state["crossings"]
         path.unlink()
         checkpoint.save(state, folder, "last", step)
     row = execute(run_of(), store, EVERY)

@@ -67,7 +67,7 @@ from commsweep.training.subspace import SubspaceTraining
 from commsweep.training.tasks import kind
 
 CONTINUE = "last"  # name of a run's checkpoints
-FORM = "passes"  # what a checkpoint of this version has, and one of an earlier one has not
+FORM = "crossings"  # what a checkpoint of this version has, and one of an earlier one has not
 
 
 def execute(

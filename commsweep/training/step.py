@@ -310,13 +310,13 @@ class Task(pl.LightningModule):
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seconds"], checkpoint["passes"] = self.seconds, (self.passed, self.crossed)
+        checkpoint["seconds"], checkpoint["crossings"] = self.seconds, (self.passed, self.crossed)
         checkpoint["random"] = torch.get_rng_state()
         if self.device.type == "cuda":
             checkpoint["random_cuda"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.seconds, (self.passed, self.crossed) = checkpoint["seconds"], checkpoint["passes"]
+        self.seconds, (self.passed, self.crossed) = checkpoint["seconds"], checkpoint["crossings"]
         torch.set_rng_state(checkpoint["random"])
         if "random_cuda" in checkpoint and self.device.type == "cuda":
             torch.cuda.set_rng_state(checkpoint["random_cuda"].cpu(), self.device)

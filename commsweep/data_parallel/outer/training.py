@@ -39,6 +39,7 @@ from commsweep.data_parallel.outer.roles import (
     TakeCommon,
 )
 from commsweep.data_parallel.outer.streaming import fragments
+from commsweep.errors import UserError
 
 Inner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Clip = Callable[[list[nn.Parameter]], object]
@@ -335,6 +336,10 @@ class LocalTraining(Learners):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
+        if missing := {"references", "moved", "late", "sent_after"} - state.keys():
+            raise UserError(
+                f"the checkpoint has no {min(missing)}: an earlier commsweep wrote it, so begin anew"
+            )
         self._told = state
 
     def _restore(self, state_told: dict[str, Any]) -> None:
