@@ -847,3 +847,10 @@ def test_learners_that_die_go_on_from_their_checkpoints(section, store, monkeypa
     )  # costs are probed at each start
     assert sent == wanted_sent and row["gradients"] == straight["gradients"]
     assert not list(folder.path.glob("*.ckpt"))
+
+
+def test_the_state_of_an_earlier_version_is_named():
+    run = tiny(grad__learners=2, grad__outer__interval=2, model__cuts=[])
+    learners = build(run, Execution("cpu")).task.components["learners"]
+    with pytest.raises(UserError, match="has no late, so an earlier commsweep wrote it"):
+        learners.set_extra_state({"reference": [], "own": []})

@@ -338,7 +338,8 @@ class LocalTraining(Learners):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         if missing := {"references", "moved", "late", "sent_after"} - state.keys():
             raise UserError(
-                f"the checkpoint has no {min(missing)}: an earlier commsweep wrote it, so begin anew"
+                f"the checkpoint has no {min(missing)}, so an earlier commsweep wrote it: begin "
+                "anew"
             )
         self._told = state
 
