@@ -227,7 +227,7 @@ def test_an_exchange_of_a_model_on_a_gpu_remembers_there(way):
         with torch.device("cuda"):
             net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(70, 60))
         made = Exchange(run.grad, net, seed=0)
-        kept = [tensor for index in range(len(made.layers)) for tensor in made.kept(index)]
+        kept = [tensor for index in range(len(made.layers)) for tensor in made.states(index)]
         assert {tensor.device.type for tensor in kept} <= {"cuda"}
 
 

@@ -60,7 +60,7 @@ def test_checkpoints_of_notebooks_and_hidden_files_are_no_text(tmp_path):
 
 
 def test_what_went_where_is_said_before_the_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(errors, "_told", set())  # a line is said once a process
+    monkeypatch.setattr(errors, "_noticed", set())  # a line is said once a process
     sources.text_files(written(tmp_path / "one", ("essays.txt", "letters.txt")))
     assert (
         "essays.txt, letters.txt in" in (said := capsys.readouterr().err)

@@ -242,8 +242,8 @@ def test_a_dead_workers_cell_that_another_launcher_took_first_is_left_to_it(stor
     worker.run = cells()[0]
     worker.setting = local._Setting(Job([worker.run], store, None), 1, None)
     with store.folder(run_id(worker.run)).locked():
-        assert worker._ended("failed", "killed") == {"status": "busy"}
-    assert worker._ended("failed", "killed")["status"] == "failed"
+        assert worker._finish_cell("failed", "killed") == {"status": "busy"}
+    assert worker._finish_cell("failed", "killed")["status"] == "failed"
 
 
 def test_retry_takes_only_what_is_still_so_and_nobody_has(store):
