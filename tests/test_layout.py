@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -271,3 +272,13 @@ def test_names_say_what_they_hold_and_docstrings_are_sentences():
                 )
     assert not fragments and not broken
     assert len(vague) <= MOST_VAGUE, vague
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Imports inside of functions and for types count, too."""
+    graph = {
+        module: {name for name in imports(path) if name in FILES and name != module}
+        for module, path in FILES.items()
+        if path.name != "__init__.py"
+    }
+    TopologicalSorter(graph).prepare()  # a CycleError names the files

@@ -176,7 +176,7 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
         )
     _dion_fits(grad)
     if grad.outer is not None:
-        check_outer(grad, grad.outer)
+        check_outer(grad.outer, grad.compressor, grad.learners, grad.exchange, grad.local_steps)
     _exchange_fits(grad)
     _compressor_fits(grad)
     for name, group in grad.layers.items():

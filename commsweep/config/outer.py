@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from commsweep.config.base import Positive, Spec, settle
-
-if TYPE_CHECKING:
-    from commsweep.config.gradients import Gradients
+from commsweep.config.compressors.base import Compression
 
 
 class Outer(Spec):
@@ -133,33 +131,35 @@ class Outer(Spec):
         return self
 
 
-def check_outer(grad: Gradients, outer: Outer) -> None:
+def check_outer(
+    outer: Outer, compressor: Compression, learners: int, exchange: str, local_steps: int
+) -> None:
     """Raise ValueError on an outer step that the rest of its section contradicts."""
-    kind = grad.compressor.kind
-    if grad.local_steps > 1:
+    kind = getattr(compressor, "kind", "")
+    if local_steps > 1:
         raise ValueError(
-            f"grad.local_steps={grad.local_steps} does not go with grad.outer, in which "
+            f"grad.local_steps={local_steps} does not go with grad.outer, in which "
             "learners take grad.outer.interval steps of their own; set grad.local_steps=1"
         )
-    if outer.aggregate == "senders" and not grad.compressor.sparsifier:
+    if outer.aggregate == "senders" and not compressor.sparsifier:
         raise ValueError(
             f"grad.outer.aggregate=senders: with grad.compressor.kind={kind} every learner "
             "sends every place, so it is the mean of all; set grad.outer.aggregate=all or a "
             "sparsifier"
         )
-    if outer.local_update == "sent" and not grad.compressor.sparsifier:
+    if outer.local_update == "sent" and not compressor.sparsifier:
         raise ValueError(
             f"grad.outer.local_update=sent: with grad.compressor.kind={kind} every place is "
             "sent; set grad.compressor.kind=randomk or another sparsifier, or leave "
             "local_update out"
         )
     if outer.peers == "pairs":
-        if grad.learners % 2:
+        if learners % 2:
             raise ValueError(
-                f"grad.outer.peers=pairs: grad.learners={grad.learners} is odd, so one would be "
+                f"grad.outer.peers=pairs: grad.learners={learners} is odd, so one would be "
                 "left over"
             )
-        if kind != "none" or grad.exchange == "server":
+        if kind != "none" or exchange == "server":
             raise ValueError(
                 "grad.outer.peers=pairs sends weights from one learner to another, "
                 "uncompressed: set grad.compressor.kind=none, and grad.exchange=allreduce or "

@@ -7,16 +7,13 @@ The paper averages weights every K steps, first moments every 3 K, second moment
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.outer.roles import EXTRAS, Extra, Layers
 from commsweep.errors import UserError
-
-if TYPE_CHECKING:
-    from commsweep.data_parallel.outer.training import LocalTraining
 
 # what optimizers call them
 FIRST, SECOND = ("exp_avg", "momentum_buffer"), ("exp_avg_sq",)
@@ -33,13 +30,18 @@ class Moments(Extra):
     def due(self, step: int) -> bool:
         return bool(self._names(step))
 
-    def exchange(self, training: LocalTraining, step: int) -> None:
+    def send(
+        self,
+        exchange: Exchange,
+        trained: list[nn.Parameter],
+        optimizers: list[torch.optim.Optimizer],
+        step: int,
+    ) -> None:
         for names in self._names(step):
-            self._average(training, names)
+            learners = [moments(optimizer, trained, names) for optimizer in optimizers]
+            self._average(exchange, learners)
 
-    def _average(self, training: LocalTraining, names: tuple[str, ...]) -> None:
-        exchange = training.exchange
-        learners = [moments(optimizer, training.trained, names) for optimizer in training.inners]
+    def _average(self, exchange: Exchange, learners: list[Layers]) -> None:
         tensors = [list(layers.values()) for layers in learners]
         means = exchange.collectives.all_reduce(tensors, "moments").wait()
         for index, mean in zip(learners[0], means, strict=True):

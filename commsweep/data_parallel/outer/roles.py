@@ -15,7 +15,7 @@ A method is a class for one or more roles, with the setting of `grad.outer` that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from torch import Tensor, nn
 from commsweep.component import Moment
 from commsweep.config.outer import Outer
 from commsweep.data_parallel.exchange import Exchange
-
-if TYPE_CHECKING:
-    from commsweep.data_parallel.outer.training import LocalTraining
 
 Method = TypeVar("Method", bound=type)
 Layers = dict[int, Tensor]  # tensors by the number of their layer
@@ -135,8 +132,17 @@ class Extra:
         """Return whether it is exchanged after so many steps."""
         raise NotImplementedError
 
-    def exchange(self, training: LocalTraining, step: int) -> None:
-        """Exchange it."""
+    def send(
+        self,
+        exchange: Exchange,
+        trained: list[nn.Parameter],
+        optimizers: list[torch.optim.Optimizer],
+        step: int,
+    ) -> None:
+        """Exchange it after so many steps.
+
+        trained: the parameters. optimizers: the inner one of each learner here.
+        """
         raise NotImplementedError
 
 

@@ -201,7 +201,7 @@ class LocalTraining(Learners):
         done, last = moment.step + 1, moment.step + 1 == self.steps
         self.exchange.ledger.steps += 1
         for extra in self.extras:
-            extra.exchange(self, done)
+            extra.send(self.exchange, self.trained, self.inners, done)
         for number, (due, _) in list(self._pending.items()):
             if due == done or last:
                 self._use(number, moment.rate)
