@@ -430,7 +430,7 @@ CLAIMS = [f1a, f1b, f1c, f1d, f1e, f1f, f1g, f1h, f1i]
 
 
 def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Return what gradients of each setting lose against dense ones, over the error of their
+    """The loss of each setting's gradients against dense ones, over the error of their
     messages, by bias.
 
     Gradients compressed only; points of accuracy or nats, mean over seeds; full marks: bias below a

@@ -141,7 +141,7 @@ CLAIMS = [r1, r2]
 
 
 def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Return what codes lose against their bytes, of activations and of gradients. The line joins
+    """The loss of codes against their bytes, of activations and of gradients. The line joins
     what nothing with as few bytes beats. Bars: 95 % intervals of the mean.
     """
     losses = _losses(frame)

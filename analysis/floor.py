@@ -251,7 +251,7 @@ def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
 
 
 def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Return what compressed gradients of activations keep of their worth: 100 % is dense, 0 %
+    """The share of their worth that compressed gradients of activations keep: 100 % is dense, 0 %
     nothing sent, below 0 % harm. Bars: 95 % intervals (Fieller). An arrow: farther left than is
     shown.
     """

@@ -466,7 +466,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Return what each setting loses against dense at every rung, in percent of what dense has
+    """The loss of each setting against dense at every rung, in percent of what dense has
     learned beyond guessing (text: beyond the frequencies of letters). Lines: means over seeds.
     Bands: 95 % intervals of the mean. At 100 % nothing was learned.
     """

@@ -396,7 +396,7 @@ CLAIMS = [f3a, f3b, f3c, f4a, f4b, f4c, f5]
 
 
 def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Return what settings lose against the bytes they send, forward alone, backward alone and both
+    """The loss of settings against the bytes they send, forward alone, backward alone and both
     ways. The line joins settings that nothing with as few bytes beats; up to eight of them have a
     colour. Grey: the others; crosses: those of arXiv 2401.07788. Means over seeds. Bars: 95 %
     intervals of the mean.

@@ -64,12 +64,12 @@ class Component(nn.Module):
         logits: Tensor,
         drawn: Callable[[torch.Generator], Tensor],
     ) -> None:
-        """Return its logits are there, and the backward comes next; drawn: the loss of labels that
+        """Act on its logits, before the backward; drawn: the loss of labels that
         the model itself draws.
         """
 
     def after_pass(self, moment: Moment, pass_: Pass) -> None:
-        """Return its backward is done."""
+        """Act once its backward is done."""
 
     def before_exchange(self, moment: Moment) -> None:
         """All passes of the step are done, and gradients are exchanged next."""
@@ -84,7 +84,10 @@ class Component(nn.Module):
         return False
 
     def after_step(self, moment: Moment) -> None:
-        """The weights have moved."""
+        """Act once the weights have moved.
+
+        With `grad.outer` the model then holds the weights of the last learner.
+        """
 
     def epoch_ended(self, epoch: int) -> None:
         """An epoch's training is over."""

@@ -57,7 +57,7 @@ def gradients(base: Run, side: str = "bwd") -> list[Run]:
 
 
 def masks(base: Run, ratio: float = 0.2) -> list[Run]:
-    """Return what the gradient of a sparse activation must be: dense, a TopK of its own, the
+    """The gradient of a sparse activation: dense, a TopK of its own, the
     activation's mask, that mask with values of 2 bits without bias.
     """
     forward = override(base, {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": ratio})

@@ -120,7 +120,7 @@ def floor_sgd() -> list[Run]:
 
 
 def floor_images() -> list[Run]:
-    """Return what `cifar_bias_jpeg` lacks, the control that sends nothing back, beside its arms."""
+    """The control that sends nothing back, which `cifar_bias_jpeg` lacks, beside its arms."""
     base = preset("cifar_small_jpeg")
     arms = [
         base,

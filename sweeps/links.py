@@ -87,7 +87,7 @@ def _cut(*cuts: str) -> Run:
 
 
 def calibrate_links() -> list[Measurement]:
-    """Return what slow links do to this machine: dense and TopK over a slow, a late, and a slow and
+    """The effect of slow links on this machine: dense and TopK over a slow, a late, and a slow and
     late link.
     """
     base, methods = _cut("layer1", "layer2", "layer3"), ["dense", "TopK 10 %"]

@@ -118,7 +118,7 @@ def additive(base: Run) -> list[Run]:
 
 
 def cifar_recipe(base: str = "cifar_small") -> list[Run]:
-    """Return what to use forward and backward, feedbacks by key, boundaries times learners, on
+    """The choice of codes forward and backward, feedbacks by key, boundaries times learners, on
     10,000 CIFAR-10 images; three seeds, under two hours on two cores.
     """
     run = preset(base)

@@ -112,7 +112,7 @@ def digits_methods() -> list[Run]:
 
 
 def digits_core() -> list[Run]:
-    """Return what the paper's claims compare, on the embedded digits, with the seeds that decided
+    """The comparisons of the paper's claims, on the embedded digits, with the seeds that decided
     them; five minutes on two cores.
     """
     base = preset("digits")

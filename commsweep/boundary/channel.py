@@ -24,6 +24,7 @@ from commsweep.compressors.coded import Coded, CodedForwardMask
 from commsweep.compressors.coders import Coder, Frozen
 from commsweep.compressors.sparse import FixedK
 from commsweep.config.links import Link
+from commsweep.errors import UserError
 from commsweep.feedback.boundaries import Feedback
 from commsweep.feedback.memory import Keys
 
@@ -178,8 +179,15 @@ class Channel(nn.Module):
         return self.compressor.given(mask) if mask is not None else _DENSE
 
     def _keep_warm(self, factor: Tensor | None) -> None:
-        if factor is not None and self.warm is not None:
-            self.warm.copy_(factor)
+        if factor is None or self.warm is None:
+            return
+        if factor.shape != self.warm.shape:
+            raise UserError(
+                f"compressor {self.compressor.spec.label} keeps {list(factor.shape)} for the next "
+                f"message, but begin() gave {list(self.warm.shape)}: what is kept has one shape, "
+                "whatever the batch"
+            )
+        self.warm.copy_(factor)
 
     def _seed(self) -> int:
         return seeds.draw(seeds.BOUNDARY, *self.stream, self.step.number, self.step.training)
@@ -234,7 +242,7 @@ class Counts:
         return bad if self._bad is None else torch.minimum(self._bad, bad)
 
     def sent(self, sending: SimulatedSender) -> None:
-        """Return what the message cost."""
+        """Add what the message cost."""
         for nbytes in sending.nbytes:
             if isinstance(nbytes, Tensor):
                 self.on_device = nbytes if self.on_device is None else self.on_device + nbytes
@@ -324,7 +332,7 @@ class SimulatedSender:
             self.compressed.append((compressor, u.clone(), seed, y))
 
     def sent_rows(self, rows: Tensor, batch: int) -> None:
-        """Return what was compressed were these rows of a batch; the others travel dense, which
+        """Note that these rows of a batch were compressed; the others travel dense, which
         keeps all of them.
         """
         self.mask = _widened(self.mask, rows, batch)
@@ -349,10 +357,12 @@ class PackedSender(SimulatedSender):
             payload = self._post(self.compressor, x, self.seed)
         else:
             payload = self._posted(self.compressor.encode_from(x, self.warm))
-            self.warm = self.compressor.next_kept(payload, self.warm)
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
-        return self.compressor.decode(payload) if self.needs_arrival else x
+        y = self.compressor.decode_from(payload, self.warm) if self.needs_arrival else x
+        if self.warm is not None:
+            self.warm = self.compressor.next_kept(payload, self.warm)
+        return y
 
     def send_remembered(self, x: Tensor, memory: Tensor, kind: int) -> Tensor | None:
         return None
@@ -399,9 +409,10 @@ class PackedReceiver:
         payload = self.reader.take(self.compressor, shape)
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
+        y = self.compressor.decode_from(payload, self.warm)
         if self.warm is not None:
             self.warm = self.compressor.next_kept(payload, self.warm)
-        return self.compressor.decode(payload)
+        return y
 
     def receive_halves(self, shape: torch.Size) -> Tensor:
         """Signal and residue, summed."""

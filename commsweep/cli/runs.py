@@ -17,7 +17,7 @@ from commsweep.data import sources
 from commsweep.errors import UserError, notice
 from commsweep.lean_imports import loading
 from commsweep.registry import grouped, preset, presets
-from commsweep.store import DIVERGED, FINISHED, Busy, Row, Store
+from commsweep.store import DIVERGED, FAILED, FINISHED, Busy, Row, Store
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -420,7 +420,10 @@ _INFERENCE = (
 
 
 def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
-    lines = [f"run {row['id']}: {row['status']}" + (" (recorded earlier)" if repeated else "")]
+    recorded = " (recorded earlier)" if repeated else ""
+    if repeated and row["status"] == FAILED:
+        recorded = f" (recorded earlier; remove {path} to execute it anew)"
+    lines = [f"run {row['id']}: {row['status']}{recorded}"]
     lines += [f"  {row['error']}"] if row.get("error") else []
     lines += [f"  measured elsewhere, taken from {row['adopted']}"] if row.get("adopted") else []
     metrics = row["metrics"]

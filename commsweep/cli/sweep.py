@@ -641,7 +641,7 @@ def _view(args: argparse.Namespace, store: Store, name: str) -> Any:
 
 
 def _show(view: Any, args: argparse.Namespace, name: str, runs: list[Run]) -> None:
-    """Return what was recorded by earlier launches, and the report, where there is anything to
+    """Show what was recorded by earlier launches, and the report, where there is anything to
     report.
     """
     from commsweep.reporting import report

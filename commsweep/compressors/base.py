@@ -127,8 +127,9 @@ class Compressor(Generic[S]):
         return self
 
     def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
-        """Return what both ends of a channel keep between messages of this shape, before the first
-        one; None: nothing. A compressor that keeps something implements the next three methods.
+        """Return what both ends of a channel keep between messages of this shape ([1, *sample],
+        whatever the batch), before the first one; None: nothing. A compressor that keeps something
+        implements the next methods, `decode_from` where it decodes with the memory.
         """
         return None
 
@@ -140,8 +141,12 @@ class Compressor(Generic[S]):
         """The payload of `apply_from`."""
         raise NotImplementedError
 
+    def decode_from(self, payload: Payload, memory: Tensor | None) -> Tensor:
+        """Return what arrives of a payload; memory: what both ends kept before it, or None."""
+        return self.decode(payload)
+
     def next_kept(self, payload: Payload, memory: Tensor) -> Tensor:
-        """Return what both ends keep once a payload has been sent."""
+        """Return what both ends keep once a payload has been sent, of the shape of `begin`."""
         raise NotImplementedError
 
     def sender_state(self, shape: torch.Size) -> Tensor | None:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from commsweep.errors import UserError
+
 Positive = Annotated[float, Field(gt=0)]
 Implementation = TypeVar("Implementation", bound=type)
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -44,6 +46,9 @@ def settle(spec: Spec, name: str, value: Any) -> None:
 
 class Implementations(dict[str, Any]):
     """The classes that carry out settings, by the kind of the settings."""
+
+    def __missing__(self, kind: str) -> Any:
+        raise UserError(f"'{kind}' has settings, but no class under a decorator `of(...)` for them")
 
     def of(self, *specs: type[Spec]) -> Callable[[Implementation], Implementation]:
         """Return a decorator that names a class as what carries these settings out."""

@@ -64,7 +64,7 @@ class Ledger:
         self.places += nbytes
 
     def back(self, index: int, merged: Tensor, n: int, joint: int | None = None) -> None:
-        """Return what a server sends to one learner for a layer: the mean, sparse or as signs where
+        """Count what a server sends to one learner for a layer: the mean, sparse or as signs where
         it is that; n: entries of it that live. joint: bytes of the mean by a joint compressor.
         """
         if self.spec.vote:

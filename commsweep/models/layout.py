@@ -29,7 +29,7 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 
 def thin(model: nn.Module) -> None:
-    """Return what a network needs wherever its images may come to lie with the channels last, as in
+    """Do what a network needs wherever its images may come to lie with the channels last, as in
     compiled blocks.
     """
     for module in model.modules():

@@ -130,7 +130,7 @@ class Continuous1F1B(PipelineScheduleSingle):
         return step % self.steps * self.microbatches
 
     def _step_microbatches(self, *_: Any, **__: Any) -> None:
-        """Return what the engine would call for a step that begins and ends empty."""
+        """Refuse what the engine would call for a step that begins and ends empty."""
         raise NotImplementedError("feed it steps, and drain it")
 
     def _begin(self, inputs: tuple[Tensor, ...], targets: Sequence[Any] | None) -> None:

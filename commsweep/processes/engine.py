@@ -90,7 +90,7 @@ class Stage(PipelineStage):
         self._chunk = 0
 
     def begin(self, turns: Sequence[Turn], first: int = 0) -> None:
-        """Return what the microbatches of the next step are. first: the number of the first of
+        """Set what the microbatches of the next step are. first: the number of the first of
         them.
         """
         self.turns.update(enumerate(turns, first))

@@ -187,7 +187,7 @@ class Trainer:
             )
 
     def _make_components(self, steps: int) -> None:
-        """Return what takes part in this stage's training, in the order of a step."""
+        """Make what takes part in this stage's training, in the order of a step."""
         run, network = self.run, self.network
         need = {"learners": learner_memory(run.grad, network.part, 1, optim.states(run))}
         if run.delay is not None:

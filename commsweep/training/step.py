@@ -372,7 +372,7 @@ def finish_step(
     clip: float,
     spent: dict[str, float] | None = None,
 ) -> None:
-    """Return what follows the last backward of a step, in this order: exchange, clip, optimizer.
+    """Do what follows the last backward of a step, in this order: exchange, clip, optimizer.
 
     shorten: limits the norm of all gradients to `clip` (0: not), where no component does. spent:
     seconds of each component's exchange are added to it.

@@ -1,12 +1,17 @@
 """The controls: nothing arrives, or a running mean of each feature."""
 
+from typing import ClassVar, Literal
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commsweep.boundary.channel import PackedReceiver, PackedSender, SimulatedSender
 from commsweep.compressors import build
+from commsweep.compressors.base import Compressor, Field, payload
 from commsweep.config import Execution
+from commsweep.config.compressors.base import Compression
 from commsweep.training.run import build as build_run
 from tests.boundary.test_boundary import train
 from tests.helpers import linked
@@ -70,3 +75,60 @@ def test_a_boundary_that_sends_nothing_back_trains_only_what_lies_behind_it():
     late = [g for name, g in gradients.items() if name.startswith(("fc", "head"))]
     assert early and all(not g.any() for g in early)
     assert late and all(g.any() for g in late)
+
+
+class DeltaSpec(Compression):
+    """The difference to the last message."""
+
+    label: ClassVar[str] = "delta"
+    kind: Literal["delta"] = "delta"
+
+
+class Delta(Compressor[DeltaSpec]):
+    """Decodes with what both ends kept of the last message: its mean over the batch."""
+
+    def begin(self, shape, seed):
+        return torch.zeros(shape)
+
+    def apply_from(self, x, memory):
+        payload = self.encode_from(x, memory)
+        return self.decode_from(payload, memory), self.next_kept(payload, memory)
+
+    def encode_from(self, x, memory):
+        return payload(x, delta=x - memory)
+
+    def decode_from(self, payload, memory):
+        return payload.parts["delta"] + memory
+
+    def next_kept(self, payload, memory):
+        return (payload.parts["delta"] + memory).mean(0, keepdim=True)
+
+    def layouts(self, shape, dtype):
+        return [{"delta": Field(dtype, tuple(shape))}]
+
+    def bytes_sent(self, y):
+        return y.numel() * y.element_size()
+
+
+class Mailbox:
+    """Hands the payloads of a sender to a receiver."""
+
+    def __init__(self, payloads):
+        self.payloads = list(payloads)
+
+    def take(self, compressor, shape):
+        return self.payloads.pop(0)
+
+
+def test_what_both_ends_keep_decodes_alike_in_simulation_and_between_processes():
+    shape, delta = (4, 6), Delta(DeltaSpec())
+    kept = [delta.begin(torch.Size((1, 6)), 0) for _ in range(3)]
+    for number in range(3):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(number))
+        simulated = SimulatedSender(delta, 0, False, True, kept[0])
+        sender = PackedSender(delta, 0, False, True, kept[1])
+        arrived, sent = simulated.send(x), sender.send(x)
+        receiver = PackedReceiver(delta, Mailbox(sender.payloads), False, kept[2])
+        assert torch.equal(arrived, sent) and torch.equal(arrived, receiver.receive(x.shape))
+        kept = [simulated.warm, sender.warm, receiver.warm]
+        assert torch.equal(kept[0], kept[1]) and torch.equal(kept[1], kept[2])

@@ -18,8 +18,9 @@ from commsweep.config import Execution, override, record
 from commsweep.config.execution import LearnerWiring
 from commsweep.config.outer import Outer
 from commsweep.config.override import parse
+from commsweep.data_parallel.outer.demo import SignStep
 from commsweep.data_parallel.outer.noloco import pairs
-from commsweep.data_parallel.outer.roles import MERGES
+from commsweep.data_parallel.outer.roles import MERGES, OuterSGD, Role
 from commsweep.data_parallel.outer.streaming import fragments
 from commsweep.errors import UserError
 from commsweep.processes import ddp
@@ -854,3 +855,12 @@ def test_the_state_of_an_earlier_version_is_named():
     learners = build(run, Execution("cpu")).task.components["learners"]
     with pytest.raises(UserError, match="has no late, so an earlier commsweep wrote it"):
         learners.set_extra_state({"reference": [], "own": []})
+
+
+def test_two_classes_for_one_role_are_refused():
+    role = Role()
+    role.when(lambda outer: outer.sign)(OuterSGD)
+    role.when(lambda outer: outer.clip)(SignStep)
+    assert role.of(Outer(clip=True), OuterSGD) is SignStep
+    with pytest.raises(UserError, match="OuterSGD and SignStep, which play one role"):
+        role.of(Outer(sign=True, clip=True, momentum=0, nesterov=False), OuterSGD)

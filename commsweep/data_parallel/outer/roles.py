@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from commsweep.component import Moment
 from commsweep.config.outer import Outer
 from commsweep.data_parallel.exchange import Exchange
+from commsweep.errors import UserError
 
 Method = TypeVar("Method", bound=type)
 Layers = dict[int, Tensor]  # tensors by the number of their layer
@@ -163,8 +164,15 @@ class Role(list[tuple[Callable[[Outer], object], type]]):
         return [method for condition, method in self if condition(outer)]
 
     def of(self, outer: Outer, default: Method) -> Method:
-        """Return the class that these settings ask for, else the default."""
-        return next(iter(self.asked(outer)), default)  # pyright: ignore[reportReturnType]
+        """Return the class that these settings ask for, else the default.
+
+        Raises UserError where they ask for two.
+        """
+        methods = self.asked(outer)
+        if len(methods) > 1:
+            names = " and ".join(method.__name__ for method in methods)
+            raise UserError(f"grad.outer asks for {names}, which play one role: leave one out")
+        return methods[0] if methods else default  # pyright: ignore[reportReturnType]
 
 
 STEPS, UPDATES, PEERS, EXTRAS, MERGES = Role(), Role(), Role(), Role(), Role()
