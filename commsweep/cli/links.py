@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import cast
 
 from commsweep.cli.ddp import measure
@@ -24,7 +25,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         "links",
         parents=[shared, execution_options()],
         help="measure step times over links of real bandwidth",
-        description=(
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the list of plans has lines
+        description=fill(
             "Measure every run of a plan as real processes in network namespaces, over links "
             "shaped to each bandwidth and latency (Linux, root), skipping what the store already "
             "holds; train the runs of pipelines to the end in simulation, which gives the "
@@ -52,8 +54,11 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 def _plans() -> str:
     from commsweep.registry import first_sentence, plans
 
-    lines = [f"  {name:18} {first_sentence(plan.__doc__)}" for name, plan in plans().items()]
-    return "\n".join(["plans:", *lines])
+    lines = ["plans:"]
+    for name, plan in plans().items():
+        text = f"  {name:17} {first_sentence(plan.__doc__)}"
+        lines.append(fill(text, 79, subsequent_indent=" " * 20))
+    return "\n".join(lines)
 
 
 def _links(args: argparse.Namespace) -> int:
