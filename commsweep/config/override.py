@@ -13,7 +13,8 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from commsweep.config.base import Spec
+from commsweep.config.base import Spec, kinds_of
+from commsweep.config.compressors.base import Compression
 from commsweep.config.compressors.spelling import spelled
 from commsweep.config.gradients import Gradients, check_gradients
 from commsweep.config.links import Link, Links
@@ -349,6 +350,11 @@ def _explain(problem: dict[str, Any], root: str) -> str:
             problem["ctx"]["expected_tags"].replace("'", "").split(", "),
         )
         tag = problem["ctx"]["discriminator"].strip("'")
+        if value_given in {spec.model_fields["kind"].default for spec in kinds_of(Compression)}:
+            return (
+                f"{where}.{tag}={value_given}: this compressor is not for here; those that are: "
+                f"commsweep explain {where}.{tag}"
+            )
         return (
             f"unknown {where}.{tag} '{value_given}'{nearest(value_given, options, 3)} (all of "
             "them: "

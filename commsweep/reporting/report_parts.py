@@ -23,11 +23,13 @@ def _present(
     frame: pd.DataFrame, only: Collection[str]
 ) -> list[tuple[str, pd.DataFrame, ModuleType]]:
     """(prefix of its names, rows, paper) of those that have rows; no prefix where there is only
-    one. only: names of those that are wanted, or none for all. Raises UserError on a name that is
-    none.
+    one. only: names of those that are wanted, or of their files, or none for all. Raises UserError
+    on a name that is none.
     """
     papers_ = papers()
     names = [paper.NAME for paper in papers_]
+    by_file = {paper.__name__.rpartition(".")[2]: paper.NAME for paper in papers_}
+    only = [by_file.get(name, name) for name in only]
     for name in only:
         if name not in names:
             raise UserError(f"--papers {name}: not one of {', '.join(names)}{nearest(name, names)}")

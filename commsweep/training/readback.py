@@ -90,7 +90,10 @@ def nothing_lost(
             if only(key) and settings.get(key) != installed.get(key)
         ]
         if lost:
-            raise RuntimeError("settings lost on the way to the run: " + "; ".join(lost))
+            raise RuntimeError(
+                "settings lost on the way to the run: " + "; ".join(lost) + " (what a component "
+                "installed is what its installed() says)"
+            )
 
 
 def model_of(run: Run, model: Any, cuts: tuple[str, ...]) -> Spec:

@@ -147,6 +147,12 @@ def test_figures_draw_from_partial_rows_and_always_the_same(store, tmp_path):
         assert (tmp_path / "a" / f"{name}.png").read_bytes() == (
             tmp_path / "b" / f"{name}.png"
         ).read_bytes()
+    # an analysis goes by its own name and by that of its file
+    titles = [
+        [table.name for table in report_parts.all_tables(frame, [name])]
+        for name in ("text", "rudakov_text")
+    ]
+    assert titles[0] == titles[1]
     none = frame.assign(status="missing")
     assert list(report_parts.all_figures(none, results.curves(store.root, []))) == []
 

@@ -203,3 +203,12 @@ def test_presets_differ_and_unknown_ones_are_named():
     assert len({run_id(run) for run in presets().values()}) == len(presets())
     with pytest.raises(UserError, match="did you mean 'digits'"):
         preset("digit")
+
+
+@pytest.mark.parametrize(
+    "setting", ["grad.compressor.kind=bottleneck", "fwd.compressor.kind=adacomp"]
+)
+def test_a_compressor_of_another_place_is_named_as_that(setting):
+    key, _, kind = setting.partition("=")
+    with pytest.raises(UserError, match=f"{key}={kind}: this compressor is not for here"):
+        override(tiny(), {"grad.learners": 2, key: kind})
