@@ -571,7 +571,7 @@ def test_every_figure_says_what_it_shows(store):
     [
         *(
             f"reporting.{name}"
-            for name in ("results", "table", "claim", "figure", "report", "contents")
+            for name in ("results", "table", "claim", "figure", "report", "report_parts")
         ),
         "timing.timeline.pipelines",
         "store",
