@@ -1037,8 +1037,9 @@ def _links_text(network: Network) -> str:
 
 def stages_report(store: Path, plan: str, measurements: list[Any], folder: Path) -> Made:
     """Write the report of a plan of pipelines. Raises UserError where measurements are missing."""
+    store_ = Store(store)
     names, fitted = (
-        [pipeline.folder_of(Store(store), *measurement).path.name for measurement in taken]
+        [pipeline.folder_of(store_, *measurement).path.name for measurement in taken]
         for taken in (measurements, calibration())
     )
     return write(store, plan, names, folder, fitted)
@@ -1059,8 +1060,7 @@ def _check_complete(store: str | Path, plan: str, missing: int, measurements_wan
     if missing:
         raise UserError(
             f"{missing} of {measurements_wanted} measurements are missing in '{store}'; "
-            "commsweep links "
-            f"{plan} --only measure takes them (Linux, root)"
+            f"commsweep links {plan} --only measure takes them (Linux, root)"
         )
 
 

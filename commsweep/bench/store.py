@@ -22,7 +22,7 @@ RUNS = 10_000
 
 
 def bench() -> Iterator[Result]:
-    """Return what a user waits for when a store has grown large. The rows are made up; nothing is
+    """Yield what a user waits for when a store has grown large. The rows are made up; nothing is
     trained.
     """
     from commsweep.reporting import (

@@ -531,7 +531,7 @@ class Boundary(nn.Module):
 
 
 def _as_it_is(x: Tensor) -> AbstractContextManager[Any]:
-    """Return where a message is what it is, whatever the model computes in."""
+    """Return a context in which a message keeps its type, whatever the model computes in."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -541,8 +541,8 @@ Back = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def crossing(x: Tensor, destination: There, back: Back) -> Tensor:
-    """there(x), whose second value is kept for the way back: the gradient of x is back(gradient,
-    kept).
+    """Return destination(x), whose second value is kept for the way back: the gradient of x is
+    back(gradient, kept).
     """
     if torch.is_grad_enabled() and x.requires_grad:
         return _Crossing.apply(x, destination, back)

@@ -29,7 +29,7 @@ def _present(
     papers_ = papers()
     names = [paper.NAME for paper in papers_]
     by_file = {paper.__name__.rpartition(".")[2]: paper.NAME for paper in papers_}
-    only = [by_file.get(name, name) for name in only]
+    only = [name if name in names else by_file.get(name, name) for name in only]
     for name in only:
         if name not in names:
             raise UserError(f"--papers {name}: not one of {', '.join(names)}{nearest(name, names)}")

@@ -248,10 +248,8 @@ def lost_against(rows: pd.DataFrame, dense: pd.DataFrame, keys: list[str]) -> pd
     accuracy); NaN where there is none.
     """
     metric, sign = score_and_sign(rows)
-    best = dense.drop_duplicates(keys).set_index(keys)[metric]
-    matching = best.reindex(
-        pd.MultiIndex.from_frame(rows[keys]) if len(keys) > 1 else rows[keys[0]]
-    )
+    best = dense.drop_duplicates(keys)[[*keys, metric]]
+    matching = rows[keys].merge(best, on=keys, how="left")[metric]
     return sign * (rows[metric] - matching.to_numpy())
 
 

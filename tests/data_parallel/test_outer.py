@@ -618,7 +618,7 @@ def test_senders_share_a_place_among_themselves():
             outer=Outer(aggregate=aggregate, **more),
         )
         made = Exchange(spec, nn.Linear(4, 1, bias=False), 0)
-        made.merges = [method() for method in MERGES.asked(spec.outer)]
+        made.merges = [method() for method in MERGES.classes(spec.outer)]
         return made.begin([[one] for one in messages], 0, 0, [0])()[0]
 
     apart_, same = (

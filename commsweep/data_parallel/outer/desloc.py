@@ -11,7 +11,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.outer.roles import EXTRAS, Extra, Layers
 from commsweep.errors import UserError
 
@@ -30,22 +29,16 @@ class Moments(Extra):
     def due(self, step: int) -> bool:
         return bool(self._names(step))
 
-    def send(
-        self,
-        exchange: Exchange,
-        trained: list[nn.Parameter],
-        optimizers: list[torch.optim.Optimizer],
-        step: int,
-    ) -> None:
+    def send(self, optimizers: list[torch.optim.Optimizer], step: int) -> None:
         for names in self._names(step):
-            learners = [moments(optimizer, trained, names) for optimizer in optimizers]
-            self._average(exchange, learners)
+            trained = self.exchange.trained
+            self._average([moments(optimizer, trained, names) for optimizer in optimizers])
 
-    def _average(self, exchange: Exchange, learners: list[Layers]) -> None:
+    def _average(self, learners: list[Layers]) -> None:
         tensors = [list(layers.values()) for layers in learners]
-        means = exchange.collectives.all_reduce(tensors, "moments").wait()
+        means = self.exchange.collectives.all_reduce(tensors, "moments").wait()
         for index, mean in zip(learners[0], means, strict=True):
-            exchange.ledger.dense(index, len(learners), mean.element_size())
+            self.exchange.ledger.dense(index, len(learners), mean.element_size())
         for row in tensors:
             for moment, mean in zip(row, means, strict=True):
                 moment.copy_(mean)

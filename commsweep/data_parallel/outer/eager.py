@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from commsweep.component import Moment
 from commsweep.data_parallel.exchange import Exchange
-from commsweep.data_parallel.outer.roles import PEERS, Arrival, Everybody, Layers
+from commsweep.data_parallel.outer.roles import PEERS, Arrival, Everybody, Fragment, Layers
 
 
 @PEERS.when(lambda outer: outer.eager)
@@ -30,22 +29,14 @@ class Eager(Everybody):
         # by fragment: what waits for the mean, or the mean; each learner's share
         self.pending: dict[int, tuple[Any, list[Layers]]] = {}
 
-    def send(
-        self,
-        number: int,
-        layers: list[int],
-        moved: list[list[Tensor | None]],
-        references: list[list[nn.Parameter]],
-        moment: Moment,
-        last: bool,
-    ) -> Arrival:
+    def send(self, fragment: Fragment) -> Arrival:
         # What was remembered of the last exchange is settled before the next one goes on from it.
-        before = self.late(number)
-        arrival = self.exchange.begin(moved, moment.step, moment.epoch, layers)
-        if last:
-            return lambda: merged([arrival()] * len(moved), before)
-        shares = [self._share(tensors, layers) for tensors in moved]
-        self.pending[number] = arrival, shares
+        before = self.late(fragment.number)
+        arrival = self.begin(fragment)
+        if fragment.last:
+            return lambda: merged([arrival()] * len(fragment.moved), before)
+        shares = [self._share(tensors, fragment.layers) for tensors in fragment.moved]
+        self.pending[fragment.number] = arrival, shares
         return lambda: merged(shares, before)
 
     def _share(self, tensors: list[Tensor | None], layers: list[int]) -> Layers:

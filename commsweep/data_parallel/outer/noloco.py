@@ -6,13 +6,12 @@ both pseudo-gradients, plus ref - mean of both refs. Here without Nesterov.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from commsweep import seeds
 from commsweep.collectives import mean
-from commsweep.component import Moment
 from commsweep.data_parallel.exchange import WHAT, Exchange
-from commsweep.data_parallel.outer.roles import PEERS, Arrival, Everybody, Layers
+from commsweep.data_parallel.outer.roles import PEERS, Arrival, Everybody, Fragment, Layers
 
 
 def pairs(learners: int, seed: int) -> list[int]:
@@ -33,20 +32,12 @@ class Pairs(Everybody):
         super().__init__(exchange)
         exchange.ledger.direct = True
 
-    def send(
-        self,
-        number: int,
-        layers: list[int],
-        moved: list[list[Tensor | None]],
-        references: list[list[nn.Parameter]],
-        moment: Moment,
-        last: bool,
-    ) -> Arrival:
-        exchange = self.exchange
-        draw = seeds.draw(seeds.PAIRS, exchange.seed, moment.step)
+    def send(self, fragment: Fragment) -> Arrival:
+        exchange, layers = self.exchange, fragment.layers
+        draw = seeds.draw(seeds.PAIRS, exchange.seed, fragment.moment.step)
         partners = pairs(exchange.spec.learners, draw)
         messages: list[list[Tensor]] = []
-        for tensors, reference in zip(moved, references, strict=True):
+        for tensors, reference in zip(fragment.moved, fragment.references, strict=True):
             slow = [reference[index].data.clone() for index in layers]
             fast = [tensor for tensor in tensors if tensor is not None]
             messages.append(slow + fast)

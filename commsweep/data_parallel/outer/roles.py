@@ -15,6 +15,7 @@ A method is a class for one or more roles, with the setting of `grad.outer` that
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,22 @@ from commsweep.errors import UserError
 Method = TypeVar("Method", bound=type)
 Layers = dict[int, Tensor]  # tensors by the number of their layer
 Arrival = Callable[[], list[Layers]]
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A fragment that is sent.
+
+    moved: the pseudo-gradients, [learner here][layer], None outside `layers`. references: what each
+    learner here has moved from. last: whether no exchange of this fragment follows.
+    """
+
+    number: int
+    layers: list[int]
+    moved: list[list[Tensor | None]]
+    references: list[list[nn.Parameter]]
+    moment: Moment
+    last: bool
 
 
 class OuterSGD:
@@ -68,7 +85,7 @@ class TakeCommon:
     """The rule by which a learner's weights follow an outer step: they become the common ones."""
 
     keeps_sent = False  # whether it needs the weights that were sent
-    apart = False  # whether the learners' weights differ afterwards
+    weights_differ = False  # whether the learners' weights differ afterwards
     shares_statistics = True  # whether learners take over the first one's running statistics
 
     def __init__(self, spec: Outer) -> None:
@@ -92,22 +109,15 @@ class Everybody:
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
 
-    def send(
-        self,
-        number: int,
-        layers: list[int],
-        moved: list[list[Tensor | None]],
-        references: list[list[nn.Parameter]],
-        moment: Moment,
-        last: bool,
-    ) -> Arrival:
-        """Send fragment `number`; return what waits for D of each of `references`.
-
-        moved: the pseudo-gradients, [learner here][layer], None outside `layers`. last: no exchange
-        of this fragment follows.
-        """
-        arrival = self.exchange.begin(moved, moment.step, moment.epoch, layers)
+    def send(self, fragment: Fragment) -> Arrival:
+        """Send a fragment; return what waits for D of each of the training's references."""
+        arrival = self.begin(fragment)
         return lambda: [arrival()]
+
+    def begin(self, fragment: Fragment) -> Callable[[], Layers]:
+        """Begin the exchange of a fragment among all learners; return what waits for the mean."""
+        moment = fragment.moment
+        return self.exchange.begin(fragment.moved, moment.step, moment.epoch, fragment.layers)
 
     def late(self, number: int) -> tuple[Layers, list[Layers]] | None:
         """Return what is still to be used of a fragment's last exchange: the mean, and the share
@@ -126,24 +136,15 @@ class Everybody:
 class Extra:
     """Something that learners exchange beside their weights."""
 
-    def __init__(self, outer: Outer) -> None:
-        self.outer = outer
+    def __init__(self, outer: Outer, exchange: Exchange) -> None:
+        self.outer, self.exchange = outer, exchange
 
     def due(self, step: int) -> bool:
         """Return whether it is exchanged after so many steps."""
         raise NotImplementedError
 
-    def send(
-        self,
-        exchange: Exchange,
-        trained: list[nn.Parameter],
-        optimizers: list[torch.optim.Optimizer],
-        step: int,
-    ) -> None:
-        """Exchange it after so many steps.
-
-        trained: the parameters. optimizers: the inner one of each learner here.
-        """
+    def send(self, optimizers: list[torch.optim.Optimizer], step: int) -> None:
+        """Exchange it after so many steps; optimizers: the inner one of each learner here."""
         raise NotImplementedError
 
 
@@ -159,7 +160,7 @@ class Role(list[tuple[Callable[[Outer], object], type]]):
 
         return register
 
-    def asked(self, outer: Outer) -> list[type]:
+    def classes(self, outer: Outer) -> list[type]:
         """Return all classes that these settings ask for."""
         return [method for condition, method in self if condition(outer)]
 
@@ -168,7 +169,7 @@ class Role(list[tuple[Callable[[Outer], object], type]]):
 
         Raises UserError where they ask for two.
         """
-        methods = self.asked(outer)
+        methods = self.classes(outer)
         if len(methods) > 1:
             names = " and ".join(method.__name__ for method in methods)
             raise UserError(f"grad.outer asks for {names}, which play one role: leave one out")

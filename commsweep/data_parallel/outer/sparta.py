@@ -14,7 +14,7 @@ from commsweep.data_parallel.outer.roles import UPDATES, TakeCommon
 class TakeSent(TakeCommon):
     """The common weights at places that were sent; the learner's elsewhere."""
 
-    apart = True
+    weights_differ = True
 
     def apply(self, weights: Tensor, common: Tensor, arrived: Tensor, sent: Tensor) -> None:
         weights.copy_(torch.where(arrived != 0, common, weights))

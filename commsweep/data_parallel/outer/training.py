@@ -34,6 +34,7 @@ from commsweep.data_parallel.outer.roles import (
     UPDATES,
     Arrival,
     Everybody,
+    Fragment,
     Layers,
     OuterSGD,
     TakeCommon,
@@ -79,16 +80,15 @@ class LocalTraining(Learners):
             (offset, [index_of[number] for number in among if number in index_of])
             for offset, among in fragments([layer.name for layer in all_layers], self.outer)
         ]
-        self.exchange.merges = [method() for method in MERGES.asked(self.outer)]
-        self.extras = [method(self.outer) for method in EXTRAS.asked(self.outer)]
+        self.exchange.merges = [method() for method in MERGES.classes(self.outer)]
+        self.extras = [method(self.outer, self.exchange) for method in EXTRAS.classes(self.outer)]
         self.local_update = UPDATES.of(self.outer, TakeCommon)(self.outer)
         self.peers = PEERS.of(self.outer, Everybody)(self.exchange)
-        self.separate = self.peers.separate
         # Where every learner begins at the common weights and takes plain SGD steps, what it has
         # moved by is known better than by the difference of weights, which rounds a small step
         # away.
         takes_all = type(self.local_update) is TakeCommon and not self.outer.overlap
-        self._adds_up = plain and takes_all and not self.separate
+        self._adds_up = plain and takes_all and not self.peers.separate
         self._moved: list[list[Tensor]] = []
         # by fragment: when it is used, and what has arrived
         self._pending: dict[int, tuple[int, Any]] = {}
@@ -111,7 +111,7 @@ class LocalTraining(Learners):
         # The common weights and their optimizer; in pairs, those of each learner here.
         self.references = [
             [nn.Parameter(p.detach().clone()) for p in self.trained]
-            for _ in (learners_here if self.separate else (0,))
+            for _ in (learners_here if self.peers.separate else (0,))
         ]
         # what a learner that adds sent last
         self._sent = [[torch.empty(0)] * len(self.trained) for _ in learners_here]
@@ -144,7 +144,7 @@ class LocalTraining(Learners):
         meet.
         """
         common = [reference.data for reference in self.references[0]]
-        if self.separate or self.local_update.apart:
+        if self.peers.separate or self.local_update.weights_differ:
             common = self.exchange.collectives.all_reduce(self._own, "evaluation").wait()
         for p, tensor in zip(self.trained, common, strict=True):
             p.data = tensor
@@ -201,7 +201,7 @@ class LocalTraining(Learners):
         done, last = moment.step + 1, moment.step + 1 == self.steps
         self.exchange.ledger.steps += 1
         for extra in self.extras:
-            extra.send(self.exchange, self.trained, self.inners, done)
+            extra.send(self.inners, done)
         for number, (due, _) in list(self._pending.items()):
             if due == done or last:
                 self._use(number, moment.rate)
@@ -254,7 +254,7 @@ class LocalTraining(Learners):
         learners = range(len(self.here))
         moved = [self._moved_by(learner, layers) for learner in learners]
         references = [self._reference(learner) for learner in learners]
-        return self.peers.send(number, layers, moved, references, moment, last)
+        return self.peers.send(Fragment(number, layers, moved, references, moment, last))
 
     def _moved_by(self, learner: int, layers: list[int]) -> list[Tensor | None]:
         """Return the pseudo-gradient of a learner here, by layer; None outside `layers`."""
@@ -271,7 +271,7 @@ class LocalTraining(Learners):
 
     def _reference(self, learner: int) -> list[nn.Parameter]:
         """Return what a learner here has moved from since it was last given weights."""
-        return self.references[learner if self.separate else 0]
+        return self.references[learner if self.peers.separate else 0]
 
     def _use(self, number: int, rate: float) -> None:
         """The outer step of a fragment, and what it does to the learners' weights; rate: the
@@ -302,7 +302,7 @@ class LocalTraining(Learners):
         for index, statistic in enumerate(first):
             self._common[index].copy_(statistic)
             for saved in self._kept:
-                if self.local_update.shares_statistics and not self.separate:
+                if self.local_update.shares_statistics and not self.peers.separate:
                     saved[index].copy_(statistic)
         # the buffers are others than the learner's now
         self._loaded = None if self._loaded is None else -1
