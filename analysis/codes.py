@@ -60,11 +60,12 @@ def _losses(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame, list[float]]]:
     first.
     """
     done = frame[frame.status == "finished"]
-    if score_and_sign(frame)[0] not in done:
+    score = score_and_sign(frame)
+    if score[0] not in done:
         return []
     done = done.assign(training=base(done, "fwd.", "bwd."))
     dense = done[done.method.str.startswith("dense")]
-    done = done.assign(lost=lost_against(done, dense, ["training", "seed"]))
+    done = done.assign(lost=lost_against(done, dense, ["training", "seed"], score))
     losses = []
     for method, group in done.groupby("method", sort=False):
         losses.append((str(method), group, list(group.lost.dropna())))

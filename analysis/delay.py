@@ -61,7 +61,7 @@ def _arms(frame: pd.DataFrame) -> pd.DataFrame:
         arms.append(f"{row['optim.kind']}, {describe(on_time)}")
     done = done.assign(arm=arms, late=lates)
     dense = done[done.arm.str.endswith(", dense") & (done.late == ON_TIME)]
-    return done.assign(lost=lost_against(done, dense, ["optim.kind", "seed"]))
+    return done.assign(lost=lost_against(done, dense, ["optim.kind", "seed"], (LOSS, 1.0)))
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:

@@ -160,9 +160,10 @@ def ladder(frame: pd.DataFrame) -> Ladder | None:
         return None
     done = frame[frame.status == "finished"]
     done = done.assign(arm=_arms(done))
+    score = score_and_sign(done)
     dense = done[done.arm == "dense"]
     compressed = done[done.arm != "dense"]
-    compressed = compressed.assign(lost=lost_against(compressed, dense, [column, "seed"]))
+    compressed = compressed.assign(lost=lost_against(compressed, dense, [column, "seed"], score))
     lost: dict[str, dict[float, dict[int, float]]] = {}
     ids: dict[str, list[str]] = {}
     rungs = tuple(sorted(done[column].dropna().unique()))
@@ -170,9 +171,8 @@ def ladder(frame: pd.DataFrame) -> Ladder | None:
         at = lost.setdefault(row["arm"], {rung: {} for rung in rungs})
         at[row[column]][int(row["seed"])] = row["lost"]
         ids.setdefault(row["arm"], list(dense.id)).append(row["id"])
-    text, metric = is_text(done), score_and_sign(done)[0]
-    means = {rung: float(group[metric].mean()) for rung, group in dense.groupby(column)}
-    return Ladder(column, rungs, text, lost, ids, means)
+    means = {rung: float(group[score[0]].mean()) for rung, group in dense.groupby(column)}
+    return Ladder(column, rungs, is_text(done), lost, ids, means)
 
 
 def _learned(frame: pd.DataFrame, ladder_: Ladder, rung: float) -> float:

@@ -53,7 +53,7 @@ def _losses(frame: pd.DataFrame) -> pd.DataFrame:
     rows_ = plain(frame)
     rows_ = rows_[rows_.status == "finished"].assign(direction=_direction)
     out = rows_[rows_.direction != ""].copy()
-    out["lost"] = lost_against(out, rows_[rows_.direction == ""], ["seed"])
+    out["lost"] = lost_against(out, rows_[rows_.direction == ""], ["seed"], score_and_sign(frame))
     share = {"fwd": "bytes.fwd_ratio", "bwd": "bytes.bwd_ratio", "both": "bytes.ratio"}
     out["share"] = [row[share[row["direction"]]] for _, row in out.iterrows()]
     return out[out.lost.notna()]

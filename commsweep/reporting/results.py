@@ -243,11 +243,15 @@ def score_and_sign(frame: pd.DataFrame) -> tuple[str, float]:
     return ("test_on_loss", 1.0) if is_text(frame) else ("test_on_acc", -100.0)
 
 
-def lost_against(rows: pd.DataFrame, dense: pd.DataFrame, keys: list[str]) -> pd.Series:
+def lost_against(
+    rows: pd.DataFrame, dense: pd.DataFrame, keys: list[str], score: tuple[str, float]
+) -> pd.Series:
     """Return what each row lost against the dense row with the same `keys` (nats, or points of
     accuracy); NaN where there is none.
+
+    score: `score_and_sign` of the whole frame, as a part of it may have no rows.
     """
-    metric, sign = score_and_sign(rows)
+    metric, sign = score
     best = dense.drop_duplicates(keys)[[*keys, metric]]
     matching = rows[keys].merge(best, on=keys, how="left")[metric]
     return sign * (rows[metric] - matching.to_numpy())

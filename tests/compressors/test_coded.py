@@ -164,7 +164,7 @@ def test_a_run_without_it_keeps_its_text_and_id():
         ),
         (
             {"fwd__compressor__kind": "topk", "fwd__compressor__values__kind": "topk"},
-            "unknown fwd.compressor.values.kind",
+            "fwd.compressor.values.kind=topk: this compressor is not for here",
         ),
         (
             {"fwd__compressor__kind": "uniform", "fwd__compressor__values__kind": "cast"},

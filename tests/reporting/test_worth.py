@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from commsweep.config import override, run_id
 from commsweep.reporting import results
+from commsweep.reporting.results import lost_against, score_and_sign
 from commsweep.reporting.table import settings_table
 from commsweep.reporting.worth import of_settings, share_kept
 from tests.helpers import outcome, tiny
@@ -89,3 +90,23 @@ def test_each_setting_is_held_against_the_control_of_its_direction():
     control = frame[["fwd.compressor.kind", "bwd.compressor.kind"]].eq("zero").any(axis=1)
     without = frame[~control]
     assert "worth kept" not in settings_table(without).header and not of_settings(without)
+
+
+def test_loss_against_dense_is_that_of_the_same_keys_and_of_the_whole_frames_score():
+    frame = pd.DataFrame(
+        {
+            "data.tokenizer": ["byte"] * 3,
+            "seed": [0, 1, 0],
+            "test_on_loss": [2.0, 2.5, 2.75],
+            "dense": [True, True, False],
+        }
+    )
+    score, dense = score_and_sign(frame), frame[frame.dense]
+    lost = lost_against(frame[~frame.dense], dense, ["seed"], score)
+    assert list(lost) == [0.75] and list(lost.index) == [2]
+    assert lost_against(frame, dense[dense.seed == 1], ["seed"], score).isna().tolist() == [
+        True,
+        False,
+        True,
+    ]
+    assert len(lost_against(frame.iloc[:0], dense, ["seed"], score)) == 0
