@@ -5,6 +5,7 @@ of what happens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -78,13 +79,13 @@ def predict(
     interval: int = 1,
     small: int | None = None,
     published: bool = False,
-    **cluster: float | str,
+    **cluster: Any,
 ) -> Prediction:
     """Predict one iteration; `cluster`: what `setting` knows of messages, inversion and batch.
 
     Raises UserError when the network is unknown, or has fewer layers than DP-KFAC needs owners.
     """
-    setting_ = setting(network, gpus, **cluster)  # pyright: ignore[reportArgumentType]
+    setting_ = setting(network, gpus, **cluster)
     layers = len(setting_.work.factors) // 2
     if "dp" in algorithms and gpus > layers:
         raise UserError(

@@ -26,7 +26,7 @@ from commsweep.processes import ddp, pipeline
 from commsweep.registry import calibration
 from commsweep.reporting import figure
 from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
-from commsweep.reporting.table import Table
+from commsweep.reporting.table import Cell, Table
 from commsweep.store import Row, Store
 from commsweep.timing import advice, measured_learners
 from commsweep.timing.measured_pipelines import (
@@ -147,10 +147,11 @@ def write(
     )
     try:
         metric, value, steps = quality(store, steps_)
+        target = metric, value
         report.tables.insert(1, target_table(steps_, metric, value, steps))
         report.tables.append(regret_table(compared, fits, steps))
     except UserError:  # no simulation of the dense run: step times say nothing of quality
-        steps = None
+        target = steps = None
     folder.mkdir(parents=True, exist_ok=True)
     for table in report.tables:
         (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
@@ -163,8 +164,8 @@ def write(
     }
     if any(step.schedule == "gpipe" and step.network.latency == 0 for step in steps_):
         drawn["step_time"] = step_time(steps_, fits)
-        if steps is not None:
-            drawn["time_to_target"] = time_to_target(steps_, metric, value, steps)  # pyright: ignore[reportPossiblyUnboundVariable]
+        if target is not None and steps is not None:
+            drawn["time_to_target"] = time_to_target(steps_, *target, steps)
     if steps is not None and late_links.compares(steps_):
         of_links = {
             step.network: f"{bandwidth_text(step.network)}\n{latency_text(step.network)}"
@@ -416,10 +417,10 @@ def endings(ends: list[End]) -> Figure:
 def _constants(machine: Machine) -> str:
     if machine == Machine():
         return "the machine was not calibrated for slow links"
-    cold = machine.cold.get("F")
+    cold = machine.cold["F"]
     return (
-        f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes "  # pyright: ignore[reportOptionalMemberAccess]
-        f"{cold.slope:.2g} s longer a second waited, at most {1e3 * cold.most:.1f} ms; handling "  # pyright: ignore[reportOptionalMemberAccess]
+        f"of the machine: after waits beyond {1e3 * cold.after:.0f} ms a forward takes "
+        f"{cold.slope:.2g} s longer a second waited, at most {1e3 * cold.most:.1f} ms; handling "
         f"a message at most {1 + machine.wake.most:.1f} times as long; a link with a latency "
         f"{1e3 * machine.crossing:.1f} ms beyond that"
     )
@@ -626,7 +627,7 @@ def regret_table(
         if lost
         else "nothing to choose from"
     )
-    rows = [
+    rows: list[list[Cell | str]] = [
         [
             str(len(chosen.row["transport"])),
             bandwidth_text(chosen.network),
@@ -640,7 +641,7 @@ def regret_table(
         "regret",
         f"Time to the target that the advised setting loses to the best measured one: {summary}",
         ["stages", "bandwidth", "latency", "advised", "best", "lost"],
-        rows,  # pyright: ignore[reportArgumentType]
+        rows,
     )
 
 
@@ -828,11 +829,12 @@ def gantt(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]
         if activity.step != 2 or activity.kind in (ARRIVE, ASK, HANDLE):
             continue
         message = activity.kind == SEND
-        back = activity.target is not None and activity.target < activity.device  # pyright: ignore[reportOperatorIssue]
+        assert activity.device is not None  # what is drawn happens on a device
+        back = activity.target is not None and activity.target < activity.device
         if message and not activity.uses:
             continue
         axes[1].barh(
-            activity.device + (0.42 if back else -0.42) * message,  # pyright: ignore[reportOptionalOperand]
+            activity.device + (0.42 if back else -0.42) * message,
             1e3 * (span.stop - span.start),
             left=1e3 * (span.start - begin),
             color=COLOURS["send" if message else activity.kind[0].upper()],

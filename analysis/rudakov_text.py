@@ -260,12 +260,15 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             lw=1,
             zorder=1,
         )
-        for index, label in enumerate(("compressed inference", "dense inference")):
-            cells = [entry[1 + index] for entry in shown]
+        scored = {
+            "compressed inference": [on for _, on, _ in shown],
+            "dense inference": [off for _, _, off in shown],
+        }
+        for index, (label, cells) in enumerate(scored.items()):
             axis.errorbar(
-                [cell.mean for cell in cells],  # pyright: ignore[reportAttributeAccessIssue]
+                [cell.mean for cell in cells],
                 height,
-                xerr=_whiskers(cells),  # pyright: ignore[reportArgumentType]
+                xerr=_whiskers(cells),
                 ls="none",
                 marker=MARKS[index],
                 color=INK[index],

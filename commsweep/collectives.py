@@ -438,7 +438,7 @@ class Processes(Collectives):
             work = dist.broadcast(
                 mine,
                 self._rank(leader),
-                self._groups.get(among, self.group),  # pyright: ignore[reportArgumentType, reportCallIssue]
+                self._groups.get(among, self.group) if among else self.group,
                 async_op=True,
             )
             under_way = Handle(lambda: self._wait(work))  # pyright: ignore[reportArgumentType]

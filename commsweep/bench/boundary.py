@@ -17,6 +17,7 @@ from commsweep import compressors
 from commsweep.bench import Result, alternate, paired
 from commsweep.boundary.insert import Boundaries, message_shapes
 from commsweep.config import Run, override
+from commsweep.config.training import ImageModel
 from commsweep.models import layout, resnet
 from commsweep.models.cuts import chosen
 from commsweep.registry import preset
@@ -132,8 +133,9 @@ def step_of(
 
 
 def _staged(run: Run, batch: int, samples: int) -> tuple[torch.nn.Module, Boundaries]:
-    model = layout.channels_last(resnet.build(run.model, 3, 10))  # pyright: ignore[reportArgumentType]
-    modules = chosen(run.model, model, resnet.legal_cuts(model))  # pyright: ignore[reportArgumentType]
+    assert isinstance(run.model, ImageModel)
+    model = layout.channels_last(resnet.build(run.model, 3, 10))
+    modules = chosen(run.model, model, resnet.legal_cuts(model))
     return model, Boundaries(
         {cut: run.links(cut) for cut in modules},
         modules,

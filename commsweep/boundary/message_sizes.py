@@ -40,9 +40,10 @@ def message_shapes(
         nonlocal work
         weight = getattr(module, "weight", None)
         # a router of experts returns several
-        is_product = isinstance(weight, Tensor) and isinstance(y, Tensor)
-        if is_product and weight.dim() > 1 and not isinstance(module, nn.Embedding):  # pyright: ignore[reportOptionalMemberAccess]
-            work += weight.numel() * y.numel() // (y.shape[1] if weight.dim() > 2 else y.shape[-1])  # pyright: ignore[reportOptionalMemberAccess]
+        if not isinstance(weight, Tensor) or not isinstance(y, Tensor):
+            return
+        if weight.dim() > 1 and not isinstance(module, nn.Embedding):
+            work += weight.numel() * y.numel() // (y.shape[1] if weight.dim() > 2 else y.shape[-1])
 
     hooks = [
         module.register_forward_hook(partial(crossed, partial(note, cut)))

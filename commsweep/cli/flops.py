@@ -85,14 +85,13 @@ def _flops(args: argparse.Namespace) -> int:
     network, spec, totals, steps, samples = (_by_size if args.model in GPT2_SIZES else _by_preset)(
         args
     )
-    tokens = samples * network.attention.tokens  # pyright: ignore[reportOptionalMemberAccess]
+    attention = network.attention
+    assert attention is not None  # every text model has some
+    tokens = samples * attention.tokens
     dense = flops.Account(network).dense_step()
     palm = {
         "weights": 6 * _weights(network) / 1e6,
-        "attention": 3
-        * network.attention.forward(network.attention.tokens**2)  # pyright: ignore[reportOptionalMemberAccess]
-        / network.attention.tokens  # pyright: ignore[reportOptionalMemberAccess]
-        / 1e6,
+        "attention": 3 * attention.forward(attention.tokens**2) / attention.tokens / 1e6,
     }
     if args.json:
         print(
@@ -111,7 +110,7 @@ def _flops(args: argparse.Namespace) -> int:
         )
         return 0
     rows = [
-        (name, totals[operation] / tokens / 1e6, dense[operation] / network.attention.tokens / 1e6)  # pyright: ignore[reportOptionalMemberAccess]
+        (name, totals[operation] / tokens / 1e6, dense[operation] / attention.tokens / 1e6)
         for operation, name in NAMES.items()
     ]
     rows.append(("total", totals["total"] / tokens / 1e6, totals["dense"] / tokens / 1e6))

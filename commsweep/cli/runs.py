@@ -175,16 +175,16 @@ def execution(args: argparse.Namespace, progress: bool = False, by: str = "run")
             raise UserError(f"--{name}-root '{root}': no such folder")
     check_device(args.device)
     # own code may change the folder
-    roots = [root and root.absolute() for root in (args.data_root, args.model_root)]
     return Execution(
         args.device,
-        *roots,
-        args.buffers,  # pyright: ignore[reportCallIssue]
-        args.checkpoint_every,  # pyright: ignore[reportCallIssue]
-        progress,  # pyright: ignore[reportCallIssue]
-        getattr(args, "diagnose", False),  # pyright: ignore[reportCallIssue]
-        args.tensorboard,  # pyright: ignore[reportCallIssue]
-        args.threads,  # pyright: ignore[reportCallIssue]
+        args.data_root and args.data_root.absolute(),
+        args.model_root and args.model_root.absolute(),
+        args.buffers,
+        args.checkpoint_every,
+        progress,
+        getattr(args, "diagnose", False),
+        args.tensorboard,
+        args.threads,
         compile=getattr(args, "compile", None),
         by=by,
     )
@@ -381,27 +381,28 @@ def _show(args: argparse.Namespace) -> int:
     store = Store(args.store, create=False).exists()
     folder = store.find(args.run_id)
     name = folder.path.name
-    row = folder.row() or {
+    row: dict[str, Any] = {
         "id": name,
         "status": store.status(name),
         "error": None,
         "run": record(folder.run()),
         "metrics": {},
+        **(folder.row() or {}),
     }
     if args.json:
         print(json.dumps(row | {"evaluations": folder.metrics()}))
         return 0
     print(_describe(row, folder.path, False))
-    for entry in row.get("diagnosis", ()):  # pyright: ignore[reportOptionalIterable]
+    for entry in row.get("diagnosis", ()):
         print(
-            f"  {entry['boundary']:10} {entry['direction']}  "  # pyright: ignore[reportArgumentType]
+            f"  {entry['boundary']:10} {entry['direction']}  "
             + "  ".join(
-                f"{key} {entry[key]:.3g}"  # pyright: ignore[reportArgumentType]
+                f"{key} {entry[key]:.3g}"
                 for key in ("error", "bias", "cosine", "energy", "remembered", "silent", "entropy")
                 if key in entry
             )
         )
-    print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))  # pyright: ignore[reportArgumentType]
+    print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
     for metric in folder.metrics():
         print(
             "  "

@@ -386,7 +386,7 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
         )
     run = override(preset(base), changes(args.settings))
     varied = axes(args.axis)
-    runs = union(product(run, opened(run, varied) | varied))  # pyright: ignore[reportArgumentType]
+    runs = union(product(run, {**opened(run, varied), **varied}))
     if "seed" not in [name for axis in varied for name in axis.split("+")]:
         runs = seeds(runs, args.seeds or 1, run.seed)
     elif args.seeds is not None:

@@ -4,7 +4,8 @@ compressor.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -44,12 +45,12 @@ def build(spec: Compression | dict[str, Any] | str) -> Compressor:
     if isinstance(spec, RotatedSpec):
         return Rotated(spec, build(spec.code))
     rice = isinstance(spec, TopKSpec) and spec.index_coding == "rice"
-    kind: type[Compressor[Any]] = RiceTopK if rice else COMPRESSORS[spec.kind]
+    kind = cast(Callable[[Any], Compressor[Any]], RiceTopK if rice else COMPRESSORS[spec.kind])
     if not isinstance(spec, Selection) or spec.values is None:
-        return kind(spec)  # pyright: ignore[reportArgumentType]
+        return kind(spec)
     values = build(spec.values)
     if isinstance(spec, ForwardMaskSpec):
         return CodedForwardMask(spec, values)
-    sparsifier = kind(spec.model_copy(update={"values": None}))  # pyright: ignore[reportArgumentType]
+    sparsifier = kind(spec.model_copy(update={"values": None}))
     assert isinstance(sparsifier, FixedK)  # every Selection keeps a number that its shape says
     return Coded(spec, sparsifier, values)

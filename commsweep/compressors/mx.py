@@ -57,7 +57,7 @@ class Float:
     @property
     def top(self) -> int:
         """Exponent of the largest number."""
-        return torch.frexp(torch.tensor(self.most))[1].item() - 1  # pyright: ignore[reportReturnType]
+        return int(torch.frexp(torch.tensor(self.most))[1]) - 1
 
     @property
     def codes(self) -> int:

@@ -59,12 +59,12 @@ class Execution:
     @classmethod
     def read(cls, settings: dict[str, Any]) -> Execution:
         """Inverse of `record`."""
-        roots = {
+        roots: dict[str, Any] = {
             key: Path(settings[key])
             for key in ("data_root", "model_root")
             if settings[key] is not None
         }
-        return cls(**(settings | roots))  # pyright: ignore[reportArgumentType]
+        return cls(**(settings | roots))
 
     def torch_device(self) -> torch.device:
         """The device meant. Raises UserError when there is none such."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import Any, get_args, get_origin
+from typing import Any, TypeGuard, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -117,23 +117,20 @@ def _evaluate_last(tree: dict[str, Any], changes: dict[str, Any]) -> None:
     evaluate the last one.
     """
     epochs, eval_every = tree.get("epochs"), tree.get("eval_every")
-    are_counts = all(
-        isinstance(count, int) and not isinstance(count, bool) and count > 0
-        for count in (epochs, eval_every)
-    )
-    if (
-        "epochs" not in changes
-        or "eval_every" in changes
-        or not are_counts
-        or int(epochs) % int(eval_every) == 0  # pyright: ignore[reportArgumentType]
-    ):
+    if "epochs" not in changes or "eval_every" in changes:
         return
-    tree["eval_every"] = next(n for n in range(min(eval_every, epochs), 0, -1) if epochs % n == 0)  # pyright: ignore[reportArgumentType, reportOptionalOperand]
+    if not _is_count(epochs) or not _is_count(eval_every) or epochs % eval_every == 0:
+        return
+    tree["eval_every"] = next(n for n in range(min(eval_every, epochs), 0, -1) if epochs % n == 0)
     notice(
         f"eval_every={tree['eval_every']} is taken for epochs={epochs}, of which {eval_every} "
         "is no "
         "divisor"
     )
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _set(

@@ -233,13 +233,15 @@ class Run(Spec):
             )
         if self.channels_last:
             raise ValueError("channels_last=true is a layout of images; leave it out")
-        if (self.model.name == "pretrained") != bool(self.model.weights):  # pyright: ignore[reportAttributeAccessIssue]
+        model = self.model
+        assert isinstance(model, TextModel)
+        if (model.name == "pretrained") != bool(model.weights):
             raise ValueError(
                 "model.weights names the weights of model.name=pretrained: set both or neither"
             )
-        if self.model.width is not None and self.model.name == "pretrained":  # pyright: ignore[reportAttributeAccessIssue]
+        if model.width is not None and model.name == "pretrained":
             raise ValueError(
-                f"model.width={self.model.width}: pretrained weights have a width; leave it out"
+                f"model.width={model.width}: pretrained weights have a width; leave it out"
             )
         if self.data.tokenizer == "weights" and self.model.name != "pretrained":
             raise ValueError(
@@ -373,7 +375,8 @@ def _sparsity_fits(run: Run) -> None:
                 "attention out"
             )
         return
-    block = run.data.block_size  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(run.data, TextSet)
+    block = run.data.block_size
     if spec.attends and spec.width > block:
         raise ValueError(
             f"sparsity.width={spec.width}: wider than data.block_size={block}, so the band is "

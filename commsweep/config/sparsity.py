@@ -177,16 +177,14 @@ class Sparsity(Spec):
                 + "; set it to 1"
             )
         if self.max_density < 1:
-            least = min(
-                [
-                    *(phase.sparsity for phase in self.phases.values()),
-                    *([self.initial_sparsity] if ordered[0][1].shape != "step" else []),
-                ]
-            )
-            if 1 - least > self.max_density * (1 + 1e-9):  # pyright: ignore[reportOperatorIssue]
+            shares: list[float] = [phase.sparsity for phase in self.phases.values()]
+            if ordered[0][1].shape != "step":
+                shares.append(self.initial_sparsity)
+            least = min(shares)
+            if 1 - least > self.max_density * (1 + 1e-9):
                 raise ValueError(
                     f"sparsity.max_density={self.max_density:g}: a density of "
-                    f"{1 - least:g} (sparsity {least:g} in a phase) cannot be reached when no "  # pyright: ignore[reportOperatorIssue]
+                    f"{1 - least:g} (sparsity {least:g} in a phase) cannot be reached when no "
                     "layer may be denser; raise max_density, or sparsity"
                 )
         if self.initial_sparsity and ordered[0][1].shape == "step":

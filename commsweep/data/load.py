@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from commsweep.config import Run
-from commsweep.config.training import ImageSet, OwnSet
+from commsweep.config.training import ImageSet, OwnSet, TextModel
 from commsweep.data import images, text
 from commsweep.data.module import Batches, Blocks, ImageData
 
@@ -25,7 +25,8 @@ def build(
         return ImageData(run.data, _own_data(run.data, root), run.seed, device)  # pyright: ignore[reportArgumentType]
     if isinstance(run.data, ImageSet):
         return ImageData(run.data, _images(run.data.name, root), run.seed, device)
-    corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(run.model, TextModel)
+    corpus = _corpus(run.data.name, run.data.tokenizer, root, models, run.model.weights)
     return Blocks(run.data, corpus, run.seed, device)
 
 

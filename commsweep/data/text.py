@@ -206,12 +206,12 @@ def read(path: Path) -> str:
 
 def load_tokenizer(name: str, root: Path | None) -> PreTrainedTokenizerFast:
     """A tokenizer by name: a folder in `root`, that of pretrained weights, or the hub's."""
-    from transformers import AutoTokenizer, GPT2TokenizerFast  # pyright: ignore[reportAttributeAccessIssue]
+    from transformers import AutoTokenizer, GPT2Tokenizer
 
     path, options = source(name, root)
     try:
         if name == "gpt2" and Path(path).is_dir():  # its two files are enough
-            loaded = GPT2TokenizerFast.from_pretrained(path)
+            loaded = GPT2Tokenizer.from_pretrained(path)
         else:
             loaded = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:

@@ -140,7 +140,8 @@ class Learners(Component):
 
     def reduce(self, moment: Moment) -> None:
         """Let the collected gradients become what the optimizer sees."""
-        self.exchange.reduce(moment.step, moment.epoch)  # pyright: ignore[reportOptionalMemberAccess]
+        assert self.exchange is not None
+        self.exchange.reduce(moment.step, moment.epoch)
 
     def _statistics(self) -> list[Tensor]:
         """Running statistics as they are now: a module's buffers are other tensors once it has

@@ -184,17 +184,16 @@ class Ledger:
         layers, which have these places in the network. Tied embeddings, which two stages have,
         count once.
         """
+        taken: set[int] = set()
         for number, (numbers, state) in enumerate(states):
-            self.steps, self.places = (
-                state["steps"],
-                state["places"],
-            )  # told by one learner, noted by all
+            # told by one learner, noted by all
+            self.steps, self.places = state["steps"], state["places"]
             if number % stages == 0:
-                taken: set[int] = set()
+                taken = set()
             for index, number_here in enumerate(numbers):
-                if number_here in taken:  # pyright: ignore[reportPossiblyUnboundVariable]
+                if number_here in taken:
                     continue
-                taken.add(number_here)  # pyright: ignore[reportPossiblyUnboundVariable]
+                taken.add(number_here)
                 for name in ("up", "kept", "entries", "coded", "plain"):
                     getattr(self, name)[number_here] += state[name][index]
                 self.down[number_here] = state["down"][index]

@@ -17,6 +17,7 @@ results, not the memory that sharding saves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class Shards(Learners):
             build(spec) for spec in (spec.compressor, self.sharded.across, self.sharded.weights)
         ]
         self.coded = [index for index, layer in enumerate(self.exchange.layers) if not layer.dense]
-        self.sent: dict[str, int] = dict.fromkeys(HOPS, 0)  # bytes of the learners here
+        self.sent: dict[str, Any] = dict.fromkeys(HOPS, 0)  # bytes of the learners here
         # from the owners' weights, what all hold
         self.differs = self.sharded.weights.kind != "none"
         self._means: list[list[Tensor]] = []  # [learner here][layer] of its shards' gradients
@@ -116,28 +117,24 @@ class Shards(Learners):
                 for learner, rows in zip(self.here, grads, strict=True)
             ],
         )
-        sums = [
-            [sum(column[1:], column[0].clone()) for column in zip(*arrived, strict=True)]
-            for arrived in inside
-        ]
+        sums = [[_sum(column) for column in zip(*arrived, strict=True)] for arrived in inside]
         across = (
             self._hop(
                 "across",
                 step,
                 [
                     {
-                        node * local + learner % local: [shards[node] for shards in row]  # pyright: ignore[reportIndexIssue]
+                        node * local + learner % local: [shards[node] for shards in row]
                         for node in range(n // local)
                     }
                     for learner, row in zip(self.here, sums, strict=True)
                 ],
             )
             if n > local
-            else [[[shards[0] for shards in row]] for row in sums]  # pyright: ignore[reportIndexIssue]
+            else [[[shards[0] for shards in row]] for row in sums]
         )
         return [
-            [sum(column[1:], column[0].clone()).div_(n) for column in zip(*arrived, strict=True)]  # pyright: ignore[reportAttributeAccessIssue]
-            for arrived in across
+            [_sum(column).div_(n) for column in zip(*arrived, strict=True)] for arrived in across
         ]
 
     def _hop(
@@ -179,11 +176,11 @@ class Shards(Learners):
                 self._count(
                     hop,
                     index,
-                    sum(messages[at].nbytes for to, messages in outbox.items() if to != learner),  # pyright: ignore[reportArgumentType]
+                    sum(messages[at].nbytes for to, messages in outbox.items() if to != learner),
                 )
         return arrived
 
-    def _count(self, hop: str, index: int, nbytes: int) -> None:
+    def _count(self, hop: str, index: int, nbytes: int | Tensor) -> None:
         self.sent[hop] += nbytes
         self.exchange.ledger.sent(index, nbytes)
 
@@ -193,13 +190,16 @@ class Shards(Learners):
             [torch.stack([shard.square().sum() for shard in shards]).sum()]
             for shards in self._means
         ]
-        total = sum(norm for (norm,) in exchange.collectives.gather(norms, "norms").wait())
+        gathered = exchange.collectives.gather(norms, "norms").wait()
+        total = _sum([norm for (norm,) in gathered])
         for index, layer in enumerate(exchange.layers):
-            if layer.dense:
-                total = total + exchange.trained[index].grad.square().sum()  # pyright: ignore[reportOptionalMemberAccess]
-        factor = (most / (total.sqrt() + 1e-6)).clamp(max=1.0)  # pyright: ignore[reportAttributeAccessIssue]
+            grad = exchange.trained[index].grad
+            if layer.dense and grad is not None:
+                total = total + grad.square().sum()
+        factor = (most / (total.sqrt() + 1e-6)).clamp(max=1.0)
         for p in exchange.trained:
-            p.grad.mul_(factor)  # pyright: ignore[reportOptionalMemberAccess]
+            if p.grad is not None:
+                p.grad.mul_(factor)
         return True
 
     # Weights from their owners.
@@ -234,7 +234,7 @@ class Shards(Learners):
         received = exchange.collectives.share(messages, address, "weights").wait()
         for mine in messages:
             for index, change in zip(self.coded, mine, strict=True):
-                self._count("weights", index, change.nbytes * (n - 1))  # pyright: ignore[reportArgumentType]
+                self._count("weights", index, change.nbytes * (n - 1))
         for at, (index, (_, held_before)) in enumerate(slices.items()):
             arrived = torch.stack([row[at] for row in received])
             current = (held_before + arrived if self.differs else arrived).view(-1)
@@ -263,6 +263,14 @@ class Shards(Learners):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.sent, self._told = state["sent"], state["master"]
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors, in their order."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
 
 
 def _sliced(x: Tensor, count: int) -> Tensor:

@@ -141,7 +141,7 @@ class CompressedStage(Stage):
 
     def depart(self, y: Any) -> Tensor:
         """Do what Stage does. Raises UserError on an output that is not what was said of it."""
-        expected = self._message(self.right)  # pyright: ignore[reportArgumentType]
+        expected = self._message(self._side("bwd"))
         if not isinstance(y, Tensor):
             raise UserError(
                 f"the body of stage {self.stage_index} returns a {type(y).__name__}, and one "

@@ -31,6 +31,7 @@ from commsweep.config.run import canonical
 from commsweep.config.training import GPT2_SIZES, TextModel
 from commsweep.errors import UserError, nearest, notice
 from commsweep.launching.executors.local import FORKS
+from commsweep.launching.views.optuna import journal_storage
 from commsweep.lean_imports import loading
 from commsweep.registry import preset, presets
 from commsweep.store import DIVERGED, FINISHED, Damaged, Store
@@ -303,7 +304,7 @@ def best(study: optuna.Study, goal: Goal) -> list[optuna.trial.FrozenTrial]:
         return sorted(study.best_trials, key=lambda trial: trial.values[1])
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     feasible = [trial for trial in complete if trial.user_attrs["share"] <= goal.budget]
-    return [max(feasible, key=lambda trial: trial.value)] if feasible else []  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return [max(feasible, key=lambda trial: trial.values[0])] if feasible else []
 
 
 def _sampler(goal: Goal) -> optuna.samplers.BaseSampler:
@@ -323,7 +324,7 @@ def _storage(name: str, storage: str | None, store: Store) -> Any:
             raise UserError(f"study name '{name}' cannot be a file name")
         path = store.root / "studies" / f"{name}.journal"
         path.parent.mkdir(parents=True, exist_ok=True)
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))  # pyright: ignore[reportAttributeAccessIssue]
+        return journal_storage(path)
     if "://" not in storage:
         raise UserError(
             "--storage takes a database URL such as postgresql://user@host/name; leave it out "
@@ -444,7 +445,7 @@ def run(
 
     Raises UserError when the study is another search's, or every worker broke down.
     """
-    workers = min(workers or execution.workers(), trials)
+    count = min(workers or execution.workers(), trials)
     if storage is None:
         _mend_journal(store.root / "studies", study_name)
     study = open_study(study_name, search, goal, storage, store)
@@ -466,10 +467,10 @@ def run(
                     str(store.root),
                     execution,
                     trials,
-                    workers,
+                    count,
                 ),
             )
-            for _ in range(workers)  # pyright: ignore[reportArgumentType]
+            for _ in range(count)
         ]
         for process in processes:
             process.start()

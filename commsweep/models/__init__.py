@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from commsweep.config import Run
-from commsweep.config.training import ImageModel, OwnModel
+from commsweep.config.training import OwnModel, TextModel, TextSet
+from commsweep.data.module import Blocks, ImageData
 from commsweep.errors import UserError
 from commsweep.models import cuts, layout, mlp, own, resnet
-
-if TYPE_CHECKING:
-    from commsweep.data.module import Blocks, ImageData
 
 
 def build(
@@ -32,21 +29,30 @@ def build(
 def _build(
     run: Run, data: ImageData | Blocks, root: Path | None
 ) -> tuple[nn.Module, dict[str, nn.Module]]:
+    if isinstance(run.model, TextModel):
+        return _text_model(run, data, root)
+    assert isinstance(data, ImageData)
     if isinstance(run.model, OwnModel):
-        model = own.build(run.model, data.example, data.images.classes)  # pyright: ignore[reportAttributeAccessIssue]
+        model = own.build(run.model, data.example, data.images.classes)
         return model, cuts.chosen(run.model, model, own.legal_cuts(model, data.example))
-    if isinstance(run.model, ImageModel) and run.model.name == "mlp":
-        perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, data.images.classes)  # pyright: ignore[reportAttributeAccessIssue]
+    if run.model.name == "mlp":
+        perceptron = mlp.MLP(data.images.train_x[0].numel(), run.model.width, data.images.classes)
         return perceptron, cuts.chosen(run.model, perceptron, mlp.LAYERS)
-    if isinstance(run.model, ImageModel):
-        if data.example.dim() != 4:
-            raise UserError(
-                f"data.name={run.data.name}: samples of shape {tuple(data.example.shape[1:])}; "
-                f"model.name={run.model.name} takes images [channels, height, width]"
-            )
-        model = resnet.build(run.model, data.images.channels, data.images.classes)  # pyright: ignore[reportAttributeAccessIssue]
-        return model, cuts.chosen(run.model, model, resnet.legal_cuts(model))
+    if data.example.dim() != 4:
+        raise UserError(
+            f"data.name={run.data.name}: samples of shape {tuple(data.example.shape[1:])}; "
+            f"model.name={run.model.name} takes images [channels, height, width]"
+        )
+    model = resnet.build(run.model, data.images.channels, data.images.classes)
+    return model, cuts.chosen(run.model, model, resnet.legal_cuts(model))
+
+
+def _text_model(
+    run: Run, data: ImageData | Blocks, root: Path | None
+) -> tuple[nn.Module, dict[str, nn.Module]]:
     from commsweep.models import causal_lm  # transformers takes seconds to import
 
-    model = causal_lm.build(run.model, data.vocabulary, run.data.block_size, root)  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(run.model, TextModel)
+    assert isinstance(run.data, TextSet) and isinstance(data, Blocks)
+    model = causal_lm.build(run.model, data.vocabulary, run.data.block_size, root)
     return model, causal_lm.cut_points(run.model, model)

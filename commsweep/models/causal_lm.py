@@ -53,8 +53,8 @@ def build(spec: TextModel, vocabulary: int, block_size: int, root: Path | None) 
             f"data.block_size={block_size}: {spec.weights or spec.name} has {positions} "
             "positions; choose a smaller block"
         )
-    rows = model.get_input_embeddings().num_embeddings
-    if not 0 <= rows - vocabulary < 256:  # weights may be padded to a round number of rows  # pyright: ignore[reportOperatorIssue]
+    rows = len(token_embedding(model))
+    if not 0 <= rows - vocabulary < 256:  # weights may be padded to a round number of rows
         raise UserError(
             f"the tokenizer has {vocabulary} tokens and {spec.weights or spec.name} has {rows}: "
             "set data.tokenizer to the one the weights were trained with "
@@ -147,7 +147,14 @@ def embeddings(model: PreTrainedModel) -> list[Tensor]:
     block.
     """
     positions = getattr(model.base_model, "wpe", None)
-    return [model.get_input_embeddings().weight, *([] if positions is None else [positions.weight])]  # pyright: ignore[reportReturnType]
+    return [token_embedding(model), *([] if positions is None else [positions.weight])]
+
+
+def token_embedding(model: PreTrainedModel) -> Tensor:
+    """Return the embedding of the tokens [vocabulary, width]."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def writers(model: PreTrainedModel, n_blocks: int) -> list[tuple[Tensor, int]]:
@@ -243,9 +250,11 @@ def tied_bytes(run: Run, model: nn.Module) -> int:
     """Bytes that first and last stage exchange a step for the gradients of a shared token
     embedding.
     """
-    if not isinstance(run.model, TextModel) or run.model.stages == 1 or not is_tied(model):  # pyright: ignore[reportArgumentType]
+    if not isinstance(run.model, TextModel) or run.model.stages == 1:
         return 0
-    weight: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportCallIssue]
+    if not isinstance(model, PreTrainedModel) or not is_tied(model):
+        return 0
+    weight = token_embedding(model)
     passes = run.grad.learners * run.grad.local_steps
     return 2 * weight.numel() * weight.element_size() * passes
 
@@ -257,8 +266,9 @@ def _untie(model: PreTrainedModel, spec: TextModel) -> None:
             f"model.tied=false: the head of {spec.weights or spec.name} has weights of its own "
             "already; leave model.tied out"
         )
-    head: nn.Module = model.get_output_embeddings()  # pyright: ignore[reportAssignmentType]
-    head.weight = nn.Parameter(head.weight.detach().clone())  # pyright: ignore[reportCallIssue]
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Linear)
+    head.weight = nn.Parameter(head.weight.detach().clone())
     model.config.tie_word_embeddings = False
 
 

@@ -109,17 +109,20 @@ def execute(
                 learners,
                 Cable(bandwidth=fastest, latency=latency) if shaped else None,
                 patience,
-                lambda progress, before=before: done(before + progress["done"]),  # pyright: ignore[reportArgumentType]
+                lambda progress, before=before: done(before + progress["done"]),
             )
         before += len(cells)
         done(before)
-    rows = [folder_of(store, *measurement).row() for measurement in measurements]
-    if None in rows:
+    rows: list[Row] = []
+    for measurement in measurements:
+        if row := folder_of(store, *measurement).row():
+            rows.append(row)
+    if len(rows) < len(measurements):
         raise UserError(
             "the learners ended without a result; what they said is in "
             f"'{store.root}/learners/.launch' (is another commsweep in this folder?)"
         )
-    return rows  # pyright: ignore[reportReturnType]
+    return rows
 
 
 @contextmanager
@@ -139,7 +142,7 @@ def _launch(
     learners: int,
     cable: Cable | None,
     patience: float,
-    show: Callable[[dict[str, Any]], None],
+    show: Callable[[dict[str, Any]], object],
 ) -> None:
     command = [MODULE, str(folder.root.resolve())]
     if cable is None:
@@ -202,8 +205,8 @@ def work(store: Store, folder: RunFolder) -> None:
         train = partial(
             _train, run, wiring, replace(execution, threads=wiring.threads), recorded, keep
         )
-        own_model = isinstance(run.model, OwnModel)
-        with own.no_exit(run.model.build) if own_model else nullcontext():  # pyright: ignore[reportAttributeAccessIssue]
+        own_code = own.no_exit(run.model.build) if isinstance(run.model, OwnModel) else None
+        with own_code or nullcontext():
             row = calm.measure(train) if repeats and wiring.steps else train()
         if rank == 0:
             recorded.finish({**row, "id": name, "run_id": run_id(run), "wiring": wires})  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]

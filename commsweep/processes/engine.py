@@ -101,27 +101,13 @@ class Stage(PipelineStage):
         """The message of an activation instead of the ticket."""
         if not super().get_fwd_recv_ops(fwd_chunk_id):
             return []
-        return [
-            self._receive(
-                ("fwd", fwd_chunk_id),
-                self.left,  # pyright: ignore[reportArgumentType]
-                self.left.boundary.fwd,  # pyright: ignore[reportOptionalMemberAccess]
-                self.stage_index - 1,
-            )
-        ]
+        return [self._receive("fwd", fwd_chunk_id)]
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """The message of a gradient instead of the ticket's."""
         if not super().get_bwd_recv_ops(bwd_chunk_id):
             return []
-        return [
-            self._receive(
-                ("bwd", bwd_chunk_id),
-                self.right,  # pyright: ignore[reportArgumentType]
-                self.right.boundary.bwd,  # pyright: ignore[reportOptionalMemberAccess]
-                self.stage_index + 1,
-            )
-        ]
+        return [self._receive("bwd", bwd_chunk_id)]
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """See `get_fwd_recv_ops`."""
@@ -153,17 +139,17 @@ class Stage(PipelineStage):
         """The activation that has come, for the ticket that stands for it; its gradient is packed
         and left to send.
         """
-        side, chunk = self.left, self._chunk
-        boundary, dense = side.boundary, self._message(side)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
-        shape = self._crossing(side)  # pyright: ignore[reportArgumentType]
+        side, chunk = self._side("fwd"), self._chunk
+        boundary, dense = side.boundary, self._message(side)
+        shape = self._crossing(side)
         boundary.bwd.stretch = dense.numel() / shape.numel()
 
         def arrive_now(_: Tensor) -> tuple[Tensor, Tensor | None]:
-            reader = self._open(("fwd", chunk), side)  # pyright: ignore[reportArgumentType]
+            reader = self._open(("fwd", chunk), side)
             return boundary.fwd.arrive(reader, shape, want_mask=boundary.shares_mask)
 
         def back(grad: Tensor, mask: Tensor | None) -> Tensor:
-            self._post(("bwd", chunk), side, boundary.bwd, grad, mask=mask)  # pyright: ignore[reportArgumentType]
+            self._post(("bwd", chunk), side, boundary.bwd, grad, mask=mask)
             return torch.zeros_like(ticket)
 
         y = crossing(ticket, arrive_now, back)
@@ -175,18 +161,18 @@ class Stage(PipelineStage):
         """A ticket for the activation y, which is packed and left to send; its gradient is the
         message that comes.
         """
-        side, chunk = self.right, self._chunk
-        boundary = side.boundary  # pyright: ignore[reportOptionalMemberAccess]
+        side, chunk = self._side("bwd"), self._chunk
+        boundary = side.boundary
         if boundary.coder is not None and boundary.codes:
             y = boundary.encode(y)
         shape = y.shape
 
         def depart_now(y: Tensor) -> tuple[Tensor, Tensor | None]:
-            mask = self._post(("fwd", chunk), side, boundary.fwd, y, want_mask=boundary.shares_mask)  # pyright: ignore[reportArgumentType]
+            mask = self._post(("fwd", chunk), side, boundary.fwd, y, want_mask=boundary.shares_mask)
             return torch.zeros(1, device=y.device), mask
 
         def back(_: Tensor, mask: Tensor | None) -> Tensor:
-            reader = self._open(("bwd", chunk), side)  # pyright: ignore[reportArgumentType]
+            reader = self._open(("bwd", chunk), side)
             return boundary.bwd.arrive(reader, shape, mask=mask)[0]
 
         return crossing(y, depart_now, back)
@@ -248,10 +234,20 @@ class Stage(PipelineStage):
         self.outbox[chunk_address] = packed
         return mask
 
-    def _receive(
-        self, chunk_address: tuple[str, int], side: Side, channel: Channel, source: int
-    ) -> dist.P2POp:
-        self._enter(chunk_address[1])
+    def _side(self, direction: str) -> Side:
+        """Return the boundary that messages of a direction come from."""
+        side = self.left if direction == "fwd" else self.right
+        assert side is not None  # the engine asks for no message of an end of the pipeline
+        return side
+
+    def _receive(self, direction: str, chunk: int) -> dist.P2POp:
+        self._enter(chunk)
+        side = self._side(direction)
+        if direction == "fwd":
+            channel, source = side.boundary.fwd, self.stage_index - 1
+        else:
+            channel, source = side.boundary.bwd, self.stage_index + 1
+        chunk_address = direction, chunk
         most = channel.most_bytes(self._crossing(side), torch.float32)
         self.inbox[chunk_address] = torch.empty(most, dtype=torch.uint8, device=self.device)
         return dist.P2POp(dist.irecv, self.inbox[chunk_address], self._rank(source), self.group)

@@ -303,10 +303,10 @@ def _link(chain_: Chain, k: int, ends: list[tuple[str, str]], cable: Cable, nete
     if cable.latency and not netem:
         if not chain_.late:
             _run("ip", "netns", "add", chain_.wire())
-        inner = [f"{chain_.name}x{k}", f"{chain_.name}y{k}"]
+        inner = f"{chain_.name}x{k}", f"{chain_.name}y{k}"
         for outer, inside in zip(ends, inner, strict=True):
             _cable(outer, (chain_.wire(), inside))
-        chain_.late.append((*inner, cable.latency))  # pyright: ignore[reportArgumentType]
+        chain_.late.append((*inner, cable.latency))
     else:
         _cable(*ends)
     for index, (space, name) in enumerate(ends):

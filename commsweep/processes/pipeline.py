@@ -102,7 +102,9 @@ def execute(
         raise UserError(
             f"pipeline {folder.path.name} is being executed by another process"
         ) from None
-    return folder.row()  # pyright: ignore[reportReturnType]
+    row = folder.row()
+    assert row is not None  # its first stage ended well, after it was written
+    return row
 
 
 def work(
@@ -126,8 +128,8 @@ def work(
     device = connect(run, execution, patience)
     row = trained(Trainer(run, wiring, execution, folder, device))
     dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
-    if first:
-        folder.finish(row)  # pyright: ignore[reportArgumentType]
+    if first and row is not None:
+        folder.finish(row)
         for left in (*folder.path.glob("stage*.ckpt"), *folder.path.glob(".stage*.part")):
             left.unlink()
     return row
@@ -143,7 +145,7 @@ def main(path: str) -> int:
     patience = how.pop("patience")
     return supervisor.worker(
         folder,
-        lambda: work(  # pyright: ignore[reportArgumentType]
+        lambda: work(
             folder.run(),
             Wiring(**run_settings["wiring"]),
             replace(Execution.read(how), progress=False),

@@ -81,7 +81,7 @@ def measure(
                 folder,
                 nodes.commands([MODULE, str(store.root.resolve())]),
                 nodes.environments(),
-                lambda progress, before=before: done(before + progress["done"]),  # pyright: ignore[reportArgumentType]
+                lambda progress, before=before: done(before + progress["done"]),
                 patience,
             )
         before += len(group_)
@@ -109,8 +109,8 @@ def work(store: Store, folder: RunFolder) -> None:
             namespaces.shape(*(cable.bandwidth for cable in wiring.cables(stages.count(run))))
         dist.barrier()
         row = calm.measure(partial(_train, run, wiring, execution, recorded, device))
-        if first:
-            recorded.finish(row)  # pyright: ignore[reportArgumentType]
+        if first and row is not None:
+            recorded.finish(row)
             write_json(folder.path / "progress.json", {"done": done + 1})
     dist.destroy_process_group()
 

@@ -33,7 +33,7 @@ A_DAY = 86_400.0  # seconds
 GRACE = 5.0  # seconds that the others have to say what they saw, before they are ended
 
 
-def worker(folder: RunFolder, work: Callable[[], None], who: str = "stage") -> int:
+def worker(folder: RunFolder, work: Callable[[], object], who: str = "stage") -> int:
     """A process: do the work; whatever goes wrong becomes one line, in a file beside the others'
     and on stderr.
 
@@ -144,20 +144,15 @@ def join(device: torch.device, patience: float) -> None:
     import torch.distributed as dist
 
     meeting = os.environ.get(MEETING)
-    where = (
-        {
-            "init_method": f"file://{meeting}",
-            "rank": int(os.environ["RANK"]),
-            "world_size": int(os.environ["WORLD_SIZE"]),
-        }
-        if meeting
-        else {}
-    )
+    where: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    if meeting:
+        where["init_method"] = f"file://{meeting}"
+        where["rank"] = int(os.environ["RANK"])
+        where["world_size"] = int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         timeout=timedelta(seconds=patience),
-        **where,  # pyright: ignore[reportArgumentType]
-        **({"device_id": device} if device.type == "cuda" else {}),
+        **where,
     )
 
 
@@ -165,7 +160,7 @@ def supervise(
     folder: RunFolder,
     commands: list[list[str]],
     environments: list[dict[str, str]],
-    show: Callable[[dict[str, Any]], None],
+    show: Callable[[dict[str, Any]], object],
     patience: float = math.inf,
     who: str = "stage",
 ) -> None:

@@ -122,7 +122,8 @@ class Effect:
             return NOT_EVALUABLE if self.lost else NOT_ENOUGH
         if far(self.values) > APART * len(self.values):
             return TWO_OUTCOMES
-        if (self.p if self.adjusted is None else self.adjusted) >= LEVEL:  # pyright: ignore[reportOptionalOperand]
+        p = self.p if self.adjusted is None else self.adjusted
+        if p is None or p >= LEVEL:
             return UNDECIDED
         return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
 
@@ -351,9 +352,9 @@ def adjust(claims: list[Claim], interim: Looks | None = None) -> list[Claim]:
         for effect in alike:
             effect.scatter = scatter
     within = [effect for effect in tested if len(effect.looks) <= LOOKS]
-    ps = [effect.p for effect in within]
+    ps = [1.0 if effect.p is None else effect.p for effect in within]
     counts = [len(effect.looks) for effect in within]
-    for effect, p in zip(within, adjusted(ps, counts), strict=True):  # pyright: ignore[reportArgumentType]
+    for effect, p in zip(within, adjusted(ps, counts), strict=True):
         effect.adjusted = p
     for effect in tested:
         effect.tests = len(tested)
@@ -499,10 +500,9 @@ def paired(
     effects = []
     for (training, kind), rows in pairs.groupby(["base", "kind"], sort=False):
         effect = effect_(label + titles[training, kind])
-        effect.values, effect.by = (  # pyright: ignore[reportAttributeAccessIssue]
-            [kind(value) for value in rows[rows.compared][column]]
-            for kind, column in ((float, "effect"), (int, "seed"))
-        )
+        compared_rows = rows[rows.compared]
+        effect.values = [float(value) for value in compared_rows["effect"]]
+        effect.by = [int(seed) for seed in compared_rows["seed"]]
         effect.ids, effect.lost = sorted({*rows.id_a, *rows.id_b}), int((~rows.compared).sum())
         effects.append(effect)
     return effects

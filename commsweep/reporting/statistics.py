@@ -58,7 +58,9 @@ class Region:
         """Return whether a value lies in it."""
         if self.within is not None:
             return abs(value) < self.within
-        return value > self.above if self.above is not None else value < self.below  # pyright: ignore[reportOperatorIssue]
+        if self.above is not None:
+            return value > self.above
+        return self.below is not None and value < self.below
 
     @property
     def edge(self) -> float:

@@ -70,13 +70,14 @@ def measure(collectives: Collectives, spec: KFAC) -> Costs:
     ) -> list[Line]:
         work(sizes[0])  # connects
         startup = usual(work, sizes[0])
+        most, many = sizes[0], startup
         for most in sizes[1:]:
             many = usual(work, most)
             if many[0] > BRIEF:
                 break
         lines = []
-        for first, second in zip(startup, many, strict=True):  # pyright: ignore[reportPossiblyUnboundVariable]
-            slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))  # pyright: ignore[reportPossiblyUnboundVariable]
+        for first, second in zip(startup, many, strict=True):
+            slope = max(0.0, (second - first) / (at(most) - at(sizes[0])))
             lines.append((max(1e-9, first - slope * at(sizes[0])) / pieces, slope / pieces))
         return lines
 

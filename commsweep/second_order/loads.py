@@ -5,9 +5,10 @@ model.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commsweep.errors import UserError, nearest
 from commsweep.second_order.placement import Factor, factors_of
@@ -57,8 +58,8 @@ def loads(name: str) -> tuple[Load, ...]:
 
     loads: list[Load] = []
 
-    def ran(called: str) -> object:
-        def hook(module: nn.Module, _: object, output: torch.Tensor) -> None:
+    def ran(called: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
+        def hook(module: nn.Module, _: Any, output: torch.Tensor) -> None:
             a, g = factors.sizes(module)
             loads.append(Load(called, a, g, output[0].numel() // g))
 
@@ -68,7 +69,7 @@ def loads(name: str) -> tuple[Load, ...]:
         net, x = _network(name).eval(), torch.empty(1, 3, SIDE.get(name, 224), SIDE.get(name, 224))
         for called, module in net.named_modules():
             if factors.supported(module):
-                module.register_forward_hook(ran(called))  # pyright: ignore[reportArgumentType]
+                module.register_forward_hook(ran(called))
         net(x)
     return tuple(loads)
 

@@ -15,7 +15,7 @@ travels together does not change a bit.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -88,18 +88,19 @@ class Preconditioner(Component):
         self.stays = spec.statistics == "owner" or (
             self.collectives.learners == 1 and spec.compressor.kind == "none"
         )
-        self.costs = costs.measure(self.collectives, spec) if self.travels else None
+        measured = costs.measure(self.collectives, spec) if self.travels else None
+        self.costs = measured
         self.messages = FactorMessages(
             spec,
             [factor.elements for factor in self.factors],
             seed,
             self.collectives,
             wiring,
-            (lambda: self.costs.gather) if self.costs else None,  # pyright: ignore[reportOptionalMemberAccess]
+            (lambda: measured.gather) if measured else None,
         )
         self.placed = self._placed(wiring)
         self.steps = self.inversions = 0
-        self.seconds: Counter[str] = Counter()  # of this process, by part
+        self.seconds: defaultdict[str, float] = defaultdict(float)  # of this process, by part
         self._rows = self._learner = 0
         self.collected = self.inverted = False  # in the last step
         self._collects = False
@@ -359,9 +360,12 @@ class Preconditioner(Component):
             if self.spec.kl_clip and products:
                 size = (
                     sum(
-                        torch.dot(a.reshape(-1), b.reshape(-1))
-                        for a, b in zip(products, grads, strict=True)
-                    ).abs()  # pyright: ignore[reportAttributeAccessIssue]
+                        (
+                            torch.dot(a.reshape(-1), b.reshape(-1))
+                            for a, b in zip(products, grads, strict=True)
+                        ),
+                        grads[0].new_zeros(()),
+                    ).abs()
                     * rate**2
                 )
                 scale = (self.spec.kl_clip / size.clamp(min=1e-30)).sqrt().clamp(max=1.0)
@@ -404,7 +408,7 @@ class Preconditioner(Component):
     def _timed(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.seconds[phase] += time.perf_counter() - began  # pyright: ignore[reportArgumentType]
+        self.seconds[phase] += time.perf_counter() - began
 
     # What is known of it.
 

@@ -159,9 +159,10 @@ def _local_strided(
 ) -> Tensor:
     b, h, t, d = q.shape
     n = t // width
-    scale, exact = d**-0.5 if scale is None else scale, torch.promote_types(v.dtype, torch.float32)
+    factor = d**-0.5 if scale is None else scale
+    exact = torch.promote_types(v.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):  # fused kernels keep scores in float32, too
-        out = _both(q.to(exact) * scale, k.to(exact), v.to(exact), width, n, dropout)  # pyright: ignore[reportOperatorIssue]
+        out = _both(q.to(exact) * factor, k.to(exact), v.to(exact), width, n, dropout)
     return out.reshape(b, h, t, d).to(v.dtype)
 
 
@@ -334,7 +335,8 @@ def _attention(
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    attention: SparseAttention = module.attends  # pyright: ignore[reportAssignmentType]
+    attention = module.attends
+    assert isinstance(attention, SparseAttention)
     if attention.kind == "causal" and attention.beside is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options

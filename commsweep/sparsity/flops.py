@@ -151,7 +151,7 @@ def step(
             out[GROWTH] += 2.0 * product.positions * (product.numel - alive)
     if (attention := network.attention) is not None:
         out[ATTENTION] = attention.forward(attending) * ((3 + attention.again) if backward else 1)
-    return out  # pyright: ignore[reportReturnType]
+    return {**out}
 
 
 def update(numel: int, prune: int, grow: int, growth: str) -> float:

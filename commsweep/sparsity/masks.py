@@ -62,7 +62,8 @@ def _score(weight: Tensor, grad: Tensor | None, spec: Sparsity) -> Tensor:
     size = weight.detach().abs().flatten()
     if spec.score == "magnitude":
         return size
-    slope = grad.abs().flatten()  # pyright: ignore[reportOptionalMemberAccess]
+    assert grad is not None  # asked for where the score is a gradient's
+    slope = grad.abs().flatten()
     if spec.score == "mest":
         return size.add_(slope, alpha=spec.mest)
     if spec.score == "sensitivity":
@@ -88,7 +89,8 @@ def _grown(
     by_gradient = round(grow * shares[spec.growth])
     grown = torch.zeros_like(candidates)
     if by_gradient:
-        grown = _largest(grad.abs().flatten().masked_fill(~candidates, NEVER), by_gradient)  # pyright: ignore[reportOptionalMemberAccess]
+        assert grad is not None  # asked for where growth is by gradients
+        grown = _largest(grad.abs().flatten().masked_fill(~candidates, NEVER), by_gradient)
     if grow > by_gradient:
         left = candidates & ~grown
         grown = grown | _largest(

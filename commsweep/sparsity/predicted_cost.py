@@ -132,11 +132,12 @@ def rows(run: Run) -> list[int]:
     """Samples of the steps of an epoch. Raises UserError where a text run takes all blocks there
     are.
     """
-    if not run.data.train_blocks:  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(run.data, TextSet)
+    if not run.data.train_blocks:
         raise UserError(
             "data.train_blocks=0 takes all there are, which a plan does not know: give --steps"
         )
-    steps, remainder = divmod(run.data.train_blocks, run.data.batch_size)  # pyright: ignore[reportAttributeAccessIssue]
+    steps, remainder = divmod(run.data.train_blocks, run.data.batch_size)
     return [run.data.batch_size] * steps + [remainder] * bool(remainder)
 
 

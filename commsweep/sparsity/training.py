@@ -135,7 +135,7 @@ class SparseTraining(Component):
         if self._due is not None and not self.live_only:
             self._move(
                 [
-                    self._choice(index, counts, mask.weight.grad, moment.step)  # pyright: ignore[reportArgumentType]
+                    self._choice(index, counts, mask.weight.grad, moment.step)
                     for index, (mask, counts) in enumerate(zip(self.masks, self._due, strict=True))
                 ],
                 moment.step,
@@ -171,7 +171,7 @@ class SparseTraining(Component):
         return counts if any(prune or grow for prune, grow in counts) else None
 
     def _choice(
-        self, index: int, counts: tuple[int, int], grad: Tensor, step: int
+        self, index: int, counts: tuple[int, int], grad: Tensor | None, step: int
     ) -> tuple[Tensor, Tensor]:
         mask = self.masks[index]
         return masks.chosen(mask.weight, grad, mask.dead, counts, self.spec, self.seed, index, step)

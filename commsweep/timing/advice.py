@@ -136,11 +136,15 @@ def advise(
 def _choice(
     exact: PipelineStep | None, model: PipelineModel | None, network: Network, steps: int
 ) -> Choice:
-    step = exact or model.base  # pyright: ignore[reportOptionalMemberAccess]
+    if exact is not None:
+        step, seconds = exact, exact.seconds
+    else:
+        assert model is not None  # a choice is measured or predicted
+        step, seconds = model.base, model.step(network)
     return Choice(
         step.method,
         step.schedule,
-        exact.seconds if exact else model.step(network),  # pyright: ignore[reportOptionalMemberAccess]
+        seconds,
         steps,
         exact is not None,
         (step.row["id"], step.row["run_id"]),
@@ -164,7 +168,9 @@ def regrets(
     for group in groups.values():
 
         def needed(measurement: PipelineStep, step: float) -> float:
-            return steps[measurement.row["run_id"]] * step  # pyright: ignore[reportOptionalOperand]
+            count = steps[measurement.row["run_id"]]
+            assert count is not None  # those that never arrive are in no group
+            return count * step
 
         advised = min(group, key=lambda step: needed(step, fits[step.series].step(step.network)))
         best = min(group, key=lambda step: needed(step, step.seconds))

@@ -152,7 +152,10 @@ class LearnerModel:
                 probed.setdefault(measurement.network, []).append(measurement.timing["costs"])
         self.lines = {
             network: {
-                kind: tuple(median(cost[kind][end] for cost in costs) for end in (0, 1))
+                kind: (
+                    median(cost[kind][0] for cost in costs),
+                    median(cost[kind][1] for cost in costs),
+                )
                 for kind in costs[0]
             }
             for network, costs in probed.items()
@@ -173,12 +176,14 @@ class LearnerModel:
             return None
         return self._kfac(measurement, base) if measurement.kfac else self._plain(measurement, base)
 
-    def _line(self, network: LearnerNetwork, base: LearnerStep, phase: str, elements: int) -> Line:
+    def _line(
+        self, network: LearnerNetwork, base: LearnerStep, phase: str, elements: float
+    ) -> Line:
         """Return the line of a gather: as probed, and what is beyond that."""
         alpha, beta = self.lines[network]["gather"]
         return alpha, max(0.0, beta + self._beyond(base, phase, elements))
 
-    def _beyond(self, base: LearnerStep, phase: str, elements: int) -> float:
+    def _beyond(self, base: LearnerStep, phase: str, elements: float) -> float:
         """Seconds an element that `base` needed beyond the probe on its own network: for copies and
         sums.
         """
@@ -187,7 +192,7 @@ class LearnerModel:
 
     def _plain(self, measurement: LearnerStep, base: LearnerStep) -> float:
         elements = base.row["gradients"]["dense"] // 4
-        alpha, beta = self._line(measurement.network, base, GRADIENT_MESSAGES, elements)  # pyright: ignore[reportArgumentType]
+        alpha, beta = self._line(measurement.network, base, GRADIENT_MESSAGES, elements)
         return base.parts[PASSES] + alpha + beta * elements
 
     def _kfac(self, measurement: LearnerStep, base: LearnerStep) -> float:
@@ -198,15 +203,15 @@ class LearnerModel:
         lines = self.lines[measurement.network]
         c0, c1 = self.lines[base.network]["inversion"]
         scale = base.parts["inversion"] / sum(c0 + c1 * size**3 for size in timing["sizes"])
-        alpha, beta = _shared(lines["handling"], measurement)  # pyright: ignore[reportArgumentType]
+        alpha, beta = _shared(lines["handling"], measurement)
         cluster = Cluster(
             measurement.network.learners,
-            self._line(measurement.network, base, GRADIENT_MESSAGES, gradient),  # pyright: ignore[reportArgumentType]
-            lines["broadcast"],  # pyright: ignore[reportArgumentType]
+            self._line(measurement.network, base, GRADIENT_MESSAGES, gradient),
+            lines["broadcast"],
             lambda size: scale * (c0 + c1 * size**3),
             collect=self._line(measurement.network, base, FACTOR_MESSAGES, elements),
             handling=(alpha, beta + max(0.0, self._beyond(base, FACTOR_MESSAGES, elements))),
-            handing_out=_shared(lines["handing_out"], measurement),  # pyright: ignore[reportArgumentType]
+            handing_out=_shared(lines["handing_out"], measurement),
         )
         ready = [0.0, *timing["ready"]]
         items = [

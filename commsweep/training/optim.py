@@ -39,7 +39,7 @@ class MatricesAndRest(torch.optim.Optimizer):
         others_params: list[nn.Parameter],
     ) -> None:
         super().__init__([{"params": [*matrices, *others_params]}], {"lr": optim.lr})
-        muon = [
+        optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(
                 matrices,
                 optim.lr,
@@ -52,8 +52,8 @@ class MatricesAndRest(torch.optim.Optimizer):
         ]
         if others_params:
             rate = optim.lr if optim.kind == "muon" else optim.rest_lr
-            muon.append(
-                torch.optim.AdamW(  # pyright: ignore[reportArgumentType]
+            optimizers.append(
+                torch.optim.AdamW(
                     others_params,
                     rate,
                     (optim.beta1, optim.beta2),
@@ -61,7 +61,7 @@ class MatricesAndRest(torch.optim.Optimizer):
                     fused=True,
                 )
             )
-        self.parts = muon
+        self.parts = optimizers
         self._grouped()
 
     def _grouped(self) -> None:
@@ -97,7 +97,7 @@ def optimizer(
     no matrix.
     """
     optim = run.optim
-    if optim.kind in ("muon", "dion"):
+    if isinstance(optim, MuonSpec | DionSpec):
         matrices = [p for p in parameters if p.dim() == 2 and id(p) not in embeddings]
         if not matrices:
             raise UserError(
@@ -105,7 +105,7 @@ def optimizer(
                 "optim.kind=adamw"
             )
         chosen = {id(p) for p in matrices}
-        return MatricesAndRest(optim, matrices, [p for p in parameters if id(p) not in chosen])  # pyright: ignore[reportArgumentType]
+        return MatricesAndRest(optim, matrices, [p for p in parameters if id(p) not in chosen])
     if optim.kind == "adamw":
         return torch.optim.AdamW(
             parameters,
@@ -118,11 +118,11 @@ def optimizer(
     optimizer = torch.optim.SGD(
         parameters,
         optim.lr,
-        optim.momentum,  # pyright: ignore[reportAttributeAccessIssue]
+        optim.momentum,
         weight_decay=optim.weight_decay,
         fused=True,
     )
-    if optim.momentum:  # pyright: ignore[reportAttributeAccessIssue]
+    if optim.momentum:
         optimizer.register_step_pre_hook(_begin_late)
     return optimizer
 

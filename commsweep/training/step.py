@@ -58,7 +58,7 @@ class Task(pl.LightningModule):
         self.seconds = {"train": 0.0, "eval": 0.0}
         self.spent: dict[str, float] = {}  # seconds of this process after backwards, by component
         self._scores = Scores(self.means)
-        self._loss_sum: Tensor | None = None
+        self._loss_sum = torch.zeros(())
         self._samples = 0
         # Of a training whose passes are shared out among processes: gathers what all say, in their
         # order.
@@ -159,7 +159,7 @@ class Task(pl.LightningModule):
         self, moment: Moment, passes: list[Pass], x: Tensor, y: Tensor, samples: Tensor
     ) -> Tensor:
         """Forward and backward of every pass; the loss of the last one."""
-        is_last = True
+        is_last, loss = True, x.new_zeros(())
         for pass_ in passes:
             for component in self.components.values():
                 component.before_pass(moment, pass_, samples[pass_.rows], x.device)
@@ -179,7 +179,7 @@ class Task(pl.LightningModule):
                 self.end_gradient()
             for component in self.components.values():
                 component.after_pass(moment, pass_)
-        return loss  # pyright: ignore[reportPossiblyUnboundVariable]
+        return loss
 
     def _shorten(self, most: float) -> None:
         nn.utils.clip_grad_norm_(self.parameters(), most)
@@ -209,7 +209,7 @@ class Task(pl.LightningModule):
         if self.gather is not None:
             self._untold.append((number, rows, loss))
             return
-        self._loss_sum += loss  # pyright: ignore[reportOperatorIssue]
+        self._loss_sum += loss
         self._samples += rows
 
     def on_train_epoch_end(self) -> None:
@@ -232,7 +232,7 @@ class Task(pl.LightningModule):
             for _, rows, loss in sorted(tuple(entry) for report in reports for entry in report):
                 self._loss_sum += loss
                 self._samples += rows
-        return float(self._loss_sum) / max(1, self._samples)  # pyright: ignore[reportArgumentType]
+        return float(self._loss_sum) / max(1, self._samples)
 
     def _check_finite(self) -> None:
         if math.isfinite(self.train_loss):

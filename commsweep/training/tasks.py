@@ -61,7 +61,8 @@ class LanguageModelling(Task):
         )
         if (
             run.microbatches == 1
-            or run.model.stages == 1  # pyright: ignore[reportAttributeAccessIssue]
+            or not isinstance(run.model, TextModel)
+            or run.model.stages == 1
             or getattr(head, "weight", None) is not self._tied
         ):
             self._tied = None
@@ -84,9 +85,9 @@ class LanguageModelling(Task):
 
     def end_gradient(self) -> None:
         super().end_gradient()
-        if self._head is not None:
+        if self._head is not None and self._tied is not None:
             head = self._head.grad.div_(self.run.microbatches) if self.engine else self._head.grad
-            self._tied.grad = head + self._tied.grad  # pyright: ignore[reportOptionalMemberAccess]
+            self._tied.grad = head + self._tied.grad
             self._head = None
 
     @staticmethod

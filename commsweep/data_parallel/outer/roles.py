@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -173,7 +173,7 @@ class Role(list[tuple[Callable[[Outer], object], type]]):
         if len(methods) > 1:
             names = " and ".join(method.__name__ for method in methods)
             raise UserError(f"grad.outer asks for {names}, which play one role: leave one out")
-        return methods[0] if methods else default  # pyright: ignore[reportReturnType]
+        return cast("Method", methods[0]) if methods else default
 
 
 STEPS, UPDATES, PEERS, EXTRAS, MERGES = Role(), Role(), Role(), Role(), Role()

@@ -142,12 +142,14 @@ class _Follow:
         recorded = self.job.store.stamps()  # one look at the store, however many cells are left
         for name in [name for name in self.left if name in recorded]:
             row = self.job.store.folder(name).row()
+            if row is None:  # removed since that look
+                continue
             self._note(
                 name,
                 {
-                    "status": row["status"],  # pyright: ignore[reportOptionalSubscript]
-                    "error": row["error"],  # pyright: ignore[reportOptionalSubscript]
-                    "busy": sum(row["seconds"].get(kind, 0.0) for kind in ("train", "eval")),  # pyright: ignore[reportOptionalSubscript]
+                    "status": row["status"],
+                    "error": row["error"],
+                    "busy": sum(row["seconds"].get(kind, 0.0) for kind in ("train", "eval")),
                 },
             )
         return bool(self.left)

@@ -8,11 +8,15 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commsweep.config import flatten
 from commsweep.errors import UserError
 from commsweep.store import FINISHED, Store
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
 
 
 def mirror(name: str, store: Store) -> Path:
@@ -50,17 +54,16 @@ def mirror(name: str, store: Store) -> Path:
     partial = journal.with_name(f".{name}.{os.getpid()}")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.unlink(missing_ok=True)
-    backend = optuna.storages.journal.JournalFileBackend(str(partial))  # pyright: ignore[reportAttributeAccessIssue]
     study = optuna.create_study(
         study_name=name,
         directions=["maximize", "minimize"],
-        storage=optuna.storages.JournalStorage(backend),
+        storage=journal_storage(partial),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(["quality", "share of dense bytes"])
     study.set_user_attr("commsweep", mark)
-    kinds = {
+    kinds: dict[str, BaseDistribution] = {
         key: optuna.distributions.CategoricalDistribution(values) for key, values in choices.items()
     }
     for row, setting in zip(rows, settings, strict=True):
@@ -69,7 +72,7 @@ def mirror(name: str, store: Store) -> Path:
         study.add_trial(
             optuna.trial.create_trial(
                 params={key: _value(setting.get(key)) for key in kinds},
-                distributions=kinds,  # pyright: ignore[reportArgumentType]
+                distributions=kinds,
                 values=[quality, row["bytes"]["ratio"]],
                 user_attrs={
                     "run": row["id"],
@@ -81,13 +84,19 @@ def mirror(name: str, store: Store) -> Path:
     return journal
 
 
+def journal_storage(path: Path) -> BaseStorage:
+    """Return the storage of a study in a file of its own."""
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
 def _mark(journal: Path, name: str) -> Any:
     import optuna
 
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(journal))  # pyright: ignore[reportAttributeAccessIssue]
+    return optuna.load_study(study_name=name, storage=journal_storage(journal)).user_attrs.get(
+        "commsweep"
     )
-    return optuna.load_study(study_name=name, storage=storage).user_attrs.get("commsweep")
 
 
 def _value(value: Any) -> Any:

@@ -79,7 +79,11 @@ class View:
         stamps, replayed, sent = self.store.stamps(), self.replayed(), 0
         for name in ids:
             if name in stamps and (name, stamps[name][0]) not in replayed:
-                self._replay(self.store.folder(name).row(), self.store.folder(name).metrics())  # pyright: ignore[reportArgumentType]
+                folder = self.store.folder(name)
+                row = folder.row()
+                if row is None:  # removed since that look
+                    continue
+                self._replay(row, folder.metrics())
                 with open(self.notes, "a", encoding="utf-8") as notes:
                     notes.write(json.dumps([name, stamps[name][0]]) + "\n")
                 sent += 1

@@ -66,7 +66,7 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
         for earlier in activity.after:
             followers[earlier].append(index)
     waiting: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
-    spans: list[Span | None] = [None] * len(activities)
+    spans: dict[int, Span] = {}
     order, used = (
         count(),
         dict.fromkeys((name for activity in activities for name in activity.uses[:1]), 0.0),
@@ -90,7 +90,7 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 missing[follower] -= 1
                 if not missing[follower]:
                     at = max(
-                        spans[earlier].stop + activities[earlier].delay  # pyright: ignore[reportOptionalMemberAccess]
+                        spans[earlier].stop + activities[earlier].delay
                         for earlier in activities[follower].after
                     )
                     heapq.heappush(events, (at, next(order), follower, False))
@@ -119,6 +119,6 @@ def simulate(activities: list[Activity], capacity: dict[str, int] | None = None)
                 stop = time + seconds
                 spans[index] = Span(time, stop)
                 heapq.heappush(events, (stop, next(order), index, True))
-    if any(span is None for span in spans):
-        raise ValueError(f"{sum(span is None for span in spans)} activities wait for each other")
-    return spans  # pyright: ignore[reportReturnType]
+    if len(spans) < len(activities):
+        raise ValueError(f"{len(activities) - len(spans)} activities wait for each other")
+    return [spans[index] for index in range(len(activities))]

@@ -265,11 +265,11 @@ def average(
     if not how.kfac:
         return both.parts
     plain = iteration(work, cluster, replace(how, kfac=False)).parts
-    share = dict.fromkeys((INVERSION, INVERSE_MESSAGES), 1 / inverses_every)
+    share: dict[str, float] = dict.fromkeys((INVERSION, INVERSE_MESSAGES), 1 / inverses_every)
     # Computing factors hides some of the gradients' messages, so that these, too, are not the same
     # in every iteration.
     return {
-        name: plain[name] + (value - plain[name]) * share.get(name, 1 / factors_every)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        name: plain[name] + (value - plain[name]) * share.get(name, 1 / factors_every)
         for name, value in both.parts.items()
     }
 
@@ -333,16 +333,17 @@ class _Planner:
                 if how.gradients != "after" and filled >= how.bucket:
                     scattered.append((filled, self._gradients(filled, open_)))
                     filled, open_ = 0, []
+        assert last is not None  # an iteration has passes
         if filled:
-            scattered.append((filled, self._gradients(filled, [*open_, last])))  # pyright: ignore[reportArgumentType]
+            scattered.append((filled, self._gradients(filled, [*open_, last])))
         sent = [index for _, index in scattered]
         if how.gradients == "dear":
-            return [last, *self._gathers(scattered, len(passes))]  # pyright: ignore[reportReturnType]
+            return [last, *self._gathers(scattered, len(passes))]
         if not how.kfac:
-            return [last, *sent]  # pyright: ignore[reportReturnType]
+            return [last, *sent]
         if how.placement == "owner":
-            return self._owners([last, *sent])  # pyright: ignore[reportArgumentType]
-        return self._inverses([last, *sent, *self._factors(ready, last)])  # pyright: ignore[reportArgumentType]
+            return self._owners([last, *sent])
+        return self._inverses([last, *sent, *self._factors(ready, last)])
 
     def _gradients(self, elements: int, after: Sequence[int]) -> int:
         return self._message(

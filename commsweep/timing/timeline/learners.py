@@ -112,11 +112,11 @@ class _Learners:
             (sender, receiver): max(up[sender], down[receiver]) for sender, receiver in self.sending
         }
         seconds_of = {pair: left * sharing[pair] for pair, left in self.sending.items()}
-        computed = min(self.busy, key=self.busy.__getitem__, default=None)
-        sent = min(seconds_of, key=seconds_of.__getitem__, default=None)
+        computed = min(self.busy, key=self.busy.__getitem__, default=-1)
+        sent = min(seconds_of, key=seconds_of.__getitem__, default=(-1, -1))
         ahead = {
-            "computed": math.inf if computed is None else self.busy[computed] / core,
-            "sent": math.inf if sent is None else seconds_of[sent],
+            "computed": self.busy[computed] / core if self.busy else math.inf,
+            "sent": seconds_of[sent] if seconds_of else math.inf,
             "later": self.later[0][0] - self.now if self.later else math.inf,
         }
         first = min(ahead, key=ahead.__getitem__)
@@ -126,11 +126,11 @@ class _Learners:
             self.sending[pair] -= ahead[first] / sharing[pair]
         self.now += ahead[first]
         if first == "computed":
-            del self.busy[computed]  # pyright: ignore[reportArgumentType]
-            self._computed(computed)  # pyright: ignore[reportArgumentType]
+            del self.busy[computed]
+            self._computed(computed)
         elif first == "sent":
-            del self.sending[sent]  # pyright: ignore[reportArgumentType]
-            self._later(self.now + self.latency, sent, None)  # pyright: ignore[reportArgumentType]
+            del self.sending[sent]
+            self._later(self.now + self.latency, sent, None)
         else:
             _, _, pair, needs = heapq.heappop(self.later)
             if needs is None:

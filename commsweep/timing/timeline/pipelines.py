@@ -472,22 +472,22 @@ class _Planner:
         if source in self.sent:
             return self.sent[source]
         target, receiver = self._target(*source), self._receiver(*source)
-        if receiver is None:
+        if receiver is None or target is None:
             return 0
-        position = self.place[target][1]  # pyright: ignore[reportArgumentType]
+        position = self.place[target][1]
         before = self.orders[receiver][position - 1] if position else None
         if self.engine.early:
-            _, stage, i = target  # pyright: ignore[reportGeneralTypeIssues]
-            earlier = i if target[0] == "B" else i - self.microbatches  # pyright: ignore[reportOptionalSubscript]
+            _, stage, i = target
+            earlier = i if target[0] == "B" else i - self.microbatches
             before = ("F", stage, earlier) if earlier >= 0 else None
         waiting = self.began.get(receiver) if before is None else self.here.get(before)
         first = before is None and not self.number
         if self.engine.rendezvous and waiting is None and not first:
             return None
         times, (_, stage, i) = self.times, source
-        forward, device = target[1] > stage, stage % self.devices  # pyright: ignore[reportOptionalSubscript]
+        forward, device = target[1] > stage, stage % self.devices
         network = self.network.between(device, receiver)
-        sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target[1])  # pyright: ignore[reportOptionalSubscript]
+        sizes, boundary = (times.fwd_bytes, stage) if forward else (times.bwd_bytes, target[1])
         labels = {"device": device, "target": receiver, "stage": stage, "microbatch": i}
         after = [self.packed[source]]
         if self.engine.rendezvous and waiting is not None:
