@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -252,9 +252,10 @@ def tied_bytes(run: Run, model: nn.Module) -> int:
     """
     if not isinstance(run.model, TextModel) or run.model.stages == 1:
         return 0
-    if not isinstance(model, PreTrainedModel) or not is_tied(model):
+    network = cast("PreTrainedModel", model)
+    if not is_tied(network):
         return 0
-    weight = token_embedding(model)
+    weight = token_embedding(network)
     passes = run.grad.learners * run.grad.local_steps
     return 2 * weight.numel() * weight.element_size() * passes
 
