@@ -34,6 +34,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_noticed_yet():
+    """A notice is printed once a process: no test may depend on those of the tests before it."""
+    from commsweep import errors
+
+    errors._noticed.clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _imported_once():
     """What was imported stays: each run of the tests would else look through all of it for

@@ -45,6 +45,7 @@ FLOORS = (
     "timing",
     "bench",
     "integrations",
+    "scoring",
     "api_functions",
     "cli",
     "__main__",

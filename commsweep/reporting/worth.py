@@ -55,7 +55,7 @@ def share_kept(controls: Sequence[float], scores: Sequence[float], denses: Seque
     b = np.subtract(controls, denses)
     n, share = len(a), 100.0 * a.mean() / b.mean() if b.mean() else math.nan
     if n < 2:
-        return Kept(share, None, None, n, b.mean() > 0)
+        return Kept(share, None, None, n, bool(b.mean() > 0))
     covariance = np.cov(a, b) / n
     t2 = float(stdtrit(n - 1, 1 - LEVEL / 2)) ** 2
     # (b^2 - t^2 s_bb) r^2 - 2 (ab - t^2 s_ab) r + (a^2 - t^2 s_aa) <= 0

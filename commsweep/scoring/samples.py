@@ -1,0 +1,152 @@
+"""Real messages that ship with the package, and what codecs make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from commsweep.integrations.evidence import evidence
+from commsweep.integrations.measure import Measured, measure
+
+FILE = Path(__file__).with_name("messages.npz")
+# Shipped codecs that rivals are compared with, from 16 bits to a hundredth of the entries.
+RIVALS = (
+    "cast:to=bfloat16",
+    "mxfp8_e4m3",
+    "mxfp4",
+    "uniform:8,scale=group",
+    "uniform:4,scale=group",
+    "uniform:3,scale=group,rounding=stochastic",
+    "uniform:2,scale=group",
+    "uniform:2,scale=group,rounding=stochastic",
+    "eden:4",
+    "eden:3",
+    "eden:2",
+    "eden:1",
+    "tern",
+    "sign",
+    "topk:0.3",
+    "topk:0.1",
+    "topk:0.05",
+    "topk:0.02",
+    "topk:0.01",
+)
+# The kind of message whose evidence predicts the harm of a role's messages, and by what number.
+PREDICTED = {"activations": "activations", "gradients": "activation gradients"}
+ALIKE = 0.05  # two codecs whose biases differ by less are ranked by error
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A message of a training: role, network and stage ("early" or "late"), and its numbers."""
+
+    role: str
+    network: str
+    stage: str
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The means of a codec over the messages of a role.
+
+    nats: the predicted loss of a nano GPT-2 in 100 steps; None where nothing was measured.
+    """
+
+    codec: str
+    role: str
+    share: float  # of the bytes of float32
+    error: float
+    bias: float
+    cosine: float
+    entropy: float
+    nats: float | None
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Return what rivals are ranked by, less is better: the error of activations; the bias of
+        gradients, which are summed over many steps, and then the error.
+        """
+        bias = 0.0 if self.role == "activations" else round(self.bias / ALIKE)
+        return bias, self.error
+
+
+@cache
+def samples() -> tuple[Sample, ...]:
+    """Return the shipped messages."""
+    with np.load(FILE) as arrays:
+        loaded = []
+        for name in sorted(arrays):
+            role, network, stage = name.split("/")
+            loaded.append(Sample(role, network, stage, torch.from_numpy(arrays[name])))
+        return tuple(loaded)
+
+
+def measured(codecs: Sequence[str], role: str) -> list[tuple[Sample, Measured]]:
+    """Measure codecs on all messages of a role."""
+    return [
+        (sample, measurement)
+        for sample in samples()
+        if sample.role == role
+        for measurement in measure(sample.x, list(codecs))
+    ]
+
+
+def rows(measurements: Sequence[tuple[Sample, Measured]]) -> list[dict[str, Any]]:
+    """Return a table row for each message and codec."""
+    return [
+        {"role": sample.role, "network": sample.network, "stage": sample.stage}
+        | measurement.record()
+        for sample, measurement in measurements
+    ]
+
+
+def summaries(codecs: Sequence[str], role: str) -> dict[str, Summary]:
+    """Return what codecs do to the messages of a role, by codec."""
+    measurements = [measurement for _, measurement in measured(codecs, role)]
+    return {name: _summary(name, role, measurements) for name in codecs}
+
+
+def _summary(name: str, role: str, measurements: Sequence[Measured]) -> Summary:
+    its = [measurement for measurement in measurements if measurement.codec == name]
+    # means of squares are unbiased where those of roots are not
+    bias = max(0.0, mean(measurement.bias_squared for measurement in its)) ** 0.5
+    error = mean(measurement.error**2 for measurement in its) ** 0.5
+    nats = None
+    if role in PREDICTED and (harms := evidence(PREDICTED[role])) is not None:
+        nats = harms.harm(error if harms.by == "error" else bias)
+    return Summary(
+        name,
+        role,
+        mean(measurement.share for measurement in its),
+        error,
+        bias,
+        mean(measurement.cosine for measurement in its),
+        mean(measurement.entropy for measurement in its),
+        nats,
+    )
+
+
+def rival(summary: Summary) -> Summary:
+    """Return the shipped codec of at most the same bytes that ranks first on the role's
+    messages; the one of the fewest bytes where all need more.
+    """
+    rivals = [name for name in RIVALS if name != summary.codec]
+    candidates = _rivals(tuple(rivals), summary.role)
+    within = [candidate for candidate in candidates if candidate.share <= summary.share * 1.01]
+    if not within:
+        return min(candidates, key=lambda candidate: candidate.share)
+    return min(within, key=lambda candidate: candidate.rank)
+
+
+@cache
+def _rivals(names: tuple[str, ...], role: str) -> list[Summary]:
+    return list(summaries(names, role).values())
