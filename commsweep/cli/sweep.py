@@ -55,6 +55,11 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         epilog=EPILOG,
     )
     kinds = parent.add_subparsers(required=True, metavar="ACTION")
+    for add in (_add_list, _add_plan, _add_launch, _add_adopt, _add_status, _add_prune):
+        add(kinds, shared)
+
+
+def _add_list(kinds: argparse._SubParsersAction, _shared: argparse.ArgumentParser) -> None:
     listing = kinds.add_parser(
         "list",
         help="name the sweeps, and say what each runs",
@@ -63,6 +68,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     listing.add_argument("word", nargs="?", default="")
     listing.add_argument("--json", action="store_true", help="print JSON for programs")
     listing.set_defaults(command=_list)
+
+
+def _add_plan(kinds: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     plan = kinds.add_parser(
         "plan", parents=[shared, execution_options()], help="show the cells and estimate the time"
     )
@@ -78,6 +86,10 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         help="print what the claims are, with margins, and how many seeds would decide them",
     )
     plan.set_defaults(command=_plan)
+    _add_choice(plan)
+
+
+def _add_launch(kinds: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     start = kinds.add_parser(
         "launch",
         parents=[shared, execution_options(), simulation_options()],
@@ -142,6 +154,10 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         help="show finished runs in Weights & Biases, the report at the end",
     )
     start.set_defaults(command=_launch)
+    _add_choice(start)
+
+
+def _add_adopt(kinds: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     take = kinds.add_parser(
         "adopt",
         parents=[shared],
@@ -160,10 +176,19 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         "files", type=folder, nargs="+", metavar="FILE", help="rows.csv of a report of this sweep"
     )
     take.set_defaults(command=_adopt)
+
+
+def _add_status(kinds: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     status = kinds.add_parser(
         "status", parents=[shared], help="outcomes so far, rate, time left, failures"
     )
     status.set_defaults(command=_status)
+    status.add_argument(
+        "name", help="a sweep, my_grid.py:grid, or the name of one that was launched"
+    )
+
+
+def _add_prune(kinds: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     prune = kinds.add_parser(
         "prune",
         parents=[shared],
@@ -180,75 +205,75 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     prune.add_argument("--yes", action="store_true", help="do not ask")
     prune.set_defaults(command=_prune)
-    status.add_argument(
-        "name", help="a sweep, my_grid.py:grid, or the name of one that was launched"
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose the cells of a plan or a launch."""
+    parser.add_argument(
+        "name",
+        nargs="?",
+        help=(
+            "a sweep of a paper (commsweep sweep --help lists them), or a function of yours "
+            "that returns a list of Runs, my_grid.py:grid"
+        ),
     )
-    for parser in (plan, start):
-        parser.add_argument(
-            "name",
-            nargs="?",
-            help=(
-                "a sweep of a paper (commsweep sweep --help lists them), or a function of yours "
-                "that returns a list of Runs, my_grid.py:grid"
-            ),
-        )
-        parser.add_argument(
-            "settings",
-            nargs="*",
-            default=[],
-            metavar="KEY=VALUE",
-            help="with --base: settings of the preset, for instance optim.lr=0.02",
-        )
-        parser.add_argument(
-            "--base", metavar="PRESET", help="make the sweep here: this preset, varied by --axis"
-        )
-        parser.add_argument(
-            "--axis",
-            action="append",
-            default=[],
-            metavar="KEY=V1,V2",
-            help=(
-                "settings to vary, such as fwd.compressor.ratio=0.1,0.05; KEY+KEY=... gives "
-                "both the same values; several axes make every combination"
-            ),
-        )
-        parser.add_argument(
-            "--seeds",
-            type=count,
-            metavar="N",
-            help=(
-                "with --base: each cell with N seeds (default: 1); of a named sweep: each "
-                "setting with at least N"
-            ),
-        )
-        parser.add_argument(
-            "--claim",
-            metavar="NAME",
-            help=(
-                "only the settings that this claim compares (commsweep claims SWEEP names "
-                "them), with --seeds of each; none of those whose effects are all decided by "
-                "what is recorded, unless all of the claim's are"
-            ),
-        )
-        parser.add_argument(
-            "--decide",
-            action="store_true",
-            help=(
-                "only what would decide the claims (or --claim) by what is recorded: each "
-                "undecided effect's settings with the seeds that it asks for (commsweep claims "
-                "SWEEP); what an earlier launch of these settings left undone comes first"
-            ),
-        )
-        parser.add_argument(
-            "--papers",
-            type=words,
-            default=(),
-            metavar="NAMES",
-            help="with --decide (and --claims of a plan): only the claims of these, as of a report",
-        )
-        parser.add_argument(
-            "--workers", type=count, help="processes (default: one a GPU, or one a CPU core)"
-        )
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --base: settings of the preset, for instance optim.lr=0.02",
+    )
+    parser.add_argument(
+        "--base", metavar="PRESET", help="make the sweep here: this preset, varied by --axis"
+    )
+    parser.add_argument(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="KEY=V1,V2",
+        help=(
+            "settings to vary, such as fwd.compressor.ratio=0.1,0.05; KEY+KEY=... gives "
+            "both the same values; several axes make every combination"
+        ),
+    )
+    parser.add_argument(
+        "--seeds",
+        type=count,
+        metavar="N",
+        help=(
+            "with --base: each cell with N seeds (default: 1); of a named sweep: each "
+            "setting with at least N"
+        ),
+    )
+    parser.add_argument(
+        "--claim",
+        metavar="NAME",
+        help=(
+            "only the settings that this claim compares (commsweep claims SWEEP names "
+            "them), with --seeds of each; none of those whose effects are all decided by "
+            "what is recorded, unless all of the claim's are"
+        ),
+    )
+    parser.add_argument(
+        "--decide",
+        action="store_true",
+        help=(
+            "only what would decide the claims (or --claim) by what is recorded: each "
+            "undecided effect's settings with the seeds that it asks for (commsweep claims "
+            "SWEEP); what an earlier launch of these settings left undone comes first"
+        ),
+    )
+    parser.add_argument(
+        "--papers",
+        type=words,
+        default=(),
+        metavar="NAMES",
+        help="with --decide (and --claims of a plan): only the claims of these, as of a report",
+    )
+    parser.add_argument(
+        "--workers", type=count, help="processes (default: one a GPU, or one a CPU core)"
+    )
 
 
 def _chosen(args: argparse.Namespace, store: Store) -> tuple[str, list[Run], list[Run]]:

@@ -36,7 +36,11 @@ from commsweep.processes import supervisor
 from commsweep.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
 
 if TYPE_CHECKING:
+    from commsweep.collectives import Processes
     from commsweep.data_parallel.ledger import Ledger
+    from commsweep.processes.timing import Steps
+    from commsweep.training.run import Parts
+    from commsweep.training.step import Task
 
 MODULE = "commsweep.processes.ddp"
 MEASURED = "measured"  # status of a run that was ended after `LearnerWiring.steps`
@@ -223,7 +227,6 @@ def _train(
     run: Run, wiring: LearnerWiring, execution: Execution, recorded: RunFolder, keep: bool
 ) -> Row:
     import pytorch_lightning as pl
-    import torch
     import torch.distributed as dist
     from pytorch_lightning.callbacks import Checkpoint
 
@@ -304,33 +307,10 @@ def _train(
     relayed, ran = namespaces.relayed() - before, installed(run, built, trainer_)
     if status == FINISHED:
         nothing_lost(run, ran.record())
-    built.task.components["learners"].settle()
-    state = {name: tensor.detach().cpu() for name, tensor in built.task.model.state_dict().items()}
-    reports = gathered(
-        {
-            "sent": dict(collectives.sent),
-            "framing": dict(collectives.framing),
-            "digest": digest(state),
-            "steps": watch.steps,
-            "totals": built.task.totals(),
-            "ledger": exchange.ledger.state(),
-        }
-    )
-    if len({report["digest"] for report in reports}) > 1:
-        raise RuntimeError("the learners ended with different weights")
-    if keep and rank == 0:
-        torch.save(state, recorded.path / "weights.pt")
-    timing = Steps.summary([report["steps"] for report in reports], built.task)
-    if timing:
+    reports = _reports(built, collectives, watch, recorded if keep else None)
+    timing, transport = _measured(run, reports, built.task)
+    if "step_seconds" in timing:
         timing["relayed"] = relayed / len(watch.steps)
-    transport = [report["sent"] for report in reports]
-    # which factors share a message, and its framing, follows from measured times
-    if run.kfac is not None:
-        timing["framing"] = [report["framing"].get("factors", 0) for report in reports]
-        transport = [
-            sent | {"factors": sent.get("factors", 0) - framing}
-            for sent, framing in zip(transport, timing["framing"], strict=True)
-        ]
     ledger = Ledger(exchange.layers, run.grad, run.grad.learners)
     ledger.take(
         [(list(range(len(exchange.layers))), report["ledger"]) for report in reports], stages=1
@@ -354,6 +334,57 @@ def _train(
         timing=timing,
         cores=len(os.sched_getaffinity(0)),
     )
+
+
+def _reports(
+    built: Parts, collectives: Processes, watch: Steps, keep: RunFolder | None
+) -> list[dict[str, Any]]:
+    """Return what each learner's process has to say at the end: bytes, digest of its weights,
+    durations of steps, totals and ledger. keep: where the first one leaves its weights.
+
+    Raises RuntimeError where the learners have different weights.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from commsweep.collectives import gathered
+
+    learners = built.task.components["learners"]
+    learners.settle()
+    state = {name: tensor.detach().cpu() for name, tensor in built.task.model.state_dict().items()}
+    reports = gathered(
+        {
+            "sent": dict(collectives.sent),
+            "framing": dict(collectives.framing),
+            "digest": digest(state),
+            "steps": watch.steps,
+            "totals": built.task.totals(),
+            "ledger": learners.exchange.ledger.state(),
+        }
+    )
+    if len({report["digest"] for report in reports}) > 1:
+        raise RuntimeError("the learners ended with different weights")
+    if keep is not None and dist.get_rank() == 0:
+        torch.save(state, keep.path / "weights.pt")
+    return reports
+
+
+def _measured(
+    run: Run, reports: list[dict[str, Any]], task: Task
+) -> tuple[dict[str, Any], list[dict[str, int]]]:
+    """Return the durations of steps, and the bytes that each learner sent by purpose."""
+    from commsweep.processes.timing import Steps
+
+    timing = Steps.summary([report["steps"] for report in reports], task)
+    transport = [report["sent"] for report in reports]
+    if run.kfac is None:
+        return timing, transport
+    # which factors share a message, and its framing, follows from measured times
+    timing["framing"] = [report["framing"].get("factors", 0) for report in reports]
+    for index, framing in enumerate(timing["framing"]):
+        factors = transport[index].get("factors", 0) - framing
+        transport[index] = transport[index] | {"factors": factors}
+    return timing, transport
 
 
 def evaluation_of(reports: list[dict[str, Any]]) -> dict[str, Any]:

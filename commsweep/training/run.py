@@ -163,18 +163,7 @@ def build(
     torch.set_num_threads(execution.thread_count(work * run.data.batch_size))
     n, links = len(data.train.y), {cut: run.links(cut) for cut in modules}
     check_microbatches(run, n, data.train.drop_last)
-    need = memory_bytes(links, shapes, run.data.batch_size, n) | {
-        "learners": learner_memory(
-            run.grad, model, collectives and len(collectives.here), optim.states(run)
-        )
-    }
-    if run.kfac is not None:
-        learners_here = run.grad.learners if collectives is None else len(collectives.here)
-        need["kfac"] = second_order.memory_bytes(run.kfac, model, learners_here)
-    if run.delay is not None:
-        need["delay"] = delay.memory_bytes(run.delay, model, modules)
-    if run.sparsity is not None:
-        need["masks"] = sparsity.memory_bytes(model, run.grad.compressor.kind != "none")
+    need = _memory(run, model, modules, shapes, n, collectives)
     if folder is not None:
         _check_buffers(execution, folder, need["sample"])
     on_disk = folder if execution.buffers == "mmap" else None
@@ -195,10 +184,55 @@ def build(
     if execution.diagnose:
         boundaries.watch()
     trained = nn.ModuleDict({"model": model, "boundaries": boundaries})  # coders learn, too
-    shared = sharing(
-        run, trained, optim.embedded(trained), len(data.train) * run.epochs, collectives
-    )
+    steps = len(data.train) * run.epochs
+    shared = sharing(run, trained, optim.embedded(trained), steps, collectives)
     components: dict[str, Component] = {"boundaries": boundaries, "learners": shared}
+    components |= _sections(run, model, modules, trained, data, boundaries, shared, wiring)
+    divide = divided(run, shared)
+    with boundaries.bypassed():
+        check_norms(run, model, data.example, divide, n, data.train.drop_last)
+    if execution.compile is not None:
+        compiled.install(model, execution.compile, device)
+    return Parts(kind(run)(run, model, components, divide), data, device, need, loaded)
+
+
+def _memory(
+    run: Run,
+    model: nn.Module,
+    modules: dict[str, nn.Module],
+    shapes: dict[str, torch.Size],
+    n: int,
+    collectives: Collectives | None,
+) -> dict[str, int]:
+    """Return the bytes that each section of a run remembers; n: training samples."""
+    links = {cut: run.links(cut) for cut in modules}
+    need = memory_bytes(links, shapes, run.data.batch_size, n) | {
+        "learners": learner_memory(
+            run.grad, model, collectives and len(collectives.here), optim.states(run)
+        )
+    }
+    if run.kfac is not None:
+        learners_here = run.grad.learners if collectives is None else len(collectives.here)
+        need["kfac"] = second_order.memory_bytes(run.kfac, model, learners_here)
+    if run.delay is not None:
+        need["delay"] = delay.memory_bytes(run.delay, model, modules)
+    if run.sparsity is not None:
+        need["masks"] = sparsity.memory_bytes(model, run.grad.compressor.kind != "none")
+    return need
+
+
+def _sections(
+    run: Run,
+    model: nn.Module,
+    modules: dict[str, nn.Module],
+    trained: nn.ModuleDict,
+    data: datasets.ImageData | datasets.Blocks,
+    boundaries: Boundaries,
+    shared: Learners,
+    wiring: LearnerWiring | None,
+) -> dict[str, Component]:
+    """Return the components of the sections that a run has, in the order in which they act."""
+    components: dict[str, Component] = {}
     if isinstance(run.fwd.compressor, SubspaceSpec) and boundaries:
         components["subspace"] = coder = SubspaceTraining(run, model, boundaries)
         if run.fwd.compressor.constrain:
@@ -232,12 +266,7 @@ def build(
                 run.seed,
                 shared.exchange,
             )
-    divide = divided(run, shared)
-    with boundaries.bypassed():
-        check_norms(run, model, data.example, divide, n, data.train.drop_last)
-    if execution.compile is not None:
-        compiled.install(model, execution.compile, device)
-    return Parts(kind(run)(run, model, components, divide), data, device, need, loaded)
+    return components
 
 
 def sharing(
