@@ -114,7 +114,15 @@ class Card:
         table = Table(
             "messages",
             f"Real messages of three networks, early and late: {self.role}",
-            ["codec", "bytes of float32", "error", "bias", "cosine", "bits a byte", "predicted"],
+            [
+                "codec",
+                "bytes of float32",
+                "error",
+                "bias",
+                "cosine",
+                "bits a byte",
+                "predicted loss",
+            ],
         )
         for summary in (self.messages, self.rival):
             nats = "" if summary.nats is None else f"{summary.nats:.2g} nats"
