@@ -94,7 +94,7 @@ def _score(args: argparse.Namespace) -> int:
     else:
         from commsweep.scoring.card import LIMITS
 
-        print("\n".join(card.markdown() for card in cards))
+        print(_text(cards))
         if not args.quick:
             print(LIMITS)
         print(f"written: {args.out}/card.md, card.json, rows.csv, card.png")
@@ -202,6 +202,14 @@ def _fits(card: Card, setup: Setup, feedback: str) -> bool:
     return True
 
 
+def _text(cards: list[Card]) -> str:
+    """Return tables of all codecs, where there are several, and then each one's card."""
+    from commsweep.scoring.card import comparison
+
+    tables = [table.markdown() for table in comparison(cards)]
+    return "\n".join([*tables, *(card.markdown() for card in cards)])
+
+
 def _write(cards: list[Card], out: Path) -> None:
     """Write card.md, card.json, rows.csv and the figure."""
     import pandas as pd
@@ -211,8 +219,7 @@ def _write(cards: list[Card], out: Path) -> None:
     from commsweep.scoring.card import LIMITS, figure
 
     out.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(card.markdown() for card in cards)
-    (out / "card.md").write_text(f"# Score card\n\n{text}\n{LIMITS}\n", encoding="utf-8")
+    (out / "card.md").write_text(f"# Score card\n\n{_text(cards)}\n{LIMITS}\n", encoding="utf-8")
     record = json.dumps([card.record() for card in cards], indent=1)
     (out / "card.json").write_text(record + "\n", encoding="utf-8")
     rows: list[dict[str, Any]] = []

@@ -160,6 +160,41 @@ class Card:
         return Table("laws", "Laws", ["law", "", "what was seen"], rows)
 
 
+def comparison(cards: Sequence[Card]) -> list[Table]:
+    """Return a table for each role with several codecs, fewest bytes first: their messages, and
+    what each training keeps.
+    """
+    tables = []
+    for role in dict.fromkeys(card.role for card in cards):
+        role_cards = [card for card in cards if card.role == role]
+        role_cards.sort(key=lambda card: (card.messages.share, card.codec))
+        if len(role_cards) < 2:
+            continue
+        names = dict.fromkeys(
+            outcome.setup.name for card in role_cards for outcome in card.outcomes
+        )
+        rows: list[list[Cell | str]] = []
+        for card in role_cards:
+            kept_by_name = {outcome.setup.name: outcome.kept.text() for outcome in card.outcomes}
+            message = card.messages
+            rows.append(
+                [
+                    card.codec,
+                    percent(message.share),
+                    *(kept_by_name.get(name, "") for name in names),
+                    f"{message.error:.3f}",
+                    f"{message.bias:.3f}",
+                    f"{card.speed.both:.3g}",
+                    "BROKEN" if card.broken else "hold",
+                ]
+            )
+        header = ["codec", "bytes of float32", *(f"worth kept, {name}" for name in names)]
+        header += ["error", "bias", "copies", "laws"]
+        title = f"Codecs as {role}: 0 % is nothing sent, 100 % is dense"
+        tables.append(Table("comparison", title, header, rows))
+    return tables
+
+
 def percent(share: float) -> str:
     """Return a share for people: "7.8 %"."""
     return f"{100 * share:.3g} %"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commsweep.compressors import Compressor, message
+from commsweep.compressors import message
 from commsweep.compressors.own import is_biased
 from commsweep.errors import UserError
 from commsweep.integrations.measure import codec
@@ -48,11 +48,6 @@ def check(name: str) -> list[Law]:
 def noise(shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> Tensor:
     """Return normal numbers of a shape."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def arrived(compressor: Compressor, x: Tensor, seed: int = SEED) -> Tensor:
-    """Return what a second instance makes of a message."""
-    return type(compressor)(compressor.spec).decode(compressor.encode(x, seed))
 
 
 def _shapes(name: str) -> str:
@@ -129,7 +124,9 @@ def _fresh(name: str) -> str:
     compressor = codec(name)
     for shape in SHAPES:
         x = noise(shape)
-        if not torch.equal(arrived(compressor, x), compressor.apply(x, SEED)):
+        if not torch.equal(
+            codec(name).decode(compressor.encode(x, SEED)), compressor.apply(x, SEED)
+        ):
             raise Broken(f"a second instance decodes a message {shape} to something else")
     return ""
 

@@ -96,3 +96,13 @@ def test_text_record_and_figure_hold_the_controls():
     labels = drawn.axes[0].get_legend_handles_labels()[1]
     assert {"dense", "nothing sent", "mine", "eden:2"} <= set(labels)
     assert cards.figure([card()]).axes[0].get_ylabel() == "error"
+
+
+def test_several_codecs_stand_in_one_table_fewest_bytes_first():
+    few = replace(SUMMARY, codec="few", share=0.01)
+    shorter = replace(card(outcome([1.0, 2.0, 1.5], 30.0)), codec="few", messages=few)
+    longer = card(outcome([6.0, 6.1, 5.9], 80.0), laws=[Law("bytes", False, "lies")])
+    (table,) = cards.comparison([longer, shorter])
+    assert [row[0] for row in table.rows] == ["few", "mine"]
+    assert table.rows[0][2] == "30 % [25, 35]" and table.rows[1][-1] == "BROKEN"
+    assert cards.comparison([longer]) == []

@@ -20,7 +20,7 @@ def outcome(tmp_path, monkeypatch, body: str) -> dict[str, laws.Law]:
     return {law.name: law for law in laws.check("mine.py:Code")}
 
 
-@pytest.mark.parametrize("codec", RIVALS[::4])
+@pytest.mark.parametrize("codec", [*RIVALS[::4], "uniform:4,coding=rans"])
 def test_shipped_codecs_keep_all(codec):
     assert [law for law in laws.check(codec) if not law.holds] == []
 
