@@ -22,7 +22,23 @@ def test_what_is_timed_is_the_message(monkeypatch):
     assert x.numel() == 2**14
     compressor = codec("uniform:4")
     packed = speed._pack(compressor, x)
-    assert torch.equal(speed._decoding(compressor, x, packed)(), compressor.apply(x, 1))
+    assert torch.equal(speed._decoding("uniform:4", x, packed)(), compressor.apply(x, 1))
+
+
+def test_messages_of_any_size_are_timed_by_their_parts(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(speed, "NUMBERS", 2**14)
+    (tmp_path / "mine.py").write_text(
+        "class Positive:\n"
+        "    def encode(self, x, seed):\n"
+        "        return {'at': (x.flatten() > 0).nonzero()[:, 0].short()}\n"
+        "    def decode(self, parts, like):\n"
+        "        y = like.flatten().clone()\n"
+        "        y[parts['at'].long()] = 1\n"
+        "        return y.view_as(like)\n"
+    )
+    found = speed.measured(["mine.py:Positive"], "gradients", rounds=1)["mine.py:Positive"]
+    assert 0.2 < found.share < 0.3 and found.decode > 0
 
 
 def test_the_fastest_is_one_of_at_most_the_bytes():
