@@ -28,7 +28,19 @@ _HEADER = struct.Struct("<2sBBBBIH8sIq")
 _SUM = slice(_HEADER.size - 8, _HEADER.size)  # where the checksum lies
 _PART = struct.Struct("<BI")
 HEADER = _HEADER.size
-_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+# By their numbers in a message: a new one comes last.
+TYPES = (
+    torch.uint8,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.int8,
+    torch.int16,
+    torch.bool,
+    torch.float64,
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ def pack(payloads: list[Payload], address: Address) -> Tensor:
     head = _HEADER.pack(
         b"CS",
         VERSION,
-        _DTYPES.index(first.dtype),
+        TYPES.index(first.dtype),
         first.channels_last,
         len(payloads),
         address.step & 0xFFFFFFFF,
@@ -83,7 +95,7 @@ def pack(payloads: list[Payload], address: Address) -> Tensor:
     for payload in payloads:
         head += bytes([len(payload.parts)])
         for tensor in payload.parts.values():
-            head += _PART.pack(_DTYPES.index(tensor.dtype), tensor.numel())
+            head += _PART.pack(TYPES.index(tensor.dtype), tensor.numel())
         at = _write(message, at, torch.frombuffer(bytearray(head), dtype=torch.uint8))
         for tensor in payload.parts.values():
             at = _write(message, at, _bytes_of(tensor))
@@ -145,8 +157,8 @@ class Reader:
             )
         if (
             not HEADER <= n <= message.numel()
-            or kind >= len(_DTYPES)
-            or not _DTYPES[kind].is_floating_point
+            or kind >= len(TYPES)
+            or not TYPES[kind].is_floating_point
         ):
             raise UserError(
                 f"a damaged message: it says it has {n} bytes and {message.numel()} are there"
@@ -158,7 +170,7 @@ class Reader:
                 "again to continue from the last checkpoint"
             )
         self.message, self.at, self.left = message[:n], HEADER, count
-        self.dtype, self.channels_last = _DTYPES[kind], bool(layout & 1)
+        self.dtype, self.channels_last = TYPES[kind], bool(layout & 1)
 
     def take(self, compressor: Compressor, shape: torch.Size) -> Payload:
         """The next payload, of a message of this shape. Raises UserError when the bytes cannot be
@@ -170,9 +182,9 @@ class Reader:
         count = _bytes(self.message, self.at, 1)[0]
         heads = _bytes(self.message, self.at + 1, _PART.size * count)
         heads = [_PART.unpack_from(heads, _PART.size * i) for i in range(count)]
-        if any(kind >= len(_DTYPES) for kind, _ in heads):
+        if any(kind >= len(TYPES) for kind, _ in heads):
             raise UserError("a damaged message: a part of unknown type")
-        layouts = [(_DTYPES[kind], n) for kind, n in heads]
+        layouts = [(TYPES[kind], n) for kind, n in heads]
         form = next(
             (
                 form

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, laid_out, payload
+from commsweep.compressors.message import TYPES
 from commsweep.config import own
 from commsweep.config.compressors.own import OwnCodeSpec
 from commsweep.errors import UserError
@@ -67,6 +68,9 @@ class Own(Compressor[OwnCodeSpec]):
         for name, tensor in tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 self._refuse(f"part {name!r} is {type(tensor).__name__}; a tensor is wanted")
+            if tensor.dtype not in TYPES:
+                types = ", ".join(str(kind).removeprefix("torch.") for kind in TYPES)
+                self._refuse(f"part {name!r} is of {tensor.dtype}; messages hold {types}")
         form = self._forms.get(x.shape)
         if form is not None and {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {
             name: field.shape for name, field in form.items()

@@ -11,7 +11,7 @@ from torch import nn
 
 import commsweep as cs
 from commsweep.cli.main import main
-from commsweep.compressors import build
+from commsweep.compressors import build, message
 from commsweep.config import override, run_id
 from commsweep.config.compressors.spelling import spelled
 from commsweep.config.override import parse_gradients
@@ -50,6 +50,10 @@ BROKEN = {
     ),
     "class A:\n unbiased = True\n def encode(self, x, seed): return {'x': x / 2}\n"
     " def decode(self, parts, like): return parts['x']": "it says unbiased = True, but",
+    "class A:\n def encode(self, x, seed): return {'x': x.to(complex)}\n"
+    " def decode(self, parts, like): return like": (
+        "part 'x' is of torch.complex128; messages hold uint8, float32"
+    ),
     "class A:\n def encode(self, x, seed): 1 / 0\n def decode(self, parts, like): 0": (
         r"encode failed \(ZeroDivisionError: division by zero\)"
     ),
@@ -67,6 +71,21 @@ def test_a_mistake_is_one_line_before_the_run(code):
     Path("broken.py").write_text(code)
     with pytest.raises(UserError, match=f"compressor 'broken.py:A': {BROKEN[code]}"):
         build({"kind": "own", "code": "broken.py:A"})
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "bool", "float64"])
+def test_parts_of_small_and_large_types_arrive_through_bytes(dtype):
+    Path("typed.py").write_text(
+        "import torch\nclass A:\n"
+        f" def encode(self, x, seed): return {{'x': (x * 9).to(torch.{dtype})}}\n"
+        " def decode(self, parts, like): return parts['x'].to(like.dtype)\n"
+    )
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    sender, receiver = (build({"kind": "own", "code": "typed.py:A"}) for _ in range(2))
+    address = message.Address(b"12345678")
+    packed = message.pack([sender.encode(x, 1)], address)
+    y = receiver.decode(message.Reader(packed, address).take(receiver, x.shape))
+    assert torch.equal(y, sender.apply(x, 1)) and y.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
