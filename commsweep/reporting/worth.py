@@ -38,7 +38,7 @@ class Kept:
 
     def text(self) -> str:
         """For a table: "79 % [75, 83]"."""
-        if self.n > 1 and not self.tells:
+        if math.isnan(self.percent) or (self.n > 1 and not self.tells):
             return "cannot tell"
         if self.low is None or self.high is None:
             return f"{round(self.percent)} %"

@@ -203,7 +203,7 @@ def percent(share: float) -> str:
 def verdict(outcome: Outcome) -> str:
     """Return where a codec stands beside its rival in one training."""
     where = f"{outcome.setup.name}: "
-    if outcome.kept.n > 1 and not outcome.kept.tells:
+    if not outcome.kept.tells:
         return f"{where}this training cannot tell, nothing sent is as good as dense"
     if outcome.kept.n > 1 and outcome.kept.high is not None and outcome.kept.high < 0:
         return f"{where}worse than sending nothing, worth kept {outcome.kept.text()}"

@@ -145,8 +145,9 @@ def outcome(
         rival_kept = _worth(all_four, controls, rivals, denses)
         worth = np.mean([controls[seed].loss - denses[seed].loss for seed in all_four])
         gains = [rivals[seed].loss - scores[seed].loss for seed in all_four]
-        values = [100 * gain / float(worth) for gain in gains]
-        lead = Effect(f"{codec} over {rival}", above=0.0, values=values, by=all_four, digits=0)
+        if worth > 0:
+            values = [100 * gain / float(worth) for gain in gains]
+            lead = Effect(f"{codec} over {rival}", above=0.0, values=values, by=all_four, digits=0)
     return Outcome(
         setup,
         codec,
@@ -168,7 +169,7 @@ def _worth(chosen: Sequence[int], *tables: dict[int, _Score]) -> Kept:
 @dataclass(frozen=True)
 class _Score:
     loss: float
-    sent: float  # bytes
+    sent: float  # bytes, or a share of the dense ones
 
 
 def _scores(setup: Setup, run: Run, count: int, store: Store) -> dict[int, _Score]:
@@ -191,10 +192,12 @@ def _loss(setup: Setup, row: Row) -> float:
 
 
 def _sent(setup: Setup, row: Row) -> float:
-    """Return the bytes that the messages of the role had: of a learner a step, or of all boundaries
-    together.
+    """Return what the role's messages had: bytes of a learner a step, or the share of the dense
+    bytes at all boundaries, which a run that ended early has, too.
     """
     side = SIDES[setup.role]
     if side == "grad":
         return float(row["gradients"].get("up", 0.0)) if "gradients" in row else 0.0
-    return float(sum(counts[side] for counts in row.get("boundaries", {}).values()))
+    boundaries = row.get("boundaries", {}).values()
+    dense = sum(counts[f"{side}_dense"] for counts in boundaries)
+    return sum(counts[side] for counts in boundaries) / max(1, dense)

@@ -10,6 +10,7 @@ from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.grid import seeds
 from commsweep.scoring import ROLES, training
+from commsweep.scoring.card import verdict
 from commsweep.store import Store
 
 
@@ -92,6 +93,15 @@ def test_worth_and_lead_are_those_of_the_recorded_scores(tmp_path):
     assert found.rival_kept.percent == pytest.approx(50.0)
     assert found.lead.values == pytest.approx([30.0, 40.0, 20.0])
     assert (found.share, found.rival_share) == (0.12, 0.07)
+
+
+def test_a_training_in_which_nothing_is_worth_anything_cannot_tell(tmp_path):
+    store, setup = Store(tmp_path), training.setups("gradients")[0]
+    for run in (setup.dense, setup.control, setup.coded("topk:0.1"), setup.coded("eden:2")):
+        recorded(store, run, scores=[1.0], sent=50)
+    found = training.outcome(setup, "topk:0.1", "eden:2", "none", 1, store)
+    assert found.lead is None and found.kept.text() == "cannot tell"
+    assert "cannot tell" in verdict(found)
 
 
 def test_a_diverged_run_has_learned_nothing(tmp_path):
