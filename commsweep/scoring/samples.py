@@ -91,13 +91,14 @@ def samples() -> tuple[Sample, ...]:
 
 
 def measured(codecs: Sequence[str], role: str) -> list[tuple[Sample, Measured]]:
-    """Measure codecs on all messages of a role."""
-    return [
-        (sample, measurement)
-        for sample in samples()
-        if sample.role == role
-        for measurement in measure(sample.x, list(codecs))
-    ]
+    """Measure codecs on all messages of a role, message after message."""
+    by_codec = [_measured(codec, role) for codec in codecs]
+    return [entry for entries in zip(*by_codec, strict=True) for entry in entries]
+
+
+@cache
+def _measured(codec: str, role: str) -> list[tuple[Sample, Measured]]:
+    return [(sample, measure(sample.x, codec)[0]) for sample in samples() if sample.role == role]
 
 
 def rows(measurements: Sequence[tuple[Sample, Measured]]) -> list[dict[str, Any]]:
@@ -140,13 +141,8 @@ def rival(summary: Summary) -> Summary:
     messages; the one of the fewest bytes where all need more.
     """
     rivals = [name for name in RIVALS if name != summary.codec]
-    candidates = _rivals(tuple(rivals), summary.role)
+    candidates = summaries(rivals, summary.role).values()
     within = [candidate for candidate in candidates if candidate.share <= summary.share * 1.01]
     if not within:
         return min(candidates, key=lambda candidate: candidate.share)
     return min(within, key=lambda candidate: candidate.rank)
-
-
-@cache
-def _rivals(names: tuple[str, ...], role: str) -> list[Summary]:
-    return list(summaries(names, role).values())

@@ -17,7 +17,7 @@ from commsweep.reporting.worth import Kept, share_kept
 from commsweep.store import FINISHED, Row, Store
 
 SEED = 50  # the first of the fixed seeds
-DENSE, CONTROL = "none", "zero"
+CONTROL = "zero"
 SIDES = {"activations": "fwd", "gradients": "bwd", "learners": "grad", "pseudo-gradients": "grad"}
 # So few samples that a learner alone has too few.
 FEW_IMAGES = {"data.train_size": 400, "epochs": 30, "schedule.t_max": 30, "eval_every": 30}
@@ -79,10 +79,11 @@ def setups(role: str, scale: int = 1) -> list[Setup]:
     """
     text = override(preset("sotu_nano"), {"data.train_blocks": 6400 * scale})
     images = preset("digits")
-    many = {"epochs": images.epochs * scale, "schedule.t_max": images.epochs * scale}
-    images = override(images, many)
     if role in ("learners", "pseudo-gradients"):
-        images = override(preset("digits"), {**FEW_IMAGES, **_longer(FEW_IMAGES, scale)})
+        images = override(images, {**FEW_IMAGES, **_longer(FEW_IMAGES, scale)})
+    else:
+        epochs = images.epochs * scale
+        images = override(images, {"epochs": epochs, "schedule.t_max": epochs})
     trainings = []
     for kind, base in (("text", text), ("images", images)):
         dense, control, floor = _ends(role, kind, base, scale)
