@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep import input_digests
-from commsweep.config import Execution, Run, own, record, run_id
+from commsweep.config import Execution, Run, own, run_id
 from commsweep.config.execution import Cable, LearnerWiring
 from commsweep.config.links import Link, Links
 from commsweep.config.override import parse
-from commsweep.config.run import SCHEMA, canonical
 from commsweep.config.training import OwnModel
 from commsweep.errors import Diverged, UserError
 from commsweep.feedback.boundaries import sample_keyed
 from commsweep.lean_imports import leaving
-from commsweep.processes import supervisor
+from commsweep.processes import launcher, supervisor
 from commsweep.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ Measurement = tuple[Run, LearnerWiring]
 
 def folder_of(store: Store, run: Run, wiring: LearnerWiring) -> RunFolder:
     """Return where this run over this wiring is recorded: <store>/learners/<id>."""
-    text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
-    return store.learners(sha256(text.encode()).hexdigest()[:12])
+    return store.learners(launcher.measurement_id(run, wiring))
 
 
 def execute(
@@ -89,31 +87,19 @@ def execute(
         folder = RunFolder(store.root / "learners" / ".launch", store.root)
         folder.make()
         with _address(folder):
-            write_json(
-                folder.path / "execution.json",
-                {
-                    **execution.record(),
-                    "patience": patience,
-                    "keep_weights": keep_weights,
-                    "calm": calm,
-                },
-            )
-            write_json(
-                folder.path / "todo.json",
-                {
-                    "todo": [
-                        [name, record(run), wiring.model_dump(mode="json")]
-                        for name, (run, wiring) in cells.items()
-                    ]
-                },
+            launcher.queue(
+                folder, cells, execution, patience=patience, keep_weights=keep_weights, calm=calm
             )
             fastest = max(wiring.bandwidth for _, wiring in cells.values())
-            _launch(
+            launcher.start(
                 folder,
+                MODULE,
+                store.root,
                 learners,
-                Cable(bandwidth=fastest, latency=latency) if shaped else None,
-                patience,
+                [Cable(bandwidth=fastest, latency=latency)] if shaped else None,
                 lambda progress, before=before: done(before + progress["done"]),
+                patience,
+                "learner",
             )
         before += len(cells)
         done(before)
@@ -141,26 +127,6 @@ def _address(folder: RunFolder) -> Iterator[None]:
         ) from None
 
 
-def _launch(
-    folder: RunFolder,
-    learners: int,
-    cable: Cable | None,
-    patience: float,
-    show: Callable[[dict[str, Any]], object],
-) -> None:
-    command = [MODULE, str(folder.root.resolve())]
-    if cable is None:
-        with supervisor.local(folder, command, learners) as (commands, environments):
-            supervisor.supervise(folder, commands, environments, show, patience, "learner")
-        return
-    from commsweep.processes import namespaces
-
-    with namespaces.star(learners, cable) as nodes:
-        supervisor.supervise(
-            folder, nodes.commands(command), nodes.environments(), show, patience, "learner"
-        )
-
-
 def work(store: Store, folder: RunFolder) -> None:
     """A learner's part in all runs of one launch."""
     import torch
@@ -182,7 +148,7 @@ def work(store: Store, folder: RunFolder) -> None:
     calm = Calm()
     execution = replace(execution, device="cpu", progress=execution.progress and rank == 0)
     supervisor.join(torch.device("cpu"), patience)
-    for n, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
+    for n, (name, settings, wires) in enumerate(launcher.queued(folder)):
         run, wiring, recorded = parse(settings), LearnerWiring(**wires), store.learners(name)
         if world != run.grad.learners:
             raise UserError(
@@ -192,17 +158,7 @@ def work(store: Store, folder: RunFolder) -> None:
         agree(run)
         if rank == 0:
             recorded.make()
-            write_json(
-                recorded.path / "run.json",
-                {
-                    "schema": SCHEMA,
-                    "id": name,
-                    "run_id": run_id(run),
-                    "run": settings,
-                    "wiring": wires,
-                },
-            )
-            write_json(recorded.path / "env.json", environment("cpu"))
+            launcher.begin(recorded, run, wiring, environment("cpu"))
             if namespaces.CHAIN in os.environ:
                 namespaces.shape(wiring.bandwidth)
         dist.barrier()

@@ -11,17 +11,15 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from commsweep import input_digests
-from commsweep.config import Execution, Run, record, run_id
+from commsweep.config import Execution, Run
 from commsweep.config.execution import Cable, Wiring
-from commsweep.config.run import SCHEMA, canonical
 from commsweep.errors import UserError
 from commsweep.lean_imports import leaving
-from commsweep.processes import stages, supervisor
+from commsweep.processes import launcher, stages, supervisor
 from commsweep.store import Busy, Row, RunFolder, Store, read_json, write_json
 
 MODULE = "commsweep.processes.pipeline"
@@ -29,23 +27,7 @@ MODULE = "commsweep.processes.pipeline"
 
 def folder_of(store: Store, run: Run, wiring: Wiring) -> RunFolder:
     """Return where this run over this wiring is recorded: <store>/pipelines/<id>."""
-    text = f"{SCHEMA}:{canonical(run)}:{wiring.model_dump_json()}"
-    return store.pipeline(sha256(text.encode()).hexdigest()[:12])
-
-
-def begin(folder: RunFolder, run: Run, wiring: Wiring, env: dict[str, Any]) -> None:
-    """Write what is asked for and where it runs."""
-    write_json(
-        folder.path / "run.json",
-        {
-            "schema": SCHEMA,
-            "id": folder.path.name,
-            "run_id": run_id(run),
-            "run": record(run),
-            "wiring": wiring.model_dump(mode="json"),
-        },
-    )
-    write_json(folder.path / "env.json", env)
+    return store.pipeline(launcher.measurement_id(run, wiring))
 
 
 def execute(
@@ -81,23 +63,10 @@ def execute(
                     "common switch; use --bandwidth and --latency"
                 )
             cables = wiring.cables(stages.count(run))
-            begin(folder, run, wiring, {})
+            launcher.begin(folder, run, wiring, {})
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
-            command = [MODULE, str(folder.path.resolve())]
-            if any(cable != Cable() for cable in cables):
-                from commsweep.processes import namespaces
-
-                with (
-                    namespaces.chain(cables)
-                    if learners == 1
-                    else namespaces.star(n, cables[0]) as nodes
-                ):
-                    supervisor.supervise(
-                        folder, nodes.commands(command), nodes.environments(), show, patience, who
-                    )
-            else:
-                with supervisor.local(folder, command, n) as (commands, environments):
-                    supervisor.supervise(folder, commands, environments, show, patience, who)
+            shaped = cables if any(cable != Cable() for cable in cables) else None
+            launcher.start(folder, MODULE, folder.path, n, shaped, show, patience, who)
     except Busy:
         raise UserError(
             f"pipeline {folder.path.name} is being executed by another process"
@@ -124,7 +93,7 @@ def work(
     if (row := folder.row()) is not None:
         return row if first else None
     if first:
-        begin(folder, run, wiring, environment(str(execution.torch_device())))
+        launcher.begin(folder, run, wiring, environment(str(execution.torch_device())))
     device = connect(run, execution, patience)
     row = trained(Trainer(run, wiring, execution, folder, device))
     dist.destroy_process_group()  # not after an error: it would wait for peers that are gone

@@ -18,11 +18,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from commsweep.config import Execution, Run, record
+from commsweep.config import Execution, Run
 from commsweep.config.execution import Cable, Wiring
 from commsweep.config.override import parse
 from commsweep.lean_imports import leaving
-from commsweep.processes import namespaces, pipeline, stages, supervisor
+from commsweep.processes import launcher, namespaces, pipeline, stages, supervisor
 from commsweep.store import Row, RunFolder, Store, read_json, write_json
 
 MODULE = "commsweep.processes.pipeline_plan"
@@ -63,26 +63,17 @@ def measure(
         group_ = dict(group)
         folder = RunFolder(store.root / "pipelines" / ".links", store.root)
         folder.make()
-        with (
-            folder.locked(),
-            namespaces.chain([Cable(latency=latency) for latency in latencies]) as nodes,
-        ):
-            write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
-            write_json(
-                folder.path / "todo.json",
-                {
-                    "todo": [
-                        [name, record(run), wiring.model_dump(mode="json")]
-                        for name, (run, wiring) in group_.items()
-                    ]
-                },
-            )
-            supervisor.supervise(
+        with folder.locked():
+            launcher.queue(folder, group_, execution, patience=patience)
+            launcher.start(
                 folder,
-                nodes.commands([MODULE, str(store.root.resolve())]),
-                nodes.environments(),
+                MODULE,
+                store.root,
+                len(latencies) + 1,
+                [Cable(latency=latency) for latency in latencies],
                 lambda progress, before=before: done(before + progress["done"]),
                 patience,
+                "stage",
             )
         before += len(group_)
         done(before)
@@ -100,12 +91,12 @@ def work(store: Store, folder: RunFolder) -> None:
     patience = options.pop("patience")
     execution = replace(Execution.read(options), checkpoint_every=math.inf)
     first, calm = os.environ["RANK"] == "0", Calm()
-    for done, (name, settings, wires) in enumerate(read_json(folder.path / "todo.json")["todo"]):
+    for done, (name, settings, wires) in enumerate(launcher.queued(folder)):
         run, wiring, recorded = parse(settings), Wiring(**wires), store.pipeline(name)
         device = device or connect(run, execution, patience)
         if first:
             recorded.make()
-            pipeline.begin(recorded, run, wiring, environment(str(device)))
+            launcher.begin(recorded, run, wiring, environment(str(device)))
             namespaces.shape(*(cable.bandwidth for cable in wiring.cables(stages.count(run))))
         dist.barrier()
         row = calm.measure(partial(_train, run, wiring, execution, recorded, device))
