@@ -22,7 +22,7 @@ from commsweep.config.compressors.sparse import TopKSpec
 from commsweep.config.execution import Cable, Wiring
 from commsweep.config.links import Link
 from commsweep.errors import UserError
-from commsweep.processes import pipeline, stages, supervisor
+from commsweep.processes import launcher, pipeline, stages, supervisor
 from commsweep.processes.engine import Stage
 from commsweep.processes.timing import summary
 from commsweep.processes.trainer import connect
@@ -217,7 +217,7 @@ def test_a_measurement_has_a_folder_of_its_own(tmp_path):
     assert len(folders) == 2 and all(path.parent == tmp_path / "pipelines" for path in folders)
     place = pipeline.folder_of(store, tiny(), Wiring())
     place.make()
-    pipeline.begin(place, tiny(), Wiring(), {})
+    launcher.begin(place, tiny(), Wiring(), {})
     row = outcome(tiny()) | {"id": place.path.name, "run_id": run_id(tiny())}
     place.finish(row)
     assert store.pipelines() == [row] and store.ids() == [] and not store.rows()
