@@ -294,7 +294,7 @@ class SimulatedSender:
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             y, self.mask = self.compressor.masked(x, self.seed)
         elif self.warm is not None:
-            y, self.warm = self.compressor.apply_from(x, self.warm)
+            y, self.warm = self.compressor.apply_from(x, self.warm, self.seed)
         else:
             y = self.compressor.apply(x, self.seed)
         self.nbytes.append(self.compressor.bytes_sent(y))
@@ -356,7 +356,7 @@ class PackedSender(SimulatedSender):
         if self.warm is None:
             payload = self._post(self.compressor, x, self.seed)
         else:
-            payload = self._posted(self.compressor.encode_from(x, self.warm))
+            payload = self._posted(self.compressor.encode_from(x, self.warm, self.seed))
         if self.want_mask and isinstance(self.compressor, Sparsifier):
             self.mask = self.compressor.mask(payload)
         y = self.compressor.decode_from(payload, self.warm) if self.needs_arrival else x

@@ -133,11 +133,11 @@ class Compressor(Generic[S]):
         """
         return None
 
-    def apply_from(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_from(self, x: Tensor, memory: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """(what arrives, what is kept for the next message)."""
         raise NotImplementedError
 
-    def encode_from(self, x: Tensor, memory: Tensor) -> Payload:
+    def encode_from(self, x: Tensor, memory: Tensor, seed: int) -> Payload:
         """The payload of `apply_from`."""
         raise NotImplementedError
 

@@ -48,11 +48,11 @@ class Mean(Compressor[MeanSpec]):
         """The mean [features] of a channel and, behind it, the number of messages so far."""
         return torch.zeros(columns(shape) + 1)
 
-    def apply_from(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_from(self, x: Tensor, state: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         state = self._moved(x, state)
         return _spread(state[:-1], x), state
 
-    def encode_from(self, x: Tensor, state: Tensor) -> Payload:
+    def encode_from(self, x: Tensor, state: Tensor, seed: int) -> Payload:
         return payload(x, mean=self._moved(x, state)[:-1].clone())
 
     def next_kept(self, payload: Payload, state: Tensor) -> Tensor:

@@ -33,14 +33,14 @@ class LowRank(Compressor[LowRankSpec]):
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         return tensor(_product(*self._factors(x, seed, None)), x)
 
-    def apply_from(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_from(self, x: Tensor, memory: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """(what arrives of x when the iteration begins from `memory`, the factor to begin the next
         message from).
         """
         p, q = self._factors(x, 0, memory)
         return tensor(_product(p, q), x), _next(q, memory)
 
-    def encode_from(self, x: Tensor, memory: Tensor) -> Payload:
+    def encode_from(self, x: Tensor, memory: Tensor, seed: int) -> Payload:
         """The payload of `apply_from`."""
         return self._payload(x, *self._factors(x, 0, memory))
 

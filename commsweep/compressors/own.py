@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ _tried: set[str] = set()
 class Own(Compressor[OwnCodeSpec]):
     """Two instances of the class, one at each end, so that only what `encode` returns arrives.
 
-    nbytes: the sizes of those tensors.
+    A class with `begin` and `next_kept` has a state that both ends of a boundary keep; one with
+    `sender_state`, a state that a learner keeps of each layer. A message of neither has the first
+    state. Without `gpu = True` the class works on copies in host memory. nbytes: the sizes of the
+    encoded tensors.
     """
 
     def __init__(self, spec: OwnCodeSpec) -> None:
@@ -29,15 +33,61 @@ class Own(Compressor[OwnCodeSpec]):
         super().__init__(spec)
         self.sender, self.receiver = self._instance(), self._instance()
         self._nbytes = 0
+        self._learner_state: Tensor | None = None
         self._forms: dict[torch.Size, dict[str, Field]] = {}
         if spec.model_dump_json() not in _tried:
             self._try()
             _tried.add(spec.model_dump_json())
 
+    @property
+    def keeps(self) -> bool:
+        """Return whether both ends of a boundary keep a state."""
+        return hasattr(self.sender, "begin")
+
+    @property
+    def remembers(self) -> bool:
+        """Return whether a learner keeps a state of each layer."""
+        return hasattr(self.sender, "sender_state")
+
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         sent = self._encode(x, seed)
         self._nbytes = sent.nbytes
         return self._decode(sent)
+
+    def begin(self, shape: torch.Size, seed: int) -> Tensor | None:
+        if self.remembers:
+            self._refuse("sender_state is of learners' gradients; a boundary needs begin")
+        return self._first(self.sender.begin, shape) if self.keeps else None
+
+    def apply_from(self, x: Tensor, memory: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        sent = self.encode_from(x, memory, seed)
+        self._nbytes = sent.nbytes
+        return self.decode_from(sent, memory), self.next_kept(sent, memory)
+
+    def encode_from(self, x: Tensor, memory: Tensor, seed: int) -> Payload:
+        return self._encoded(x, seed, self._here(memory))
+
+    def decode_from(self, payload: Payload, memory: Tensor | None) -> Tensor:
+        if memory is None:
+            return self.decode(payload)
+        return self._decoded(payload, self._here(memory))
+
+    def next_kept(self, payload: Payload, memory: Tensor) -> Tensor:
+        parts, like = self._arrived(payload)
+        state = self._call(self.receiver.next_kept, parts, like, self._here(memory))
+        if not isinstance(state, Tensor):
+            self._refuse(f"next_kept returned {type(state).__name__}; a tensor is wanted")
+        return state.to(memory.device)
+
+    def sender_state(self, shape: torch.Size) -> Tensor | None:
+        if self.keeps:
+            self._refuse("begin is of boundaries; gradients of learners need sender_state")
+        return self._first(self.sender.sender_state, shape) if self.remembers else None
+
+    def for_message(self, x: Tensor, state: Tensor, number: int) -> Own:
+        compressor = copy.copy(self)
+        compressor._learner_state = state
+        return compressor
 
     def bytes_sent(self, y: Tensor) -> int:
         """Return the bytes of the message that `apply` has just sent."""
@@ -52,7 +102,7 @@ class Own(Compressor[OwnCodeSpec]):
         """Return the parts of a message of noise: all messages of a shape must have the same."""
         if shape not in self._forms:
             noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-            tensors = self._encode(noise, 0).parts
+            tensors = self._encoded(noise, 0, self._state(shape)).parts
             form = {
                 name: Field(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()
             }
@@ -60,9 +110,17 @@ class Own(Compressor[OwnCodeSpec]):
         return [self._forms[shape]]
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
+        state = self._state(x.shape)
+        sent = self._encoded(x, seed, state)
+        if state is not None and self._learner_state is not None:
+            self._learner_state.copy_(state)  # which `encode` may have changed
+        return sent
+
+    def _encoded(self, x: Tensor, seed: int, state: Tensor | None) -> Payload:
         # a message of fewer than two axes is one sample
         samples = x.detach() if x.dim() > 1 else x.detach().reshape(1, -1)
-        tensors = self._call(self.sender.encode, samples, seed)
+        states = () if state is None else (state,)
+        tensors = self._call(self.sender.encode, self._here(samples), seed, *states)
         if not isinstance(tensors, dict):
             self._refuse(f"encode returned {type(tensors).__name__}; a dict of tensors is wanted")
         for name, tensor in tensors.items():
@@ -79,13 +137,23 @@ class Own(Compressor[OwnCodeSpec]):
                 "parts of one message have other sizes than those of another of its shape; such "
                 "codes are simulated (commsweep run), not sent between processes"
             )
-        return payload(x, **{name: tensor.contiguous() for name, tensor in tensors.items()})
+        parts = {name: tensor.contiguous().to(x.device) for name, tensor in tensors.items()}
+        return payload(x, **parts)
 
     def _decode(self, payload: Payload) -> Tensor:
+        return self._decoded(payload, self._state(payload.shape) if self.keeps else None)
+
+    def _arrived(self, payload: Payload) -> tuple[dict[str, Tensor], Tensor]:
+        """Return (parts, like) of a message as the class gets them."""
         # an expanded zero has shape, type and device, and takes no memory
         shape = payload.shape if len(payload.shape) > 1 else (1, payload.shape.numel())
         like = torch.zeros((), dtype=payload.dtype, device=payload.device).expand(shape)
-        y = self._call(self.receiver.decode, dict(payload.parts), like)
+        parts = {name: self._here(tensor) for name, tensor in payload.parts.items()}
+        return parts, self._here(like)
+
+    def _decoded(self, payload: Payload, state: Tensor | None) -> Tensor:
+        parts, like = self._arrived(payload)
+        y = self._call(self.receiver.decode, parts, like, *(() if state is None else (state,)))
         if not isinstance(y, Tensor):
             self._refuse(f"decode returned {type(y).__name__}; a tensor is wanted")
         if y.shape != like.shape or y.dtype != payload.dtype:
@@ -93,7 +161,26 @@ class Own(Compressor[OwnCodeSpec]):
                 f"decode returned {y.dtype} {tuple(y.shape)}; {payload.dtype} "
                 f"{tuple(like.shape)}, like the message, is wanted"
             )
-        return laid_out(y.reshape(payload.shape), payload)
+        return laid_out(y.to(payload.device).reshape(payload.shape), payload)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """Return a tensor where the class works: on its device, or as a copy in host memory."""
+        return tensor if getattr(self.sender, "gpu", False) else tensor.cpu()
+
+    def _state(self, shape: torch.Size) -> Tensor | None:
+        """Return what the class keeps before a message: of this layer, or the first; else None."""
+        if self._learner_state is not None:
+            return self._here(self._learner_state).clone()
+        if self.keeps:
+            sample = torch.Size([1, *(shape[1:] if len(shape) > 1 else shape)])
+            return self._first(self.sender.begin, sample)
+        return self._first(self.sender.sender_state, shape) if self.remembers else None
+
+    def _first(self, method: Any, shape: torch.Size) -> Tensor:
+        state = self._call(method, shape)
+        if not isinstance(state, Tensor):
+            self._refuse(f"{method.__name__} returned {type(state).__name__}; a tensor is wanted")
+        return state
 
     def _instance(self) -> Any:
         spec = self.spec
@@ -101,6 +188,10 @@ class Own(Compressor[OwnCodeSpec]):
         for name in ("encode", "decode"):
             if not callable(getattr(instance, name, None)):
                 self._refuse(f"it has no method '{name}'")
+        if hasattr(instance, "begin") != hasattr(instance, "next_kept"):
+            self._refuse("begin and next_kept belong together; write both or neither")
+        if hasattr(instance, "begin") and hasattr(instance, "sender_state"):
+            self._refuse("begin (of a boundary) and sender_state (of learners): write one of both")
         return instance
 
     def _try(self) -> None:
@@ -112,7 +203,8 @@ class Own(Compressor[OwnCodeSpec]):
         before = x.clone()
         sent = self._encode(x, 7)
         first = self._decode(sent)
-        if not torch.equal(first, self._call(self.sender.decode, dict(sent.parts), x * 0)):
+        states = (self._state(x.shape),) if self.keeps else ()
+        if not torch.equal(first, self._call(self.sender.decode, dict(sent.parts), x * 0, *states)):
             self._refuse(
                 "decode reads what encode left in self, which does not travel; put it in the dict"
             )
@@ -131,8 +223,33 @@ class Own(Compressor[OwnCodeSpec]):
                 f"bytes({tuple(x.shape)}) says {self.formula_bytes(x.shape, x.dtype)}, and "
                 f"{sent.nbytes} bytes travel"
             )
+        if self.keeps:
+            self._try_state(sent)
         if getattr(self.sender, "unbiased", False):
             self._try_bias(x)
+
+    def _try_state(self, sent: Payload) -> None:
+        """Refuse a state that two receivers of one message would keep differently, or that changes
+        its shape or the state before it.
+        """
+        state = self._state(sent.shape)
+        assert state is not None
+        before = state.clone()
+        after = self.next_kept(sent, state)
+        if after.shape != state.shape:
+            self._refuse(
+                f"next_kept returned {list(after.shape)}, and begin {list(state.shape)}; what is "
+                "kept has one shape, whatever the batch"
+            )
+        if not torch.equal(state, before):
+            self._refuse("next_kept changes the state that it is given; work on a copy")
+        again = self.next_kept(sent, state)
+        self.receiver = self._instance()
+        if not (torch.equal(after, again) and torch.equal(after, self.next_kept(sent, state))):
+            self._refuse(
+                "two receivers of one message kept different states; next_kept may depend on "
+                "nothing but the message and the state"
+            )
 
     def _try_bias(self, x: Tensor, draws: int = 400) -> None:
         """Refuse a mean over many seeds that lies further from the message than chance allows."""

@@ -47,8 +47,8 @@ def test_the_mean_of_each_feature_follows_its_messages(shape, offsets, rate):
         for feature, values in enumerate(x.double().unbind(axis)):
             weight = max(1 / (number + 1), rate)
             expected[feature] += (float(values.mean()) - expected[feature]) * weight
-        arrived, simulated = mean.apply_from(x, simulated)
-        payload = mean.encode_from(x, sender)
+        arrived, simulated = mean.apply_from(x, simulated, 0)
+        payload = mean.encode_from(x, sender, 0)
         sender = mean.next_kept(payload, sender)
         assert torch.equal(mean.decode(payload), arrived) and payload.nbytes == 4 * shape[axis]
         receiver = mean.next_kept(payload, receiver)
@@ -90,11 +90,11 @@ class Delta(Compressor[DeltaSpec]):
     def begin(self, shape, seed):
         return torch.zeros(shape)
 
-    def apply_from(self, x, memory):
-        payload = self.encode_from(x, memory)
+    def apply_from(self, x, memory, seed):
+        payload = self.encode_from(x, memory, seed)
         return self.decode_from(payload, memory), self.next_kept(payload, memory)
 
-    def encode_from(self, x, memory):
+    def encode_from(self, x, memory, seed):
         return payload(x, delta=x - memory)
 
     def decode_from(self, payload, memory):

@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import commsweep as cs
+from commsweep.boundary.channel import PackedReceiver, PackedSender, SimulatedSender
 from commsweep.cli.main import main
 from commsweep.compressors import build, message
-from commsweep.config import override, run_id
+from commsweep.compressors.own import Own
+from commsweep.config import override, own, run_id
+from commsweep.config.compressors.own import OwnCodeSpec
 from commsweep.config.compressors.spelling import spelled
 from commsweep.config.override import parse_gradients
 from commsweep.errors import UserError
 from commsweep.integrations.measure import measure
 from commsweep.registry import preset
-from tests.helpers import same_bits
+from tests.compressors.test_controls import Mailbox
+from tests.helpers import resumed, same_bits, tiny
 
 TEMPLATE = Path(cs.__file__).parent / "template" / "codec.py"
 WORD = "mine.py:RowSigns,k=4"
@@ -59,11 +64,52 @@ BROKEN = {
     ),
 }
 
+# The difference to the mean row of the last message, rounded at random.
+DELTA = """import torch
+class Delta:
+    def begin(self, shape): return torch.zeros(shape)
+    def encode(self, x, seed, kept):
+        noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+        return {'delta': ((x - kept) * 8 + noise).floor().clamp(-128, 127).to(torch.int8)}
+    def decode(self, parts, like, kept): return (parts['delta'] / 8 + kept).to(like.dtype)
+    def next_kept(self, parts, like, kept):
+        return self.decode(parts, like, kept).mean(0, keepdim=True)
+"""
+# Signs of a running mean, which only the sender knows.
+SMOOTH = """import torch
+class Smooth:
+    def sender_state(self, shape): return torch.zeros(shape)
+    def encode(self, x, seed, state):
+        state.mul_(0.5).add_(x)
+        return {'signs': state > 0, 'scale': state.abs().mean()}
+    def decode(self, parts, like):
+        return torch.where(parts['signs'], parts['scale'], -parts['scale']).to(like.dtype)
+"""
+BROKEN |= {
+    DELTA.replace("def next_kept", "def other").replace("Delta", "A"): (
+        "begin and next_kept belong together"
+    ),
+    DELTA.replace("self.decode(parts, like, kept).mean(0, keepdim=True)", "kept.add_(1)").replace(
+        "Delta", "A"
+    ): "next_kept changes the state that it is given",
+    DELTA.replace(".mean(0, keepdim=True)", "").replace("Delta", "A"): (
+        r"next_kept returned \[4, 24\], and begin \[1, 24\]"
+    ),
+    DELTA.replace(
+        "return self.decode(parts, like, kept)",
+        "self.n = getattr(self, 'n', 0) + 1; return self.n + self.decode(parts, like, kept)",
+    ).replace("Delta", "A"): "two receivers of one message kept different states",
+    DELTA.replace("torch.zeros(shape)", "None").replace("Delta", "A"): (
+        "begin returned NoneType; a tensor is wanted"
+    ),
+}
+
 
 @pytest.fixture(autouse=True)
 def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(TEMPLATE.read_text())
+    Path("states.py").write_text(DELTA + SMOOTH)
 
 
 @pytest.mark.parametrize("code", BROKEN)
@@ -134,8 +180,9 @@ def test_runs_sweeps_and_reports_name_it(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_learners_send_it_as_in_the_simulation_and_as_processes_do(tmp_path, capsys):
-    changes = ["grad.learners=2", "grad.exchange=allgather", f"grad.compressor={WORD}", "epochs=1"]
+@pytest.mark.parametrize("word", [WORD, "states.py:Smooth"])
+def test_learners_send_it_as_in_the_simulation_and_as_processes_do(tmp_path, capsys, word):
+    changes = ["grad.learners=2", "grad.exchange=allgather", f"grad.compressor={word}", "epochs=1"]
     store = ["--store", str(tmp_path / "store")]
     assert main(["run", "synthetic", *changes, *store]) == 0
     assert main(["ddp", "synthetic", *changes, *store]) == 0
@@ -143,12 +190,90 @@ def test_learners_send_it_as_in_the_simulation_and_as_processes_do(tmp_path, cap
 
 
 @pytest.mark.slow
-def test_stages_send_it_as_in_the_simulation(tmp_path, capsys):
-    changes = [f"fwd.compressor={WORD}", "bwd.compressor=mine.py:RowSigns,k=2", "epochs=1"]
+@pytest.mark.parametrize("word", [WORD, "states.py:Delta"])
+def test_stages_send_it_as_in_the_simulation(tmp_path, capsys, word):
+    changes = [f"fwd.compressor={word}", "bwd.compressor=mine.py:RowSigns,k=2", "epochs=1"]
     store = ["--store", str(tmp_path / "store")]
     assert main(["run", "synthetic", *changes, *store]) == 0
     assert main(["pipeline", "synthetic", *changes, *store]) == 0
     assert "the same scores" in capsys.readouterr().out
+
+
+def test_what_both_ends_of_a_boundary_keep_is_alike_at_both():
+    delta = build({"kind": "own", "code": "states.py:Delta"})
+    kept, wanted = [delta.begin(torch.Size((1, 6)), 0) for _ in range(3)], torch.zeros(1, 6)
+    for number in range(3):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
+        noise = torch.rand(4, 6, generator=torch.Generator().manual_seed(number))
+        expected = ((x - wanted) * 8 + noise).floor().clamp(-128, 127) / 8 + wanted
+        wanted = expected.mean(0, keepdim=True)
+        simulated = SimulatedSender(delta, number, False, True, kept[0])
+        sender = PackedSender(delta, number, False, True, kept[1])
+        assert torch.equal(simulated.send(x), expected) and torch.equal(sender.send(x), expected)
+        assert simulated.nbytes == sender.nbytes == [x.numel()]
+        receiver = PackedReceiver(delta, Mailbox(sender.payloads), False, kept[2])
+        assert torch.equal(receiver.receive(x.shape), expected)
+        kept = [simulated.warm, sender.warm, receiver.warm]
+        assert all(torch.equal(state, wanted) for state in kept)
+
+
+def test_what_a_learner_keeps_of_a_layer_changes_with_its_messages():
+    smooth, state = build({"kind": "own", "code": "states.py:Smooth"}), torch.zeros(1, 6)
+    wanted = torch.zeros(1, 6)
+    for number in range(3):
+        x = torch.randn(1, 6, generator=torch.Generator().manual_seed(number))
+        wanted = wanted / 2 + x
+        compressor = smooth.for_message(x, state, number)
+        compressor.layouts(x.shape, x.dtype)  # asks what travels; sends nothing
+        assert torch.equal(compressor.apply(x, 0).sign(), wanted.sign())
+        assert torch.equal(state, wanted)
+
+
+def test_a_state_of_the_other_kind_of_message_is_refused():
+    with pytest.raises(UserError, match="gradients of learners need sender_state"):
+        build({"kind": "own", "code": "states.py:Delta"}).sender_state(torch.Size((1, 6)))
+    with pytest.raises(UserError, match="a boundary needs begin"):
+        build({"kind": "own", "code": "states.py:Smooth"}).begin(torch.Size((1, 6)), 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fwd.compressor": "states.py:Delta", "bwd.compressor": "states.py:Delta"},
+        {
+            "grad.learners": 2,
+            "grad.exchange": "allgather",
+            "grad.compressor": "states.py:Smooth",
+            "grad.feedback.kind": "ef",
+        },
+    ],
+    ids=["boundary", "learners"],
+)
+def test_states_are_resumed(tmp_path, changes):
+    run = override(tiny(), changes | {"epochs": 2})
+    straight = cs.run(run, store=tmp_path / "straight")
+    parted = resumed(run, tmp_path / "parted")
+    assert parted["metrics"] == straight["metrics"]
+
+
+def test_without_gpu_true_a_class_works_on_copies_in_host_memory():
+    Path("where.py").write_text(
+        "class A:\n def encode(self, x, seed): assert x.device.type == 'cpu'; return {'x': x}\n"
+        " def decode(self, parts, like):\n"
+        "  assert parts['x'].device == like.device and like.device.type == 'cpu'\n"
+        "  return parts['x']\n"
+        "class OnGPU(A):\n gpu = True\n def encode(self, x, seed): return {'x': x}\n"
+        " def decode(self, parts, like): assert like.device.type == 'cuda'; return parts['x']\n"
+    )
+    for name in ("A", "OnGPU"):
+        compressor = Own(OwnCodeSpec(code="mine.py:RowSigns"))
+        compressor.sender, compressor.receiver = (
+            own.call(f"where.py:{name}", "", **{}) for _ in range(2)
+        )
+        with FakeTensorMode():
+            x = torch.empty(3, 4, device="cuda")
+            sent = compressor._encode(x, 0)
+            assert sent.parts["x"].device.type == compressor._decode(sent).device.type == "cuda"
 
 
 def test_messages_whose_size_depends_on_their_values_are_simulated_only():

@@ -419,7 +419,7 @@ def test_warm_started_factors_approach_the_best_ones_and_cold_ones_do_not():
         made = compressor({"kind": "lowrank", "rank": 3, "warm": warm})
         q = made.begin(x.shape, 0)
         for step in range(30):
-            y, q = made.apply_from(x, q) if warm else (made.apply(x, seed=step), None)
+            y, q = made.apply_from(x, q, 0) if warm else (made.apply(x, seed=step), None)
         errors[warm] = float((x - y).norm())
     assert errors[True] == pytest.approx(best, rel=1e-3)
     assert errors[False] > 1.05 * best
@@ -432,7 +432,7 @@ def test_low_rank_follows_its_formula_in_float64():
     m = x.reshape(14, 9).double()
     p, _ = torch.linalg.qr(m @ q.double())
     assert torch.allclose(
-        made.apply_from(x, q)[0].double().reshape(14, 9), p @ (m.mT @ p).mT, atol=1e-5
+        made.apply_from(x, q, 0)[0].double().reshape(14, 9), p @ (m.mT @ p).mT, atol=1e-5
     )
 
 
