@@ -44,6 +44,7 @@ def flip(path, at=None):
     path.write_bytes(content)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "both", "all but the name"])
 def test_a_damaged_checkpoint_is_named_and_an_older_one_used(damage, store, straight, capfd):
     folder = interrupted(run_of(), store)

@@ -63,6 +63,7 @@ EDITS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", EDITS)
 def test_an_edited_row_is_named_by_file_and_field_and_the_rest_is_listed(what, store, capsys):
     path, value, said = EDITS[what]

@@ -78,6 +78,7 @@ def on_device(module, mode):
     return module
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", MESSAGES, ids=name)
 @each_shape
 def test_nothing_on_the_hot_path_waits_for_the_device(spec, shape, faked):
@@ -104,6 +105,7 @@ def fixed_size(spec) -> bool:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", [one for one in MESSAGES if fixed_size(one)], ids=name)
 @each_shape
 def test_payloads_of_a_known_size_are_made_without_a_wait(spec, shape, faked):

@@ -566,6 +566,7 @@ def test_every_figure_says_what_it_shows(store):
     assert len(set(looks)) == len(looks), "two methods look the same"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "module",
     [

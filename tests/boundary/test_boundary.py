@@ -136,6 +136,7 @@ def test_a_shared_mask_is_the_forward_support_and_sends_values_only():
 CODERS = ("none", "bottleneck", "subspace")  # forward only, or nothing
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("spec", [s for s in COMPRESSORS if s["kind"] not in CODERS][::3], ids=name)
 @pytest.mark.parametrize("feedback", [None, *FEEDBACKS], ids=lambda f: name(f) if f else "plain")
 def test_evaluation_changes_no_memory_and_no_count(spec, feedback):

@@ -48,6 +48,7 @@ def test_what_arrives_as_bytes_is_what_the_simulation_uses(spec):
             )
 
 
+@pytest.mark.sampled(4)
 @each
 def test_the_compiled_packing_equals_torchs(spec, monkeypatch):
     compressor = build(spec)
@@ -112,6 +113,7 @@ def test_learners_messages_and_shared_masks_travel_too():
 EVERY = [*(lambda spec=spec: build(spec) for spec in COMPRESSORS), adacomp, masked]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("made", EVERY, ids=[*map(name, COMPRESSORS), "adacomp", "masked"])
 @settings(max_examples=12)
 @given(data=st.data())
@@ -142,6 +144,7 @@ def test_no_bytes_crash_the_reader(made, data):
     assert y.shape == x.shape and y.dtype == x.dtype
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("made", EVERY, ids=[*map(name, COMPRESSORS), "adacomp", "masked"])
 def test_no_single_bit_flips_unseen(made):
     """Of values, places, types, lengths and header alike; the last bytes, which fill no word,

@@ -82,7 +82,7 @@ def distinct(runs):
 
 
 @pytest.mark.parametrize("name", presets())
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_preset_executes_at_toy_size(name, store):
     assert execute(toy(preset(name)), store, Execution("cpu"))["status"] == "finished"
 

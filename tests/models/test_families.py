@@ -102,6 +102,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "use"), EVERY)
 def test_a_family_trains_or_is_refused_in_one_line(family, use, folder, store):
     run = override(

@@ -29,6 +29,7 @@ for channels in (3, 4, 8):
 """
 
 
+@pytest.mark.slow
 def test_narrow_shortcuts_leave_the_heap_whole():
     done = subprocess.run(
         [sys.executable, "-c", TRAIN], env=os.environ | CHECKED, capture_output=True, text=True

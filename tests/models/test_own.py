@@ -292,6 +292,7 @@ DATA = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", DATA)
 def test_what_a_loader_may_return(what, files):
     x, y, line = DATA[what]
@@ -353,6 +354,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", ["import", "grid", "model", "forward", "training"])
 @pytest.mark.parametrize("what", ENDS)
 def test_own_code_that_ends_or_raises_anything_is_one_line_and_not_a_success(

@@ -61,7 +61,7 @@ def test_what_is_alike_differs_in_last_digits_only():
     assert not alike({"p": "yes"}, {"p": "no"}) and not alike({"p": 1.0}, {"q": 1.0})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/claims.json")))
 def test_every_verdict_in_the_repository_follows_from_the_rows_beside_it(tmp_path, name):
     """The law of evidence: what is claimed is what the rows say, by the code of today."""

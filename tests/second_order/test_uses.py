@@ -104,6 +104,7 @@ def run(kind, **changes):
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("learners", [1, 2])
 @pytest.mark.parametrize("kind", LEFT)
 def test_a_layer_with_another_use_is_left_to_the_optimizer(kind, learners, store):

@@ -117,6 +117,7 @@ MOVING = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "changes",
     [

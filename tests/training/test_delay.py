@@ -143,6 +143,7 @@ def test_no_delay_is_no_section_and_one_stage_has_none(tmp_path):
         assert score(tmp_path, run({"model.cuts": [], "delay.kind": kind})) == alone
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "changes",
     [

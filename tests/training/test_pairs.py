@@ -95,7 +95,7 @@ TOGETHER = (
 )  # of a row: what training made
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=["+".join(pair) for pair in PAIRS])
 def test_a_pair_trains_and_resumes_to_the_same_numbers_or_is_refused(one, other, tmp_path):
     known = SECTIONS | UNDER_BFLOAT16
