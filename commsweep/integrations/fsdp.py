@@ -23,7 +23,9 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from commsweep import compressors, seeds
 from commsweep.collectives import Message, Processes
 from commsweep.compressors import message
+from commsweep.compressors.own import Own
 from commsweep.config.base import by_kind
+from commsweep.config.compressors.spelling import in_full
 from commsweep.config.gradients import ShardCode
 from commsweep.errors import UserError
 from commsweep.integrations import steps
@@ -165,17 +167,18 @@ class Wire:
 
 def compress_fsdp(
     model: nn.Module,
-    compressor: dict[str, Any],
+    compressor: dict[str, Any] | str,
     feedback: str = "none",
     seed: int = 0,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Wire:
     """Have the gradients of every fully_shard module of the model travel in codes.
 
-    compressor: settings of a code whose length its shape says (those of `grad.sharded`).
-    feedback: "none" or "ef" (error feedback, one memory a part). scaler: of the loss, if there is
-    one; a step in which a gradient is not finite changes no memory. Raises UserError on a model
-    that fully_shard has not touched.
+    compressor: a code whose length its shape says (those of `grad.sharded`, or a class of your own
+    without a state), as settings or in a word ("uniform:4", "mine.py:RowSigns,k=4"). feedback:
+    "none" or "ef" (error feedback, one memory a part). scaler: of the loss, if there is one; a step
+    in which a gradient is not finite changes no memory. Raises UserError on a model that
+    fully_shard has not touched.
     """
     if feedback not in ("none", "ef"):
         raise UserError(f"feedback='{feedback}': choose none or ef")
@@ -189,15 +192,27 @@ def compress_fsdp(
         raise UserError(
             "no module of this model is sharded: call torch.distributed.fsdp.fully_shard first"
         )
-    kinds_known = by_kind(ShardCode)
-    if compressor.get("kind") not in kinds_known:
-        raise UserError(
-            f"compressor kind '{compressor.get('kind')}': a reduce-scatter needs codes whose "
-            f"length their shape says: {', '.join(kinds_known)}"
-        )
-    wire = Wire(compressor, feedback, seed, scaler)
+    wire = Wire(_settings(compressor), feedback, seed, scaler)
+    if isinstance(wire.code, Own) and (wire.code.keeps or wire.code.remembers):
+        raise UserError(f"compressor '{compressor}' keeps a state, which a reduce-scatter does not")
     for index, module in enumerate(sharded):
         scatter = CodedReduceScatter(wire, index)
         module.set_custom_reduce_scatter(scatter)  # pyright: ignore[reportArgumentType]
         wire.parts.append(scatter)
     return wire
+
+
+def _settings(compressor: dict[str, Any] | str) -> dict[str, Any]:
+    """Return a code's settings. Raises UserError on one whose length its shape does not say."""
+    try:
+        settings = in_full(compressor)
+    except ValueError as error:
+        raise UserError(f"compressor {error}") from None
+    kind = settings.get("kind") if isinstance(settings, dict) else settings
+    kinds_known = [*by_kind(ShardCode), "own"]
+    if kind not in kinds_known:
+        raise UserError(
+            f"compressor kind '{kind}': a reduce-scatter needs codes whose length their shape "
+            f"says: {', '.join(kinds_known)}"
+        )
+    return settings

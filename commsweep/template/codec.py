@@ -12,6 +12,8 @@ from commsweep.compressors.bits import pack, unpack
 class RowSigns:
     """Sends the signs of the k largest entries of each row, and one scale a row."""
 
+    gpu = True  # works on tensors of any device
+
     def __init__(self, k=8):
         self.k = k
 

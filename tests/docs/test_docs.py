@@ -225,13 +225,16 @@ def test_the_guide_shows_the_codec_that_a_new_project_has():
     codes = []
     for node in (shown, written):
         for method in node.body[1:]:
+            if not isinstance(method, ast.FunctionDef):
+                codes.append(ast.unparse(method))
+                continue
             method.body = [
                 part
                 for part in method.body
                 if not isinstance(part, ast.Expr) or isinstance(part.value, ast.Call)
             ]
             codes.append(ast.unparse(method))
-    assert codes[:3] == codes[3:]
+    assert codes[: len(codes) // 2] == codes[len(codes) // 2 :]
 
 
 def test_every_column_of_the_published_rows_is_described():

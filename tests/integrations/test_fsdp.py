@@ -8,12 +8,14 @@ import torch.distributed as dist
 from torch import nn
 
 from commsweep import compressors
+from commsweep.config.compressors.spelling import in_full
 from commsweep.errors import UserError
-from commsweep.integrations.fsdp import compress_fsdp
+from commsweep.integrations.fsdp import _settings, compress_fsdp
 from tests.helpers import spawned
 
 STEPS = 4
 UNIFORM = {"kind": "uniform", "bits": 4}
+OWN = "commsweep.template.codec:RowSigns,k=4"
 
 
 def data(step, rank):
@@ -78,11 +80,12 @@ def _train(rank, port, said, compressor, feedback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("compressor", "feedback"), [({"kind": "none"}, "none"), (UNIFORM, "none"), (UNIFORM, "ef")]
+    ("compressor", "feedback"),
+    [({"kind": "none"}, "none"), (UNIFORM, "none"), (UNIFORM, "ef"), (OWN, "ef")],
 )
 def test_the_sharded_training_is_the_one_by_hand(compressor, feedback):
     told = {rank: rest for rank, *rest in spawned(_train, 2, compressor, feedback, answers=2)}
-    code = compressors.build(compressor)
+    code = compressors.build(in_full(compressor))
     wanted = by_hand(code, feedback == "ef")
     assert told[0][0] == told[1][0]
     for values, p in zip(told[0][0], wanted, strict=True):
@@ -98,3 +101,10 @@ def test_what_is_not_sharded_is_one_line():
         compress_fsdp(model(), UNIFORM)
     with pytest.raises(UserError, match="feedback='ef21': choose none or ef"):
         compress_fsdp(model(), UNIFORM, feedback="ef21")
+
+
+def test_codes_whose_length_their_shape_does_not_say_are_one_line():
+    assert _settings(OWN)["options"] == {"k": 4} and _settings("uniform:4")["bits"] == 4
+    for compressor in ("topk:0.1", {"kind": "topk"}, "nothing:1", {}):
+        with pytest.raises(UserError, match="needs codes whose length their shape says: none, "):
+            _settings(compressor)
