@@ -13,6 +13,7 @@ from typing import Any
 
 from commsweep.cli import (
     advise,
+    board,
     compress,
     dashboard,
     ddp,
@@ -101,7 +102,7 @@ GROUPS = {
     "run": ("run", "ddp", "pipeline", "presets", "explain", "flops"),
     "sweep": ("sweep", "search", "new"),
     "look": ("report", "claims", "list", "show", "wandb", "dashboard"),
-    "predict and measure": ("score", "predict", "advise", "links", "iteration", "bench"),
+    "predict and measure": ("score", "board", "predict", "advise", "links", "iteration", "bench"),
     "use elsewhere": ("compress", "export", "completion"),
     "maintain": ("findings",),
 }
@@ -173,6 +174,7 @@ def build_parser() -> Parser:
         predict,
         compress,
         score,
+        board,
         explain,
         export,
         new,

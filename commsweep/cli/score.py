@@ -129,7 +129,7 @@ def _examined(codecs: list[str], roles: list[str], quiet: bool) -> list[Card]:
 def _train(cards: list[Card], args: argparse.Namespace, began: float) -> None:
     """Train with all codecs that keep the laws, and add what is recorded to the cards."""
     from commsweep.scoring.card import judge
-    from commsweep.scoring.training import outcome, setups
+    from commsweep.scoring.training import outcome, recorded, setups
 
     store = Store(args.store)
     pairs: list[tuple[Setup, Card]] = []
@@ -139,8 +139,9 @@ def _train(cards: list[Card], args: argparse.Namespace, began: float) -> None:
                 if card.role == role and not card.broken and _fits(card, setup, args.feedback):
                     pairs.append((setup, card))
     _execute(pairs, store, args, began)
+    scores = recorded(store)
     for setup, card in pairs:
-        result = outcome(setup, card.codec, card.rival.codec, args.feedback, args.seeds, store)
+        result = outcome(setup, card.codec, card.rival.codec, args.feedback, args.seeds, scores)
         if result is None:
             card.missing.append(f"{setup.name}: no finished runs yet; the same command goes on")
         else:

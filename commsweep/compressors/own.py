@@ -65,16 +65,16 @@ class Own(Compressor[OwnCodeSpec]):
         return self.decode_from(sent, memory), self.next_kept(sent, memory)
 
     def encode_from(self, x: Tensor, memory: Tensor, seed: int) -> Payload:
-        return self._encoded(x, seed, self._here(memory))
+        return self._encoded(x, seed, self._local(memory))
 
     def decode_from(self, payload: Payload, memory: Tensor | None) -> Tensor:
         if memory is None:
             return self.decode(payload)
-        return self._decoded(payload, self._here(memory))
+        return self._decoded(payload, self._local(memory))
 
     def next_kept(self, payload: Payload, memory: Tensor) -> Tensor:
-        parts, like = self._arrived(payload)
-        state = self._call(self.receiver.next_kept, parts, like, self._here(memory))
+        tensors, like = self._arrived(payload)
+        state = self._call(self.receiver.next_kept, tensors, like, self._local(memory))
         if not isinstance(state, Tensor):
             self._refuse(f"next_kept returned {type(state).__name__}; a tensor is wanted")
         return state.to(memory.device)
@@ -120,7 +120,7 @@ class Own(Compressor[OwnCodeSpec]):
         # a message of fewer than two axes is one sample
         samples = x.detach() if x.dim() > 1 else x.detach().reshape(1, -1)
         states = () if state is None else (state,)
-        tensors = self._call(self.sender.encode, self._here(samples), seed, *states)
+        tensors = self._call(self.sender.encode, self._local(samples), seed, *states)
         if not isinstance(tensors, dict):
             self._refuse(f"encode returned {type(tensors).__name__}; a dict of tensors is wanted")
         for name, tensor in tensors.items():
@@ -137,8 +137,8 @@ class Own(Compressor[OwnCodeSpec]):
                 "parts of one message have other sizes than those of another of its shape; such "
                 "codes are simulated (commsweep run), not sent between processes"
             )
-        parts = {name: tensor.contiguous().to(x.device) for name, tensor in tensors.items()}
-        return payload(x, **parts)
+        sent = {name: tensor.contiguous().to(x.device) for name, tensor in tensors.items()}
+        return payload(x, **sent)
 
     def _decode(self, payload: Payload) -> Tensor:
         return self._decoded(payload, self._state(payload.shape) if self.keeps else None)
@@ -148,12 +148,12 @@ class Own(Compressor[OwnCodeSpec]):
         # an expanded zero has shape, type and device, and takes no memory
         shape = payload.shape if len(payload.shape) > 1 else (1, payload.shape.numel())
         like = torch.zeros((), dtype=payload.dtype, device=payload.device).expand(shape)
-        parts = {name: self._here(tensor) for name, tensor in payload.parts.items()}
-        return parts, self._here(like)
+        tensors = {name: self._local(tensor) for name, tensor in payload.parts.items()}
+        return tensors, self._local(like)
 
     def _decoded(self, payload: Payload, state: Tensor | None) -> Tensor:
-        parts, like = self._arrived(payload)
-        y = self._call(self.receiver.decode, parts, like, *(() if state is None else (state,)))
+        tensors, like = self._arrived(payload)
+        y = self._call(self.receiver.decode, tensors, like, *(() if state is None else (state,)))
         if not isinstance(y, Tensor):
             self._refuse(f"decode returned {type(y).__name__}; a tensor is wanted")
         if y.shape != like.shape or y.dtype != payload.dtype:
@@ -163,14 +163,14 @@ class Own(Compressor[OwnCodeSpec]):
             )
         return laid_out(y.to(payload.device).reshape(payload.shape), payload)
 
-    def _here(self, tensor: Tensor) -> Tensor:
+    def _local(self, tensor: Tensor) -> Tensor:
         """Return a tensor where the class works: on its device, or as a copy in host memory."""
         return tensor if getattr(self.sender, "gpu", False) else tensor.cpu()
 
     def _state(self, shape: torch.Size) -> Tensor | None:
         """Return what the class keeps before a message: of this layer, or the first; else None."""
         if self._learner_state is not None:
-            return self._here(self._learner_state).clone()
+            return self._local(self._learner_state).clone()
         if self.keeps:
             sample = torch.Size([1, *(shape[1:] if len(shape) > 1 else shape)])
             return self._first(self.sender.begin, sample)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,12 @@ from commsweep.registry import preset
 from commsweep.reporting.claim import Effect
 from commsweep.reporting.results import LETTERS
 from commsweep.reporting.worth import Kept, share_kept
-from commsweep.store import FINISHED, Row, Store
+from commsweep.store import DIVERGED, FINISHED, Row, Store
 
+TEXT_WIDTH, IMAGE_WIDTH = 64, 8  # of the short trainings
 SEED = 50  # the first of the fixed seeds
 CONTROL = "zero"
+ENDED = (FINISHED, DIVERGED)  # what a run with a score has as its status
 SIDES = {"activations": "fwd", "gradients": "bwd", "learners": "grad", "pseudo-gradients": "grad"}
 # So few samples that a learner alone has too few.
 FEW_IMAGES = {"data.train_size": 400, "epochs": 30, "schedule.t_max": 30, "eval_every": 30}
@@ -73,12 +75,15 @@ class Outcome:
     lead: Effect | None
 
 
-def setups(role: str, scale: int = 1) -> list[Setup]:
-    """Return the trainings of a role: a nano GPT-2 at 400 steps and a small ResNet on digits, both
-    times `scale`.
+def setups(role: str, scale: int = 1, width: int = 1) -> list[Setup]:
+    """Return the trainings of a role: a nano GPT-2 at 400 steps and a small ResNet on digits, of
+    `scale` times the steps and `width` times the width.
     """
     text = override(preset("sotu_nano"), {"data.train_blocks": 6400 * scale})
     images = preset("digits")
+    if width > 1:
+        text = override(text, {"model.width": TEXT_WIDTH * width})
+        images = override(images, {"model.width": IMAGE_WIDTH * width})
     if role in ("learners", "pseudo-gradients"):
         images = override(images, {**FEW_IMAGES, **_longer(FEW_IMAGES, scale)})
     else:
@@ -89,6 +94,7 @@ def setups(role: str, scale: int = 1) -> list[Setup]:
         dense, control, floor = _ends(role, kind, base, scale)
         is_text = kind == "text"
         name = f"nano GPT-2, {400 * scale} steps" if is_text else "small ResNet on digits"
+        name += f", width x{width}" if width > 1 else ""
         metric, unit = ("test_on_loss", "nats") if is_text else ("test_on_acc", "points")
         trainings.append(Setup(role, name, dense, control, floor, metric, unit))
     return trainings
@@ -127,62 +133,103 @@ def runs_of(setup: Setup, codecs: Sequence[str], feedback: str, count: int) -> l
     return seeds(settings, count, SEED)
 
 
+@dataclass(frozen=True)
+class Score:
+    """The result of a training: its loss (or minus the accuracy, from 0 to 1), and the bytes of
+    its messages: a learner's a step, or the share of the dense ones at boundaries.
+    """
+
+    loss: float
+    sent: float
+
+
+# The score of a training's run; None where it has not ended.
+Scores = Callable[[Setup, Run], Score | None]
+
+
+def recorded(store: Store) -> Scores:
+    """Return a lookup of the runs of a store."""
+
+    def look_up(setup: Setup, run: Run) -> Score | None:
+        row = store.folder(run_id(run)).row()
+        return score(setup, row) if row is not None and row["status"] in ENDED else None
+
+    return look_up
+
+
 def outcome(
-    setup: Setup, codec: str, rival: str, feedback: str, count: int, store: Store
+    setup: Setup, codec: str, rival: str, feedback: str, count: int, scores: Scores
 ) -> Outcome | None:
     """Return what a codec keeps, by the recorded runs; None while there are none of three kinds."""
-    controls = _scores(setup, setup.control, count, store)
-    denses = _scores(setup, setup.dense, count, store)
-    scores = _scores(setup, setup.coded(codec, feedback), count, store)
-    rivals = _scores(setup, setup.coded(rival), count, store)
-    both = [seed for seed in scores if seed in controls and seed in denses]
-    if not both:
+    run, rival_run = setup.coded(codec, feedback), setup.coded(rival)
+    worth = worth_kept(setup, run, count, scores)
+    if worth is None:
         return None
-    dense_bytes = denses[both[0]].sent
-    codec_kept = _worth(both, controls, scores, denses)
-    all_four = [seed for seed in both if seed in rivals]
-    rival_kept, lead = None, None
-    if all_four:
-        rival_kept = _worth(all_four, controls, rivals, denses)
-        worth = np.mean([controls[seed].loss - denses[seed].loss for seed in all_four])
-        gains = [rivals[seed].loss - scores[seed].loss for seed in all_four]
-        if worth > 0:
-            values = [100 * gain / float(worth) for gain in gains]
-            lead = Effect(f"{codec} over {rival}", above=0.0, values=values, by=all_four, digits=0)
+    rival_worth = worth_kept(setup, rival_run, count, scores)
     return Outcome(
         setup,
         codec,
         rival,
-        codec_kept,
-        rival_kept,
-        scores[both[0]].sent / dense_bytes,
-        rivals[all_four[0]].sent / dense_bytes if all_four else None,
-        lead,
+        worth.kept,
+        rival_worth.kept if rival_worth else None,
+        worth.share,
+        rival_worth.share if rival_worth else None,
+        lead(setup, f"{codec} over {rival}", run, rival_run, count, scores),
     )
 
 
-def _worth(chosen: Sequence[int], *tables: dict[int, _Score]) -> Kept:
-    """Return the worth kept over these seeds; tables: of the control, a setting and dense."""
-    controls, scores, denses = ([table[seed].loss for seed in chosen] for table in tables)
-    return share_kept(controls, scores, denses)
-
-
 @dataclass(frozen=True)
-class _Score:
-    loss: float
-    sent: float  # bytes, or a share of the dense ones
+class Worth:
+    """The worth that a setting keeps, and its share of the dense bytes."""
+
+    kept: Kept
+    share: float
 
 
-def _scores(setup: Setup, run: Run, count: int, store: Store) -> dict[int, _Score]:
-    """Return the recorded scores of a setting by seed, as losses; a diverged run counts as one that
-    has learned nothing.
+def worth_kept(setup: Setup, run: Run, count: int, scores: Scores) -> Worth | None:
+    """Return what a setting keeps over the seeds that dense and control have, too; None without
+    one.
     """
-    scores: dict[int, _Score] = {}
+    tables = [_by_seed(setup, cells, count, scores) for cells in (setup.control, run, setup.dense)]
+    shared = [seed for seed in tables[1] if seed in tables[0] and seed in tables[2]]
+    if not shared:
+        return None
+    controls, losses, denses = ([table[seed].loss for seed in shared] for table in tables)
+    share = tables[1][shared[0]].sent / (tables[2][shared[0]].sent or 1.0)
+    return Worth(share_kept(controls, losses, denses), share)
+
+
+def lead(
+    setup: Setup, name: str, run: Run, rival: Run, count: int, scores: Scores
+) -> Effect | None:
+    """Return the points of worth that a setting keeps beyond another one, a seed each; None where
+    no seed has both, or where nothing sent is as good as dense.
+    """
+    settings = (setup.control, setup.dense, run, rival)
+    tables = [_by_seed(setup, setting, count, scores) for setting in settings]
+    shared = [seed for seed in tables[0] if all(seed in table for table in tables)]
+    if not shared:
+        return None
+    controls, denses, losses, rivals = ([table[seed].loss for seed in shared] for table in tables)
+    worth = float(np.mean(np.subtract(controls, denses)))
+    if worth <= 0:
+        return None
+    values = [100 * float(gain) / worth for gain in np.subtract(rivals, losses)]
+    return Effect(name, above=0.0, values=values, by=shared, digits=0)
+
+
+def _by_seed(setup: Setup, run: Run, count: int, scores: Scores) -> dict[int, Score]:
+    scores_by_seed: dict[int, Score] = {}
     for cell in seeds([run], count, SEED):
-        row = store.folder(run_id(cell)).row()
-        if row is not None and row["status"] in (FINISHED, "diverged"):
-            scores[cell.seed] = _Score(_loss(setup, row), _sent(setup, row))
-    return scores
+        result = scores(setup, cell)
+        if result is not None:
+            scores_by_seed[cell.seed] = result
+    return scores_by_seed
+
+
+def score(setup: Setup, row: Row) -> Score:
+    """Return the score of a row; a diverged run counts as one that has learned nothing."""
+    return Score(_loss(setup, row), _sent(setup, row))
 
 
 def _loss(setup: Setup, row: Row) -> float:

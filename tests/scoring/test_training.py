@@ -81,7 +81,7 @@ def recorded(store: Store, run, **values) -> None:
 
 def test_worth_and_lead_are_those_of_the_recorded_scores(tmp_path):
     store, setup = Store(tmp_path), training.setups("gradients")[0]
-    ask = (setup, "uniform:4", "eden:2", "none", 3, store)
+    ask = (setup, "uniform:4", "eden:2", "none", 3, training.recorded(store))
     assert training.outcome(*ask) is None
     recorded(store, setup.dense, scores=[1.0, 1.1, 0.9], sent=100)
     recorded(store, setup.control, scores=[2.0, 2.1, 1.9], sent=0)
@@ -99,7 +99,7 @@ def test_a_training_in_which_nothing_is_worth_anything_cannot_tell(tmp_path):
     store, setup = Store(tmp_path), training.setups("gradients")[0]
     for run in (setup.dense, setup.control, setup.coded("topk:0.1"), setup.coded("eden:2")):
         recorded(store, run, scores=[1.0], sent=50)
-    found = training.outcome(setup, "topk:0.1", "eden:2", "none", 1, store)
+    found = training.outcome(setup, "topk:0.1", "eden:2", "none", 1, training.recorded(store))
     assert found.lead is None and found.kept.text() == "cannot tell"
     assert "cannot tell" in verdict(found)
 
@@ -109,5 +109,5 @@ def test_a_diverged_run_has_learned_nothing(tmp_path):
     recorded(store, setup.dense, scores=[1.0], sent=100)
     recorded(store, setup.control, scores=[2.0], sent=0)
     recorded(store, setup.coded("topk:0.1"), scores=[None], sent=12)
-    found = training.outcome(setup, "topk:0.1", "eden:2", "none", 1, store)
+    found = training.outcome(setup, "topk:0.1", "eden:2", "none", 1, training.recorded(store))
     assert found.kept.percent < 0 and math.isfinite(found.kept.percent)

@@ -1,0 +1,359 @@
+"""The board: codecs side by side in fixed trainings, from rows that lie beside the page.
+
+entries.csv     the codecs that are entered, their feedback and roles
+rows.csv        one line a training; every number of the page follows from it
+measures.json   laws, real messages and speed of each codec, by role
+README.md       the page; cards/ has one file a codec
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from commsweep.config import Run, own, run_id
+from commsweep.config.base import by_kind
+from commsweep.config.compressors import CompressorSpec
+from commsweep.config.compressors.spelling import spelled
+from commsweep.errors import UserError, nearest
+from commsweep.launching.grid import seeds
+from commsweep.reporting.claim import Claim, Effect, adjust
+from commsweep.reporting.worth import Kept
+from commsweep.scoring import ROLES, laws, samples, speed
+from commsweep.scoring.laws import Law
+from commsweep.scoring.samples import Summary
+from commsweep.scoring.speed import Speed
+from commsweep.scoring.training import SEED, SIDES, Score, Setup, lead, score, setups, worth_kept
+from commsweep.store import Row
+
+ENTRIES, ROWS, MEASURES = "entries.csv", "rows.csv", "measures.json"
+SHORT, LONG = "short", "long"
+CONFIRMED = 0.01  # p below which a place on a front is confirmed
+# The codecs that long trainings repeat: of few bytes, of some, and of many.
+REPEATED = ("topk:0.01", "eden:2", "uniform:4")
+DENSE, NOTHING = "dense", "nothing sent"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A codec on the board, its feedback, and the roles that it is entered in."""
+
+    codec: str
+    feedback: str
+    roles: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return how tables name it: "ef + topk:0.01"."""
+        return self.codec if self.feedback == "none" else f"{self.feedback} + {self.codec}"
+
+    @property
+    def file_name(self) -> str:
+        """Return the name of its card's file."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") + ".md"
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The findings about a codec in a role that need no training."""
+
+    laws: list[Law]
+    messages: Summary
+    speed: Speed
+
+    @property
+    def broken(self) -> int:
+        """Return how many laws do not hold."""
+        return sum(not law.holds for law in self.laws)
+
+
+@dataclass
+class Standing:
+    """The place of an entry in one training.
+
+    rival: of the others with at most its bytes, the one that keeps most, or nothing sent. front:
+    whether it keeps more than that. gain: the points of worth between both, as an effect that is
+    adjusted for the number of entries; None without a seed in common.
+    """
+
+    entry: Entry
+    worth: Kept
+    share: float  # of the dense bytes
+    rival: str = NOTHING
+    front: bool = False
+    gain: Effect | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """Return whether its place on the front is confirmed."""
+        p = self.gain.adjusted if self.gain is not None else None
+        return self.front and p is not None and p < CONFIRMED
+
+
+@dataclass
+class Board:
+    """The entries of a folder and what is recorded of them."""
+
+    folder: Path
+    entries: list[Entry]
+    scores: dict[str, Score]  # by id of a run
+    measures: dict[str, Measures]  # by `measures_key`
+
+    def of_role(self, role: str) -> list[Entry]:
+        """Return the entries of a role."""
+        return [entry for entry in self.entries if role in entry.roles]
+
+    def score_of(self, setup: Setup, run: Run) -> Score | None:
+        """Return the recorded score of a run, or None."""
+        return self.scores.get(run_id(run))
+
+    def losses(self, run: Run, count: int) -> list[float]:
+        """Return the recorded losses of a setting, a seed each."""
+        results = [self.scores.get(run_id(cell)) for cell in seeds([run], count, SEED)]
+        return [result.loss for result in results if result is not None]
+
+    def measured(self, codec: str, role: str) -> Measures | None:
+        """Return what is recorded of a codec, by its code of today."""
+        return self.measures.get(measures_key(codec, role))
+
+
+def read(folder: Path) -> Board:
+    """Return the board of a folder. Raises UserError on a mistake in its files."""
+    path = folder / ENTRIES
+    if not path.is_file():
+        raise UserError(f"'{folder}' is no board: it has no file {ENTRIES}")
+    with open(path, newline="", encoding="utf-8") as handle:
+        lines = list(csv.DictReader(handle))
+    entries = [_entry(line, f"'{path}', line {at}") for at, line in enumerate(lines, start=2)]
+    names = [entry.name for entry in entries]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"'{path}': {twice} is entered twice; give it all its roles in one line")
+    return Board(folder, entries, _scores(folder / ROWS), _measures(folder / MEASURES))
+
+
+def _entry(line: dict[str, Any], where: str) -> Entry:
+    for name in ("codec", "feedback", "roles"):
+        if not line.get(name):
+            raise UserError(f"{where}: no {name}; a line is codec,feedback,roles")
+    roles = tuple(ROLES) if line["roles"] == "all" else tuple(line["roles"].split())
+    for role in roles:
+        if role not in ROLES:
+            roles_text = f"all, {', '.join(ROLES)}{nearest(role, ROLES)}"
+            raise UserError(f"{where}: role '{role}' is none of {roles_text}")
+    try:
+        settings = spelled(line["codec"])
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if settings is None:
+        raise UserError(f"{where}: '{line['codec']}' names no codec")
+    return Entry(line["codec"], line["feedback"], roles)
+
+
+def _scores(path: Path) -> dict[str, Score]:
+    if not path.is_file():
+        return {}
+    try:
+        frame = pd.read_csv(path, dtype={"id": str})
+        columns = frame["id"], frame["loss"].astype(float), frame["share"].astype(float)
+    except (ValueError, KeyError, pd.errors.ParserError) as error:
+        raise UserError(f"'{path}': no rows of a board ({error})") from None
+    return {name: Score(loss, share) for name, loss, share in zip(*columns, strict=True)}
+
+
+def _measures(path: Path) -> dict[str, Measures]:
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            key: Measures(
+                [Law(**law) for law in measures["laws"]],
+                Summary(**measures["messages"]),
+                Speed(**measures["speed"]),
+            )
+            for key, measures in record.items()
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"'{path}': no measures of a board ({error}); delete it") from None
+
+
+def measures_key(codec: str, role: str) -> str:
+    """Return what a codec's measures are kept under: changed code has others."""
+    settings = spelled(codec) or {}
+    code = own.source(settings["code"]) if settings.get("kind") == "own" else ""
+    return f"{role}: {codec} {code}".rstrip()
+
+
+def measurable(codec: str) -> bool:
+    """Return whether a codec encodes a message alone: not all learners' gradients together."""
+    return (spelled(codec) or {}).get("kind") in by_kind(CompressorSpec)
+
+
+def measure(board: Board, done: Callable[[], object] = lambda: None) -> None:
+    """Measure what is not recorded of the entries, and record it. `done` hears of each role."""
+    missing: dict[str, list[str]] = {role: [] for role in ROLES}
+    checked: dict[str, list[Law]] = {}
+    for role in ROLES:
+        for codec in dict.fromkeys(entry.codec for entry in board.of_role(role)):
+            if measurable(codec) and board.measured(codec, role) is None:
+                missing[role].append(codec)
+                checked.setdefault(codec, [])
+    for codec in checked:
+        checked[codec] = laws.check(codec)
+    for role, codecs in missing.items():
+        summaries = samples.summaries(codecs, role)
+        speeds = speed.measured(codecs, role) if codecs else {}
+        for codec in codecs:
+            measures = Measures(checked[codec], summaries[codec], speeds[codec])
+            board.measures[measures_key(codec, role)] = measures
+        done()
+    record = {key: asdict(measures) for key, measures in sorted(board.measures.items())}
+    text = json.dumps(record, indent=1)
+    (board.folder / MEASURES).write_text(text + "\n", encoding="utf-8")
+
+
+def trainings(role: str, length: str) -> list[Setup]:
+    """Return the trainings of a role; long ones have four times the steps and twice the width."""
+    return setups(role) if length == SHORT else setups(role, scale=4, width=2)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A training that a board needs, and what its line of `rows.csv` says of it."""
+
+    run: Run
+    setup: Setup
+    length: str
+    name: str
+    feedback: str
+
+
+def cells(board: Board, roles: Iterable[str], count: int, length: str) -> dict[str, Cell]:
+    """Return the trainings of a board by id: dense, nothing sent, and each entry, a run a seed."""
+    cells_by_id: dict[str, Cell] = {}
+    for role in roles:
+        for setup in trainings(role, length):
+            settings = [(DENSE, "none", setup.dense), (NOTHING, "none", setup.control)]
+            for entry in board.of_role(role):
+                if length == SHORT or entry.codec in REPEATED:
+                    run = setup.coded(entry.codec, entry.feedback)
+                    settings.append((entry.name, entry.feedback, run))
+            for name, feedback, setting in settings:
+                for run in seeds([setting], count, SEED):
+                    cells_by_id[run_id(run)] = Cell(run, setup, length, name, feedback)
+    return cells_by_id
+
+
+def line(cell: Cell, row: Row) -> dict[str, Any]:
+    """Return a line of `rows.csv`. error, bias: means over boundaries, where they were measured."""
+    result, side = score(cell.setup, row), SIDES[cell.setup.role]
+    fields: dict[str, Any] = {
+        "id": row["id"],
+        "role": cell.setup.role,
+        "training": cell.setup.name,
+        "length": cell.length,
+        "codec": cell.name,
+        "feedback": cell.feedback,
+        "seed": cell.run.seed,
+        "status": row["status"],
+        "loss": result.loss,
+        "share": result.sent,
+    }
+    entries: list[dict[str, Any]] = row.get("diagnosis", [])
+    for name in ("error", "bias"):
+        values = [
+            float(entry[name])
+            for entry in entries
+            if entry["direction"] == side and entry.get(name) is not None
+        ]
+        fields[name] = sum(values) / len(values) if values else None
+    where = row.get("environment", {})
+    return fields | {name: where.get(name) for name in ("processor", "torch", "commit")}
+
+
+def write_rows(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Add lines to `rows.csv`; a recorded one stays as it is."""
+    frame = pd.DataFrame(lines)
+    if (folder / ROWS).is_file():
+        frame = pd.concat([pd.read_csv(folder / ROWS, dtype={"id": str}), frame])
+    if frame.empty:
+        return
+    frame = frame.drop_duplicates("id").sort_values(["role", "training", "length", "codec", "seed"])
+    partial = folder / f".{ROWS}.part"
+    frame.to_csv(partial, index=False)
+    partial.replace(folder / ROWS)
+
+
+def standings(board: Board, role: str, setup: Setup, count: int) -> list[Standing]:
+    """Return the recorded entries of a training, fewest bytes first, with their rivals."""
+    standings_: list[Standing] = []
+    for entry in board.of_role(role):
+        run = setup.coded(entry.codec, entry.feedback)
+        result = worth_kept(setup, run, count, board.score_of)
+        if result is not None:
+            standings_.append(Standing(entry, result.kept, result.share))
+    standings_.sort(key=lambda standing: (standing.share, -standing.worth.percent))
+    for standing in standings_:
+        run = setup.coded(standing.entry.codec, standing.entry.feedback)
+        rival, rival_run = _rival(standing, standings_), setup.control
+        standing.front = standing.worth.percent > 0
+        if rival is not None:
+            standing.rival = rival.entry.name
+            standing.front = standing.worth.percent > rival.worth.percent
+            rival_run = setup.coded(rival.entry.codec, rival.entry.feedback)
+        name = f"{standing.entry.name} over {standing.rival}"
+        standing.gain = lead(setup, name, run, rival_run, count, board.score_of)
+    return standings_
+
+
+def _rival(standing: Standing, standings_: Sequence[Standing]) -> Standing | None:
+    """Return the best of the others with at most its bytes; None where nothing sent is better."""
+    rivals = [
+        rival
+        for rival in standings_
+        if rival is not standing and rival.share <= 1.01 * standing.share
+    ]
+    best = max(rivals, key=lambda rival: rival.worth.percent, default=None)
+    return best if best is not None and best.worth.percent > 0 else None
+
+
+def judge(standings_: Iterable[Standing]) -> None:
+    """Adjust the comparisons of the whole board for their number (Holm)."""
+    gains = [
+        standing.gain
+        for standing in standings_
+        if standing.gain is not None and standing.worth.tells
+    ]
+    adjust([Claim("board", "an entry keeps more than all of at most its bytes", gains)])
+
+
+def check(board: Board, name: str, count: int) -> list[str]:
+    """Return what is wrong with an entry, by its laws and the ids of its rows; empty where nothing
+    is. Raises UserError where no entry has this name.
+    """
+    named = [entry for entry in board.entries if name in (entry.name, entry.codec)]
+    if not named:
+        names = [entry.name for entry in board.entries]
+        raise UserError(f"'{name}' is no entry of this board{nearest(name, names)}")
+    problems = []
+    for entry in named:
+        for law in laws.check(entry.codec) if measurable(entry.codec) else []:
+            if not law.holds:
+                problems.append(f"{entry.name}: breaks the law '{law.name}': {law.note}")
+        for role in entry.roles:
+            for setup in trainings(role, SHORT):
+                run = setup.coded(entry.codec, entry.feedback)
+                ids = [run_id(cell) for cell in seeds([run], count, SEED)]
+                if absent := [run_name for run_name in ids if run_name not in board.scores]:
+                    problems.append(
+                        f"{entry.name} as {role}, {setup.name}: {ROWS} has no row {absent[0]}, "
+                        "which this code's training would have; train it with --train"
+                    )
+    return problems
