@@ -12,8 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
 
 from commsweep.bench import Result
+from commsweep.compressors.own import Own
 from commsweep.config import Execution, Run, override
 from commsweep.registry import preset
 from commsweep.store import Store
@@ -40,6 +45,33 @@ def bench() -> Iterator[Result]:
         yield Result(
             f"{name}: a run's step / a bare loop's", ours_median / bare_median, bound, True, medians
         )
+    yield _own()
+
+
+def _own() -> Result:
+    """A codec of one's own in both directions, beside the same class called without any check, as
+    a shipped one would be.
+    """
+    own = {f"{side}.compressor": "commsweep.template.codec:RowSigns,k=4" for side in ("fwd", "bwd")}
+    run = override(preset("digits"), own)
+    checked, direct = [], []
+    for _ in range(1 + ROUNDS):
+        checked.append(training(run))
+        with patch.object(Own, "apply", _unchecked):
+            direct.append(training(run))
+    medians = [statistics.median(seconds[1:]) for seconds in (checked, direct)]
+    return Result(
+        "digits, a codec of one's own: a step / the same code shipped",
+        medians[0] / medians[1],
+        1.10,
+        medians={"own ms": 1e3 * medians[0], "shipped ms": 1e3 * medians[1]},
+    )
+
+
+def _unchecked(codec: Own, x: Tensor, seed: int = 0) -> Tensor:
+    sent = codec.sender.encode(x.detach(), seed)
+    codec._nbytes = sum(tensor.numel() * tensor.element_size() for tensor in sent.values())
+    return codec.receiver.decode(sent, torch.zeros((), dtype=x.dtype).expand(x.shape))
 
 
 def training(run: Run) -> float:

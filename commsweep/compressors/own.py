@@ -34,20 +34,13 @@ class Own(Compressor[OwnCodeSpec]):
         self.sender, self.receiver = self._instance(), self._instance()
         self._nbytes = 0
         self._learner_state: Tensor | None = None
+        self.keeps = hasattr(self.sender, "begin")  # both ends of a boundary keep a state
+        self.remembers = hasattr(self.sender, "sender_state")  # a learner does, of each layer
+        self._works_on_gpu = bool(getattr(self.sender, "gpu", False))
         self._forms: dict[torch.Size, dict[str, Field]] = {}
         if spec.model_dump_json() not in _tried:
             self._try()
             _tried.add(spec.model_dump_json())
-
-    @property
-    def keeps(self) -> bool:
-        """Return whether both ends of a boundary keep a state."""
-        return hasattr(self.sender, "begin")
-
-    @property
-    def remembers(self) -> bool:
-        """Return whether a learner keeps a state of each layer."""
-        return hasattr(self.sender, "sender_state")
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
         sent = self._encode(x, seed)
@@ -165,7 +158,7 @@ class Own(Compressor[OwnCodeSpec]):
 
     def _local(self, tensor: Tensor) -> Tensor:
         """Return a tensor where the class works: on its device, or as a copy in host memory."""
-        return tensor if getattr(self.sender, "gpu", False) else tensor.cpu()
+        return tensor if self._works_on_gpu or tensor.is_cpu else tensor.cpu()
 
     def _state(self, shape: torch.Size) -> Tensor | None:
         """Return what the class keeps before a message: of this layer, or the first; else None."""

@@ -14,9 +14,7 @@ import commsweep as cs
 from commsweep.boundary.channel import PackedReceiver, PackedSender, SimulatedSender
 from commsweep.cli.main import main
 from commsweep.compressors import build, message
-from commsweep.compressors.own import Own
-from commsweep.config import override, own, run_id
-from commsweep.config.compressors.own import OwnCodeSpec
+from commsweep.config import override, run_id
 from commsweep.config.compressors.spelling import spelled
 from commsweep.config.override import parse_gradients
 from commsweep.errors import UserError
@@ -258,22 +256,18 @@ def test_states_are_resumed(tmp_path, changes):
 
 def test_without_gpu_true_a_class_works_on_copies_in_host_memory():
     Path("where.py").write_text(
-        "class A:\n def encode(self, x, seed): assert x.device.type == 'cpu'; return {'x': x}\n"
+        "class A:\n def encode(self, x, seed):\n  self.device = x.device.type\n  return {'x': x}\n"
         " def decode(self, parts, like):\n"
-        "  assert parts['x'].device == like.device and like.device.type == 'cpu'\n"
-        "  return parts['x']\n"
-        "class OnGPU(A):\n gpu = True\n def encode(self, x, seed): return {'x': x}\n"
-        " def decode(self, parts, like): assert like.device.type == 'cuda'; return parts['x']\n"
+        "  self.device, other = like.device.type, parts['x'].device.type\n"
+        "  assert self.device == other\n  return parts['x']\n"
+        "class OnGPU(A):\n gpu = True\n"
     )
-    for name in ("A", "OnGPU"):
-        compressor = Own(OwnCodeSpec(code="mine.py:RowSigns"))
-        compressor.sender, compressor.receiver = (
-            own.call(f"where.py:{name}", "", **{}) for _ in range(2)
-        )
+    for name, device in (("A", "cpu"), ("OnGPU", "cuda")):
+        compressor = build({"kind": "own", "code": f"where.py:{name}"})
         with FakeTensorMode():
-            x = torch.empty(3, 4, device="cuda")
-            sent = compressor._encode(x, 0)
+            sent = compressor._encode(torch.empty(3, 4, device="cuda"), 0)
             assert sent.parts["x"].device.type == compressor._decode(sent).device.type == "cuda"
+        assert compressor.sender.device == compressor.receiver.device == device
 
 
 def test_messages_whose_size_depends_on_their_values_are_simulated_only():
