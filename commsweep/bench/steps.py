@@ -45,15 +45,17 @@ def bench() -> Iterator[Result]:
         yield Result(
             f"{name}: a run's step / a bare loop's", ours_median / bare_median, bound, True, medians
         )
-    yield _own()
+    yield _own_codec()
 
 
-def _own() -> Result:
+def _own_codec() -> Result:
     """A codec of one's own in both directions, beside the same class called without any check, as
     a shipped one would be.
     """
-    own = {f"{side}.compressor": "commsweep.template.codec:RowSigns,k=4" for side in ("fwd", "bwd")}
-    run = override(preset("digits"), own)
+    links = {
+        f"{side}.compressor": "commsweep.template.codec:RowSigns,k=4" for side in ("fwd", "bwd")
+    }
+    run = override(preset("digits"), links)
     checked, direct = [], []
     for _ in range(1 + ROUNDS):
         checked.append(training(run))
