@@ -338,12 +338,14 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
             1, len(models), figsize=(COLUMN * len(models), 2.5), squeeze=False
         )
         for axis, model in zip(axes[0], models, strict=True):
+            seed_count = 0
             for index, entry in enumerate(
                 candidate for candidate in tuned_ if candidate.model == model
             ):
                 test_errors = 100 * (
                     1 - curves[curves.id.isin(entry.runs.id)].set_index("epoch")[ON]
                 )
+                seed_count = len(entry.runs)
                 errors = test_errors.groupby(level=0).agg(["mean", "std"]).fillna(0)
                 axis.errorbar(
                     errors.index,
@@ -367,7 +369,7 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
                     va="bottom",
                 )
             axis.set(
-                title=f"{model}, {len(entry.runs)} seeds",  # pyright: ignore[reportPossiblyUnboundVariable]
+                title=f"{model}, {seed_count} seeds",
                 xlabel="epoch",
                 ylabel="test error (%)",
             )

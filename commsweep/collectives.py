@@ -481,7 +481,10 @@ class Processes(Collectives):
             self.sent["lengths"] += 8
 
         def finish() -> Parts:
-            arrived = under_way or self._exchanged(mine, [int(length) for length in lengths.wait()])  # pyright: ignore[reportOptionalMemberAccess]
+            arrived = under_way
+            if arrived is None:
+                assert lengths is not None
+                arrived = self._exchanged(mine, [int(length) for length in lengths.wait()])
             return [self._read(text, messages[0], payloads, address) for text in arrived.wait()]
 
         return Handle(finish)

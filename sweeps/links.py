@@ -4,7 +4,7 @@ wiring.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from commsweep.config import Run, override, run_id
 from commsweep.config.execution import LearnerWiring, Wiring
@@ -23,6 +23,7 @@ TURNS, FEW_STEPS = (
     24,
 )  # where what is measured is compared: a machine's speed changes within minutes
 ROUNDS = 38  # steps with three exchanges after the first eight, one in ten
+Schedule: TypeAlias = Literal["gpipe", "1f1b"]
 
 
 def _both(kind: str, **parameters: Any) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def _grid(
     methods: list[str],
     bandwidths: tuple[float, ...],
     latency: float = 0.0,
-    schedule: Literal["gpipe", "1f1b"] = "gpipe",
+    schedule: Schedule = "gpipe",
     steps: int = STEPS,
 ) -> list[Measurement]:
     return [
@@ -105,7 +106,7 @@ def heldout_links() -> list[Measurement]:
     which a prediction begins from.
     """
     four, three, two = _cut("layer1", "layer2", "layer3"), _cut("layer1", "layer2"), _cut("layer2")
-    cases = [
+    cases: list[tuple[Run, Schedule, list[str], list[tuple[float, float]]]] = [
         (
             four,
             "gpipe",
@@ -120,7 +121,7 @@ def heldout_links() -> list[Measurement]:
         measurement
         for base, schedule, names, links in cases
         for rate, latency in [(0.0, 0.0), *links]
-        for measurement in _grid(base, names, (rate,), latency, schedule, MANY_STEPS)  # pyright: ignore[reportArgumentType]
+        for measurement in _grid(base, names, (rate,), latency, schedule, MANY_STEPS)
     ]
     return list(
         {

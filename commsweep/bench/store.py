@@ -77,6 +77,7 @@ def generate(store: Store, runs: list[Run]) -> None:
             for mode in ("on", "off")
             for metric in ("acc", "loss")
         }
+        cuts: tuple[str, ...] = run.model.model_dump()["cuts"]
         boundaries = {
             cut: {
                 "fwd": 1000,
@@ -86,7 +87,7 @@ def generate(store: Store, runs: list[Run]) -> None:
                 "calls": 10,
                 "samples": 80,
             }
-            for cut in run.model.cuts  # pyright: ignore[reportAttributeAccessIssue]
+            for cut in cuts
         }
         row = {
             "schema": SCHEMA,

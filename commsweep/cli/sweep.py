@@ -340,7 +340,7 @@ def _deciding(
         return launched
     return union(
         *(
-            seeds(list(effect_settings.values()), effect.seeds)  # pyright: ignore[reportArgumentType]
+            seeds(list(effect_settings.values()), effect.seeds or 0)
             for effect, effect_settings in zip(asking, settings, strict=True)
         )
     )

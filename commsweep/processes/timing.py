@@ -107,11 +107,12 @@ class Calm:
         calmest: Row | None = None
         for tries in count(1):
             row, first = take(), dist.get_rank() == 0
-            if not first or calmest is None or width(row) <= width(calmest):  # pyright: ignore[reportArgumentType]
+            spread = width(row) if first and row is not None else 0.0
+            if calmest is None or not first or spread <= width(calmest):
                 calmest = row
             again = (
                 first
-                and width(row) > WIDE  # pyright: ignore[reportArgumentType]
+                and spread > WIDE
                 and (tries <= TRIES or time.monotonic() - self.began < SETTLE)
             )
             if not told_by_first(again):

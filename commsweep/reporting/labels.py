@@ -155,7 +155,7 @@ def _shards(row: dict[str, Any]) -> str:
         texts[section] = (
             "dense"
             if kind == "none"
-            else label(CROSSING, kind)  # pyright: ignore[reportArgumentType]
+            else label(CROSSING, str(kind))
             if bits is None or pd.isna(bits)
             else (f"{bits:g} bit")
         )
@@ -354,14 +354,18 @@ def _values(row: Any, side: str) -> str:
     return f", {text}{drawn} values"
 
 
+def _recorded_label(kinds: dict[str, type[Spec]], kind: str) -> str:
+    return getattr(kinds.get(kind), "label", kind)
+
+
 def _remembered(kinds: dict[str, type[Spec]], kind: str) -> str:
     """A feedback before its compressor; nothing where its record has no name for it (AdaComp's
     own).
     """
-    name = kinds[kind].label if kind in kinds else kind  # pyright: ignore[reportAttributeAccessIssue]
+    name = _recorded_label(kinds, kind)
     return f"{name} + " if name else ""
 
 
 def label(kinds: dict[str, type[Spec]], kind: str) -> str:
     """Return how tables call a kind: as its record says, else by itself."""
-    return kinds[kind].label or kind if kind in kinds else kind  # pyright: ignore[reportAttributeAccessIssue]
+    return _recorded_label(kinds, kind) or kind

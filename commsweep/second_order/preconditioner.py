@@ -122,13 +122,18 @@ class Preconditioner(Component):
         elif not self.travels or wiring is None:
             placed = placement.placed_factors("everywhere", self.factors, learners)
         else:
+            if wiring.small:
+                small = placement.below(wiring.small)
+            else:
+                assert self.costs is not None
+                small = self.costs.small
             try:
                 placed = placement.placed_factors(
                     wiring.placement,
                     self.factors,
                     learners,
                     fraction=wiring.fraction,
-                    small=placement.below(wiring.small) if wiring.small else self.costs.small,  # pyright: ignore[reportOptionalMemberAccess]
+                    small=small,
                 )
             except ValueError as error:
                 raise UserError(f"--fraction: {error}") from None

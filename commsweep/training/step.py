@@ -445,12 +445,14 @@ def check_norms(
     if short is None or not norms:
         return
     values: dict[str, int] = {}
-    hooks = [
-        norm.register_forward_hook(
-            lambda _, inputs, out, name=name: values.update({name: out.numel() // out.shape[1]})  # pyright: ignore[reportAttributeAccessIssue]
-        )
-        for name, norm in norms
-    ]
+
+    def counting(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def count(norm: nn.Module, inputs: Any, output: Tensor) -> None:
+            values[name] = output.numel() // output.shape[1]
+
+        return count
+
+    hooks = [norm.register_forward_hook(counting(name)) for name, norm in norms]
     training = model.training
     with torch.no_grad():
         model.eval()(example)

@@ -210,7 +210,8 @@ class _Worker:
 
     def _finish_cell(self, status: str, error: str) -> dict[str, Any]:
         try:
-            return record_end(self.run, self.setting.job.store, status, error)  # pyright: ignore[reportArgumentType]
+            assert self.run is not None
+            return record_end(self.run, self.setting.job.store, status, error)
         except Busy:  # another launcher was quicker to take the cell of a dead worker
             return {"status": "busy"}
 
