@@ -258,3 +258,12 @@ def test_the_examples_of_the_guide_to_integrations_run_as_written(tmp_path, monk
     out = capsys.readouterr().out
     assert "| weight gradients | tern |" in out and "activations: TopK 10 %" in out
     assert (tmp_path / "out" / "shadow" / "codecs.png").exists()
+
+
+def test_the_example_of_weights_as_messages_runs_as_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks((ROOT / "docs" / "guide" / "weights.md").read_text(), "python")
+    exec(compile(code, "weights.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    shares = [float(line.split()[-2].rstrip("%")) for line in lines]
+    assert shares[0] == 100 and 0 < shares[1] < 50 and len(lines) == 3
