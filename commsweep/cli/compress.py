@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from commsweep.cli.options import folder, whole_number, writable
+from commsweep.config.compressors.spelling import spelled
 from commsweep.errors import UserError
 
 
@@ -21,13 +22,14 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=(
-            'example: commsweep compress --spec \'{"kind": "topk", "ratio": 0.1}\' in.npy '
-            "out.npy\n"
+            "example: commsweep compress --spec topk:0.1 in.npy out.npy\n"
             "kinds and their parameters: commsweep explain fwd.compressor.kind"
         ),
     )
     parser.add_argument(
-        "--spec", required=True, help='a compressor as JSON: {"kind": "uniform", "bits": 4}'
+        "--spec",
+        required=True,
+        help='a compressor: uniform:4, or as JSON {"kind": "uniform", "bits": 4}',
     )
     parser.add_argument(
         "--seed",
@@ -52,15 +54,7 @@ def _compress(args: argparse.Namespace) -> int:
     from commsweep import compressors
 
     writable(args.output, file=True)
-    try:
-        spec = json.loads(args.spec, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f'--spec is not JSON ({error}); write for instance \'{{"kind": "topk", "ratio": 0.1}}\''
-        ) from None
-    if not isinstance(spec, dict):
-        raise UserError("--spec must be a JSON object with a kind")
-    compressor = compressors.build(spec)
+    compressor = compressors.build(_settings(args.spec))
     if compressor.spec.shares_mask:
         raise UserError(
             "--spec: forward_mask sends a gradient where the forward message kept the "
@@ -104,6 +98,21 @@ def _compress(args: argparse.Namespace) -> int:
         + ", ".join(f"{name} {size:,}" for name, size in out["parts"].items())
     )
     return 0
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Return the settings that a word or JSON means. Raises UserError where they are none."""
+    try:
+        settings = None if text.lstrip().startswith(("{", "[", '"')) else spelled(text)
+        if settings is None:
+            settings = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"--spec {text}: neither a compressor in a word, as topk:0.1, nor JSON ({error})"
+        ) from None
+    if not isinstance(settings, dict):
+        raise UserError("--spec must be a compressor in a word, as topk:0.1, or a JSON object")
+    return settings
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args
@@ -15,6 +16,7 @@ from commsweep.errors import UserError
 
 Positive = Annotated[float, Field(gt=0)]
 Implementation = TypeVar("Implementation", bound=type)
+PERCENT = re.compile(r"[0-9]+(\.[0-9]*)? ?%")
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
@@ -22,6 +24,21 @@ class Spec(BaseModel):
     """A frozen record that refuses fields it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_mean_values(cls, values: Any) -> Any:
+        """Read "10%" of a number as 0.1, and a kind's name in a section's place as that kind."""
+        words = {}
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            if field is None or not isinstance(value, str):
+                continue
+            if field.annotation in (float, float | None) and PERCENT.fullmatch(value):
+                words[name] = float(value.rstrip("% ")) / 100
+            elif field.discriminator == "kind" and value in _kind_names(field.annotation):
+                words[name] = {"kind": value}
+        return values | words if words else values
 
     @model_validator(mode="before")
     @classmethod
@@ -37,6 +54,12 @@ class Spec(BaseModel):
                     "flag", "not a matter of true or false", {"name": name, "value": value}
                 )
         return values
+
+
+def _kind_names(union: Any) -> set[Any]:
+    """Return the names of the kinds of a union of settings, or of none."""
+    fields = [getattr(member, "model_fields", {}).get("kind") for member in get_args(union)]
+    return {field.default for field in fields if field is not None}
 
 
 def settle(spec: Spec, name: str, value: Any) -> None:

@@ -196,9 +196,8 @@ def _set(
             return
         if isinstance(value, str) and chosen:
             if value in chosen:
-                raise UserError(
-                    f"'{key}' is a section: write {key}.{leaf_field.discriminator}={value}"
-                )
+                _set(tree, f"{key}.{leaf_field.discriminator}", value, kind, names_given)
+                return
             raise UserError(
                 f"'{key}' is a section, and '{value}' none of its "
                 f"kinds{nearest(value, chosen)}; write {key}.{leaf_field.discriminator}=... "
@@ -319,6 +318,10 @@ def _literal(value: Any) -> Any:
 
 
 FORMS = {
+    "float_parsing": "a number, such as 0.1 or 10%",
+    "int_parsing": "a whole number",
+    "bool_parsing": "true or false",
+    "model_attributes_type": 'a kind, or a JSON object with one, such as \'{"kind": "topk"}\'',
     "tuple_type": 'a JSON list, such as \'["layer1", "layer2"]\'',
     "dict_type": "a JSON object, such as '{\"a\": 1}'",
 }

@@ -218,7 +218,11 @@ class ConstantSpec(Spec):
 
 
 class CosineSpec(Spec):
-    """Learning rate per epoch, zero after `t_max` epochs (authors: 200 for a run of 100)."""
+    """Let the learning rate fall along half a cosine, to zero at epoch `t_max`.
+
+    `t_max` is at least the number of epochs: 200 for 100 epochs in arXiv 2401.07788, which end at
+    half the first rate.
+    """
 
     kind: Literal["cosine"] = "cosine"
     t_max: Count = 10

@@ -88,6 +88,7 @@ class Shadow:
         self.codecs = {named(entry): codec(_without_feedback(entry)) for entry in codecs}
         self._memories: dict[tuple[str, str], Remembered] = {}
         self.every, self.forwards, self.looks = every, 0, []
+        self._written: dict[Path, Path] = {}  # the folder of a report by the one asked for
         self.modules, self.parameters = _modules_of(self.model, at)
         remembering = [name for name in self.codecs if name.startswith(FEEDBACK)]
         if remembering and every != 1:
@@ -318,7 +319,8 @@ class Shadow:
 
     def report(self, folder: str | Path) -> Path:
         """Write rows.csv (a line a look), summary.csv, table.md and codecs.png; print the table.
-        Raises UserError when nothing was seen.
+        Where another training's report lies in the folder, one beside it is made (`folder-2`).
+        Return the folder. Raises UserError when nothing was seen.
         """
         if not self.looks:
             unit = "message" if self.forwards else "training forward"
@@ -327,7 +329,7 @@ class Shadow:
                 "inside 'with shadow:', calling the model itself, with gradients enabled and "
                 "model.train()"
             )
-        folder = Path(folder)
+        folder = self._free(Path(folder))
         folder.mkdir(parents=True, exist_ok=True)
         rows = []
         for look in self.looks:
@@ -343,7 +345,17 @@ class Shadow:
         (folder / "table.md").write_text(text, encoding="utf-8")
         _figure(self.summary(), folder / "codecs.png")
         print(text)
+        print(f"written: {folder}")
         return folder
+
+    def _free(self, folder: Path) -> Path:
+        """Return the folder, or the first of its name and a number without another's report."""
+        if folder not in self._written:
+            free, number = folder, 2
+            while (free / "table.md").exists():
+                free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+            self._written[folder] = free
+        return self._written[folder]
 
 
 class Remembered:

@@ -49,7 +49,9 @@ def _settings(text: str, settings_text: str, spec: type[Spec]) -> dict[str, Any]
 
 
 def _pairs(text: str, settings_text: str, owner: str, main: str | None = None) -> dict[str, Any]:
-    """Return the values of "NAME=VALUE,..." by name; a first value may stand for `main`."""
+    """Return the values of "NAME=VALUE,..." by name, of nested settings by section and name; a
+    first value may stand for `main`.
+    """
     values: dict[str, Any] = {}
     for position, piece in enumerate(filter(None, settings_text.split(","))):
         name, has_name, value = piece.partition("=")
@@ -57,7 +59,11 @@ def _pairs(text: str, settings_text: str, owner: str, main: str | None = None) -
             if position or main is None:
                 raise ValueError(f"'{text}': '{piece}' names no {owner}; write NAME=VALUE")
             name, value = main, piece
-        values[name] = _value(value)
+        section = values
+        *sections, leaf = name.split(".")
+        for outer in sections:
+            section = section.setdefault(outer, {})
+        section[leaf] = _value(value)
     return values
 
 
