@@ -108,7 +108,7 @@ def _settings(text: str) -> dict[str, Any]:
             settings = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"--spec {text}: neither a compressor in a word, as topk:0.1, nor JSON ({error})"
+            f"--spec {text[:60]}: neither a compressor in a word, as topk:0.1, nor JSON ({error})"
         ) from None
     if not isinstance(settings, dict):
         raise UserError("--spec must be a compressor in a word, as topk:0.1, or a JSON object")

@@ -303,10 +303,12 @@ class Eden(Compressor[EdenSpec]):
             most = piece.abs().amax(2, keepdim=True)
             safe = torch.where(most > 0, most, 1.0)
             norm = (piece / safe).square().sum(2, keepdim=True).sqrt() * safe
-            z = piece * (math.sqrt(size) / torch.where(norm > 0, norm, 1.0))
+            # A block so small beside the message that its reciprocal is infinite arrives as zero.
+            is_small = norm <= size * torch.finfo(torch.float32).tiny
+            z = piece * (math.sqrt(size) / torch.where(is_small, 1.0, norm))
             level = torch.bucketize(z.abs(), edges)
             product = (levels[level] * z.abs()).sum(2)
-            scales.append((norm[..., 0] * math.sqrt(size) / product).where(most[..., 0] != 0, 0.0))
+            scales.append((norm[..., 0] * math.sqrt(size) / product).where(~is_small[..., 0], 0.0))
             half = len(levels)
             signed = torch.where(z < 0, half - 1 - level, half + level)
             codes[:, start:end] = signed.view(len(spun), -1)

@@ -100,11 +100,6 @@ class Run(Spec):
                 f"eval_every={self.eval_every} does not divide epochs={self.epochs}; the last "
                 "epoch must be evaluated, so choose a divisor"
             )
-        if isinstance(self.schedule, CosineSpec) and self.schedule.t_max < self.epochs:
-            raise ValueError(
-                f"schedule.t_max={self.schedule.t_max} ends before epochs={self.epochs}, and the "
-                f"learning rate would rise again: set schedule.t_max={self.epochs}"
-            )
         if isinstance(self.schedule, LinearSpec) and self.schedule.warmup > self.epochs:
             raise ValueError(
                 f"schedule.warmup={self.schedule.warmup:g}: the run has {self.epochs} epochs; "

@@ -70,7 +70,7 @@ class Head:
 class Transport(Protocol):
     """The way of messages from a sender to its receivers."""
 
-    def put(self, message: Published) -> None:
+    def send(self, message: Published) -> None:
         """Send a message."""
         ...
 
@@ -87,7 +87,7 @@ class Folder:
     def __init__(self, path: str | Path, keep: int = 2) -> None:
         self.path, self.keep = Path(path), keep
 
-    def put(self, message: Published) -> None:
+    def send(self, message: Published) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         kind = "full" if message.full else "update"
         partial = self.path / ".part"
@@ -133,7 +133,7 @@ class Broadcast:
     def __init__(self, source: int = 0, group: dist.ProcessGroup | None = None) -> None:
         self.source, self.group = source, group
 
-    def put(self, message: Published) -> None:
+    def send(self, message: Published) -> None:
         self._send(torch.tensor([len(message.data)]))
         self._send(torch.frombuffer(bytearray(message.data), dtype=torch.uint8))
 
@@ -174,7 +174,7 @@ class WeightSender:
         """
         message = self.encode(step)
         if self.transport is not None:
-            self.transport.put(message)
+            self.transport.send(message)
         return message
 
     def encode(self, step: int) -> Published:
@@ -368,7 +368,7 @@ def _update(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[
         if name not in before or before[name].shape != tensor.shape:
             raise UserError(f"weight '{name}' was not published before; make another WeightSender")
         positions, bits = changes(_bits(before[name]).numpy(), _bits(tensor).numpy())
-        sections.append(_places(positions, tensor.numel()))
+        sections.append(_positions_section(positions, tensor.numel()))
         values.setdefault(tensor.element_size(), []).append(bits)
         count += len(positions)
     for size in sorted(values):
@@ -379,7 +379,7 @@ def _update(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[
 def _updated(tensors: Mapping[str, Tensor], body: memoryview) -> None:
     """Change tensors in place, once the whole body was read."""
     reader = _Reader(body)
-    positions = {name: reader.places(tensor.numel()) for name, tensor in tensors.items()}
+    positions = {name: reader.positions(tensor.numel()) for name, tensor in tensors.items()}
     values: dict[str, np.ndarray] = {}
     for size in BITS:
         group = [name for name, tensor in tensors.items() if tensor.element_size() == size]
@@ -396,7 +396,7 @@ def _section(form: int, parameter: int, count: int, data: bytes) -> bytes:
     return SECTION.pack(form, parameter, count, len(data)) + data
 
 
-def _places(positions: np.ndarray, n: int) -> bytes:
+def _positions_section(positions: np.ndarray, n: int) -> bytes:
     """Return the section of ascending places among n, in its shortest form."""
     k = len(positions)
     if k in (0, n):
@@ -445,7 +445,7 @@ class _Reader:
             raise UserError("a message of weights ends too early")
         return form, parameter, count, self.body[start : self.position]
 
-    def places(self, n: int) -> np.ndarray:
+    def positions(self, n: int) -> np.ndarray:
         """Return the next places among n, ascending, int64."""
         form, parameter, k, data = self.section()
         octets = np.frombuffer(data, np.uint8)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from commsweep.reporting.claim import shown
+from commsweep.reporting.claim import MIN_SEEDS, shown
 from commsweep.reporting.figure import COLUMN, logarithmic, save, styled
 from commsweep.reporting.table import Cell, Table
 from commsweep.scoring import ROLES
@@ -164,7 +164,8 @@ def table(board: Board, role: str, of_role: Sequence[Training]) -> Table:
 
 
 def _marked(standing: Standing) -> str:
-    text = standing.worth.text()
+    text, n = standing.worth.text(), standing.worth.n
+    text += f", n = {n}" if n < MIN_SEEDS else ""
     if not standing.front:
         return text
     return f"**{text}** confirmed" if standing.confirmed else f"**{text}**"

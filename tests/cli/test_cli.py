@@ -293,8 +293,12 @@ def header(text):
     [
         (b"no array", '{"kind": "topk"}', "is not an array of numbers"),
         (None, '{"kind": "topk"}', "cannot read or write"),
-        (np.ones(3, np.float32), "{kind: topk}", "--spec is not JSON"),
-        (np.ones(3, np.float32), "3", "must be a JSON object"),
+        (
+            np.ones(3, np.float32),
+            "{kind: topk}",
+            "neither a compressor in a word, as topk:0.1, nor JSON",
+        ),
+        (np.ones(3, np.float32), "3", "or a JSON object"),
         (np.ones(3, np.float32), '{"kind": "topq"}', "did you mean 'topk'"),
         (np.ones(3, np.int64), '{"kind": "topk"}', "pass a floating-point tensor"),
         (
@@ -321,7 +325,11 @@ def header(text):
             "compressor.group=",
         ),
         (np.ones(3, np.float32), '{"kind": "forward_mask"}', "forward_mask sends a gradient where"),
-        (np.ones(3, np.float32), '{"kind":' * 100_000, "--spec is not JSON"),
+        (
+            np.ones(3, np.float32),
+            '{"kind":' * 100_000,
+            "neither a compressor in a word, as topk:0.1, nor JSON",
+        ),
     ],
 )
 def test_compress_refuses_what_it_cannot_read(content, spec, message, capsys, tmp_path):

@@ -151,6 +151,8 @@ def test_a_word_means_its_settings():
     assert spelled("topk:0.1,scope=last") == {"kind": "topk", "ratio": 0.1, "scope": "last"}
     assert spelled("mxfp4") == {"kind": "mx", "format": "mxfp4"}
     assert spelled("topkk:0.1") is None
+    nested = {"kind": "topk", "ratio": 0.1, "values": {"kind": "uniform", "bits": 3}}
+    assert spelled("topk:0.1,values.kind=uniform,values.bits=3") == nested
     with pytest.raises(ValueError, match="'sign:3': '3' names no setting"):
         spelled("sign:3")
 

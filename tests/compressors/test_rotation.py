@@ -181,3 +181,13 @@ def test_eden_sends_messages_near_the_ends_of_float32(size):
     assert bool(y.isfinite().all()) and torch.equal(y, codec.roundtrip(x, 3))
     if size > 1e-38:
         assert float(y.double().mean() / size) == pytest.approx(1, abs=0.1)
+
+
+def test_a_block_that_is_nothing_beside_the_message_arrives_as_zero():
+    x = torch.full((2, 6), 3e-45)
+    x[0, 0] = 1
+    code = build({"kind": "eden", "bits": 4})
+    for seed in range(5):
+        y = code.decode(code.encode(x, seed))
+        assert y.isfinite().all() and y[1].abs().max() <= 1e-40
+        assert torch.equal(y, code.apply(x, seed))

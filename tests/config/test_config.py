@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from commsweep.config import Run, flatten, override, record, run_id
-from commsweep.config.override import parse
+from commsweep.config.override import parse, parse_gradients
 from commsweep.config.run import canonical
 from commsweep.errors import UserError
 from commsweep.registry import preset, presets
@@ -212,3 +212,43 @@ def test_a_compressor_of_another_place_is_named_as_that(setting):
     key, _, kind = setting.partition("=")
     with pytest.raises(UserError, match=f"{key}={kind}: this compressor is not for here"):
         override(tiny(), {"grad.learners": 2, key: kind})
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "value"),
+    [
+        (
+            {"fwd.compressor.kind": "topk", "fwd.compressor.ratio": "10%"},
+            "fwd.compressor.ratio",
+            0.1,
+        ),
+        ({"fwd.compressor": "topk:2.5%"}, "fwd.compressor.ratio", 0.025),
+        ({"fwd.compressor": "topk:0.1", "fwd.feedback": "ef"}, "fwd.feedback.kind", "ef"),
+        ({"schedule": "linear"}, "schedule.kind", "linear"),
+        ({"bwd.compressor": "topk:0.1,values.kind=sign"}, "bwd.compressor.values.kind", "sign"),
+    ],
+)
+def test_a_word_means_what_it_says(changes, setting, value):
+    assert flatten(record(override(preset("synthetic"), changes)))[setting] == value
+
+
+def test_a_kind_stands_for_its_section_in_a_record():
+    settings = {"compressor": {"kind": "topk", "values": "sign"}, "feedback": "ef"}
+    spec = parse_gradients(settings | {"exchange": "allgather"})
+    assert spec.compressor.values.kind == "sign" and spec.feedback.kind == "ef"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"fwd.compressor": "topk:x"},
+            "fwd.compressor.ratio=x: write a number, such as 0.1 or 10%",
+        ),
+        ({"fwd.compressor": "topk:110%"}, "fwd.compressor.ratio"),
+        ({"epochs": "10%"}, "epochs=10%: write a whole number"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_one_line(changes, message):
+    with pytest.raises(UserError, match=message):
+        override(preset("synthetic"), changes)

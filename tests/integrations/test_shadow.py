@@ -304,3 +304,15 @@ def test_a_memory_needs_every_step_and_a_gradient():
         Shadow(model, ["ef+topk:0.1"])
     with pytest.raises(UserError, match="none is looked at"):
         Shadow(model, ["ef+topk:0.1"], {"0": "activations"}, every=1)
+
+
+def test_a_report_of_another_training_is_not_overwritten(tmp_path, capsys):
+    model = nn.Linear(4, 2)
+    folders = []
+    for _ in range(3):
+        with cs.Shadow(model, ["sign"], {"*weight": "gradients"}, every=1) as shadow:
+            model(torch.randn(3, 4)).sum().backward()
+        folders += [shadow.report(tmp_path / "shadow"), shadow.report(tmp_path / "shadow")]
+    names = ["shadow", "shadow-2", "shadow-3"]
+    assert [folder.name for folder in folders] == [name for name in names for _ in range(2)]
+    assert f"written: {tmp_path / 'shadow-3'}" in capsys.readouterr().out

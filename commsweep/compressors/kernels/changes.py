@@ -40,10 +40,10 @@ def complement(positions, out):
     """Write the places [n - k] that are not among ascending places [k]."""
     last, count = -1, 0
     for i in range(positions.size):
-        for place in range(last + 1, positions[i]):
-            out[count] = place
+        for position in range(last + 1, positions[i]):
+            out[count] = position
             count += 1
         last = positions[i]
-    for place in range(last + 1, out.size + positions.size):
-        out[count] = place
+    for position in range(last + 1, out.size + positions.size):
+        out[count] = position
         count += 1
