@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from contextlib import chdir
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from commsweep.cli.options import count, folder, number
 from commsweep.cli.runs import execution, execution_options, simulation_options
-from commsweep.errors import UserError, nearest
+from commsweep.cli.score import check_roles, launch_shown
+from commsweep.errors import UserError
 from commsweep.scoring import ROLES
 from commsweep.store import Store
 
@@ -80,9 +80,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _board(args: argparse.Namespace) -> int:
-    for role in args.role or ():
-        if role not in ROLES:
-            raise UserError(f"--role {role}: not one of {', '.join(ROLES)}{nearest(role, ROLES)}")
+    check_roles(args.role or ())
     args.store = args.store.absolute()
     if not args.folder.is_dir():
         raise UserError(f"'{args.folder}': no such folder; name one that has entries.csv")
@@ -121,32 +119,24 @@ def _train(
     """Execute the trainings without a row, first with the first seed, and add their rows."""
     from tqdm import tqdm
 
-    from commsweep.launching.launch import launch
     from commsweep.scoring import board as boards
     from commsweep.scoring.training import ENDED
 
     store, began = Store(args.store), time.monotonic()
     left = {name: cell for name, cell in cells.items() if name not in board.scores}
-    batches: dict[tuple[int, str, str], list[Cell]] = {}
-    for cell in left.values():
-        batches.setdefault((cell.run.seed, cell.setup.role, cell.setup.name), []).append(cell)
+    batches: dict[tuple[int, str, str], dict[str, Cell]] = {}
+    for name, cell in left.items():
+        key = cell.run.seed, cell.setup.role, cell.setup.name
+        batches.setdefault(key, {})[name] = cell
     with tqdm(total=len(left), unit="run", desc="trainings", disable=args.json) as bar:
         for key in sorted(batches):
             if time.monotonic() - began > 60 * args.minutes:
                 break
-            report = launch(
-                [cell.run for cell in batches[key]],
-                store,
-                settings,
-                args.workers,
-                progress=lambda _run, _status: bar.update(),
-                notice=lambda text: bar.write(text, file=sys.stderr),
-            )
-            for text in report.errors:
-                bar.write(text, file=sys.stderr)
+            batch = batches[key]
+            launch_shown([cell.run for cell in batch.values()], store, settings, args.workers, bar)
             lines = []
-            for name, cell in left.items():
-                row = store.folder(name).row() if cell in batches[key] else None
+            for name, cell in batch.items():
+                row = store.folder(name).row()
                 if row is not None and row["status"] in ENDED:
                     lines.append(boards.line(cell, row))
             boards.write_rows(Path(), lines)

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ from commsweep.scoring import ROLES
 from commsweep.store import Store
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from commsweep.config import Execution, Run
     from commsweep.scoring.card import Card
     from commsweep.scoring.training import Setup
 
@@ -78,9 +82,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _score(args: argparse.Namespace) -> int:
     roles = list(dict.fromkeys(args.role or ["gradients"]))
-    for role in roles:
-        if role not in ROLES:
-            raise UserError(f"--role {role}: not one of {', '.join(ROLES)}{nearest(role, ROLES)}")
+    check_roles(roles)
     if len(set(args.codecs)) < len(args.codecs):
         raise UserError(f"{' '.join(args.codecs)}: a codec is named twice; name it once")
     writable(args.out)
@@ -159,7 +161,7 @@ def _execute(
 
     from commsweep.launching.executors.job import missing
     from commsweep.launching.grid import union
-    from commsweep.launching.launch import launch, register
+    from commsweep.launching.launch import register
     from commsweep.scoring.training import runs_of
 
     runs = []
@@ -181,16 +183,33 @@ def _execute(
             for name in dict.fromkeys(run.data.name for run in left):
                 if time.monotonic() - began > 60 * args.minutes:
                     return
-                report = launch(
-                    [run for run in left if run.seed == seed and run.data.name == name],
-                    store,
-                    settings,
-                    args.workers,
-                    progress=lambda _run, _status: bar.update(),
-                    notice=lambda line: bar.write(line, file=sys.stderr),
-                )
-                for line in report.errors:
-                    bar.write(line, file=sys.stderr)
+                batch = [run for run in left if run.seed == seed and run.data.name == name]
+                launch_shown(batch, store, settings, args.workers, bar)
+
+
+def launch_shown(
+    runs: list[Run], store: Store, settings: Execution, workers: int | None, bar: tqdm
+) -> None:
+    """Execute runs; a bar counts them and shows what goes wrong."""
+    from commsweep.launching.launch import launch
+
+    report = launch(
+        runs,
+        store,
+        settings,
+        workers,
+        progress=lambda _run, _status: bar.update(),
+        notice=lambda line: bar.write(line, file=sys.stderr),
+    )
+    for line in report.errors:
+        bar.write(line, file=sys.stderr)
+
+
+def check_roles(roles: Iterable[str]) -> None:
+    """Raise UserError on a role that there is not."""
+    for role in roles:
+        if role not in ROLES:
+            raise UserError(f"--role {role}: not one of {', '.join(ROLES)}{nearest(role, ROLES)}")
 
 
 def _fits(card: Card, setup: Setup, feedback: str) -> bool:
