@@ -99,7 +99,7 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
     length = boards.LONG if args.long else boards.SHORT
     if args.train:
         cells = boards.cells(board, args.role or ROLES, args.seeds, length)
-        _train(board, cells, args, settings)
+        train_cells(cells, args, settings)
         board = boards.read(Path())
     from tqdm import tqdm
 
@@ -113,17 +113,18 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
     return 0
 
 
-def _train(
-    board: Board, cells: dict[str, Cell], args: argparse.Namespace, settings: Execution
-) -> None:
-    """Execute the trainings without a row, first with the first seed, and add their rows."""
+def train_cells(cells: dict[str, Cell], args: argparse.Namespace, settings: Execution) -> None:
+    """Execute the trainings without a row in this folder, the first seed first, and add their
+    rows.
+    """
     from tqdm import tqdm
 
     from commsweep.scoring import board as boards
     from commsweep.scoring.training import ENDED
 
     store, began = Store(args.store), time.monotonic()
-    left = {name: cell for name, cell in cells.items() if name not in board.scores}
+    recorded = boards.scores_of(Path(boards.ROWS))
+    left = {name: cell for name, cell in cells.items() if name not in recorded}
     batches: dict[tuple[int, str, str], dict[str, Cell]] = {}
     for name, cell in left.items():
         key = cell.run.seed, cell.setup.role, cell.setup.name

@@ -27,8 +27,10 @@ class Measured:
 
     error: |y - x| / |x|. bias: the part of the error that repeated draws do not average out; equal
     to the error where nothing is drawn. cosine: of x and y. energy: share of |x|^2 in the entries
-    that arrive as something else than zero. entropy: bits a byte of the payload has (order 0): 8
-    cannot be coded further.
+    that arrive as something else than zero. silent: share of samples of which nothing arrives.
+    norm: |x|. entropy: bits a byte of the payload has (order 0): 8 cannot be coded further.
+    repeat: cosine of this error and the error at the look before, which error feedback could repair
+    where it is large; NaN at the first look.
     """
 
     codec: str
@@ -38,10 +40,13 @@ class Measured:
     bias: float
     cosine: float
     energy: float
+    silent: float
+    norm: float
     entropy: float
     # Square of the bias as two draws estimate it, of either sign: means of it over many tensors are
     # unbiased, means of `bias` are not.
     bias_squared: float
+    repeat: float = math.nan
 
     def record(self) -> dict[str, Any]:
         """By name."""
@@ -92,10 +97,16 @@ def named(text: str | dict[str, Any]) -> str:
 @torch.no_grad()
 def measured(x: Tensor, compressor: Compressor, name: str, seed: int = 0) -> Measured:
     """Measure a codec on one tensor. Raises UserError when it cannot work on this shape."""
+    return with_error(x, compressor, name, seed)[0]
+
+
+@torch.no_grad()
+def with_error(x: Tensor, compressor: Compressor, name: str, seed: int) -> tuple[Measured, Tensor]:
+    """Return (measurement, what arrives minus x), as `measured` does."""
     x = x.detach().float()
     payload, y = sent(x, compressor, name, seed)
     again = sent(x, compressor, name, seed + 2)[1] if _draws(compressor) else y
-    return compared(x, name, payload, y, again)
+    return compared(x, name, payload, y, again), y - x
 
 
 def sent(x: Tensor, compressor: Compressor, name: str, seed: int) -> tuple[Payload, Tensor]:
@@ -126,6 +137,8 @@ def compared(x: Tensor, name: str, payload: Payload, y: Tensor, again: Tensor) -
         math.sqrt(max(0.0, bias_squared)),
         float((x * y).sum()) / (norm * (float(y.norm()) or math.nan)),
         float((x * x * (y != 0)).sum()) / norm**2,
+        1 - float((y != 0).flatten(1).any(1).float().mean()) if x.ndim > 1 else 0.0,
+        norm,
         _entropy(payload.parts.values()),
         bias_squared,
     )

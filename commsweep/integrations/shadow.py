@@ -26,8 +26,8 @@ from commsweep.compressors import Compressor
 from commsweep.compressors.base import all_finite
 from commsweep.errors import UserError, nearest, notice
 from commsweep.integrations import steps
-from commsweep.integrations.evidence import evidence, sentence
-from commsweep.integrations.measure import Measured, codec, compared, measured, named, sent
+from commsweep.integrations.forecast import Bound, forecast, sentence
+from commsweep.integrations.measure import Measured, codec, compared, named, sent, with_error
 
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
 # Messages by what they are: forward and backward at a module, and a parameter's gradient.
@@ -35,6 +35,7 @@ FORWARD, BACKWARD, PARAMETER = "activations", "activation gradients", "weight gr
 OPAQUE: Any = torch.compiler.disable  # a hook that torch.compile breaks its graph at
 FEEDBACK = "ef+"  # before a codec: with a simulated memory
 MOST = 2**20  # elements of a message that are measured: whole rows from the first
+REMEMBERED = 2**14  # of these, elements whose errors are compared with those of the look before
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Shadow:
             )
         self.codecs = {named(entry): codec(_without_feedback(entry)) for entry in codecs}
         self._memories: dict[tuple[str, str], Remembered] = {}
+        self._errors: dict[tuple[str, str, str], Tensor] = {}  # of the look before
         self.every, self.forwards, self.looks = every, 0, []
         self._written: dict[Path, Path] = {}  # the folder of a report by the one asked for
         self.modules, self.parameters = _modules_of(self.model, at)
@@ -253,13 +255,25 @@ class Shadow:
                         memory = self._memories.setdefault((layer, name), Remembered())
                         result = memory.measured(x, compressor, name, step)
                     else:
-                        result = measured(x, compressor, name, step)
-                except UserError as error:
+                        result, error = with_error(x, compressor, name, step)
+                        repeat = self._repeat((layer, message, name), error)
+                        result = replace(result, repeat=repeat)
+                except UserError as reason:
                     self._refused.add((layer, name))
-                    notice(f"{layer}: {error}")
+                    notice(f"{layer}: {reason}")
                     continue
                 self.looks.append(Look(step, layer, message, result))
         self.spent += time.perf_counter() - began
+
+    def _repeat(self, key: tuple[str, str, str], error: Tensor) -> float:
+        """Return the cosine of an error and the one of the look before; NaN where none was."""
+        error = error.flatten()[:REMEMBERED].clone()
+        before = self._errors.get(key)
+        self._errors[key] = error
+        if before is None or before.shape != error.shape:
+            return math.nan
+        lengths = float(before.norm() * error.norm())
+        return float(before @ error) / lengths if lengths else math.nan
 
     # What was seen.
 
@@ -270,52 +284,62 @@ class Shadow:
         return self.spent / max(total - self.spent, 1e-9) if self.spent else 0.0
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row a kind of message and codec: means over looks and places, least bias first. harm:
-        nats that our evidence predicts, NaN where there is none.
+        """A row a kind of message and codec, least harm first: means over looks and places. total:
+        the error of all places together, in which each counts by the square of its length. worth,
+        low, high: the forecast of worth kept, NaN where there is none, and `reason` says why.
         """
         groups: dict[tuple[str, str], list[Measured]] = {}
         for look in self.looks:
             groups.setdefault((look.message, look.result.codec), []).append(look.result)
         rows = []
         for (message, name), results in groups.items():
-            bias = _mean(result.bias_squared for result in results)
-            rows.append(
-                {
-                    "message": message,
-                    "codec": name,
-                    "bytes_share": sum(r.bytes for r in results)
-                    / sum(r.bytes / r.share for r in results),
-                    "error": math.sqrt(_mean(r.error**2 for r in results)),
-                    "bias": math.sqrt(max(0.0, bias)),
-                    "cosine": _mean(r.cosine for r in results),
-                    "energy": _mean(r.energy for r in results),
-                    "entropy": _mean(r.entropy for r in results),
-                    "harm": math.nan,
-                    "looks": len(results),
-                }
-            )
-            evidence_ = evidence(message)
-            # our evidence is of codecs without a memory
-            if evidence_ is not None and not name.startswith(FEEDBACK):
-                rows[-1]["harm"] = evidence_.harm(rows[-1][evidence_.by])
-        return sorted(rows, key=lambda row: (row["message"], row["bias"], row["error"]))
+            squares = math.fsum(r.norm**2 for r in results if math.isfinite(r.error))
+            errors = math.fsum((r.error * r.norm) ** 2 for r in results if math.isfinite(r.error))
+            row: dict[str, Any] = {
+                "message": message,
+                "codec": name,
+                "bytes_share": sum(r.bytes for r in results)
+                / sum(r.bytes / r.share for r in results),
+                "error": math.sqrt(_mean(r.error**2 for r in results)),
+                "bias": math.sqrt(max(0.0, _mean(r.bias_squared for r in results))),
+                "cosine": _mean(r.cosine for r in results),
+                "total": math.sqrt(errors / squares) if squares else math.nan,
+                "energy": _mean(r.energy for r in results),
+                "silent": _mean(r.silent for r in results),
+                "repeat": _mean(r.repeat for r in results),
+                "entropy": _mean(r.entropy for r in results),
+                "looks": len(results),
+            }
+            rows.append(row | _forecast(row))
+        return sorted(rows, key=_least_harm)
 
     def table(self) -> str:
         """The summary in Markdown."""
         head = (
-            *("message", "codec", "bytes %", "error", "bias", "cosine", "energy", "bits/byte"),
-            "predicted nats",
+            *("message", "codec", "bytes %", "error", "bias", "cosine", "energy", "repeat"),
+            *("bits/byte", "worth kept, forecast"),
         )
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         rows = self.summary()
         for row in rows:
-            numbers = [f"{row[name]:.3f}" for name in ("error", "bias", "cosine", "energy")]
+            names = ("error", "bias", "cosine", "energy", "repeat")
+            numbers = [f"{row[name]:.3f}" if math.isfinite(row[name]) else "-" for name in names]
             cells = [row["message"], row["codec"], f"{100 * row['bytes_share']:.1f}", *numbers]
-            harm = f"{row['harm']:.3f}" if math.isfinite(row["harm"]) else "-"
-            lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}", harm]) + " |")
-        messages = dict.fromkeys(row["message"] for row in rows)
-        notes = "\n".join(sentence(message) for message in messages)
-        return "\n".join(lines) + f"\n\n{notes}\n"
+            answer = "-"
+            if math.isfinite(row["worth"]):
+                answer = Bound(row["low"], row["worth"], row["high"]).text
+            lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}", answer]) + " |")
+        notes = []
+        for message in dict.fromkeys(row["message"] for row in rows):
+            notes.append(sentence(message))
+            silent = {row["codec"]: row["reason"] for row in rows if row["message"] == message}
+            reasons: dict[str, list[str]] = {}
+            for name, reason in silent.items():
+                reasons.setdefault(reason, []).append(name)
+            for reason, names in reasons.items():
+                if reason:
+                    notes.append(f"no answer for {', '.join(names)}: {reason}")
+        return "\n".join(lines) + "\n\n" + "\n".join(notes) + "\n"
 
     def report(self, folder: str | Path) -> Path:
         """Write rows.csv (a line a look), summary.csv, table.md and codecs.png; print the table.
@@ -380,6 +404,31 @@ class Remembered:
         bias = float(self.error.norm()) / (float(self.total.norm()) or math.nan)
         result = compared(x, name, payload, y, y)
         return replace(result, bias=bias, bias_squared=bias**2)
+
+
+def _forecast(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a summary's row that are forecast: rank, worth, low, high, reason."""
+    nothing = {"rank": math.nan, "worth": math.nan, "low": math.nan, "high": math.nan}
+    if row["codec"].startswith(FEEDBACK):
+        return nothing | {"reason": "no training with feedback was seen"}
+    known = forecast(row["message"])
+    if known is None:
+        return nothing | {"reason": ""}
+    features = {name: row[name] for name in ("error", "bias", "total")}
+    features["distance"] = 1 - row["cosine"]
+    nothing["rank"] = known.score.of(features)
+    answer = known.answer(features)
+    if isinstance(answer, str):
+        return nothing | {"reason": answer}
+    kept = {"worth": answer.middle, "low": answer.low, "high": answer.high, "reason": ""}
+    return nothing | kept
+
+
+def _least_harm(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what a summary is sorted by: the forecast's score, else bias and error."""
+    ranked = math.isfinite(row["rank"])
+    scores = (row["rank"],) if ranked else (row["bias"], row["error"])
+    return (row["message"], not ranked, *scores)
 
 
 def _without_feedback(text: str | dict[str, Any]) -> str | dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
+from commsweep.compressors.base import channels_last
 from commsweep.config import Run
 from commsweep.config.training import OwnModel, TextModel, TextSet
 from commsweep.data.module import Blocks, ImageData
@@ -23,7 +24,14 @@ def build(
     weights.
     """
     model, modules = _build(run, data, root)
-    return layout.channels_last(model) if run.channels_last else model, modules
+    if run.channels_last:
+        layout.channels_last(model)
+        if not any(channels_last(parameter) for parameter in model.parameters()):
+            raise UserError(
+                "channels_last=true has no effect on this network, which has no convolution of "
+                "several input channels; set channels_last=false"
+            )
+    return model, modules
 
 
 def _build(

@@ -135,7 +135,7 @@ def read(folder: Path) -> Board:
     names = [entry.name for entry in entries]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"'{path}': {twice} is entered twice; give it all its roles in one line")
-    return Board(folder, entries, _scores(folder / ROWS), _measures(folder / MEASURES))
+    return Board(folder, entries, scores_of(folder / ROWS), _measures(folder / MEASURES))
 
 
 def _entry(line: dict[str, Any], where: str) -> Entry:
@@ -156,7 +156,8 @@ def _entry(line: dict[str, Any], where: str) -> Entry:
     return Entry(line["codec"], line["feedback"], roles)
 
 
-def _scores(path: Path) -> dict[str, Score]:
+def scores_of(path: Path) -> dict[str, Score]:
+    """Return the scores of a file of rows, by id. Raises UserError where it is none."""
     if not path.is_file():
         return {}
     try:

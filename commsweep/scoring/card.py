@@ -121,11 +121,10 @@ class Card:
                 "bias",
                 "cosine",
                 "bits a byte",
-                "predicted loss",
+                "worth kept, forecast",
             ],
         )
         for summary in (self.messages, self.rival):
-            nats = "" if summary.nats is None else f"{summary.nats:.2g} nats"
             table.rows.append(
                 [
                     summary.codec,
@@ -134,7 +133,7 @@ class Card:
                     f"{summary.bias:.3f}",
                     f"{summary.cosine:.3f}",
                     f"{summary.entropy:.2f}",
-                    nats,
+                    summary.worth,
                 ]
             )
         return table

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.integrations.evidence import evidence
+from commsweep.integrations.forecast import forecast
 from commsweep.integrations.measure import Measured, measure
+from commsweep.integrations.shadow import BACKWARD, FORWARD, PARAMETER
 
 FILE = Path(__file__).with_name("messages.npz")
 # Shipped codecs that rivals are compared with, from 16 bits to a hundredth of the entries.
@@ -39,8 +40,8 @@ RIVALS = (
     "topk:0.02",
     "topk:0.01",
 )
-# The kind of message whose evidence predicts the harm of a role's messages, and by what number.
-PREDICTED = {"activations": "activations", "gradients": "activation gradients"}
+# The kind of message that shadow mode takes a role's for, and that forecasts are of.
+MESSAGES = {"activations": FORWARD, "gradients": BACKWARD, "learners": PARAMETER}
 ALIKE = 0.05  # two codecs whose biases differ by less are ranked by error
 
 
@@ -56,10 +57,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Summary:
-    """The means of a codec over the messages of a role.
-
-    nats: the predicted loss of a nano GPT-2 in 100 steps; None where nothing was measured.
-    """
+    """The means of a codec over the messages of a role."""
 
     codec: str
     role: str
@@ -68,7 +66,16 @@ class Summary:
     bias: float
     cosine: float
     entropy: float
-    nats: float | None
+
+    @property
+    def worth(self) -> str:
+        """Return the forecast of worth kept, or "-" where there is none."""
+        known = forecast(MESSAGES.get(self.role, ""))
+        if known is None:
+            return "-"
+        features = {"error": self.error, "bias": self.bias, "distance": 1 - self.cosine}
+        answer = known.answer(features | {"total": self.error})
+        return "-" if isinstance(answer, str) else answer.text
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -121,9 +128,6 @@ def _summary(name: str, role: str, measurements: Sequence[Measured]) -> Summary:
     # means of squares are unbiased where those of roots are not
     bias = max(0.0, mean(measurement.bias_squared for measurement in its)) ** 0.5
     error = mean(measurement.error**2 for measurement in its) ** 0.5
-    nats = None
-    if role in PREDICTED and (harms := evidence(PREDICTED[role])) is not None:
-        nats = harms.harm(error if harms.by == "error" else bias)
     return Summary(
         name,
         role,
@@ -132,7 +136,6 @@ def _summary(name: str, role: str, measurements: Sequence[Measured]) -> Summary:
         bias,
         mean(measurement.cosine for measurement in its),
         mean(measurement.entropy for measurement in its),
-        nats,
     )
 
 

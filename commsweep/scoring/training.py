@@ -28,6 +28,7 @@ ALONE = {
     "text": {"data.batch_size": 4, "data.train_blocks": 1600},
     "images": {"data.batch_size": 16, "data.train_size": 100},
 }
+EVERYWHERE = "zeros arrive instead of every message"  # the floor at boundaries
 AVERAGED = {
     "grad.outer.interval": 16,
     "grad.outer.rate": 1.0,
@@ -92,12 +93,24 @@ def setups(role: str, scale: int = 1, width: int = 1) -> list[Setup]:
     trainings = []
     for kind, base in (("text", text), ("images", images)):
         dense, control, floor = _ends(role, kind, base, scale)
-        is_text = kind == "text"
-        name = f"nano GPT-2, {400 * scale} steps" if is_text else "small ResNet on digits"
+        name = f"nano GPT-2, {400 * scale} steps" if kind == "text" else "small ResNet on digits"
         name += f", width x{width}" if width > 1 else ""
-        metric, unit = ("test_on_loss", "nats") if is_text else ("test_on_acc", "points")
-        trainings.append(Setup(role, name, dense, control, floor, metric, unit))
+        trainings.append(Setup(role, name, dense, control, floor, *_measured(dense)))
     return trainings
+
+
+def at_boundaries(role: str, name: str, base: Run) -> Setup:
+    """Return a training of one's own as a set-up whose boundaries are compressed. Raises UserError
+    where it has none.
+    """
+    control = override(base, _changes(role, CONTROL, "none"))
+    return Setup(role, name, base, control, EVERYWHERE, *_measured(base))
+
+
+def _measured(run: Run) -> tuple[str, str]:
+    """Return (the metric that scores a run, its unit)."""
+    text = hasattr(run.data, "block_size")
+    return ("test_on_loss", "nats") if text else ("test_on_acc", "points")
 
 
 def _longer(changes: dict[str, Any], scale: int) -> dict[str, Any]:
@@ -108,7 +121,7 @@ def _ends(role: str, kind: str, base: Run, scale: int) -> tuple[Run, Run, str]:
     """Return (dense, control, what the control is) of a training."""
     if role in ("activations", "gradients"):
         control = override(base, _changes(role, CONTROL, "none"))
-        return base, control, "zeros arrive instead of every message"
+        return base, control, EVERYWHERE
     lonely = dict(ALONE[kind])
     if kind == "text":
         lonely["data.train_blocks"] *= scale

@@ -125,9 +125,10 @@ def execute(
 
 @dataclass
 class Parts:
-    """The objects of one run."""
+    """The objects of one run. modules: by cut, those that a boundary follows."""
 
     task: Task
+    modules: dict[str, nn.Module]
     data: ImageData | Blocks
     device: torch.device
     memory: dict[str, int]
@@ -193,7 +194,8 @@ def build(
         check_norms(run, model, data.example, divide, n, data.train.drop_last)
     if execution.compile is not None:
         compiled.install(model, execution.compile, device)
-    return Parts(kind(run)(run, model, components, divide), data, device, need, loaded)
+    task = kind(run)(run, model, components, divide)
+    return Parts(task, modules, data, device, need, loaded)
 
 
 def _memory(

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import commsweep as cs
 from commsweep.errors import UserError
-from commsweep.integrations.measure import codec
+from commsweep.integrations.measure import codec, measure
 from commsweep.integrations.shadow import BACKWARD, FORWARD, PARAMETER, Shadow
 
 CODECS = ["topk:0.1", "uniform:4", "tern"]
@@ -295,7 +295,39 @@ def test_a_simulated_memory_sends_in_the_end_what_it_kept_back():
         assert result.bias == pytest.approx(float(error.norm() / total.norm()))
     rows = {row["codec"]: row for row in shadow.summary()}
     assert rows["ef+topk:0.1"]["bias"] < rows["topk:0.1"]["bias"]
-    assert math.isnan(rows["ef+topk:0.1"]["harm"])
+    assert math.isnan(rows["ef+topk:0.1"]["worth"])
+    assert rows["ef+topk:0.1"]["reason"] == "no training with feedback was seen"
+
+
+def test_repeat_is_the_cosine_of_errors_of_two_looks_and_total_weighs_places_by_length():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    code, grads = codec("topk:0.2"), []
+    with Shadow(model, ["topk:0.2"], {"*.weight": "gradients"}, every=1) as shadow:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.randn(8, 6)) - 1).square().mean().backward()
+            grads.append([model[0].weight.grad.clone(), model[1].weight.grad.clone()])
+            optimizer.step()
+    looks = {(look.step, look.place): look.result for look in shadow.looks}
+    errors = [[code.roundtrip(grad) - grad for grad in step] for step in grads]
+    for layer, name in enumerate(("0.weight", "1.weight")):
+        first, second = errors[0][layer].flatten(), errors[1][layer].flatten()
+        assert math.isnan(looks[1, name].repeat)
+        cosine = nn.functional.cosine_similarity(first, second, dim=0)
+        assert looks[2, name].repeat == pytest.approx(float(cosine), abs=1e-6)
+        assert looks[2, name].norm == pytest.approx(float(grads[1][layer].norm()))
+    (row,) = shadow.summary()
+    lost = sum(float(error.square().sum()) for step in errors for error in step)
+    sent = sum(float(grad.square().sum()) for step in grads for grad in step)
+    assert row["total"] == pytest.approx((lost / sent) ** 0.5, rel=1e-4)
+
+
+def test_silent_is_the_share_of_samples_of_which_nothing_arrives():
+    x = torch.tensor([[3.0, 0.1], [0.0, 0.0], [1.0, 5.0], [0.0, 0.0]])
+    assert measure(x, "uniform:8")[0].silent == 0.5
+    assert measure(torch.randn(4, 8), "uniform:8")[0].silent == 0.0
 
 
 def test_a_memory_needs_every_step_and_a_gradient():

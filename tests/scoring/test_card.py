@@ -18,7 +18,7 @@ from commsweep.scoring.training import Outcome, Setup
 
 RUN = preset("synthetic")
 SETUP = Setup("gradients", "small", RUN, RUN, "zeros arrive", "test_on_acc", "points")
-SUMMARY = Summary("mine", "gradients", 0.1, 0.3, 0.0, 0.9, 7.5, 0.02)
+SUMMARY = Summary("mine", "gradients", 0.1, 0.3, 0.0, 0.9, 7.5)
 
 
 def outcome(lead: list[float] | None, percent: float = 80.0, **changes) -> Outcome:

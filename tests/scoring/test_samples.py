@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from commsweep.integrations.evidence import evidence
+from commsweep.integrations import forecast
 from commsweep.scoring import ROLES, samples
 
 
@@ -32,8 +32,11 @@ def test_means_over_messages_are_those_of_their_measurements():
             squares.append(float((flat - kept).norm() / flat.norm()) ** 2)
     assert summary.error == pytest.approx((sum(squares) / len(squares)) ** 0.5, rel=1e-3)
     assert summary.bias == pytest.approx(summary.error)  # nothing is drawn
-    known = evidence("activation gradients")
-    assert known is not None and summary.nats == known.harm(summary.bias)
+    known = forecast.forecast("activation gradients")
+    assert known is not None
+    features = {"error": summary.error, "bias": summary.bias, "distance": 1 - summary.cosine}
+    answer = known.answer(features | {"total": summary.error})
+    assert summary.worth == ("-" if isinstance(answer, str) else answer.text)
 
 
 def test_a_rival_sends_at_most_the_bytes_and_ranks_first():
@@ -49,7 +52,7 @@ def test_a_rival_sends_at_most_the_bytes_and_ranks_first():
 
 
 def test_bias_ranks_gradients_and_error_activations():
-    biased = samples.Summary("a", "gradients", 0.1, 0.3, 0.3, 1.0, 8.0, None)
+    biased = samples.Summary("a", "gradients", 0.1, 0.3, 0.3, 1.0, 8.0)
     noisy = replace(biased, codec="b", error=0.8, bias=0.0)
     assert noisy.rank < biased.rank
     assert replace(noisy, role="activations").rank > replace(biased, role="activations").rank

@@ -1,0 +1,185 @@
+"""Recorded trainings that a forecast of worth kept is fitted to, and what shadow mode measures of
+each one's dense training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytorch_lightning as pl
+
+from commsweep.config import Execution, Run, override, run_id
+from commsweep.config.compressors.spelling import spelled
+from commsweep.errors import UserError
+from commsweep.integrations.shadow import Shadow
+from commsweep.reporting.worth import ACCURACY, LOSS, Kept, share_kept
+from commsweep.scoring import board as boards
+from commsweep.scoring.samples import MESSAGES
+from commsweep.scoring.training import CONTROL, Scores, Setup, worth_kept
+from commsweep.training.run import Parts, build, trainer
+
+LOOKS = 20  # at a training
+SEED = 99  # of the training that is looked at; none is scored that has it
+REMOVED = {
+    f"{side}.{part}.kind": "none" for side in ("fwd", "bwd") for part in ("compressor", "feedback")
+}
+
+
+@dataclass
+class Study:
+    """A dense training, and the worth that codecs keep in it.
+
+    watched: the dense training that shadow mode looks at; of learners, one learner's. kept: by
+    codec.
+    """
+
+    name: str
+    role: str
+    watched: Run
+    kept: dict[str, Kept] = field(default_factory=dict)
+
+    @property
+    def message(self) -> str:
+        """Return the kind of message, as shadow mode has it."""
+        return MESSAGES[self.role]
+
+    @property
+    def architecture(self) -> str:
+        """Return the kind of network: "resnet_small", or an own one's function."""
+        model = self.watched.model
+        return model.build.split(":")[-1] if model.name == "own" else model.name
+
+
+def of_setups(
+    setups: Iterable[Setup], codecs: Sequence[str], count: int, scores: Scores, name: str
+) -> list[Study]:
+    """Return the studies of trainings with codecs, where dense, control and codec are recorded."""
+    studies = []
+    for setup in setups:
+        watched = setup.control if setup.role == "learners" else setup.dense
+        study = Study(f"{name}: {setup.name}", setup.role, watched)
+        for codec in codecs:
+            worth = worth_kept(setup, setup.coded(codec), count, scores)
+            if worth is not None:
+                study.kept[codec] = worth.kept
+        studies.append(study)
+    return studies
+
+
+def of_board(folder: Path, count: int = 3) -> list[Study]:
+    """Return the studies of a board: its shipped codecs without feedback."""
+    board = boards.read(folder)
+    studies = []
+    for role in MESSAGES:
+        codecs = []
+        for entry in board.of_role(role):
+            kind = (spelled(entry.codec) or {}).get("kind")
+            if entry.feedback == "none" and kind != "own" and boards.measurable(entry.codec):
+                codecs.append(entry.codec)
+        setups = boards.trainings(role, boards.SHORT)
+        studies += of_setups(setups, codecs, count, board.score_of, "board")
+    return studies
+
+
+def of_sweep(name: str, runs: Sequence[Run], rows: Path) -> list[Study]:
+    """Return the studies of a sweep at boundaries, one side of which is compressed, from its rows.
+    Raises UserError where the file is missing.
+    """
+    if not rows.is_file():
+        raise UserError(f"sweep {name}: no file '{rows}'; launch the sweep and record its rows")
+    frame = pd.read_csv(rows, dtype={"id": str}, low_memory=False).set_index("id")
+    trainings: dict[str, tuple[Run, list[Run]]] = {}
+    for run in runs:
+        dense = override(run, REMOVED)
+        key = run_id(dense.model_copy(update={"seed": 0}))
+        trainings.setdefault(key, (dense, []))[1].append(run)
+    studies = []
+    for number, (dense, members) in enumerate(trainings.values(), start=1):
+        for role, side, other in (("activations", "fwd", "bwd"), ("gradients", "bwd", "fwd")):
+            study = Study(f"{name} {number}", role, dense)
+            losses = _losses([run for run in members if _plain(run, side, other)], side, frame)
+            ends = losses.pop(CONTROL, {}), losses.pop("none", {})
+            for codec, by_seed in losses.items():
+                shared = [seed for seed in by_seed if seed in ends[0] and seed in ends[1]]
+                if shared and codec != "mean":
+                    columns = (
+                        [table[seed] for seed in shared] for table in (ends[0], by_seed, ends[1])
+                    )
+                    study.kept[codec] = share_kept(*columns)
+            if study.kept:
+                studies.append(study)
+    return studies
+
+
+def _plain(run: Run, side: str, other: str) -> bool:
+    """Return whether a run compresses no more than one side, without a memory."""
+    link, rest = getattr(run, side), getattr(run, other)
+    return rest.compressor.kind == "none" and link.feedback.kind == "none"
+
+
+def _losses(runs: Sequence[Run], side: str, frame: pd.DataFrame) -> dict[str, dict[int, float]]:
+    """Return the recorded losses (or minus the accuracy), by codec and seed."""
+    losses: dict[str, dict[int, float]] = {}
+    for run in runs:
+        name = run_id(run)
+        if name in frame.index and frame.at[name, "status"] == "finished":
+            metric, sign = (LOSS, 1) if hasattr(run.data, "block_size") else (ACCURACY, -1)
+            codec = in_a_word(getattr(run, side).compressor)
+            losses.setdefault(codec, {})[run.seed] = sign * float(frame.at[name, metric])
+    return losses
+
+
+def in_a_word(compressor: Any) -> str:
+    """Return a codec's settings in the short spelling, without defaults: "topk,ratio=0.1"."""
+    settings = compressor.model_dump(exclude_defaults=True) | {"kind": compressor.kind}
+    kind = settings.pop("kind")
+    return ",".join([kind, *(f"{name}={value}" for name, value in settings.items())])
+
+
+class _Watched(pl.Callback):
+    """Looks at a dense training's messages from its first step to its last."""
+
+    def __init__(self, shadow: Callable[[], Shadow]) -> None:
+        self.begin = shadow
+        self.shadow: Shadow | None = None
+
+    def on_train_start(self, *_: Any) -> None:
+        self.shadow = self.begin().start()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self.shadow is not None:
+            self.shadow.forward_begins()
+
+    def on_train_end(self, *_: Any) -> None:
+        if self.shadow is not None:
+            self.shadow.stop()
+
+
+def watch(study: Study, codecs: Sequence[str], settings: Execution) -> list[dict[str, Any]]:
+    """Train a study's dense network with codecs in shadow, and return a row of means a codec."""
+    run = study.watched.model_copy(update={"seed": SEED})
+    built = build(run, settings)
+    steps = len(built.data.train) * run.epochs
+    places = _places(built, study.role)
+    every = max(1, steps // LOOKS)
+    watched = _Watched(
+        lambda: Shadow(built.task.model, list(codecs), places, every, counts_forwards=False)
+    )
+    training = trainer(run, built, [watched], False)
+    training.fit(built.task, built.data.train, built.data.val_dataloader())
+    assert watched.shadow is not None
+    rows = [row for row in watched.shadow.summary() if row["message"] == study.message]
+    fixed = {"study": study.name, "architecture": study.architecture}
+    return [fixed | row for row in rows]
+
+
+def _places(built: Parts, role: str) -> dict[str, str]:
+    """Return where shadow mode looks: at the cuts, or at all gradients of matrices."""
+    if role == "learners":
+        return {"*": "gradients"}
+    names = {id(module): name for name, module in built.task.model.named_modules()}
+    return {names[id(module)]: "activations" for module in built.modules.values()}
