@@ -13,7 +13,7 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -211,6 +211,19 @@ class Collectives:
         """
         raise NotImplementedError
 
+    def pass_on(
+        self,
+        messages: list[list[Message]],
+        to: Sequence[int | None],
+        address: message.Address,
+        label: str,
+    ) -> Handle[Parts]:
+        """Send the messages [learner here][layer] to one other learner each, or to none; to: of
+        every learner. All messages of a layer have a length that their shape says. What arrives at
+        the learners here, [learner here][layer]; empty where nobody sends.
+        """
+        raise NotImplementedError
+
     def swap(self, tensors: Parts, partners: list[int], label: str) -> Handle[Parts]:
         """Return the tensors of each learner's partner; partners: of every learner, each other's.
         All have the same shapes.
@@ -263,6 +276,19 @@ class Simulated(Collectives):
             [[message.arrive() for message in outbox[to]] for outbox in messages if to in outbox]
             for to in self.here
         ]
+        return Handle(lambda: arrived)
+
+    def pass_on(
+        self,
+        messages: list[list[Message]],
+        to: Sequence[int | None],
+        address: message.Address,
+        label: str,
+    ) -> Handle[Parts]:
+        arrived: Parts = [[] for _ in self.here]
+        for sender, receiver in enumerate(to):
+            if receiver is not None:
+                arrived[receiver] = [message.arrive() for message in messages[sender]]
         return Handle(lambda: arrived)
 
     def swap(self, tensors: Parts, partners: list[int], label: str) -> Handle[Parts]:
@@ -340,6 +366,37 @@ class Processes(Collectives):
             return [
                 [self._read(came[k], mine[rank], payloads[rank], address) for k in sorted(came)]
             ]
+
+        return Handle(finish)
+
+    def pass_on(
+        self,
+        messages: list[list[Message]],
+        to: Sequence[int | None],
+        address: message.Address,
+        label: str,
+    ) -> Handle[Parts]:
+        rank, mine = self.here[0], messages[0]
+        sender = next((k for k, receiver in enumerate(to) if receiver == rank), None)
+        receiver = to[rank]
+        if sender is None and receiver is None:
+            return Handle(lambda: [[]])
+        # packed where nothing is sent, too: its length is that of what arrives
+        payloads = [sent.pack() for sent in mine]
+        packed = message.pack(payloads, address)
+        out, into = {}, {}
+        for other in {sender, receiver} - {None}:
+            out[other] = packed if other == receiver else packed[:0]
+            into[other] = torch.empty_like(packed) if other == sender else packed[:0]
+        if receiver is not None:
+            self._count(label, packed.numel(), payloads)
+        under_way = self._posted(out, into, list(out))
+
+        def finish() -> Parts:
+            under_way.wait()
+            if sender is None:
+                return [[]]
+            return [self._read(into[sender], mine, payloads, address)]
 
         return Handle(finish)
 

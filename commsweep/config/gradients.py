@@ -84,7 +84,9 @@ class Gradients(Spec):
     gradients (Local SGD; the optimizer's momentum acts on the mean of the learners). With `outer`
     learners train apart for many steps, and what they have moved by is what travels. `layers` names
     groups of layers that go through another compressor: grad.layers.head.match='["lm_head.*"]'
-    grad.layers.head.compressor.kind=uniform.
+    grad.layers.head.compressor.kind=uniform. `collective`: messages are decoded and added once, in
+    the learners' order ("exact"), or sums travel in codes and are rounded again on the way, round a
+    "ring", up a "tree", or once at each part's owner ("alltoall").
     """
 
     learners: Annotated[int, Field(ge=1, le=2**16)] = 1
@@ -122,6 +124,13 @@ class Gradients(Spec):
     sharded: Annotated[
         Sharded | None, Field(description="owners of shards; absent: every learner has all")
     ] = None
+    collective: Annotated[
+        Literal["exact", "ring", "tree", "alltoall"],
+        Field(
+            exclude_if=lambda collective: collective == "exact",
+            description="how messages are summed: once, or in codes that each hop rounds again",
+        ),
+    ] = "exact"
 
     def __hash__(self) -> int:
         # of the text: `layers` is a dict, which has no hash
@@ -157,7 +166,7 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
     ):
         raise ValueError(
             f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, "
-            "compress_vectors, exclude, layers and start_epoch have no effect; set "
+            "compress_vectors, exclude, layers, start_epoch and collective have no effect; set "
             "grad.compressor.kind"
         )
     if grad.transform is not None and (
@@ -238,6 +247,9 @@ def _dion_fits(grad: Gradients) -> None:
 def _exchange_fits(grad: Gradients) -> None:
     """Refuse an exchange or a feedback that these messages cannot have."""
     kind, feedback = grad.compressor.kind, grad.feedback.kind
+    if grad.collective != "exact":
+        _collective_fits(grad)
+        return
     if grad.exchange == "allreduce" and not grad.compressor.summable and grad.sharded is None:
         raise ValueError(
             "grad.exchange=allreduce adds messages up on the way, so all learners must send the "
@@ -253,6 +265,42 @@ def _exchange_fits(grad: Gradients) -> None:
         raise ValueError(
             f"grad.feedback.kind={feedback} does not go with grad.compressor.kind={kind}; use "
             + ("adacomp for both" if feedback == "adacomp" else "a sparsifier such as topk")
+        )
+
+
+# Kinds that can be added and coded again: a code for each entry, of a length that a shape says.
+RECODED = ("cast", "uniform", "fixed", "mx", "statistical", "e3m0", "sign", "natural")
+
+
+def _collective_fits(grad: Gradients) -> None:
+    """Refuse what sums that are rounded on the way cannot have."""
+    where, kind = f"grad.collective={grad.collective}", grad.compressor.kind
+    if kind not in RECODED or getattr(grad.compressor, "coding", None) not in (None, "none"):
+        raise ValueError(
+            f"{where} adds decoded messages and codes them again, which needs a code of one length "
+            f"for every entry ({', '.join(RECODED)}; coding=none), not grad.compressor.kind={kind}"
+        )
+    if grad.learners == 1:
+        raise ValueError(f"{where} has no effect with one learner; set grad.learners")
+    refused = {
+        f"grad.exchange={grad.exchange}": grad.exchange != "allreduce",
+        f"grad.feedback.kind={grad.feedback.kind}": grad.feedback.kind != "none",
+        "grad.vote": grad.vote,
+        "grad.sharded": grad.sharded is not None,
+        f"grad.transform={grad.transform}": grad.transform is not None,
+    }
+    if grad.outer is not None:
+        refused |= {
+            "grad.outer.clip": grad.outer.clip,
+            "grad.outer.aggregate=senders": grad.outer.aggregate == "senders",
+            "grad.outer.local_update=sent": grad.outer.local_update == "sent",
+            "grad.outer.peers": grad.outer.peers is not None,
+            "grad.outer.eager": grad.outer.eager is not None,
+        }
+    if wrong := next((name for name, is_set in refused.items() if is_set), None):
+        raise ValueError(
+            f"{where} sums on the way, so that no learner's message reaches the others: {wrong} "
+            "does not go with it; leave one out"
         )
 
 

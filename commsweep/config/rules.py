@@ -60,6 +60,9 @@ PRESENT: dict[str, Callable[[Run], str]] = {
     "sparsity": lambda run: "sparsity" if run.sparsity else "",
     "outer steps": lambda run: "grad.outer" if run.grad.outer else "",
     "shards": lambda run: "grad.sharded" if run.grad.sharded else "",
+    "sums by hops": lambda run: (
+        "" if run.grad.collective == "exact" else f"grad.collective={run.grad.collective}"
+    ),
     "local steps": _several_steps,
     "microbatches": lambda run: f"microbatches={n}" if (n := run.microbatches) > 1 else "",
     "coder": _coders,
@@ -80,6 +83,12 @@ _SIMULATE = "simulate it with commsweep run, or execute learners as processes wi
 EXCLUSIONS = (
     Exclusion("kfac", "shards", _SHARD, "set kfac=null or grad.sharded=null"),
     Exclusion("sparsity", "shards", _SHARD, "set sparsity=null or grad.sharded=null"),
+    Exclusion(
+        "sparsity",
+        "sums by hops",
+        "a hop has a part of a layer, and which of its weights live is known of whole layers",
+        "leave one out",
+    ),
     Exclusion("matrix optimizer", "shards", _SHARD, "set optim.kind=sgd or adamw"),
     Exclusion(
         "kfac",

@@ -21,6 +21,7 @@ from commsweep.compressors.live_entries import LiveEntries
 from commsweep.compressors.sparse import TILE
 from commsweep.compressors.transform import transformed
 from commsweep.config.gradients import Gradients
+from commsweep.data_parallel import hops
 from commsweep.data_parallel.joint import JointCompressor, build
 from commsweep.data_parallel.layers import Layer, layers
 from commsweep.data_parallel.ledger import Ledger
@@ -281,6 +282,8 @@ class Exchange(nn.Module):
         compressors = [self.compressor(index, epoch) for index in bucket]
         if isinstance(compressors[0], JointCompressor):
             return self._start_joint(bucket, compressors, grads, step)
+        if self.spec.collective != hops.EXACT:
+            return self._start_hops(bucket, compressors, grads, step)
         return self._start_own(bucket, compressors, grads, step)
 
     def _start_dense(self, bucket: list[int], grads: list[list[Tensor]]) -> Arrival:
@@ -388,6 +391,27 @@ class Exchange(nn.Module):
             return merged
 
         return arrival
+
+    def _start_hops(
+        self, bucket: list[int], compressors: list[Any], grads: list[list[Tensor]], step: int
+    ) -> Arrival:
+        """Sum the gradients of a bucket in codes that every hop rounds again."""
+
+        def draw(at: int, learner: int, hop: int) -> int:
+            place = self.layers[bucket[at]].place
+            return seeds.draw(seeds.EXCHANGE, self.seed, place, learner, step, hop)
+
+        address = message.Address(self.digest, step)
+        way = hops.Hops(self.collectives, compressors, draw, address)
+        summed = way.reduce(self.spec.collective, grads)
+        for index, nbytes in zip(bucket, summed.nbytes, strict=True):
+            self.messages[index] += 1
+            for count in nbytes:
+                self.ledger.sent(index, count)
+        if self.accordion is not None:
+            for index, mean_ in zip(bucket, summed.means, strict=True):
+                self.accordion.add(index, mean_)
+        return lambda: summed.means
 
     def _message(
         self, index: int, learner_at: int, compressor: Compressor, grad: Tensor, step: int

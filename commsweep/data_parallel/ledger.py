@@ -29,7 +29,10 @@ class Ledger:
         self.plain = [0] * len(layers)  # those that travelled dense
         self.places = 0  # bytes that say which weights live, each from one learner to all
         # whether each message is counted once for everyone that gets it
-        self.direct = spec.sharded is not None
+        self.direct = spec.sharded is not None or spec.collective != "exact"
+        # bytes on the way of a dense byte, where every hop is counted: of a ring
+        n = spec.learners
+        self.wire = 2 * (n - 1) / n if spec.collective != "exact" else 1
         self._seen, self._seen_steps = [0] * len(layers), 0
 
     def sent(
@@ -54,7 +57,7 @@ class Ledger:
         """
         layer = self.layers[index]
         nbytes = (itemsize or layer.itemsize) * layer.shape.numel()
-        self.up[index] = self.up[index] + messages * nbytes
+        self.up[index] = self.up[index] + round(messages * nbytes * self.wire)
         self.plain[index] += messages
         if self.spec.exchange == "server":
             self.down[index] = self.down[index] + nbytes
@@ -104,8 +107,8 @@ class Ledger:
         out: dict[str, Any] = {
             "up": up_bytes + place_bytes,
             "bound": self._bound(up) + place_bytes,
-            "dense": sum(dense),
-            "rate": sum(dense) / (up_bytes + place_bytes) if up_bytes else 1.0,
+            "dense": self.wire * sum(dense),
+            "rate": self.wire * sum(dense) / (up_bytes + place_bytes) if up_bytes else 1.0,
             "learner_sends": factor * up_bytes + place_bytes * (1 if served else n - 1),
             "learner_receives": receives + place_bytes * (n - 1),
             "total": n

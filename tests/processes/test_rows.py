@@ -38,6 +38,22 @@ RUNS = {
         "sparsity.interval": 1,
     },
     "outer in bfloat16": {"precision": "bfloat16", "grad.outer.interval": 2},
+    "a tree in 4 bits": {
+        "grad.learners": 4,
+        "grad.collective": "tree",
+        "grad.compressor": "uniform:4,rounding=stochastic,scale=group,group=16",
+    },
+    "a ring in 8 bits after local steps": {
+        "grad.collective": "ring",
+        "grad.compressor": "uniform:8",
+        "grad.outer.interval": 2,
+    },
+    "owners in MXFP8 and K-FAC": {
+        "grad.collective": "alltoall",
+        "grad.compressor": "mxfp8_e5m2",
+        "grad.compress_vectors": True,
+        "kfac.inverses_every": 2,
+    },
     "kfac": {
         "kfac.inverses_every": 2,
         "kfac.compressor.kind": "uniform",
@@ -48,7 +64,12 @@ SAME = ("run", "metrics", "steps", "boundaries", "bytes", "gradients", "kfac", "
 
 
 @pytest.mark.parametrize(
-    "names", [["dropout, bytes by data"], pytest.param(list(RUNS), marks=pytest.mark.slow)]
+    "names",
+    [
+        ["dropout, bytes by data"],
+        ["a tree in 4 bits"],
+        pytest.param(list(RUNS), marks=pytest.mark.slow),
+    ],
 )
 def test_a_row_of_processes_is_the_simulations(names, store):
     how, runs = Execution("cpu"), [override(tiny_text(), SMALL | RUNS[name]) for name in names]

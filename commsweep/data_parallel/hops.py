@@ -1,0 +1,199 @@
+"""Sums of gradients that are rounded on the way: a ring, a tree, or all-to-all, in codes.
+
+Every learner divides its gradient by the number of learners n first, so that no partial sum is
+larger than a gradient. Layers are cut into n equal parts, padded with zeros, where a learner owns
+one.
+
+    ring      n - 1 hops: a part goes round, and each learner adds its own to what it decodes and
+              encodes the sum again (requantization); the last one's code goes to all
+    tree      the same up a binomial tree, with whole layers in log2 n hops; the root's code goes
+              to all
+    alltoall  every learner sends the owner of each part its code; owners add in float32, and the
+              code of the sum goes to all: two roundings, whatever n is (ZeRO++, arXiv 2306.10209)
+
+The code of a final sum reaches all learners unchanged, so that they stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from commsweep.collectives import Collectives, Message
+from commsweep.compressors import Compressor, message
+
+WHAT = "gradients"
+EXACT, RING, TREE, ALL_TO_ALL = "exact", "ring", "tree", "alltoall"
+
+# The seed of a message: of a layer, by the learner that encodes it and the number of its hop.
+Draw = Callable[[int, int, int], int]
+
+
+@dataclass
+class Summed:
+    """The mean of the learners' gradients, a layer each, and the bytes of the learners here: of
+    each layer by hop, one message after the other.
+    """
+
+    means: list[Tensor]
+    nbytes: list[list[int | Tensor]] = field(default_factory=list)
+
+
+class Hops:
+    """One sum of some layers over all learners."""
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        codes: Sequence[Compressor],
+        draw: Draw,
+        address: message.Address,
+    ) -> None:
+        """codes: of each layer. draw: the seed of a message by layer, learner and hop."""
+        self.collectives, self.codes, self.draw, self.address = collectives, codes, draw, address
+        self.hop = 0
+        self.nbytes: list[list[int | Tensor]] = [[] for _ in codes]
+
+    def reduce(self, collective: str, grads: list[list[Tensor]]) -> Summed:
+        """Return the mean of the gradients [learner here][layer], as all learners have it."""
+        n = self.collectives.learners
+        way = {RING: self._ring, TREE: self._tree, ALL_TO_ALL: self._all_to_all}[collective]
+        shares = [[grad / n for grad in tensors] for tensors in grads]
+        means = way(shares)
+        shapes = [grad.shape for grad in grads[0]]
+        back = [
+            mean.reshape(-1)[: s.numel()].view(s) for mean, s in zip(means, shapes, strict=True)
+        ]
+        return Summed(back, self.nbytes)
+
+    def _ring(self, shares: list[list[Tensor]]) -> list[Tensor]:
+        n, here = self.collectives.learners, self.collectives.here
+        parts = [[_cut(x, n) for x in row] for row in shares]
+        sums = [[cut[learner] for cut in row] for learner, row in zip(here, parts, strict=True)]
+        following = [(learner + 1) % n for learner in range(n)]
+        for hop in range(n - 1):
+            arrived = self._pass_on(sums, following)
+            sums = []
+            for learner, row, came in zip(here, parts, arrived, strict=True):
+                at = (learner - 1 - hop) % n
+                sums.append([y + cut[at] for y, cut in zip(came, row, strict=True)])
+        # learner k ends with the sum of part k + 1
+        rows = self._to_all(sums)
+        ordered = [rows[(part - 1) % n] for part in range(n)]
+        return [torch.stack(list(column)) for column in zip(*ordered, strict=True)]
+
+    def _all_to_all(self, shares: list[list[Tensor]]) -> list[Tensor]:
+        n, here = self.collectives.learners, self.collectives.here
+        outboxes: list[dict[int, list[Message]]] = []
+        for learner, row in zip(here, shares, strict=True):
+            parts = [_cut(x, n) for x in row]
+            outboxes.append(
+                {to: self._messages(learner, [cut[to] for cut in parts]) for to in range(n)}
+            )
+        arrived = self.collectives.scatter(outboxes, self.address, WHAT).wait()
+        self.hop += 1
+        for learner, outbox in zip(here, outboxes, strict=True):
+            for to, messages in outbox.items():
+                if to != learner:
+                    self._count(messages)
+        rows = self._to_all(
+            [[_sum(column) for column in zip(*rows, strict=True)] for rows in arrived]
+        )
+        return [torch.stack(list(column)) for column in zip(*rows, strict=True)]
+
+    def _tree(self, shares: list[list[Tensor]]) -> list[Tensor]:
+        n, here = self.collectives.learners, self.collectives.here
+        sums, distance = [list(row) for row in shares], 1
+        while distance < n:
+            to: list[int | None] = [None] * n
+            for learner in range(distance, n, 2 * distance):
+                to[learner] = learner - distance
+            arrived = self._pass_on(sums, to)
+            for at, _ in enumerate(here):
+                if arrived[at]:
+                    sums[at] = [v + y for v, y in zip(sums[at], arrived[at], strict=True)]
+            distance *= 2
+        return self._from_root(sums)
+
+    # Messages.
+
+    def _messages(self, learner: int, tensors: Sequence[Tensor]) -> list[Message]:
+        return [
+            Message(code, x, self.draw(at, learner, self.hop))
+            for at, (code, x) in enumerate(zip(self.codes, tensors, strict=True))
+        ]
+
+    def _pass_on(self, tensors: list[list[Tensor]], to: Sequence[int | None]) -> list[list[Tensor]]:
+        """Send the tensors of each learner to one other or none; what arrives at the learners
+        here.
+        """
+        here = self.collectives.here
+        outboxes = [self._messages(k, row) for k, row in zip(here, tensors, strict=True)]
+        arrived = self.collectives.pass_on(outboxes, to, self.address, WHAT).wait()
+        self.hop += 1
+        for learner, messages in zip(here, outboxes, strict=True):
+            if to[learner] is not None:
+                self._count(messages)
+        return arrived
+
+    def _to_all(self, tensors: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Send the tensors of every learner to all; what arrives, [learner][layer]."""
+        here, others = self.collectives.here, self.collectives.learners - 1
+        messages = [self._messages(k, row) for k, row in zip(here, tensors, strict=True)]
+        arrived = self.collectives.share(messages, self.address, WHAT, even=True).wait()
+        self.hop += 1
+        for row in messages:
+            self._count(row, others)
+        return arrived
+
+    def _from_root(self, tensors: list[list[Tensor]]) -> list[Tensor]:
+        """Send the first learner's tensors to all."""
+        here, n = self.collectives.here, self.collectives.learners
+        arrived: list[Tensor] = []
+        messages = [self._messages(k, row) for k, row in zip(here, tensors, strict=True)]
+        for learner in range(1, n):
+            to: list[int | None] = [None] * n
+            to[0] = learner
+            received = self.collectives.pass_on(messages, to, self.address, WHAT).wait()
+            arrived = next((row for row in received if row), arrived)
+            if 0 in here:
+                self._count(messages[here.index(0)])
+        self.hop += 1
+        if 0 in here:
+            arrived = [sent.arrive() for sent in messages[here.index(0)]]
+        return arrived
+
+    def _count(self, messages: list[Message], times: int = 1) -> None:
+        for row, sent in zip(self.nbytes, messages, strict=True):
+            row.append(sent.nbytes * times)
+
+
+def hop_count(collective: str, learners: int) -> int:
+    """Return how many messages one after the other a sum takes, the one to all among them."""
+    if collective == TREE:
+        return 2 * (learners - 1).bit_length()
+    return 2 if collective == ALL_TO_ALL else 2 * (learners - 1)
+
+
+def roundings(collective: str, learners: int) -> int:
+    """Return how many codes lie between a learner's gradient and the mean, at most."""
+    if collective == ALL_TO_ALL:
+        return 2
+    return learners if collective == RING else (learners - 1).bit_length() + 1
+
+
+def _cut(x: Tensor, count: int) -> Tensor:
+    """A layer as [count, elements], padded with zeros."""
+    flat = x.reshape(-1)
+    return nn.functional.pad(flat, (0, -len(flat) % count)).view(count, -1)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors, in their order."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total

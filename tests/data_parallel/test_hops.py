@@ -1,0 +1,130 @@
+"""Sums that are rounded on the way: against loops over learners, and between real processes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from commsweep.collectives import Simulated
+from commsweep.compressors import build, message
+from commsweep.config.gradients import RECODED
+from commsweep.data_parallel import hops
+from commsweep.data_parallel.hops import ALL_TO_ALL, RING, TREE, Hops
+
+ADDRESS = message.Address(message.digest("test"), 0)
+CODES = (
+    {"kind": "cast", "to": "bfloat16"},
+    {"kind": "uniform", "bits": 8, "scale": "group", "group": 16},
+    {"kind": "uniform", "bits": 4, "scale": "group", "group": 16, "rounding": "stochastic"},
+    {"kind": "mx", "format": "mxfp8_e4m3"},
+    {"kind": "mx", "format": "mxfp8_e5m2"},
+)
+
+
+def draw(layer, learner, hop):
+    return 1000 * layer + 100 * learner + hop
+
+
+def summed(collective, code, rows):
+    """The mean of rows [learner][entry] by the library, and its bytes."""
+    way = Hops(Simulated(len(rows)), [build(code)], draw, ADDRESS)
+    result = way.reduce(collective, [[row] for row in rows])
+    return result.means[0], result.nbytes[0]
+
+
+def by_hand(collective, code, rows):
+    """The same, one learner and one part at a time, on lists."""
+    n, compressor = len(rows), build(code)
+
+    def rounded(x, learner, hop):
+        return compressor.decode(compressor.encode(x[None], draw(0, learner, hop)))[0]
+
+    size = -(-len(rows[0]) // n)
+    padded = [nn.functional.pad(row / n, (0, size * n - len(row))) for row in rows]
+    whole = torch.zeros(size * n)
+    if collective == TREE:
+        values, hop, distance = [row / n for row in rows], 0, 1
+        while distance < n:
+            for receiver in range(0, n - distance, 2 * distance):
+                sender = receiver + distance
+                values[receiver] = values[receiver] + rounded(values[sender], sender, hop)
+            distance, hop = 2 * distance, hop + 1
+        return rounded(values[0], 0, hop)
+    for part in range(n):
+        entries = slice(part * size, (part + 1) * size)
+        if collective == RING:
+            at, partial = part, padded[part][entries]
+            for hop in range(n - 1):
+                at_next = (at + 1) % n
+                partial = rounded(partial, at, hop) + padded[at_next][entries]
+                at = at_next
+            whole[entries] = rounded(partial, at, n - 1)
+        else:
+            total = torch.zeros(size)
+            for learner in range(n):
+                total = total + rounded(padded[learner][entries], learner, 0)
+            whole[entries] = rounded(total, part, 1)
+    return whole[: len(rows[0])]
+
+
+@pytest.mark.parametrize("collective", [RING, TREE, ALL_TO_ALL])
+@pytest.mark.parametrize("code", CODES, ids=lambda code: str(list(code.values())[1]))
+def test_sums_are_those_of_a_loop_over_learners(collective, code):
+    for n, entries in ((2, 7), (3, 64), (5, 33), (8, 100)):
+        rows = [torch.randn(entries, generator=torch.Generator().manual_seed(k)) for k in range(n)]
+        mean, _ = summed(collective, code, rows)
+        assert torch.equal(mean, by_hand(collective, code, rows)), (n, entries)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 9), st.integers(1, 40), st.sampled_from([RING, TREE, ALL_TO_ALL]))
+def test_a_code_without_error_gives_the_mean(n, entries, collective):
+    """Small whole numbers over a power of two are exact in bfloat16, wherever they are added."""
+    generator = torch.Generator().manual_seed(n * 100 + entries)
+    rows = [torch.randint(-3, 4, (entries,), generator=generator).float() * n for _ in range(n)]
+    mean, _ = summed(collective, {"kind": "cast", "to": "bfloat16"}, rows)
+    assert torch.equal(mean, torch.stack(rows).mean(0).round())
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+def test_bytes_of_every_hop_are_counted(n):
+    rows = [torch.ones(12 * n) for _ in range(n)]
+    code = {"kind": "cast", "to": "bfloat16"}
+    layer, part = 2 * 12 * n, 2 * 12
+    # a ring and all-to-all: n - 1 parts each way and learner; a tree: n - 1 layers each way
+    for collective in (RING, ALL_TO_ALL):
+        assert sum(map(int, summed(collective, code, rows)[1])) == 2 * n * (n - 1) * part
+    assert sum(map(int, summed(TREE, code, rows)[1])) == 2 * (n - 1) * layer
+
+
+def test_hops_and_roundings_of_a_sum():
+    assert [hops.hop_count(way, 8) for way in (RING, TREE, ALL_TO_ALL)] == [14, 6, 2]
+    assert [hops.roundings(way, 8) for way in (RING, TREE, ALL_TO_ALL)] == [8, 4, 2]
+    assert hops.roundings(TREE, 5) == 4
+
+
+def test_unbiased_codes_err_with_the_root_of_their_roundings():
+    """The error of the sum grows with the number of roundings, not of learners."""
+    errors = {}
+    code = {"kind": "uniform", "bits": 6, "scale": "group", "group": 32, "rounding": "stochastic"}
+    for n in (4, 64):
+        rows = [torch.randn(64 * n, generator=torch.Generator().manual_seed(k)) for k in range(n)]
+        exact = torch.stack(rows).mean(0)
+        for way in (RING, TREE, ALL_TO_ALL):
+            errors[way, n] = float((summed(way, code, rows)[0] - exact).norm() / exact.norm())
+    assert errors[RING, 64] > 2 * errors[RING, 4]
+    assert errors[ALL_TO_ALL, 64] < 1.5 * errors[ALL_TO_ALL, 4]
+    assert errors[TREE, 64] < errors[RING, 64]
+
+
+def test_every_kind_that_can_be_coded_again_is_summed():
+    for kind in RECODED:
+        rows = [torch.randn(40, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+        mean, nbytes = summed(RING, {"kind": kind}, rows)
+        assert mean.isfinite().all() and all(int(count) > 0 for count in nbytes)
+        assert math.isfinite(float(mean.norm()))
