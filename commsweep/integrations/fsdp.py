@@ -1,14 +1,17 @@
-"""FSDP2 whose gradients travel in codes.
+"""FSDP2 whose gradients travel in codes, and its weights where asked.
 
     fully_shard(model)
-    wire = compress_fsdp(model, {"kind": "uniform", "bits": 8})
+    wire = compress_fsdp(model, {"kind": "uniform", "bits": 8}, weights="uniform:8,scale=group")
     ...
     wire.totals()["bytes"]
 
 
 Train as before; the last line is what this process sent a step. In the reduce-scatter of a module
 every process sends each other process its part of the gradients as one message, encodes it once,
-and adds up what arrives (as ZeRO++'s qgZ without its second hop). Weights are gathered dense.
+and adds up what arrives (as ZeRO++'s qgZ without its second hop). In its all-gather every process
+sends the others its part of the weights as one message (ZeRO++'s qwZ, arXiv 2306.10209). Forward
+and backward use the decoded weights, one's own part among them; the optimizer steps on the float32
+shards that the owners keep.
 """
 
 from __future__ import annotations
@@ -93,8 +96,49 @@ class CodedReduceScatter:
         self.calls += 1
 
 
+class CodedAllGather:
+    """The all-gather of one FSDP2 module: torch calls it before its forward, and before its
+    backward where the weights were given back.
+    """
+
+    def __init__(self, wire: Wire, number: int, code: compressors.Compressor) -> None:
+        self.wire, self.place, self.code, self.calls = wire, number, code, 0
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> None:
+        """output_tensor [processes * n] becomes the decoded weights of all processes; input_tensor
+        [n] are this one's.
+        """
+        if not input_tensor.is_floating_point():
+            raise UserError(
+                "weights: FSDP gathers parameters of several types as bytes, which no code "
+                "takes; give the module parameters of one type"
+            )
+        collectives = self.wire.collectives(group)
+        # the same draws in forward and backward of a step, so that both have the same weights
+        me, at = collectives.here[0], self.wire.steps
+        seed = seeds.draw(seeds.SHARDS, self.wire.seed, self.place, me, at, 1, 0)
+        sent = Message(self.code, input_tensor.float(), seed)
+        address = message.Address(message.digest(f"fsdp weights {self.code.spec}"), self.calls)
+        arrived = collectives.share([[sent]], address, "weights", even=True).wait()
+        output_tensor.copy_(torch.cat([row[0].view(-1) for row in arrived]))
+        others = collectives.learners - 1
+        self.wire.weights_sent += sent.nbytes * others
+        self.wire.weights_dense += input_tensor.element_size() * input_tensor.numel() * others
+        self.calls += 1
+
+
 class Wire:
-    """The state that the reduce-scatters of one model share, and their counts."""
+    """The state that the reduce-scatters and all-gathers of one model share, and their counts."""
 
     def __init__(
         self,
@@ -109,8 +153,12 @@ class Wire:
         self._sent_before = 0  # reduce-scatters until the last of them
         self.sent: Any = 0  # a count that waits on a device stays there until it is asked for
         self.dense = 0
+        self.weights_sent: Any = 0
+        self.weights_dense = 0
         self.parts: list[CodedReduceScatter] = []
+        self.gathers: list[CodedAllGather] = []
         self._collectives: dict[Any, Processes] = {}
+        self._loaded = False  # whether counts are those of an earlier process, too
         steps.watch(self)
 
     def collectives(self, group: dist.ProcessGroup) -> Processes:
@@ -132,15 +180,45 @@ class Wire:
 
     def totals(self) -> dict[str, float]:
         """bytes, dense: what this process sent of gradients a step of the optimizer, and the type
-        that FSDP reduces in would have; rate: how many times fewer.
+        that FSDP reduces in would have; rate: how many times fewer. weights.bytes, weights.dense,
+        weights.rate: the same of weights, where these travel in codes. Raises RuntimeError where
+        the transport moved other bytes than the codes have.
         """
+        self._check()
         # a loop without an optimizer of torch steps once a backward
         count = self.steps or max(1, max((scatter.calls for scatter in self.parts), default=0))
-        return {
+        out = {
             "bytes": float(self.sent) / count,
             "dense": self.dense / count,
             "rate": self.dense / max(1.0, float(self.sent)),
         }
+        if self.gathers:
+            sent = float(self.weights_sent)
+            out |= {
+                "weights.bytes": sent / count,
+                "weights.dense": self.weights_dense / count,
+                "weights.rate": self.weights_dense / max(1.0, sent),
+            }
+        return out
+
+    def _check(self) -> None:
+        """Raise RuntimeError unless the transport was handed what the codes have, and frames.
+
+        A gather hands its message to the transport once, for all others.
+        """
+        moved: dict[str, int] = {WHAT: 0, "weights": 0}
+        counted = {WHAT: float(self.sent), "weights": 0.0}
+        for collectives in self._collectives.values():
+            for what in moved:
+                moved[what] += collectives.sent[what] - collectives.framing[what]
+            others = max(1, collectives.learners - 1)
+            counted["weights"] = float(self.weights_sent) / others
+        for what, nbytes in moved.items():
+            if len(self._collectives) == 1 and not self._loaded and nbytes != counted[what]:
+                raise RuntimeError(
+                    f"the transport moved {nbytes} bytes of {what}, and their codes have "
+                    f"{counted[what]:.0f}; please report this"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this process remembers."""
@@ -149,6 +227,7 @@ class Wire:
             "errors": [scatter.error for scatter in self.parts],
             "sent": float(self.sent),
             "dense": self.dense,
+            "weights": [float(self.weights_sent), self.weights_dense],
             "steps": self.steps,
         }
 
@@ -162,7 +241,9 @@ class Wire:
         for scatter, calls, error in zip(self.parts, state["calls"], state["errors"], strict=True):
             scatter.calls, scatter.error = calls, error
         self.sent, self.dense = state.get("sent", 0), state.get("dense", 0)
+        self.weights_sent, self.weights_dense = state.get("weights", (0, 0))
         self.steps, self._sent_before = state.get("steps", 0), sum(state["calls"])
+        self._loaded = True
 
 
 def compress_fsdp(
@@ -171,14 +252,16 @@ def compress_fsdp(
     feedback: str = "none",
     seed: int = 0,
     scaler: torch.amp.GradScaler | None = None,
+    weights: dict[str, Any] | str | None = None,
 ) -> Wire:
     """Have the gradients of every fully_shard module of the model travel in codes.
 
     compressor: a code whose length its shape says (those of `grad.sharded`, or a class of your own
     without a state), as settings or in a word ("uniform:4", "mine.py:RowSigns,k=4"). feedback:
     "none" or "ef" (error feedback, one memory a part). scaler: of the loss, if there is one; a step
-    in which a gradient is not finite changes no memory. Raises UserError on a model that
-    fully_shard has not touched.
+    in which a gradient is not finite changes no memory. weights: a code of the same kinds for the
+    all-gather of the weights (None: as they are). Raises UserError on a model that fully_shard has
+    not touched, and where a process would send weights to nobody.
     """
     if feedback not in ("none", "ef"):
         raise UserError(f"feedback='{feedback}': choose none or ef")
@@ -195,24 +278,33 @@ def compress_fsdp(
     wire = Wire(_settings(compressor), feedback, seed, scaler)
     if isinstance(wire.code, Own) and (wire.code.keeps or wire.code.remembers):
         raise UserError(f"compressor '{compressor}' keeps a state, which a reduce-scatter does not")
+    code = None if weights is None else compressors.build(_settings(weights, "weights"))
+    if code is not None:
+        if code.spec.kind == "none":
+            raise UserError("weights='none' has no effect; leave it out")
+        if dist.get_world_size() == 1:
+            raise UserError(f"weights='{weights}' has no effect with one process; leave it out")
     for index, module in enumerate(sharded):
+        if code is not None:
+            wire.gathers.append(CodedAllGather(wire, index, code))
+            module.set_custom_all_gather(wire.gathers[-1])  # pyright: ignore[reportArgumentType]
         scatter = CodedReduceScatter(wire, index)
         module.set_custom_reduce_scatter(scatter)  # pyright: ignore[reportArgumentType]
         wire.parts.append(scatter)
     return wire
 
 
-def _settings(compressor: dict[str, Any] | str) -> dict[str, Any]:
+def _settings(compressor: dict[str, Any] | str, name: str = "compressor") -> dict[str, Any]:
     """Return a code's settings. Raises UserError on one whose length its shape does not say."""
     try:
         settings = in_full(compressor)
     except ValueError as error:
-        raise UserError(f"compressor {error}") from None
+        raise UserError(f"{name} {error}") from None
     kind = settings.get("kind") if isinstance(settings, dict) else settings
     kinds_known = [*by_kind(ShardCode), "own"]
     if kind not in kinds_known:
         raise UserError(
-            f"compressor kind '{kind}': a reduce-scatter needs codes whose length their shape "
+            f"{name} kind '{kind}': sharded messages need codes whose length their shape "
             f"says: {', '.join(kinds_known)}"
         )
     return settings
