@@ -60,6 +60,25 @@ class Message:
         return payload
 
 
+# Kinds that code each sample of a batch by itself, unless they draw or have a range for all.
+BY_SAMPLE = ("cast", "uniform")
+
+
+def arrive_together(messages: list[Message]) -> list[Tensor]:
+    """Return what arrives of messages that have one compressor and one shape. They are coded as the
+    samples of one batch where that gives the same bits.
+    """
+    compressor = messages[0].compressor
+    spec = compressor.spec
+    draws = spec.draws or getattr(spec, "rounding", "") == "stochastic"
+    if spec.kind not in BY_SAMPLE or draws or getattr(spec, "scale", "") == "tensor":
+        return [sent.arrive() for sent in messages]
+    y = compressor.apply(torch.stack([sent.x for sent in messages]), 0)
+    for sent in messages:
+        sent.nbytes = compressor.bytes_sent(y[:1])
+    return list(y)
+
+
 class Decided(Message):
     """A message whose maker knows already what arrives: y [*layer], of `nbytes`, with so many
     entries.
@@ -272,10 +291,11 @@ class Simulated(Collectives):
     def scatter(
         self, messages: list[dict[int, list[Message]]], address: message.Address, label: str
     ) -> Handle[list[Parts]]:
-        arrived = [
-            [[message.arrive() for message in outbox[to]] for outbox in messages if to in outbox]
-            for to in self.here
-        ]
+        arrived: list[Parts] = []
+        for to in self.here:
+            rows = [outbox[to] for outbox in messages if to in outbox]
+            columns = [arrive_together(list(column)) for column in zip(*rows, strict=True)]
+            arrived.append([list(row) for row in zip(*columns, strict=True)])
         return Handle(lambda: arrived)
 
     def pass_on(
@@ -286,9 +306,10 @@ class Simulated(Collectives):
         label: str,
     ) -> Handle[Parts]:
         arrived: Parts = [[] for _ in self.here]
-        for sender, receiver in enumerate(to):
-            if receiver is not None:
-                arrived[receiver] = [message.arrive() for message in messages[sender]]
+        pairs = [(k, receiver) for k, receiver in enumerate(to) if receiver is not None]
+        for column in zip(*(messages[sender] for sender, _ in pairs), strict=True):
+            for (_, receiver), y in zip(pairs, arrive_together(list(column)), strict=True):
+                arrived[receiver].append(y)
         return Handle(lambda: arrived)
 
     def swap(self, tensors: Parts, partners: list[int], label: str) -> Handle[Parts]:

@@ -59,6 +59,11 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         "--learners", type=count, help="processes (default: the preset's grad.learners)"
     )
     parser.add_argument(
+        "--collective",
+        choices=("exact", "ring", "tree", "alltoall"),
+        help="how codes are summed: grad.collective (default: the preset's, exact)",
+    )
+    parser.add_argument(
         "--steps",
         type=whole_number(0),
         default=0,
@@ -130,9 +135,10 @@ def _ddp(args: argparse.Namespace) -> int:
             f"--device {args.device}: the learners are processes on this machine's CPU cores; "
             "use cpu"
         )
-    settings = changes(args.settings) | (
-        {} if args.learners is None else {"grad.learners": args.learners}
-    )
+    settings = changes(args.settings)
+    for name in ("learners", "collective"):
+        if (value := getattr(args, name)) is not None:
+            settings[f"grad.{name}"] = value
     run = override(preset(args.preset), settings)
     for option, is_given, needs, value in (
         ("fraction", args.fraction != 1, "placement", "shared"),

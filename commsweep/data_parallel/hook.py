@@ -57,15 +57,16 @@ class CompressionHook(nn.Module):
         **gradients: Any,
     ) -> None:
         """compressor ("topk:0.1", or its settings), feedback, gradients: as of a Run's `grad`, such
-        as exchange="server". group: the process group that DistributedDataParallel was given (None:
-        of all processes). scaler: of the loss, if there is one.
+        as exchange="server", or collective="ring" for sums that travel in codes.
+        group: the process group that DistributedDataParallel was given (None: of all processes).
+        scaler: of the loss, if there is one.
 
         Raises UserError on settings that do not go together.
         """
         super().__init__()
-        settings = {"exchange": "allgather", "compressor": compressor, **gradients} | (
-            {"feedback": feedback} if feedback else {}
-        )
+        exact = gradients.get("collective", "exact") == "exact"
+        settings = {"exchange": "allgather" if exact else "allreduce", "compressor": compressor}
+        settings |= gradients | ({"feedback": feedback} if feedback else {})
         # what is misspelt is said whatever else is missing
         spec = parse_gradients({"learners": 2} | settings)
         if spec.outer is not None or spec.sharded is not None:

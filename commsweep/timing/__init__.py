@@ -2,4 +2,4 @@
 
 # Of `gpt.Choices`, here because the command line names them before anything else is imported.
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "2bw")
-COLLECTIVES = ("ring", "tree", "hierarchical", "nccl")
+COLLECTIVES = ("ring", "tree", "alltoall", "hierarchical", "nccl")

@@ -1,4 +1,4 @@
-"""Seconds of an all-reduce over GPUs of several nodes: a ring, a tree, or in levels.
+"""Seconds of an all-reduce over GPUs of several nodes: a ring, a tree, in levels, or all-to-all.
 
 With n ranks, g of them on each of N nodes, B bytes, `near` and `far` bytes a second within and
 between nodes, and a latency a hop of each kind:
@@ -6,10 +6,11 @@ between nodes, and a latency a hop of each kind:
     ring           2 (n-1)/n B / slowest + 2 (n-N) hop + 2 (N-1) far_hop
     tree           2 B / (0.92 slowest)  + 2 (g-1) hop + 2 log2(N) far_hop
     hierarchical   2 (g-1)/g B / near + 2 (N-1)/N B / far + 2 (g-1) hop + 2 (N-1) far_hop
+    alltoall       2 (n-1)/n B / slowest + 2 hop, of the far kind where N > 1
 
-The slowest link of a ring or a tree is `far` where N > 1. The hierarchical one scatters sums within
-each node, reduces the shares between nodes and gathers within. NCCL's tuner has these formulas of
-ring and tree (src/graph/tuning.cc), and takes the faster of the two.
+The slowest link of all but the levels is `far` where N > 1. The hierarchical one scatters sums
+within each node, reduces the shares between nodes and gathers within. NCCL's tuner has these
+formulas of ring and tree (src/graph/tuning.cc), and takes the faster of the two.
 """
 
 from __future__ import annotations
@@ -55,5 +56,7 @@ def by_algorithm(nbytes: Any, where: Ranks) -> dict[str, Any]:
     tree = tree + 2 * (local - 1) * where.hop + 2 * np.log2(nodes) * where.far_hop
     levels = 2 * (local - 1) / local * nbytes / where.near + 2 * (nodes - 1) / nodes * nbytes / far
     levels = levels + 2 * (local - 1) * where.hop + between
-    algorithms = {"ring": ring, "tree": tree, "hierarchical": levels}
+    latency = np.where(nodes > 1, where.far_hop, where.hop)
+    direct = 2 * (n - 1) / n * nbytes / slowest + 2 * latency
+    algorithms = {"ring": ring, "tree": tree, "hierarchical": levels, "alltoall": direct}
     return {name: np.where(n > 1, algorithm, 0.0) for name, algorithm in algorithms.items()}

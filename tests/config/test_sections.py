@@ -170,6 +170,11 @@ HAVING = {
     "sparsity": {"sparsity.phases.all.sparsity": 0.5},
     "outer steps": {"grad.learners": 2, "grad.outer.interval": 4},
     "shards": {"grad.learners": 2, "grad.sharded.nodes": 1},
+    "sums by hops": {
+        "grad.learners": 2,
+        "grad.collective": "ring",
+        "grad.compressor.kind": "uniform",
+    },
     "local steps": {"grad.learners": 2, "grad.local_steps": 2},
     "microbatches": {"microbatches": 2},
     "coder": {"fwd.compressor.kind": "bottleneck"},

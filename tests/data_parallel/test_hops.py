@@ -6,15 +6,24 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from commsweep.collectives import Simulated
 from commsweep.compressors import build, message
+from commsweep.config import Execution, override, record, run_id
 from commsweep.config.gradients import RECODED
+from commsweep.config.override import parse_gradients
 from commsweep.data_parallel import hops
+from commsweep.data_parallel.exchange import Exchange
+from commsweep.data_parallel.hook import CompressionHook
 from commsweep.data_parallel.hops import ALL_TO_ALL, RING, TREE, Hops
+from commsweep.errors import UserError
+from commsweep.registry import preset
+from commsweep.training.run import execute
+from tests.helpers import resumed, spawned, tiny
 
 ADDRESS = message.Address(message.digest("test"), 0)
 CODES = (
@@ -128,3 +137,87 @@ def test_every_kind_that_can_be_coded_again_is_summed():
         mean, nbytes = summed(RING, {"kind": kind}, rows)
         assert mean.isfinite().all() and all(int(count) > 0 for count in nbytes)
         assert math.isfinite(float(mean.norm()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"grad.compressor": "topk:0.1"},
+            "needs a code of one length .* not grad.compressor.kind=topk",
+        ),
+        ({"grad.compressor": "uniform:4,coding=rans"}, "needs a code of one length"),
+        ({"grad.learners": 1}, "has no effect with one learner"),
+        ({"grad.exchange": "server"}, "grad.exchange=server does not go with it"),
+        ({"grad.feedback": "ef"}, "grad.feedback.kind=ef does not go with it"),
+        ({"grad.compressor": "sign", "grad.vote": True}, "grad.vote does not go with it"),
+        ({"grad.outer.interval": 4, "grad.outer.clip": True}, "grad.outer.clip does not go"),
+        ({"grad.outer.interval": 4, "grad.outer.eager": True}, "grad.outer.eager does not go"),
+        ({"grad.compressor": "none"}, "and collective have no effect"),
+    ],
+)
+def test_what_a_sum_on_the_way_cannot_have_is_refused(changes, line):
+    ring = {"grad.learners": 4, "grad.collective": "ring", "grad.compressor": "uniform:8"}
+    assert override(preset("synthetic"), ring).grad.collective == "ring"
+    with pytest.raises(UserError, match=line):
+        override(preset("synthetic"), ring | changes)
+
+
+def test_a_run_without_it_has_the_id_that_it_had():
+    exact = override(preset("digits_adacomp"), {"grad.collective": "exact"})
+    assert run_id(exact) == run_id(preset("digits_adacomp"))
+    assert "collective" not in record(exact)["grad"]
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(store, tmp_path):
+    """Sums on the way keep nothing between steps but their counts."""
+    changes = {"grad.learners": 4, "grad.collective": "tree", "grad.compressor": "mxfp4"}
+    run = override(tiny(), changes | {"epochs": 2})
+    whole, again = execute(run, store, Execution("cpu")), resumed(run, tmp_path / "stopped")
+    for name in ("metrics", "gradients", "steps"):
+        assert again[name] == whole[name]
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+def _hooked(rank, port, answer, collective):
+    """Put a learner's gradients of two steps, alone and with the hook, into `answer`."""
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=3)
+    model = _net()
+    ddp = nn.parallel.DistributedDataParallel(model)
+    hook = CompressionHook(model, "uniform:4,rounding=stochastic", seed=3, **SUMMED[collective])
+    hook.attach(ddp)
+    rows = []
+    for step in range(2):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+        alone = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+        ddp.zero_grad()
+        ddp(x).square().mean().backward()
+        together = [p.grad.tolist() for p in model.parameters()]
+        rows.append(([grad.tolist() for grad in alone], together))
+    answer.put((rank, rows))
+    dist.destroy_process_group()
+
+
+SUMMED = {way: {"collective": way, "compress_vectors": True} for way in (RING, TREE, ALL_TO_ALL)}
+
+
+@pytest.mark.parametrize(
+    "collective", [RING, pytest.param(TREE, marks=pytest.mark.slow), ALL_TO_ALL]
+)
+def test_the_hook_sums_as_the_simulation_does(collective):
+    rows_by_rank = dict(spawned(_hooked, 3, collective, answers=3))
+    code = {"learners": 3, "compressor": "uniform:4,rounding=stochastic"}
+    exchange = Exchange(parse_gradients(code | SUMMED[collective]), _net(), 3)
+    for step in range(2):
+        learners = [
+            [torch.tensor(grad) for grad in rows_by_rank[rank][step][0]] for rank in range(3)
+        ]
+        arrived = exchange.begin(learners, step, 0, range(len(exchange.layers)))()
+        for index, mean in arrived.items():
+            for rows in rows_by_rank.values():
+                assert torch.equal(torch.tensor(rows[step][1][index]), mean)

@@ -363,6 +363,7 @@ def test_an_all_reduce_by_hand():
     assert made["hierarchical"] == pytest.approx(
         2 * 7 / 8 * 1e6 / 2e11 + 1e6 / 2e10 + 14 * 3e-6 + 2 * 1e-5
     )
+    assert made["alltoall"] == pytest.approx(2 * 15 / 16 * 1e6 / 2e10 + 2 * 1e-5)
     assert all(one == 0 for one in allreduce.by_algorithm(1e6, ranks(1, 1)).values())
 
 
