@@ -106,8 +106,10 @@ def margin(table: pd.DataFrame, score: Score) -> float:
     excesses = []
     for _, rows in table.groupby("study"):
         others = table.drop(rows.index)
-        known = seen(others, score) if len(others) else None
-        for row in rows.to_dict("records") if known is not None else []:
+        if others.empty:
+            continue
+        known = seen(others, score)
+        for row in rows.to_dict("records"):
             bound = known.bound(score.of(row))
             if bound is not None:
                 worth = clipped(row["worth"])
@@ -140,17 +142,20 @@ def _trial(
 ) -> Trial:
     held = [holds(bound, worth) for bound, worth in bounds]
     narrow = [good for good, (bound, _) in zip(held, bounds, strict=True) if bound.width <= WIDEST]
+    widths = [bound.width for bound, _ in bounds]
     return Trial(
         message,
-        group,
-        name,
-        len(ranks),
-        *((float(f(ranks)) if ranks else math.nan) for f in (np.mean, min, max)),
-        len(bounds),
-        sum(held),
-        float(np.median([bound.width for bound, _ in bounds])) if bounds else math.nan,
-        len(narrow),
-        sum(narrow),
+        left_out=group,
+        by=name,
+        studies=len(ranks),
+        rank=float(np.mean(ranks)) if ranks else math.nan,
+        lowest=min(ranks, default=math.nan),
+        highest=max(ranks, default=math.nan),
+        bounds=len(bounds),
+        covered=sum(held),
+        width=float(np.median(widths)) if widths else math.nan,
+        answered=len(narrow),
+        held=sum(narrow),
     )
 
 

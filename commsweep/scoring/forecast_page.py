@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from commsweep.integrations.forecast import COVERED, WIDEST
 from commsweep.reporting.figure import COLUMN, save, styled
-from commsweep.reporting.table import Table
+from commsweep.reporting.table import Cell, Table
 from commsweep.scoring import fit
 from commsweep.scoring.fit import Trial
 from commsweep.scoring.forecasts import UNSEEN, Outcome, lines
@@ -64,13 +64,13 @@ def _verdict(trials: Sequence[Trial]) -> str:
             f"{100 * trial.coverage:.0f} % of bounds held (goal {100 * COVERED:.0f} %: {covered}); "
             f"median width {trial.width:.0f} points (goal {WIDEST:.0f}: {narrow})."
         )
-    closing = "Where fewer bounds than the goal held, or fewer of the narrow ones, shadow mode ranks only."
+    closing = "Shadow mode ranks only where fewer bounds than the goal held, all or narrow ones."
     return "\n".join(["On studies that were left out:", "", *parts, "", closing])
 
 
 def _trials(trials: Sequence[Trial]) -> Table:
     header = ["message", "left out", "by", "rank", "bounds held", "median width", "answers held"]
-    rows: list[list[str]] = []
+    rows: list[list[Cell | str]] = []
     for trial in trials:
         rank = "-"
         if trial.studies:
@@ -102,7 +102,7 @@ def _unseen(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _ranks(trained: Sequence[Outcome]) -> Table:
-    rows: list[list[str]] = []
+    rows: list[list[Cell | str]] = []
     frame = pd.DataFrame(
         [o.row | {"kept": o.worth, "held": o.held, "bounded": o.bound is not None} for o in trained]
     )
@@ -115,7 +115,7 @@ def _ranks(trained: Sequence[Outcome]) -> Table:
 
 
 def _outcomes(trained: Sequence[Outcome]) -> Table:
-    rows: list[list[str]] = []
+    rows: list[list[Cell | str]] = []
     for outcome in trained:
         foretold, verdict = "beyond what was seen", "-"
         if outcome.bound is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_a_bound_holds_for_all_that_was_seen_and_falls_with_the_score(trainings)
         assert bound is not None and bound.low <= worth <= bound.high
         assert bound.low <= bound.middle <= bound.high
     grid = [bound for x in np.linspace(0, 3, 31) if (bound := known.bound(float(x)))]
-    for near, far in zip(grid, grid[1:], strict=False):
+    for near, far in pairwise(grid):
         assert near.low >= far.low and near.high >= far.high
 
 
