@@ -147,7 +147,10 @@ def forecast(message: str) -> Forecast | None:
     return Forecast(
         Score(tuple(record["weights"])),
         Seen(
-            *(np.array(record[name]) for name in ("scores", "worths", "middles")), record["margin"]
+            np.array(record["scores"]),
+            np.array(record["worths"]),
+            np.array(record["middles"]),
+            record["margin"],
         ),
         record["trainings"],
         record["rank"],

@@ -28,10 +28,13 @@ from commsweep.errors import UserError, nearest, notice
 from commsweep.integrations import steps
 from commsweep.integrations.forecast import Bound, forecast, sentence
 from commsweep.integrations.measure import Measured, codec, compared, named, sent, with_error
+from commsweep.integrations.weights import Changes, changes_of
 
-ACTIVATIONS, GRADIENTS = "activations", "gradients"
-# Messages by what they are: forward and backward at a module, and a parameter's gradient.
+ACTIVATIONS, GRADIENTS, WEIGHTS = "activations", "gradients", "weights"
+# Messages by what they are: forward and backward at a module, a parameter's gradient, and what a
+# step of the optimizer changes of it.
 FORWARD, BACKWARD, PARAMETER = "activations", "activation gradients", "weight gradients"
+UPDATE = "weight updates"
 OPAQUE: Any = torch.compiler.disable  # a hook that torch.compile breaks its graph at
 FEEDBACK = "ef+"  # before a codec: with a simulated memory
 MOST = 2**20  # elements of a message that are measured: whole rows from the first
@@ -46,6 +49,31 @@ class Look:
     place: str
     message: str  # FORWARD, BACKWARD or PARAMETER
     result: Measured
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The update of the watched weights by one step, as trainers publish it: in bfloat16, without
+    loss.
+    """
+
+    step: int
+    optimizer: str
+    rate: float  # learning rate of its first group
+    changes: Changes
+
+    def record(self) -> dict[str, Any]:
+        """Return a line of weights.csv."""
+        sizes = self.changes
+        return {
+            "step": self.step,
+            "optimizer": self.optimizer,
+            "learning_rate": self.rate,
+            "entries": sizes.entries,
+            "changed_share": sizes.changed / max(1, sizes.entries),
+            "bytes": sizes.nbytes,
+            "entropy_bytes": sizes.entropy,
+        }
 
 
 class Shadow:
@@ -65,11 +93,11 @@ class Shadow:
         counts_forwards: bool = True,
     ) -> None:
         """codecs: such as "topk:0.1" or {"kind": "uniform", "bits": 4}; "ef+topk:0.1" with error
-        feedback, of gradients of parameters, at every=1. at: patterns of module
-        names ("activations") and of parameter names ("gradients"), as fnmatch has them; by default
-        all gradients of matrices. every: training forwards from one look to the next. scaler: of
-        the loss, if there is one. counts_forwards: whether the model's forward is called; else
-        call forward_begins() before each.
+        feedback, of gradients of parameters, at every=1. at: patterns of module names
+        ("activations") and of parameter names ("gradients"; "weights" for what a step changes), as
+        fnmatch has them; by default all gradients of matrices. every: training forwards from one
+        look to the next. scaler: of the loss, if there is one. counts_forwards: whether the model's
+        forward is called; else call forward_begins() before each.
 
         The gradient of a parameter is looked at once a step of the optimizer, after all
         accumulated backwards, as a learner would send it: before learners are averaged.
@@ -91,7 +119,12 @@ class Shadow:
         self._errors: dict[tuple[str, str, str], Tensor] = {}  # of the look before
         self.every, self.forwards, self.looks = every, 0, []
         self._written: dict[Path, Path] = {}  # the folder of a report by the one asked for
-        self.modules, self.parameters = _modules_of(self.model, at)
+        self.modules, self.parameters, self.weights = _modules_of(self.model, at)
+        self.updates: list[Stepped] = []
+        # before the step of this look: the weights, and the optimizer with its learning rate
+        self._before: dict[str, Tensor] = {}
+        self._stepped = ("", math.nan)
+        self._weighs = False  # whether the next step is one of a look
         remembering = [name for name in self.codecs if name.startswith(FEEDBACK)]
         if remembering and every != 1:
             raise UserError(
@@ -137,6 +170,7 @@ class Shadow:
     def stop(self) -> None:
         """Take all hooks away; the model is as it was."""
         self._look_at_gradients(self._gradients)
+        self._look_at_weights()
         for handle in self._handles:
             handle.remove()
         if self._handles:
@@ -158,7 +192,8 @@ class Shadow:
     def unseen(self) -> list[str]:
         """Places that no message was seen at."""
         names = {look.place for look in self.looks}
-        return [name for name in (*self.modules, *self.parameters) if name not in names]
+        places = (*self.modules, *self.parameters, *self.weights)
+        return [name for name in dict.fromkeys(places) if name not in names]
 
     # Hooks.
 
@@ -174,9 +209,11 @@ class Shadow:
             self._looking = False
             return
         self._look_at_gradients(self._cleared())
+        self._look_at_weights()
         self.forwards += 1
         self._looking = self.forwards % self.every == 1 or self.every == 1
         self._seen, self._hooked = set(), set()
+        self._weighs = self._weighs or (self._looking and bool(self.weights))
         if self._looking and not self._gathers:
             self._gathers, self._step = True, self.forwards
 
@@ -197,6 +234,27 @@ class Shadow:
             held = steps.held(optimizer)
             complete = [name for name in self._gradients if id(self.parameters[name]) in held]
             self._look_at_gradients(complete)
+        if self._weighs and not self._before:
+            began = time.perf_counter()
+            self._before = {name: p.detach().clone() for name, p in self.weights.items()}
+            self._weighs = False
+            self._stepped = type(optimizer).__name__, float(optimizer.param_groups[0]["lr"])
+            self.spent += time.perf_counter() - began
+
+    @OPAQUE
+    def _look_at_weights(self) -> None:
+        """Measure what the optimizers have changed of the weights since the step of a look."""
+        before, self._before = self._before, {}
+        if not before:
+            return
+        began = time.perf_counter()
+        sizes = changes_of(before, self.weights, torch.bfloat16)
+        self.updates.append(Stepped(self.forwards, *self._stepped, sizes))
+        self.spent += time.perf_counter() - began
+        for name, tensor in before.items():
+            update = self.weights[name].detach().float() - tensor.float()
+            if update.any():  # a scaler may have skipped the step
+                self._look(name, UPDATE, _share(update), self.forwards)
 
     @OPAQUE
     def _look_at_gradients(self, names: Iterable[str]) -> None:
@@ -242,7 +300,7 @@ class Shadow:
     def _look(self, layer: str, message: str, x: Tensor, step: int) -> None:
         """Measure a message."""
         began = time.perf_counter()
-        x = _share(x.detach()) if message != PARAMETER else x
+        x = _share(x.detach()) if message in (FORWARD, BACKWARD) else x
         if message == BACKWARD:
             x = self._unscaled(x)
         if all_finite(x):  # a scaler skips such a step
@@ -339,6 +397,8 @@ class Shadow:
             for reason, names in reasons.items():
                 if reason:
                     notes.append(f"no answer for {', '.join(names)}: {reason}")
+        if self.updates:
+            notes.append(_said(self.updates))
         return "\n".join(lines) + "\n\n" + "\n".join(notes) + "\n"
 
     def report(self, folder: str | Path) -> Path:
@@ -361,6 +421,8 @@ class Shadow:
             rows.append(fields | look.result.record())
         _csv(folder / "rows.csv", rows)
         _csv(folder / "summary.csv", self.summary())
+        if self.updates:
+            _csv(folder / "weights.csv", [update.record() for update in self.updates])
         text = (
             f"{len(self.looks)} looks at {self.forwards} training forwards, every "
             f"{self.every}th; overhead {100 * self.overhead:.1f} % of the training's time.\n\n"
@@ -404,6 +466,21 @@ class Remembered:
         bias = float(self.error.norm()) / (float(self.total.norm()) or math.nan)
         result = compared(x, name, payload, y, y)
         return replace(result, bias=bias, bias_squared=bias**2)
+
+
+def _said(updates: list[Stepped]) -> str:
+    """Return what steps change of the weights, as a sentence."""
+    records = [update.record() for update in updates]
+    changed, nbytes, entropy = (
+        _mean(record[name] for record in records)
+        for name in ("changed_share", "bytes", "entropy_bytes")
+    )
+    entries = records[0]["entries"]
+    return (
+        f"weights in bfloat16: a step changes {100 * changed:.2g} % of {entries:,} entries; an "
+        f"update without loss has {nbytes:,.0f} bytes ({8 * nbytes / entries:.2g} bits an entry; "
+        f"its entropy: {8 * entropy / entries:.2g})."
+    )
 
 
 def _forecast(row: dict[str, Any]) -> dict[str, Any]:
@@ -487,18 +564,21 @@ def _share(x: Tensor) -> Tensor:
 
 def _modules_of(
     model: nn.Module, at: dict[str, str] | None
-) -> tuple[dict[str, nn.Module], dict[str, nn.Parameter]]:
-    """(modules, parameters) that the patterns choose. Raises UserError on one that chooses none."""
+) -> tuple[dict[str, nn.Module], dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """(modules, parameters by their gradients, parameters by their weights) that the patterns
+    choose. Raises UserError on one that chooses none.
+    """
     modules = {name: module for name, module in model.named_modules() if name}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if at is None:
-        return {}, {name: p for name, p in trained.items() if p.ndim > 1}
-    chosen: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        return {}, {name: p for name, p in trained.items() if p.ndim > 1}, {}
+    kinds = (ACTIVATIONS, GRADIENTS, WEIGHTS)
+    chosen: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     for pattern, kind in at.items():
-        if kind not in (ACTIVATIONS, GRADIENTS):
+        if kind not in kinds:
             raise UserError(
-                f"at['{pattern}']='{kind}': choose {ACTIVATIONS} (of modules) or {GRADIENTS} (of "
-                "parameters)"
+                f"at['{pattern}']='{kind}': choose {ACTIVATIONS} (of modules), {GRADIENTS} or "
+                f"{WEIGHTS} (of parameters)"
             )
         candidates: dict[str, Any] = modules if kind == ACTIVATIONS else trained
         matches = {
@@ -509,7 +589,7 @@ def _modules_of(
             raise UserError(
                 f"at['{pattern}']: no {unit} has such a name{nearest(pattern, candidates)}"
             )
-        chosen[kind == GRADIENTS].update(matches)
+        chosen[kinds.index(kind)].update(matches)
     return chosen
 
 

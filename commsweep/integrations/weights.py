@@ -264,6 +264,30 @@ def read_head(data: bytes) -> Head:
     return Head(bool(full), step, base, chain, digest, body)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """The size of one weight update: entries, how many changed, and bytes of the update without
+    loss and by its entropy.
+    """
+
+    entries: int
+    changed: int
+    nbytes: int
+    entropy: float
+
+
+def changes_of(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> Changes:
+    """Return the size of the update from some weights to others, which have the same names and
+    shapes; dtype: that they travel in (None: their own).
+    """
+    tensors = [_host(weights, dtype) for weights in (before, after)]
+    body, changed = _update(*tensors)
+    entries = sum(tensor.numel() for tensor in tensors[1].values())
+    return Changes(entries, changed, len(body), entropy(*tensors))
+
+
 def entropy(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
     """Return the bytes that an update has by its entropy: of changed places, tensor by tensor, and
     of the byte planes of changed bits.

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import commsweep as cs
 from commsweep.errors import UserError
 from commsweep.integrations.measure import codec, measure
-from commsweep.integrations.shadow import BACKWARD, FORWARD, PARAMETER, Shadow
+from commsweep.integrations.shadow import BACKWARD, FORWARD, PARAMETER, UPDATE, Shadow
 
 CODECS = ["topk:0.1", "uniform:4", "tern"]
 AT = {"1": "activations", "*": "gradients"}
@@ -348,3 +348,34 @@ def test_a_report_of_another_training_is_not_overwritten(tmp_path, capsys):
     names = ["shadow", "shadow-2", "shadow-3"]
     assert [folder.name for folder in folders] == [name for name in names for _ in range(2)]
     assert f"written: {tmp_path / 'shadow-3'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("accumulated", "every"), [(1, 1), (2, 1), (2, 2)])
+def test_weights_are_what_a_step_changes_and_their_update_is_without_loss(
+    accumulated, every, tmp_path
+):
+    """The share of entries of bfloat16 that change, by hand, with and without accumulation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
+    with Shadow(model, ["uniform:8"], {"*": "weights"}, every=every) as shadow:
+        shares, moved = [], []
+        for _ in range(3):
+            before = [p.detach().clone() for p in model.parameters()]
+            for _ in range(accumulated):
+                model(torch.randn(8, 20)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            pairs = list(zip(before, model.parameters(), strict=True))
+            changed = sum(int((a.bfloat16() != b.bfloat16()).sum()) for a, b in pairs)
+            shares.append(changed / sum(p.numel() for p in model.parameters()))
+            moved.append(float((model[0].weight.detach() - before[0]).norm()))
+    records = [update.record() for update in shadow.updates]
+    assert [record["changed_share"] for record in records] == shares and max(shares) > 0
+    assert {record["learning_rate"] for record in records} == {3e-4}
+    assert all(0 < record["entropy_bytes"] <= record["bytes"] for record in records)
+    norms = [look.result.norm for look in shadow.looks if look.place == "0.weight"]
+    assert norms == pytest.approx(moved) and {look.message for look in shadow.looks} == {UPDATE}
+    folder = shadow.report(tmp_path / "report")
+    assert len((folder / "weights.csv").read_text().splitlines()) == 4
+    assert "a step changes" in (folder / "table.md").read_text()
