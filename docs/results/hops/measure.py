@@ -1,6 +1,6 @@
 """Measures the error of sums that are rounded on the way, on gradients of a nano GPT-2.
 
-python docs/results/hops/measure.py    # writes rows.csv beside it, about ten minutes of one core
+python docs/results/hops/measure.py    # writes errors.csv beside it, about ten minutes of one core
 """
 
 import csv
@@ -53,7 +53,7 @@ def gradients(seed):
 
 def main():
     address = message.Address(message.digest("hops"), 0)
-    with open(Path(__file__).with_name("rows.csv"), "w", newline="") as handle:
+    with open(Path(__file__).with_name("errors.csv"), "w", newline="") as handle:
         writer = csv.writer(handle)
         writer.writerow(["set", "learners", "collective", "code", "error"])
         for number in range(SETS):
