@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 
 from commsweep.cli.options import count, number, whole_number
 from commsweep.cli.pipeline import bandwidth, seconds
-from commsweep.cli.runs import changes, compared_with_simulation, execution, execution_options
-from commsweep.config import override, run_id
+from commsweep.cli.runs import (
+    changes,
+    chosen,
+    compared_with_simulation,
+    execution,
+    execution_options,
+)
+from commsweep.config import run_id
 from commsweep.config.execution import LearnerWiring
 from commsweep.errors import UserError
-from commsweep.registry import preset
 from commsweep.store import DIVERGED, FINISHED, Row, RunFolder, Store
 
 if TYPE_CHECKING:
@@ -139,7 +144,7 @@ def _ddp(args: argparse.Namespace) -> int:
     for name in ("learners", "collective"):
         if (value := getattr(args, name)) is not None:
             settings[f"grad.{name}"] = value
-    run = override(preset(args.preset), settings)
+    run = chosen(args.preset, settings)
     for option, is_given, needs, value in (
         ("fraction", args.fraction != 1, "placement", "shared"),
         ("small", args.small, "placement", "balanced"),

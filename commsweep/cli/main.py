@@ -150,7 +150,9 @@ def build_parser() -> Parser:
             "How far can the messages of distributed training be squeezed before training breaks?"
         ),
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(
+        required=True, metavar="COMMAND", title="commands", prog="commsweep"
+    )
     parser.add_argument(
         "--project",
         action=_Project,

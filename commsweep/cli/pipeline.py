@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from commsweep.cli.options import count, number, whole_number
-from commsweep.cli.runs import changes, compared_with_simulation, execution, execution_options
+from commsweep.cli.runs import (
+    changes,
+    chosen,
+    compared_with_simulation,
+    execution,
+    execution_options,
+)
 from commsweep.config import Run, override, run_id
 from commsweep.config.execution import Cable, Wiring
 from commsweep.errors import UserError
-from commsweep.registry import preset
 from commsweep.store import DIVERGED, FINISHED, RunFolder, Store
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -165,7 +170,7 @@ def cables(path: str) -> tuple[Cable, ...]:
 
 
 def _pipeline(args: argparse.Namespace) -> int:
-    run, store = override(preset(args.preset), changes(args.settings)), Store(args.store)
+    run, store = chosen(args.preset, changes(args.settings)), Store(args.store)
     from commsweep.processes import pipeline, stages
 
     if args.stages is not None:

@@ -205,8 +205,22 @@ def changes(settings: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
+def chosen(name: str, settings: dict[str, str]) -> Run:
+    """Return the preset with changes. Raises UserError where one of them is wrong, and where more
+    epochs than the preset has would let a cosine rise again.
+    """
+    run = override(preset(name), settings)
+    schedule = run.schedule
+    if "epochs" in settings and schedule.kind == "cosine" and run.epochs > schedule.t_max:
+        raise UserError(
+            f"epochs={run.epochs} goes beyond schedule.t_max={schedule.t_max}, where the learning "
+            f"rate would rise again; add schedule.t_max={run.epochs}"
+        )
+    return run
+
+
 def _run(args: argparse.Namespace) -> int:
-    run = override(preset(args.preset), changes(args.settings))
+    run = chosen(args.preset, changes(args.settings))
     store = Store(args.store)
     recorded = store.folder(run_id(run)).row()
     if args.diagnose and recorded is not None and "diagnosis" not in recorded:

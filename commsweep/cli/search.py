@@ -10,10 +10,9 @@ import sys
 from typing import Any
 
 from commsweep.cli.options import count, name
-from commsweep.cli.runs import changes, execution, execution_options
-from commsweep.config import override, run_id
+from commsweep.cli.runs import changes, chosen, execution, execution_options
+from commsweep.config import run_id
 from commsweep.errors import UserError
-from commsweep.registry import preset
 from commsweep.store import Store
 
 
@@ -166,7 +165,7 @@ def _chosen(args: argparse.Namespace) -> tuple[str, Any]:
     if "=" in (args.name or ""):
         args.settings, args.name = [args.name, *args.settings], None
     if args.base is not None:
-        run = override(preset(args.base), changes(args.settings))
+        run = chosen(args.base, changes(args.settings))
         return args.name or f"{args.base}-{run_id(run)[:6]}", searching.based(run)
     if args.settings:
         raise UserError(f"'{args.settings[0]}' changes a preset: name it with --base")

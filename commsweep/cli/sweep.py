@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from commsweep import input_digests
 from commsweep.cli.options import count, folder, number, words
-from commsweep.cli.runs import changes, execution, execution_options, simulation_options
-from commsweep.config import Execution, Run, override, record, run_id
+from commsweep.cli.runs import changes, chosen, execution, execution_options, simulation_options
+from commsweep.config import Execution, Run, record, run_id
 from commsweep.data import sources
 from commsweep.errors import UserError, nearest
 from commsweep.launching.grid import axes, opened, product, seeds, setting, union
 from commsweep.launching.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
 from commsweep.launching.missing_cells import estimate, rate
-from commsweep.registry import first_sentence, grouped, label, preset, sweep, sweeps
+from commsweep.registry import first_sentence, grouped, label, sweep, sweeps
 from commsweep.store import (
     CONTINUABLE,
     FINISHED,
@@ -409,7 +409,7 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
         raise UserError(
             f"'{args.name}' is a sweep already; give the one of --base another name, or none"
         )
-    run = override(preset(base), changes(args.settings))
+    run = chosen(base, changes(args.settings))
     varied = axes(args.axis)
     runs = union(product(run, {**opened(run, varied), **varied}))
     if "seed" not in [name for axis in varied for name in axis.split("+")]:

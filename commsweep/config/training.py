@@ -220,8 +220,8 @@ class ConstantSpec(Spec):
 class CosineSpec(Spec):
     """Let the learning rate fall along half a cosine, to zero at epoch `t_max`.
 
-    `t_max` is at least the number of epochs: 200 for 100 epochs in arXiv 2401.07788, which end at
-    half the first rate.
+    Set `t_max` to the number of epochs, or to more: 200 for 100 epochs in arXiv 2401.07788, which
+    end at half the first rate. With fewer the rate rises again after epoch `t_max`.
     """
 
     kind: Literal["cosine"] = "cosine"

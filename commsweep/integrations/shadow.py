@@ -423,9 +423,10 @@ class Shadow:
         _csv(folder / "summary.csv", self.summary())
         if self.updates:
             _csv(folder / "weights.csv", [update.record() for update in self.updates])
+        each = "each" if self.every == 1 else f"one in {self.every}"
         text = (
-            f"{len(self.looks)} looks at {self.forwards} training forwards, every "
-            f"{self.every}th; overhead {100 * self.overhead:.1f} % of the training's time.\n\n"
+            f"{len(self.looks)} measurements; {each} of {self.forwards} training forwards was "
+            f"looked at. Overhead: {100 * self.overhead:.1f} % of the training's time.\n\n"
             f"{self.table()}"
         )
         (folder / "table.md").write_text(text, encoding="utf-8")

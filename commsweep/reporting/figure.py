@@ -211,8 +211,8 @@ def loss(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """Training loss (dotted) and test loss with compressed inference against steps, seconds of
     training and bytes sent.
 
-    Mean over seeds; of many settings, the dense one and those that end best. Bars at the end: ± one
-    sample standard deviation.
+    Lines are means over seeds. If there are many settings, the dense one and the best ones are
+    drawn. Bars at the end: ± one sample standard deviation.
     """
     done = frame[frame.status == "finished"]
     if curves.empty or "test_on_loss" not in curves or curves.groupby("id").size().max() < 2:

@@ -582,3 +582,17 @@ def test_bench_ratios_are_paired_medians():
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, 1
     )
     assert "".join(calls) == "ababab" and len(seconds["a"]) == 2
+
+
+@pytest.mark.parametrize("command", [["run"], ["ddp"], ["pipeline"]])
+def test_more_epochs_do_not_let_the_rate_rise_again_unsaid(command, tmp_path, capsys):
+    longer = [*command, "synthetic", "epochs=40", "--store", str(tmp_path)]
+    assert main(longer) == 2
+    assert "add schedule.t_max=40" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_usage_line_is_the_command_that_was_typed(capsys):
+    with pytest.raises(SystemExit):
+        main(["score", "--help"])
+    assert capsys.readouterr().out.startswith("usage: commsweep score [-h]")

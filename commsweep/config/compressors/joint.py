@@ -12,7 +12,8 @@ from commsweep.config.compressors.base import Compression, Ratio
 class AdaCompSpec(Compression):
     """The residues whose look-ahead reaches their bin's maximum, as one of three values (AdaComp).
 
-    Bins of `conv` elements in convolutions, `fc` in all other layers. Go with feedback "adacomp".
+    Bins of `conv` elements in convolutions, `fc` in all other layers. Needs
+    grad.feedback.kind=adacomp.
     """
 
     label: ClassVar[str] = "AdaComp"

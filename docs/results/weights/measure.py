@@ -62,8 +62,16 @@ def main():
             if looked:
                 message, encoding = timed(sender.encode, 2 * step)
                 _, decoding = timed(receiver.apply, message.data)
-                row = {"rate": rate, "step": step, "changed": message.changed, "ours": message.nbytes}
-                row |= {"entropy": entropy(before, receiver.tensors), "seconds": encoding + decoding}
+                row = {
+                    "rate": rate,
+                    "step": step,
+                    "changed": message.changed,
+                    "ours": message.nbytes,
+                }
+                row |= {
+                    "entropy": entropy(before, receiver.tensors),
+                    "seconds": encoding + decoding,
+                }
                 rows.append(row | rivals(before, receiver.tensors))
                 with open(Path(__file__).with_name("updates.csv"), "w", newline="") as handle:
                     writer = csv.DictWriter(handle, rows[0].keys())
