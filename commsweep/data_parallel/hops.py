@@ -43,7 +43,7 @@ class Summed:
 
 
 class Hops:
-    """One sum of some layers over all learners."""
+    """Sums some layers over all learners, hop by hop."""
 
     def __init__(
         self,
