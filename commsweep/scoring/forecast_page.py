@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.integrations.forecast import COVERED, WIDEST
-from commsweep.reporting.figure import COLUMN, save, styled
+from commsweep.reporting.figure import COLUMN, legend, save, styled
 from commsweep.reporting.table import Cell, Table
 from commsweep.scoring import fit
 from commsweep.scoring.fit import Trial
@@ -89,27 +89,56 @@ def _unseen(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
     if not trained:
         return [f"{len(names)} studies wait for their trainings; their forecasts are committed."]
     bounded = [outcome for outcome in trained if outcome.bound is not None]
+    narrow = [o for o in bounded if o.bound is not None and o.bound.width <= WIDEST]
     answered = [outcome for outcome in bounded if outcome.answered]
-    sections = [
-        f"Of {len(trained)} unseen trainings, {sum(o.held for o in bounded)} of {len(bounded)} "
-        f"bounds held, and {sum(o.held for o in answered)} of {len(answered)} answers. "
-        f"{len(trained) - len(bounded)} messages lay beyond what was seen. Forecasts were "
-        "committed before these trainings.",
-        _ranks(trained).markdown().rstrip("\n"),
+    answers = f"{_held(answered)} answers" if answered else "no answer was given"
+    ranks = _ranks(trained)
+    return [
+        f"Of {len(trained)} trainings, {len(trained) - len(bounded)} lay beyond what was seen. "
+        f"{_held(bounded)} bounds held; of the narrow ones {_held(narrow)}; {answers}. Forecasts "
+        f"were committed before these trainings. {_mean_ranks(trained)}",
+        ranks.markdown().rstrip("\n"),
         _outcomes(trained).markdown().rstrip("\n"),
     ]
-    return sections
+
+
+def _held(outcomes: Sequence[Outcome]) -> str:
+    return f"{sum(outcome.held for outcome in outcomes)} of {len(outcomes)}"
+
+
+def _correlations(trained: Sequence[Outcome]) -> list[tuple[str, str, float, pd.DataFrame]]:
+    """Return (study, message, rank correlation, its rows) of unseen trainings."""
+    frame = pd.DataFrame([outcome.row | {"kept": outcome.worth} for outcome in trained])
+    frame["held"] = [outcome.held for outcome in trained]
+    frame["bounded"] = [outcome.bound is not None for outcome in trained]
+    found = []
+    for (study, message), cells in frame.groupby(["study", "message"]):
+        rank = float(cells["rank"].corr(-cells["kept"], method="spearman"))
+        found.append((str(study), str(message), rank, cells))
+    return found
+
+
+def _mean_ranks(trained: Sequence[Outcome]) -> str:
+    """Return the mean rank correlation of each kind of message, as sentences."""
+    by_message: dict[str, list[float]] = {}
+    for _, message, rank, _ in _correlations(trained):
+        by_message.setdefault(message, []).append(rank)
+    parts = []
+    for message, ranks in sorted(by_message.items()):
+        mean = sum(ranks) / len(ranks)
+        reached = "reached" if mean >= WANTED else "missed"
+        parts.append(
+            f"{message}: mean rank correlation {mean:.2f} over {len(ranks)} studies (goal "
+            f"{WANTED}: {reached})."
+        )
+    return " ".join(part[0].upper() + part[1:] for part in parts)
 
 
 def _ranks(trained: Sequence[Outcome]) -> Table:
     rows: list[list[Cell | str]] = []
-    frame = pd.DataFrame(
-        [o.row | {"kept": o.worth, "held": o.held, "bounded": o.bound is not None} for o in trained]
-    )
-    for (study, message), cells in frame.groupby(["study", "message"]):
-        rank = cells["rank"].corr(-cells["kept"], method="spearman")
+    for study, message, rank, cells in _correlations(trained):
         held = f"{cells['held'].sum()} of {cells['bounded'].sum()}"
-        rows.append([str(study), str(message), f"{rank:.2f}", str(len(cells)), held])
+        rows.append([study, message, f"{rank:.2f}", str(len(cells)), held])
     header = ["study", "message", "rank correlation", "codecs", "bounds held"]
     return Table("unseen_ranks", "Unseen studies", header, rows)
 
@@ -157,5 +186,5 @@ def drawn(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> Figure:
         axis.set(title=message, xlabel=known.score.text)
         axis.set_xscale("symlog", linthresh=0.1)
     axes[0, 0].set_ylabel("worth kept (%), 0 and below at 0")
-    axes[0, -1].legend(loc="lower left")
+    legend(figure)
     return figure

@@ -6,6 +6,8 @@ python docs/results/hops/measure.py    # writes errors.csv beside it, in a quart
 import csv
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 
 from commsweep.collectives import Simulated
@@ -52,6 +54,23 @@ def gradients(seed):
     return rows
 
 
+def table(path):
+    """Write errors.md: the growth of the error with the number of learners, by code."""
+    rows = pd.read_csv(path)
+    text = (
+        "| code | collective | exponent [lowest, highest] | n = 2 | 8 | 64 | 256 |\n" + "|---" * 7
+    )
+    for (code, way), cells in rows.groupby(["code", "collective"]):
+        slopes = []
+        for _, ours in cells[cells.learners.between(4, 64)].groupby("set"):
+            slopes.append(np.polyfit(np.log(ours.learners), np.log(ours.error), 1)[0])
+        means = cells.groupby("learners").error.mean()
+        errors = [f"{means[n]:.4f}" if n in means else "-" for n in (2, 8, 64, 256)]
+        growth = f"{np.mean(slopes):.2f} [{min(slopes):.2f}, {max(slopes):.2f}]"
+        text += f"|\n| {code} | {way} | {growth} | {' | '.join(errors)} "
+    path.with_name("errors.md").write_text(text + "|\n", encoding="utf-8")
+
+
 def main():
     address = message.Address(message.digest("hops"), 0)
     with open(Path(__file__).with_name("errors.csv"), "w", newline="") as handle:
@@ -84,3 +103,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    table(Path(__file__).with_name("errors.csv"))
