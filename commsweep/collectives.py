@@ -406,9 +406,9 @@ class Processes(Collectives):
         payloads = [sent.pack() for sent in mine]
         packed = message.pack(payloads, address)
         out, into = {}, {}
-        for other in {sender, receiver} - {None}:
-            out[other] = packed if other == receiver else packed[:0]
-            into[other] = torch.empty_like(packed) if other == sender else packed[:0]
+        for partner in {sender, receiver} - {None}:
+            out[partner] = packed if partner == receiver else packed[:0]
+            into[partner] = torch.empty_like(packed) if partner == sender else packed[:0]
         if receiver is not None:
             self._count(label, packed.numel(), payloads)
         under_way = self._posted(out, into, list(out))

@@ -81,15 +81,15 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
     from commsweep.scoring.forecast_page import write
     from commsweep.training.record import environment
 
-    here, commit = Path(), environment("cpu")["commit"]
+    home, commit = Path(), environment("cpu")["commit"]
     if args.watch:
-        _watch(here, commit, args, settings)
-    table = forecasts.table(here)
-    fit.write_constants(table, commit, here / CONSTANTS)
+        _watch(home, commit, args, settings)
+    table = forecasts.table(home)
+    fit.write_constants(table, commit, home / CONSTANTS)
     if args.train:
-        train_cells(forecasts.cells(here, args.seeds), args, settings)
-    outcomes = forecasts.outcomes(here, args.seeds)
-    trials = write(here, table, outcomes)
+        train_cells(forecasts.cells(home, args.seeds), args, settings)
+    outcomes = forecasts.outcomes(home, args.seeds)
+    trials = write(home, table, outcomes)
     for trial in trials:
         if trial.by == "forecast" and trial.left_out == "study":
             print(
@@ -100,15 +100,15 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
     return 0
 
 
-def _watch(here: Path, commit: str, args: argparse.Namespace, settings: Execution) -> None:
+def _watch(home: Path, commit: str, args: argparse.Namespace, settings: Execution) -> None:
     """Measure dense trainings of seen studies, fit, and foretell the unseen ones."""
     from tqdm import tqdm
 
     from commsweep.scoring import fit, forecasts
 
-    total = len(forecasts.seen(here)) + len(forecasts.unseen(here))
+    total = len(forecasts.seen_studies(home)) + len(forecasts.unseen(home))
     with tqdm(total=total, unit="study", desc="in shadow", disable=args.json) as bar:
-        forecasts.watch(here, settings, bar.update)
-        table = forecasts.table(here)
-        known = {message: fit.fitted(table, message) for message in table["message"].unique()}
-        forecasts.predict(here, known, commit, settings, bar.update)
+        forecasts.watch(home, settings, bar.update)
+        table = forecasts.table(home)
+        fitted = {message: fit.fitted(table, message) for message in table["message"].unique()}
+        forecasts.predict(home, fitted, commit, settings, bar.update)

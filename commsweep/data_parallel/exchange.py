@@ -398,12 +398,12 @@ class Exchange(nn.Module):
         """Sum the gradients of a bucket in codes that every hop rounds again."""
 
         def draw(at: int, learner: int, hop: int) -> int:
-            place = self.layers[bucket[at]].place
-            return seeds.draw(seeds.EXCHANGE, self.seed, place, learner, step, hop)
+            number = self.layers[bucket[at]].place
+            return seeds.draw(seeds.EXCHANGE, self.seed, number, learner, step, hop)
 
         address = message.Address(self.digest, step)
-        way = hops.Hops(self.collectives, compressors, draw, address)
-        summed = way.reduce(self.spec.collective, grads)
+        sum_ = hops.Hops(self.collectives, compressors, draw, address)
+        summed = sum_.reduce(self.spec.collective, grads)
         for index, nbytes in zip(bucket, summed.nbytes, strict=True):
             self.messages[index] += 1
             for count in nbytes:

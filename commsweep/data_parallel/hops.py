@@ -60,9 +60,9 @@ class Hops:
     def reduce(self, collective: str, grads: list[list[Tensor]]) -> Summed:
         """Return the mean of the gradients [learner here][layer], as all learners have it."""
         n = self.collectives.learners
-        way = {RING: self._ring, TREE: self._tree, ALL_TO_ALL: self._all_to_all}[collective]
+        reducer = {RING: self._ring, TREE: self._tree, ALL_TO_ALL: self._all_to_all}[collective]
         shares = [[grad / n for grad in tensors] for tensors in grads]
-        means = way(shares)
+        means = reducer(shares)
         shapes = [grad.shape for grad in grads[0]]
         back = [
             mean.reshape(-1)[: s.numel()].view(s) for mean, s in zip(means, shapes, strict=True)
@@ -70,32 +70,35 @@ class Hops:
         return Summed(back, self.nbytes)
 
     def _ring(self, shares: list[list[Tensor]]) -> list[Tensor]:
-        n, here = self.collectives.learners, self.collectives.here
-        parts = [[_cut(x, n) for x in row] for row in shares]
-        sums = [[cut[learner] for cut in row] for learner, row in zip(here, parts, strict=True)]
+        n, learners_here = self.collectives.learners, self.collectives.here
+        layer_parts = [[_cut(x, n) for x in row] for row in shares]
+        sums = [
+            [cut[learner] for cut in row]
+            for learner, row in zip(learners_here, layer_parts, strict=True)
+        ]
         following = [(learner + 1) % n for learner in range(n)]
         for hop in range(n - 1):
             arrived = self._pass_on(sums, following)
             sums = []
-            for learner, row, came in zip(here, parts, arrived, strict=True):
+            for learner, row, came in zip(learners_here, layer_parts, arrived, strict=True):
                 at = (learner - 1 - hop) % n
                 sums.append([y + cut[at] for y, cut in zip(came, row, strict=True)])
         # learner k ends with the sum of part k + 1
         rows = self._to_all(sums)
-        ordered = [rows[(part - 1) % n] for part in range(n)]
+        ordered = [rows[(index - 1) % n] for index in range(n)]
         return [torch.stack(list(column)) for column in zip(*ordered, strict=True)]
 
     def _all_to_all(self, shares: list[list[Tensor]]) -> list[Tensor]:
-        n, here = self.collectives.learners, self.collectives.here
+        n, learners_here = self.collectives.learners, self.collectives.here
         outboxes: list[dict[int, list[Message]]] = []
-        for learner, row in zip(here, shares, strict=True):
-            parts = [_cut(x, n) for x in row]
+        for learner, row in zip(learners_here, shares, strict=True):
+            layer_parts = [_cut(x, n) for x in row]
             outboxes.append(
-                {to: self._messages(learner, [cut[to] for cut in parts]) for to in range(n)}
+                {to: self._messages(learner, [cut[to] for cut in layer_parts]) for to in range(n)}
             )
         arrived = self.collectives.scatter(outboxes, self.address, WHAT).wait()
         self.hop += 1
-        for learner, outbox in zip(here, outboxes, strict=True):
+        for learner, outbox in zip(learners_here, outboxes, strict=True):
             for to, messages in outbox.items():
                 if to != learner:
                     self._count(messages)
@@ -105,14 +108,14 @@ class Hops:
         return [torch.stack(list(column)) for column in zip(*rows, strict=True)]
 
     def _tree(self, shares: list[list[Tensor]]) -> list[Tensor]:
-        n, here = self.collectives.learners, self.collectives.here
+        n, learners_here = self.collectives.learners, self.collectives.here
         sums, distance = [list(row) for row in shares], 1
         while distance < n:
             to: list[int | None] = [None] * n
             for learner in range(distance, n, 2 * distance):
                 to[learner] = learner - distance
             arrived = self._pass_on(sums, to)
-            for at, _ in enumerate(here):
+            for at, _ in enumerate(learners_here):
                 if arrived[at]:
                     sums[at] = [v + y for v, y in zip(sums[at], arrived[at], strict=True)]
             distance *= 2
@@ -130,40 +133,40 @@ class Hops:
         """Send the tensors of each learner to one other or none; what arrives at the learners
         here.
         """
-        here = self.collectives.here
-        outboxes = [self._messages(k, row) for k, row in zip(here, tensors, strict=True)]
+        learners_here = self.collectives.here
+        outboxes = [self._messages(k, row) for k, row in zip(learners_here, tensors, strict=True)]
         arrived = self.collectives.pass_on(outboxes, to, self.address, WHAT).wait()
         self.hop += 1
-        for learner, messages in zip(here, outboxes, strict=True):
+        for learner, messages in zip(learners_here, outboxes, strict=True):
             if to[learner] is not None:
                 self._count(messages)
         return arrived
 
     def _to_all(self, tensors: list[list[Tensor]]) -> list[list[Tensor]]:
         """Send the tensors of every learner to all; what arrives, [learner][layer]."""
-        here, others = self.collectives.here, self.collectives.learners - 1
-        messages = [self._messages(k, row) for k, row in zip(here, tensors, strict=True)]
+        learners_here, receivers = self.collectives.here, self.collectives.learners - 1
+        messages = [self._messages(k, row) for k, row in zip(learners_here, tensors, strict=True)]
         arrived = self.collectives.share(messages, self.address, WHAT, even=True).wait()
         self.hop += 1
         for row in messages:
-            self._count(row, others)
+            self._count(row, receivers)
         return arrived
 
     def _from_root(self, tensors: list[list[Tensor]]) -> list[Tensor]:
         """Send the first learner's tensors to all."""
-        here, n = self.collectives.here, self.collectives.learners
+        learners_here, n = self.collectives.here, self.collectives.learners
         arrived: list[Tensor] = []
-        messages = [self._messages(k, row) for k, row in zip(here, tensors, strict=True)]
+        messages = [self._messages(k, row) for k, row in zip(learners_here, tensors, strict=True)]
         for learner in range(1, n):
             to: list[int | None] = [None] * n
             to[0] = learner
             received = self.collectives.pass_on(messages, to, self.address, WHAT).wait()
             arrived = next((row for row in received if row), arrived)
-            if 0 in here:
-                self._count(messages[here.index(0)])
+            if 0 in learners_here:
+                self._count(messages[learners_here.index(0)])
         self.hop += 1
-        if 0 in here:
-            arrived = [sent.arrive() for sent in messages[here.index(0)]]
+        if 0 in learners_here:
+            arrived = [sent.arrive() for sent in messages[learners_here.index(0)]]
         return arrived
 
     def _count(self, messages: list[Message], times: int = 1) -> None:

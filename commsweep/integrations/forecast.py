@@ -108,7 +108,7 @@ class Forecast:
     """
 
     score: Score
-    seen: Seen
+    evidence: Seen
     trainings: int
     rank: float
     coverage: float
@@ -123,7 +123,7 @@ class Forecast:
     def answer(self, features: Mapping[str, float]) -> Bound | str:
         """Return a bound, or why there is none."""
         score = self.score.of(features)
-        bound = self.seen.bound(score)
+        bound = self.evidence.bound(score)
         if bound is None:
             return f"its {self.score.text} of {score:.2g} is beyond all that was seen"
         if not self.answers:
@@ -162,11 +162,12 @@ def forecast(message: str) -> Forecast | None:
 
 def sentence(message: str) -> str:
     """Return a sentence on the data behind a forecast for this kind of message."""
-    known = forecast(message)
-    if known is None:
+    forecast_ = forecast(message)
+    if forecast_ is None:
         return f"{message}: no forecast; no training was seen."
+    codecs = len(forecast_.evidence.scores) - 1
     return (
-        f"{message}: ranked by {known.score.text}, least harm first. Left out in turn, "
-        f"{known.trainings} trainings with {len(known.seen.scores) - 1} codecs had a rank "
-        f"correlation of {known.rank:.2f}; {100 * known.coverage:.0f} % of the bounds held."
+        f"{message}: ranked by {forecast_.score.text}, least harm first. Left out in turn, "
+        f"{forecast_.trainings} trainings with {codecs} codecs had a rank "
+        f"correlation of {forecast_.rank:.2f}; {100 * forecast_.coverage:.0f} % of the bounds held."
     )

@@ -131,9 +131,9 @@ class CodedAllGather:
         address = message.Address(message.digest(f"fsdp weights {self.code.spec}"), self.calls)
         arrived = collectives.share([[sent]], address, "weights", even=True).wait()
         output_tensor.copy_(torch.cat([row[0].view(-1) for row in arrived]))
-        others = collectives.learners - 1
-        self.wire.weights_sent += sent.nbytes * others
-        self.wire.weights_dense += input_tensor.element_size() * input_tensor.numel() * others
+        receivers = collectives.learners - 1
+        self.wire.weights_sent += sent.nbytes * receivers
+        self.wire.weights_dense += input_tensor.element_size() * input_tensor.numel() * receivers
         self.calls += 1
 
 
@@ -209,15 +209,15 @@ class Wire:
         moved: dict[str, int] = {WHAT: 0, "weights": 0}
         counted = {WHAT: float(self.sent), "weights": 0.0}
         for collectives in self._collectives.values():
-            for what in moved:
-                moved[what] += collectives.sent[what] - collectives.framing[what]
-            others = max(1, collectives.learners - 1)
-            counted["weights"] = float(self.weights_sent) / others
-        for what, nbytes in moved.items():
-            if len(self._collectives) == 1 and not self._loaded and nbytes != counted[what]:
+            for label in moved:
+                moved[label] += collectives.sent[label] - collectives.framing[label]
+            receivers = max(1, collectives.learners - 1)
+            counted["weights"] = float(self.weights_sent) / receivers
+        for label, nbytes in moved.items():
+            if len(self._collectives) == 1 and not self._loaded and nbytes != counted[label]:
                 raise RuntimeError(
-                    f"the transport moved {nbytes} bytes of {what}, and their codes have "
-                    f"{counted[what]:.0f}; please report this"
+                    f"the transport moved {nbytes} bytes of {label}, and their codes have "
+                    f"{counted[label]:.0f}; please report this"
                 )
 
     def state_dict(self) -> dict[str, Any]:

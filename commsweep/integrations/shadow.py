@@ -398,7 +398,7 @@ class Shadow:
                 if reason:
                     notes.append(f"no answer for {', '.join(names)}: {reason}")
         if self.updates:
-            notes.append(_said(self.updates))
+            notes.append(_weights_sentence(self.updates))
         return "\n".join(lines) + "\n\n" + "\n".join(notes) + "\n"
 
     def report(self, folder: str | Path) -> Path:
@@ -423,10 +423,10 @@ class Shadow:
         _csv(folder / "summary.csv", self.summary())
         if self.updates:
             _csv(folder / "weights.csv", [update.record() for update in self.updates])
-        each = "each" if self.every == 1 else f"one in {self.every}"
+        share_text = "each" if self.every == 1 else f"one in {self.every}"
         text = (
-            f"{len(self.looks)} measurements; {each} of {self.forwards} training forwards was "
-            f"looked at. Overhead: {100 * self.overhead:.1f} % of the training's time.\n\n"
+            f"{len(self.looks)} measurements; {share_text} of {self.forwards} training forwards "
+            f"was looked at. Overhead: {100 * self.overhead:.1f} % of the training's time.\n\n"
             f"{self.table()}"
         )
         (folder / "table.md").write_text(text, encoding="utf-8")
@@ -469,7 +469,7 @@ class Remembered:
         return replace(result, bias=bias, bias_squared=bias**2)
 
 
-def _said(updates: list[Stepped]) -> str:
+def _weights_sentence(updates: list[Stepped]) -> str:
     """Return what steps change of the weights, as a sentence."""
     records = [update.record() for update in updates]
     changed, nbytes, entropy = (
@@ -489,17 +489,17 @@ def _forecast(row: dict[str, Any]) -> dict[str, Any]:
     nothing = {"rank": math.nan, "worth": math.nan, "low": math.nan, "high": math.nan}
     if row["codec"].startswith(FEEDBACK):
         return nothing | {"reason": "no training with feedback was seen"}
-    known = forecast(row["message"])
-    if known is None:
+    forecast_ = forecast(row["message"])
+    if forecast_ is None:
         return nothing | {"reason": ""}
     features = {name: row[name] for name in ("error", "bias", "total")}
     features["distance"] = 1 - row["cosine"]
-    nothing["rank"] = known.score.of(features)
-    answer = known.answer(features)
+    nothing["rank"] = forecast_.score.of(features)
+    answer = forecast_.answer(features)
     if isinstance(answer, str):
         return nothing | {"reason": answer}
-    kept = {"worth": answer.middle, "low": answer.low, "high": answer.high, "reason": ""}
-    return nothing | kept
+    columns = {"worth": answer.middle, "low": answer.low, "high": answer.high, "reason": ""}
+    return nothing | columns
 
 
 def _least_harm(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -29,8 +29,8 @@ CANDIDATES = (
     BIAS,
     Score((0.0, 0.0, 1.0, 0.0)),
     Score((0.0, 0.0, 0.0, 1.0)),
-    *(Score((part, 1.0, 0.0, 0.0)) for part in (0.1, 0.2, 0.3, 0.5, 1.0)),
-    *(Score((0.0, part, 1.0, 0.0)) for part in (0.1, 0.3)),
+    *(Score((weight, 1.0, 0.0, 0.0)) for weight in (0.1, 0.2, 0.3, 0.5, 1.0)),
+    *(Score((0.0, weight, 1.0, 0.0)) for weight in (0.1, 0.3)),
 )
 GROUPS = ("study", "architecture", "codec")  # what is left out in turn
 
@@ -84,7 +84,7 @@ def best(table: pd.DataFrame) -> Score:
     return CANDIDATES[int(np.argmax(means))]
 
 
-def seen(table: pd.DataFrame, score: Score) -> Seen:
+def evidence_of(table: pd.DataFrame, score: Score) -> Seen:
     """Return the trainings of a table, and the isotonic regression of worth on score, in which all
     studies weigh the same.
     """
@@ -105,12 +105,12 @@ def margin(table: pd.DataFrame, score: Score) -> float:
     """
     excesses = []
     for _, rows in table.groupby("study"):
-        others = table.drop(rows.index)
-        if others.empty:
+        training_rows = table.drop(rows.index)
+        if training_rows.empty:
             continue
-        known = seen(others, score)
+        evidence = evidence_of(training_rows, score)
         for row in rows.to_dict("records"):
-            bound = known.bound(score.of(row))
+            bound = evidence.bound(score.of(row))
             if bound is not None:
                 worth = clipped(row["worth"])
                 excesses.append(max(0.0, bound.low - worth, worth - bound.high))
@@ -124,14 +124,14 @@ def leave_out(table: pd.DataFrame, message: str, group: str, by: Score | None, n
     ranks: list[float] = []
     bounds: list[tuple[Bound, float]] = []
     for _, rows in table.groupby(group):
-        others = table.drop(rows.index)
-        if others.empty:
+        training_rows = table.drop(rows.index)
+        if training_rows.empty:
             continue
-        score = by or best(others)
+        score = by or best(training_rows)
         ranks += rank_correlation(rows, score)
-        known = replace(seen(others, score), margin=margin(others, score))
+        evidence = replace(evidence_of(training_rows, score), margin=margin(training_rows, score))
         for row in rows.to_dict("records"):
-            bound = known.bound(score.of(row))
+            bound = evidence.bound(score.of(row))
             if bound is not None:
                 bounds.append((bound, row["worth"]))
     return _trial(message, group, name, ranks, bounds)
@@ -187,8 +187,8 @@ def _constant(rows: pd.DataFrame, message: str, group: str) -> Trial:
     """Return what a bound does that is the same for all: the range of the other trainings."""
     bounds = []
     for _, left in rows.groupby(group):
-        others = rows.drop(left.index)["worth"].clip(0, 100)
-        bound = Bound(float(others.min()), float(others.mean()), float(others.max()))
+        worths = rows.drop(left.index)["worth"].clip(0, 100)
+        bound = Bound(float(worths.min()), float(worths.mean()), float(worths.max()))
         bounds += [(bound, worth) for worth in left["worth"].clip(0, 100)]
     return _trial(message, group, CONSTANT, [], bounds)
 
@@ -200,7 +200,7 @@ def fitted(table: pd.DataFrame, message: str) -> Forecast:
     trial = leave_out(rows, message, "study", None, "forecast")
     return Forecast(
         score,
-        replace(seen(rows, score), margin=margin(rows, score)),
+        replace(evidence_of(rows, score), margin=margin(rows, score)),
         int(rows["study"].nunique()),
         trial.rank,
         trial.coverage,
@@ -218,13 +218,13 @@ def write_constants(table: pd.DataFrame, commit: str, path: Path) -> None:
         commit = before["commit"]
     messages: dict[str, Any] = {}
     for message in sorted(table["message"].unique()):
-        known = fitted(table, message)
-        record: dict[str, Any] = {"weights": list(known.score.weights)}
+        forecast_ = fitted(table, message)
+        record: dict[str, Any] = {"weights": list(forecast_.score.weights)}
         for name in ("scores", "worths", "middles"):
-            record[name] = [round(float(value), 5) for value in getattr(known.seen, name)]
-        record["margin"] = round(known.seen.margin, 2)
+            record[name] = [round(float(value), 5) for value in getattr(forecast_.evidence, name)]
+        record["margin"] = round(forecast_.evidence.margin, 2)
         for name in ("trainings", "rank", "coverage", "narrow", "held"):
-            record[name] = round(getattr(known, name), 4)
+            record[name] = round(getattr(forecast_, name), 4)
         messages[message] = record
     text = json.dumps({"table": digest, "commit": commit, "messages": messages}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")

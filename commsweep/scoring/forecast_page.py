@@ -54,18 +54,18 @@ def write(folder: Path, table: pd.DataFrame, outcomes: Sequence[Outcome]) -> lis
 def _verdict(trials: Sequence[Trial]) -> str:
     """Return which goals were reached, the failures first."""
     main = [t for t in trials if t.by == "forecast" and t.left_out == "study"]
-    parts = []
+    sentences = []
     for trial in sorted(main, key=lambda trial: trial.rank):
         ranked = "reached" if trial.rank >= WANTED else "missed"
         covered = "reached" if trial.coverage >= COVERED else "missed"
         narrow = "reached" if trial.width <= WIDEST else "missed"
-        parts.append(
+        sentences.append(
             f"- {trial.message}: rank correlation {trial.rank:.2f} (goal {WANTED}: {ranked}); "
             f"{100 * trial.coverage:.0f} % of bounds held (goal {100 * COVERED:.0f} %: {covered}); "
             f"median width {trial.width:.0f} points (goal {WIDEST:.0f}: {narrow})."
         )
     closing = "Shadow mode ranks only where fewer bounds than the goal held, all or narrow ones."
-    return "\n".join(["On studies that were left out:", "", *parts, "", closing])
+    return "\n".join(["On studies that were left out:", "", *sentences, "", closing])
 
 
 def _trials(trials: Sequence[Trial]) -> Table:
@@ -84,7 +84,7 @@ def _trials(trials: Sequence[Trial]) -> Table:
 
 
 def _unseen(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
-    names = [line.study for line in lines(folder) if line.part == UNSEEN]
+    names = [line.study for line in lines(folder) if line.section == UNSEEN]
     trained = [outcome for outcome in outcomes if outcome.worth is not None]
     if not trained:
         return [f"{len(names)} studies wait for their trainings; their forecasts are committed."]
@@ -111,11 +111,11 @@ def _correlations(trained: Sequence[Outcome]) -> list[tuple[str, str, float, pd.
     frame = pd.DataFrame([outcome.row | {"kept": outcome.worth} for outcome in trained])
     frame["held"] = [outcome.held for outcome in trained]
     frame["bounded"] = [outcome.bound is not None for outcome in trained]
-    found = []
+    correlations = []
     for (study, message), cells in frame.groupby(["study", "message"]):
         rank = float(cells["rank"].corr(-cells["kept"], method="spearman"))
-        found.append((str(study), str(message), rank, cells))
-    return found
+        correlations.append((str(study), str(message), rank, cells))
+    return correlations
 
 
 def _mean_ranks(trained: Sequence[Outcome]) -> str:
@@ -123,15 +123,15 @@ def _mean_ranks(trained: Sequence[Outcome]) -> str:
     by_message: dict[str, list[float]] = {}
     for _, message, rank, _ in _correlations(trained):
         by_message.setdefault(message, []).append(rank)
-    parts = []
+    sentences = []
     for message, ranks in sorted(by_message.items()):
         mean = sum(ranks) / len(ranks)
         reached = "reached" if mean >= WANTED else "missed"
-        parts.append(
+        sentences.append(
             f"{message}: mean rank correlation {mean:.2f} over {len(ranks)} studies (goal "
             f"{WANTED}: {reached})."
         )
-    return " ".join(part[0].upper() + part[1:] for part in parts)
+    return " ".join(line[0].upper() + line[1:] for line in sentences)
 
 
 def _ranks(trained: Sequence[Outcome]) -> Table:
@@ -151,8 +151,8 @@ def _outcomes(trained: Sequence[Outcome]) -> Table:
             foretold = outcome.bound.text + ("" if outcome.answered else ", ranks only")
             verdict = "held" if outcome.held else "missed"
         row = outcome.row
-        kept = f"{outcome.worth:.0f} %"
-        rows.append([row["study"], row["message"], row["codec"], foretold, kept, verdict])
+        percent = f"{outcome.worth:.0f} %"
+        rows.append([row["study"], row["message"], row["codec"], foretold, percent, verdict])
     header = ["study", "message", "codec", "forecast", "worth kept", "bound"]
     return Table("unseen", "Forecasts and trainings", header, rows)
 
@@ -167,13 +167,15 @@ def drawn(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> Figure:
         1, len(messages), figsize=(1.1 * COLUMN * len(messages), 3.2), squeeze=False, sharey=True
     )
     for axis, message in zip(axes[0], messages, strict=True):
-        known = fit.fitted(table, message)
-        scores = known.seen.scores
-        bounds = [bound for score in scores if (bound := known.seen.bound(float(score)))]
+        forecast_ = fit.fitted(table, message)
+        scores = forecast_.evidence.scores
+        bounds = [bound for score in scores if (bound := forecast_.evidence.bound(float(score)))]
         low, high = ([getattr(bound, end) for bound in bounds] for end in ("low", "high"))
         axis.fill_between(scores, low, high, color="0.9", label="bound")
-        axis.plot(scores, known.seen.middles, color="0.5", label="expected")
-        axis.plot(scores, known.seen.worths, "o", color="#0072B2", ms=3, label="seen training")
+        axis.plot(scores, forecast_.evidence.middles, color="0.5", label="expected")
+        axis.plot(
+            scores, forecast_.evidence.worths, "o", color="#0072B2", ms=3, label="seen training"
+        )
         pairs = [
             (outcome.row["rank"], min(100.0, max(0.0, outcome.worth)))
             for outcome in outcomes
@@ -183,7 +185,7 @@ def drawn(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> Figure:
             axis.plot(
                 *zip(*pairs, strict=True), "^", color="#D55E00", ms=3, label="unseen training"
             )
-        axis.set(title=message, xlabel=known.score.text)
+        axis.set(title=message, xlabel=forecast_.score.text)
         axis.set_xscale("symlog", linthresh=0.1)
     axes[0, 0].set_ylabel("worth kept (%), 0 and below at 0")
     legend(figure)

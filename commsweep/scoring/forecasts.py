@@ -40,7 +40,7 @@ class Line:
     """A line of studies.csv."""
 
     study: str
-    part: str
+    section: str
     source: str
     settings: str
 
@@ -82,25 +82,25 @@ def lines(folder: Path) -> list[Line]:
     return [Line(*(record[name] or "" for name in names)) for record in records]
 
 
-def seen(folder: Path) -> list[Study]:
+def seen_studies(folder: Path) -> list[Study]:
     """Return the seen studies of a folder. Raises UserError where one cannot be read."""
-    found: list[Study] = []
+    studies_: list[Study] = []
     for line in lines(folder):
-        if line.part != SEEN:
+        if line.section != SEEN:
             continue
         source = folder / line.source
         if source.is_dir():
-            found += studies.of_board(source)
+            studies_ += studies.of_board(source)
         else:
-            found += studies.of_sweep(line.study, sweep(line.study), source)
-    return [study for study in found if study.kept]
+            studies_ += studies.of_sweep(line.study, sweep(line.study), source)
+    return [study for study in studies_ if study.worths]
 
 
 def unseen(folder: Path) -> list[Setup]:
     """Return the unseen trainings of a folder. Raises UserError on settings that are none."""
     setups = []
     for line in lines(folder):
-        if line.part == UNSEEN:
+        if line.section == UNSEEN:
             base = override(preset(line.source), _changes(line.settings))
             setups += [at_boundaries(role, line.study, base) for role in ROLES]
     return setups
@@ -131,18 +131,18 @@ def watch(folder: Path, settings: Execution, done: Callable[[], object]) -> None
     kept. A study whose codecs and dense training are recorded is not trained again.
     """
     path = folder / TABLE
-    for study in seen(folder):
+    for study in seen_studies(folder):
         recorded = _read(path)
         name = study.name, study.role, run_id(study.watched)
         measured = _of_study(recorded, name)
-        if set(study.kept) - set(measured.get("codec", [])):
-            rows = studies.watch(study, list(study.kept), settings)
+        if set(study.worths) - set(measured.get("codec", [])):
+            rows = studies.watch(study, list(study.worths), settings)
             measured = pd.DataFrame(
                 [{"role": study.role, "watched": name[2]} | row for row in rows]
             )
         rows = [_with_worth(row, study) for row in measured.to_dict("records")]
-        rest = recorded.drop(_of_study(recorded, name, any_training=True).index)
-        _write(path, pd.concat([rest, pd.DataFrame([row for row in rows if row])]))
+        unchanged = recorded.drop(_of_study(recorded, name, any_training=True).index)
+        _write(path, pd.concat([unchanged, pd.DataFrame([row for row in rows if row])]))
         done()
 
 
@@ -156,11 +156,11 @@ def _of_study(
 
 
 def _with_worth(row: dict[str, Any], study: Study) -> dict[str, Any]:
-    kept = study.kept.get(row["codec"])
-    if kept is None:
+    worth = study.worths.get(row["codec"])
+    if worth is None:
         return {}
-    worth = {"worth": kept.percent, "worth_low": kept.low, "worth_high": kept.high, "n": kept.n}
-    return row | worth
+    ends = {"worth_low": worth.low, "worth_high": worth.high}
+    return row | {"worth": worth.percent, **ends, "n": worth.n}
 
 
 def table(folder: Path) -> pd.DataFrame:
@@ -173,7 +173,7 @@ def table(folder: Path) -> pd.DataFrame:
 
 def predict(
     folder: Path,
-    known: dict[str, Forecast],
+    forecasts: dict[str, Forecast],
     commit: str,
     settings: Execution,
     done: Callable[[], object],
@@ -197,7 +197,7 @@ def predict(
         if missing:
             rows = studies.watch(study, missing, settings)
             fixed = {"role": study.role, "watched": run_id(study.watched), "commit": commit}
-            forecast = known.get(study.message)
+            forecast = forecasts.get(study.message)
             lines_ = [fixed | row | _foretold(row, forecast) for row in rows]
             _write(path, pd.concat([recorded, pd.DataFrame(lines_)]))
         done()
@@ -209,7 +209,7 @@ def _foretold(row: dict[str, Any], forecast: Forecast | None) -> dict[str, Any]:
         return {}
     features = row | {"distance": 1 - row["cosine"]}
     score = forecast.score.of(features)
-    bound = forecast.seen.bound(score)
+    bound = forecast.evidence.bound(score)
     columns = {"rank": score, "answered": isinstance(forecast.answer(features), Bound)}
     if bound is not None:
         columns |= {"low": bound.low, "worth": bound.middle, "high": bound.high}
@@ -223,10 +223,10 @@ def cells(folder: Path, count: int) -> dict[str, Cell]:
     foretold = _read(folder / PREDICTIONS)
     cells_by_id: dict[str, Cell] = {}
     for setup in unseen(folder):
-        known = _of_study(foretold, (setup.name, setup.role, run_id(setup.dense)))
+        predicted = _of_study(foretold, (setup.name, setup.role, run_id(setup.dense)))
         settings = [(DENSE, setup.dense), (NOTHING, setup.control)]
         for codec in codecs(folder):
-            if codec not in set(known.get("codec", [])):
+            if codec not in set(predicted.get("codec", [])):
                 raise UserError(
                     f"{setup.name}: {codec} as {setup.role} has no forecast; use --watch"
                 )
@@ -246,7 +246,7 @@ def outcomes(folder: Path, count: int) -> list[Outcome]:
     def score_of(_setup: Setup, run: Run) -> Any:
         return scores.get(run_id(run))
 
-    found = []
+    outcomes_ = []
     for setup in unseen(folder):
         rows = _of_study(foretold, (setup.name, setup.role, run_id(setup.dense)))
         (study,) = studies.of_setups([setup], list(rows["codec"]), count, score_of, "")
@@ -254,10 +254,10 @@ def outcomes(folder: Path, count: int) -> list[Outcome]:
             bound = None
             if row["low"] == row["low"]:
                 bound = Bound(row["low"], row["worth"], row["high"])
-            kept = study.kept.get(row["codec"])
-            worth = kept.percent if kept is not None and kept.tells else None
-            found.append(Outcome(row, bound, bool(row["answered"]), worth))
-    return found
+            worth = study.worths.get(row["codec"])
+            percent = worth.percent if worth is not None and worth.tells else None
+            outcomes_.append(Outcome(row, bound, bool(row["answered"]), percent))
+    return outcomes_
 
 
 def _read(path: Path) -> pd.DataFrame:

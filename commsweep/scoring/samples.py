@@ -70,11 +70,11 @@ class Summary:
     @property
     def worth(self) -> str:
         """Return the forecast of worth kept, or "-" where there is none."""
-        known = forecast(MESSAGES.get(self.role, ""))
-        if known is None:
+        forecast_ = forecast(MESSAGES.get(self.role, ""))
+        if forecast_ is None:
             return "-"
         features = {"error": self.error, "bias": self.bias, "distance": 1 - self.cosine}
-        answer = known.answer(features | {"total": self.error})
+        answer = forecast_.answer(features | {"total": self.error})
         return "-" if isinstance(answer, str) else answer.text
 
     @property

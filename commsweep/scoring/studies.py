@@ -25,7 +25,9 @@ from commsweep.training.run import Parts, build, trainer
 LOOKS = 20  # at a training
 SEED = 99  # of the training that is looked at; none is scored that has it
 REMOVED = {
-    f"{side}.{part}.kind": "none" for side in ("fwd", "bwd") for part in ("compressor", "feedback")
+    f"{side}.{section}.kind": "none"
+    for side in ("fwd", "bwd")
+    for section in ("compressor", "feedback")
 }
 
 
@@ -33,14 +35,14 @@ REMOVED = {
 class Study:
     """A dense training, and the worth that codecs keep in it.
 
-    watched: the dense training that shadow mode looks at; of learners, one learner's. kept: by
-    codec.
+    watched: the dense training that shadow mode looks at; of learners, one learner's. worths:
+    what was kept, by codec.
     """
 
     name: str
     role: str
     watched: Run
-    kept: dict[str, Kept] = field(default_factory=dict)
+    worths: dict[str, Kept] = field(default_factory=dict)
 
     @property
     def message(self) -> str:
@@ -65,7 +67,7 @@ def of_setups(
         for codec in codecs:
             worth = worth_kept(setup, setup.coded(codec), count, scores)
             if worth is not None:
-                study.kept[codec] = worth.kept
+                study.worths[codec] = worth.kept
         studies.append(study)
     return studies
 
@@ -99,9 +101,9 @@ def of_sweep(name: str, runs: Sequence[Run], rows: Path) -> list[Study]:
         trainings.setdefault(key, (dense, []))[1].append(run)
     studies = []
     for number, (dense, members) in enumerate(trainings.values(), start=1):
-        for role, side, other in (("activations", "fwd", "bwd"), ("gradients", "bwd", "fwd")):
+        for role, side, other_side in (("activations", "fwd", "bwd"), ("gradients", "bwd", "fwd")):
             study = Study(f"{name} {number}", role, dense)
-            losses = _losses([run for run in members if _plain(run, side, other)], side, frame)
+            losses = _losses([run for run in members if _plain(run, side, other_side)], side, frame)
             ends = losses.pop(CONTROL, {}), losses.pop("none", {})
             for codec, by_seed in losses.items():
                 shared = [seed for seed in by_seed if seed in ends[0] and seed in ends[1]]
@@ -109,16 +111,16 @@ def of_sweep(name: str, runs: Sequence[Run], rows: Path) -> list[Study]:
                     columns = (
                         [table[seed] for seed in shared] for table in (ends[0], by_seed, ends[1])
                     )
-                    study.kept[codec] = share_kept(*columns)
-            if study.kept:
+                    study.worths[codec] = share_kept(*columns)
+            if study.worths:
                 studies.append(study)
     return studies
 
 
-def _plain(run: Run, side: str, other: str) -> bool:
+def _plain(run: Run, side: str, other_side: str) -> bool:
     """Return whether a run compresses no more than one side, without a memory."""
-    link, rest = getattr(run, side), getattr(run, other)
-    return rest.compressor.kind == "none" and link.feedback.kind == "none"
+    link, opposite = getattr(run, side), getattr(run, other_side)
+    return opposite.compressor.kind == "none" and link.feedback.kind == "none"
 
 
 def _losses(runs: Sequence[Run], side: str, frame: pd.DataFrame) -> dict[str, dict[int, float]]:
@@ -164,10 +166,10 @@ def watch(study: Study, codecs: Sequence[str], settings: Execution) -> list[dict
     run = study.watched.model_copy(update={"seed": SEED})
     built = build(run, settings)
     steps = len(built.data.train) * run.epochs
-    places = _places(built, study.role)
-    every = max(1, steps // LOOKS)
+    patterns = _watched_at(built, study.role)
+    interval = max(1, steps // LOOKS)
     watched = _Watched(
-        lambda: Shadow(built.task.model, list(codecs), places, every, counts_forwards=False)
+        lambda: Shadow(built.task.model, list(codecs), patterns, interval, counts_forwards=False)
     )
     training = trainer(run, built, [watched], False)
     training.fit(built.task, built.data.train, built.data.val_dataloader())
@@ -177,7 +179,7 @@ def watch(study: Study, codecs: Sequence[str], settings: Execution) -> list[dict
     return [fixed | row for row in rows]
 
 
-def _places(built: Parts, role: str) -> dict[str, str]:
+def _watched_at(built: Parts, role: str) -> dict[str, str]:
     """Return where shadow mode looks: at the cuts, or at all gradients of matrices."""
     if role == "learners":
         return {"*": "gradients"}

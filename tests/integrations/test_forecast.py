@@ -67,7 +67,7 @@ def test_a_score_is_a_weighted_sum_and_says_so():
 @pytest.mark.parametrize("message", ["activations", "activation gradients", "weight gradients"])
 def test_every_kind_of_message_has_a_forecast_and_a_sentence_on_its_data(message):
     known = forecast.forecast(message)
-    assert known is not None and list(known.seen.scores) == sorted(known.seen.scores)
+    assert known is not None and list(known.evidence.scores) == sorted(known.evidence.scores)
     assert f"{known.trainings} trainings" in sentence(message)
-    assert known.seen.bound(0.0).high == 100.0
+    assert known.evidence.bound(0.0).high == 100.0
     assert sentence("smoke signals") == "smoke signals: no forecast; no training was seen."

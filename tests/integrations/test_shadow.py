@@ -114,7 +114,7 @@ def test_its_report_has_rows_a_table_and_a_figure(tmp_path, capsys):
         train(model)
     folder = shadow.report(tmp_path / "out")
     out = capsys.readouterr().out
-    assert "overhead" in out and "| weight gradients | tern |" in out
+    assert "Overhead" in out and "| weight gradients | tern |" in out
     with open(folder / "rows.csv", newline="") as handle:
         rows = list(csv.DictReader(handle))
     assert len(rows) == len(shadow.looks) and {row["codec"] for row in rows} == set(CODECS)
