@@ -68,6 +68,12 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         action="store_true",
         help="train three codecs of each role with four times the steps and twice the width",
     )
+    training_options(parser)
+    parser.set_defaults(command=_board)
+
+
+def training_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `train_cells`."""
     parser.add_argument(
         "--minutes",
         type=number(0),
@@ -76,7 +82,6 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     parser.add_argument("--seeds", type=count, default=3, help="seeds of a training (default: 3)")
     parser.add_argument("--workers", type=count, help="trainings at once (default: as many as fit)")
-    parser.set_defaults(command=_board)
 
 
 def _board(args: argparse.Namespace) -> int:

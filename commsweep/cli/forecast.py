@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commsweep.cli.board import train_cells
-from commsweep.cli.options import count, folder, number
+from commsweep.cli.board import train_cells, training_options
+from commsweep.cli.options import folder
 from commsweep.cli.runs import execution, execution_options, simulation_options
 from commsweep.errors import UserError
 
@@ -56,14 +55,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument(
         "--train", action="store_true", help="execute the unseen trainings without a row"
     )
-    parser.add_argument(
-        "--minutes",
-        type=number(0),
-        default=math.inf,
-        help="no training begins after so many minutes (default: no limit)",
-    )
-    parser.add_argument("--seeds", type=count, default=3, help="seeds of a training (default: 3)")
-    parser.add_argument("--workers", type=count, help="trainings at once (default: as many as fit)")
+    training_options(parser)
     parser.set_defaults(command=_forecast)
 
 
