@@ -166,7 +166,7 @@ def check_gradients(grad: Gradients, batch_size: int) -> None:
     ):
         raise ValueError(
             f"grad.compressor.kind=none: grad.feedback.kind={feedback}, schedule, vote, "
-            "compress_vectors, exclude, layers, start_epoch and collective have no effect; set "
+            "collective, compress_vectors, exclude, layers and start_epoch have no effect; set "
             "grad.compressor.kind"
         )
     if grad.transform is not None and (

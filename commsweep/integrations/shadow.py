@@ -192,8 +192,8 @@ class Shadow:
     def unseen(self) -> list[str]:
         """Places that no message was seen at."""
         names = {look.place for look in self.looks}
-        places = (*self.modules, *self.parameters, *self.weights)
-        return [name for name in dict.fromkeys(places) if name not in names]
+        watched = (*self.modules, *self.parameters, *self.weights)
+        return [name for name in dict.fromkeys(watched) if name not in names]
 
     # Hooks.
 
