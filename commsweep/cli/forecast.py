@@ -74,6 +74,7 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
     from commsweep.training.record import environment
 
     home, commit = Path(), environment("cpu")["commit"]
+    forecasts.lines(home)
     if args.watch:
         _watch(home, commit, args, settings)
     table = forecasts.table(home)

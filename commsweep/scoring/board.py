@@ -128,7 +128,7 @@ def read(folder: Path) -> Board:
     """Return the board of a folder. Raises UserError on a mistake in its files."""
     path = folder / ENTRIES
     if not path.is_file():
-        raise UserError(f"'{folder}' is no board: it has no file {ENTRIES}")
+        raise UserError(f"'{folder.absolute()}' is no board: it has no file {ENTRIES}")
     with open(path, newline="", encoding="utf-8") as handle:
         lines = list(csv.DictReader(handle))
     entries = [_entry(line, f"'{path}', line {at}") for at, line in enumerate(lines, start=2)]

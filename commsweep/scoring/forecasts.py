@@ -69,7 +69,7 @@ def lines(folder: Path) -> list[Line]:
     """Return the studies of a folder. Raises UserError on a mistake in the file."""
     path = folder / STUDIES
     if not path.is_file():
-        raise UserError(f"'{folder}' is no forecast: it has no file {STUDIES}")
+        raise UserError(f"'{folder.absolute()}' is no forecast: it has no file {STUDIES}")
     with open(path, newline="", encoding="utf-8") as handle:
         records = list(csv.DictReader(handle))
     for number, record in enumerate(records, start=2):
@@ -167,7 +167,9 @@ def table(folder: Path) -> pd.DataFrame:
     """Return the seen trainings. Raises UserError where nothing was measured."""
     frame = _read(folder / TABLE)
     if frame.empty:
-        raise UserError(f"'{folder}' has no {TABLE}; measure the seen trainings with --watch")
+        raise UserError(
+            f"'{folder.absolute()}' has no {TABLE}; measure the seen trainings with --watch"
+        )
     return frame.assign(distance=1 - frame["cosine"])
 
 
