@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from commsweep.compressors import Compressor, message
 from commsweep.compressors.base import Payload
@@ -598,12 +599,21 @@ def _even(message: Message) -> bool:
 
 def mean(tensors: list[Tensor]) -> Tensor:
     """The mean in the order given; of one, itself."""
-    if len(tensors) == 1:
-        return tensors[0]
+    return tensors[0] if len(tensors) == 1 else summed(tensors).div_(len(tensors))
+
+
+def summed(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum in the order given; a new tensor."""
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total += tensor
-    return total.div_(len(tensors))
+    return total
+
+
+def sliced(x: Tensor, count: int) -> Tensor:
+    """A layer as [count, elements], padded with zeros."""
+    flat = x.reshape(-1)
+    return functional.pad(flat, (0, -len(flat) % count)).view(count, -1)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -408,9 +408,6 @@ class Exchange(nn.Module):
             self.messages[index] += 1
             for count in nbytes:
                 self.ledger.sent(index, count)
-        if self.accordion is not None:
-            for index, mean_ in zip(bucket, summed.means, strict=True):
-                self.accordion.add(index, mean_)
         return lambda: summed.means
 
     def _message(

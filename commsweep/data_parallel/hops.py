@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from commsweep.collectives import Collectives, Message
+from commsweep.collectives import Collectives, Message, sliced, summed
 from commsweep.compressors import Compressor, message
 
 WHAT = "gradients"
@@ -71,7 +71,7 @@ class Hops:
 
     def _ring(self, shares: list[list[Tensor]]) -> list[Tensor]:
         n, learners_here = self.collectives.learners, self.collectives.here
-        layer_parts = [[_cut(x, n) for x in row] for row in shares]
+        layer_parts = [[sliced(x, n) for x in row] for row in shares]
         sums = [
             [cut[learner] for cut in row]
             for learner, row in zip(learners_here, layer_parts, strict=True)
@@ -92,7 +92,7 @@ class Hops:
         n, learners_here = self.collectives.learners, self.collectives.here
         outboxes: list[dict[int, list[Message]]] = []
         for learner, row in zip(learners_here, shares, strict=True):
-            layer_parts = [_cut(x, n) for x in row]
+            layer_parts = [sliced(x, n) for x in row]
             outboxes.append(
                 {to: self._messages(learner, [cut[to] for cut in layer_parts]) for to in range(n)}
             )
@@ -103,7 +103,7 @@ class Hops:
                 if to != learner:
                     self._count(messages)
         rows = self._to_all(
-            [[_sum(column) for column in zip(*rows, strict=True)] for rows in arrived]
+            [[summed(column) for column in zip(*rows, strict=True)] for rows in arrived]
         )
         return [torch.stack(list(column)) for column in zip(*rows, strict=True)]
 
@@ -186,17 +186,3 @@ def roundings(collective: str, learners: int) -> int:
     if collective == ALL_TO_ALL:
         return 2
     return learners if collective == RING else (learners - 1).bit_length() + 1
-
-
-def _cut(x: Tensor, count: int) -> Tensor:
-    """A layer as [count, elements], padded with zeros."""
-    flat = x.reshape(-1)
-    return nn.functional.pad(flat, (0, -len(flat) % count)).view(count, -1)
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors, in their order."""
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total

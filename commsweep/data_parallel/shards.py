@@ -17,14 +17,13 @@ results, not the memory that sharding saves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from commsweep import seeds
-from commsweep.collectives import Collectives, Message
+from commsweep.collectives import Collectives, Message, sliced, summed
 from commsweep.component import Moment
 from commsweep.compressors import build, message
 from commsweep.config.gradients import Gradients, Sharded
@@ -84,12 +83,12 @@ class Shards(Learners):
         dense = [index for index, layer in enumerate(exchange.layers) if layer.dense]
         arrival = exchange.begin(learners, moment.step, moment.epoch, dense)  # pyright: ignore[reportArgumentType]
         means = self._reduced(
-            [[_sliced(tensors[index], n) for index in self.coded] for tensors in learners],
+            [[sliced(tensors[index], n) for index in self.coded] for tensors in learners],
             moment.step,
         )
         merged = arrival()
         for at, index in enumerate(self.coded):
-            full = torch.zeros_like(_sliced(learners[0][index], n))
+            full = torch.zeros_like(sliced(learners[0][index], n))
             for row, learner in enumerate(self.here):
                 full[learner] = means[row][at]
             merged[index] = full.view(-1)[: exchange.layers[index].shape.numel()].view(
@@ -117,7 +116,7 @@ class Shards(Learners):
                 for learner, rows in zip(self.here, grads, strict=True)
             ],
         )
-        sums = [[_sum(column) for column in zip(*arrived, strict=True)] for arrived in inside]
+        sums = [[summed(column) for column in zip(*arrived, strict=True)] for arrived in inside]
         across = (
             self._hop(
                 "across",
@@ -134,7 +133,7 @@ class Shards(Learners):
             else [[[shards[0] for shards in row]] for row in sums]
         )
         return [
-            [_sum(column).div_(n) for column in zip(*arrived, strict=True)] for arrived in across
+            [summed(column).div_(n) for column in zip(*arrived, strict=True)] for arrived in across
         ]
 
     def _hop(
@@ -191,7 +190,7 @@ class Shards(Learners):
             for shards in self._means
         ]
         gathered = exchange.collectives.gather(norms, "norms").wait()
-        total = _sum([norm for (norm,) in gathered])
+        total = summed([norm for (norm,) in gathered])
         for index, layer in enumerate(exchange.layers):
             grad = exchange.trained[index].grad
             if layer.dense and grad is not None:
@@ -208,7 +207,7 @@ class Shards(Learners):
     def after_step(self, moment: Moment) -> None:
         n, exchange, code = self.spec.learners, self.exchange, self.codes[2]
         slices = {
-            index: (_sliced(exchange.trained[index].data, n), _sliced(self._seen[index], n))
+            index: (sliced(exchange.trained[index].data, n), sliced(self._seen[index], n))
             for index in self.coded
         }
         messages = [
@@ -263,17 +262,3 @@ class Shards(Learners):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.sent, self._told = state["sent"], state["master"]
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors, in their order."""
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total
-
-
-def _sliced(x: Tensor, count: int) -> Tensor:
-    """A layer as [count, elements], padded with zeros."""
-    flat = x.reshape(-1)
-    return nn.functional.pad(flat, (0, -len(flat) % count)).view(count, -1)
