@@ -69,20 +69,28 @@ def _forecast(args: argparse.Namespace) -> int:
 
 
 def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
+    from tqdm import tqdm
+
     from commsweep.scoring import fit, forecasts
     from commsweep.scoring.forecast_page import write
     from commsweep.training.record import environment
 
-    home, commit = Path(), environment("cpu")["commit"]
+    total, home, commit = 0, Path(), environment("cpu")["commit"]
     forecasts.lines(home)
     if args.watch:
-        _watch(home, commit, args, settings)
-    table = forecasts.table(home)
-    fit.write_constants(table, commit, home / CONSTANTS)
+        total = len(forecasts.seen_studies(home)) + len(forecasts.unseen(home))
+    with tqdm(total=total, unit="study", desc="in shadow", disable=args.json or not total) as bar:
+        if args.watch:
+            forecasts.watch(home, settings, bar.update)
+        table = forecasts.table(home)
+        fitted = fit.fit_all(table)
+        if args.watch:
+            forecasts.predict(home, fitted, commit, settings, bar.update)
+    fit.write_constants(table, fitted, commit, home / CONSTANTS)
     if args.train:
         train_cells(forecasts.cells(home, args.seeds), args, settings)
     outcomes = forecasts.outcomes(home, args.seeds)
-    trials = write(home, table, outcomes)
+    trials = write(home, table, fitted, outcomes)
     for trial in trials:
         if trial.by == "forecast" and trial.left_out == "study":
             print(
@@ -91,17 +99,3 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
             )
     print(f"written: {args.folder}/README.md, worth.png, {CONSTANTS}")
     return 0
-
-
-def _watch(home: Path, commit: str, args: argparse.Namespace, settings: Execution) -> None:
-    """Measure dense trainings of seen studies, fit, and foretell the unseen ones."""
-    from tqdm import tqdm
-
-    from commsweep.scoring import fit, forecasts
-
-    total = len(forecasts.seen_studies(home)) + len(forecasts.unseen(home))
-    with tqdm(total=total, unit="study", desc="in shadow", disable=args.json) as bar:
-        forecasts.watch(home, settings, bar.update)
-        table = forecasts.table(home)
-        fitted = {message: fit.fitted(table, message) for message in table["message"].unique()}
-        forecasts.predict(home, fitted, commit, settings, bar.update)

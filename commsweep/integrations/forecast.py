@@ -27,6 +27,12 @@ WIDEST = 25.0  # points of worth: a wider bound is no answer
 COVERED = 0.93  # share of left-out trainings within their bound, below which there is no answer
 
 
+def features_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the features of a row of means with error, bias, cosine and total."""
+    features = {name: row[name] for name in ("error", "bias", "total")}
+    return features | {"distance": 1 - row["cosine"]}
+
+
 @dataclass(frozen=True)
 class Score:
     """A weighted sum of the features of a message: what a forecast ranks codecs by."""

@@ -26,7 +26,7 @@ from commsweep.compressors import Compressor
 from commsweep.compressors.base import all_finite
 from commsweep.errors import UserError, nearest, notice
 from commsweep.integrations import steps
-from commsweep.integrations.forecast import Bound, forecast, sentence
+from commsweep.integrations.forecast import Bound, features_of, forecast, sentence
 from commsweep.integrations.measure import Measured, codec, compared, named, sent, with_error
 from commsweep.integrations.weights import Changes, changes_of
 
@@ -492,8 +492,7 @@ def _forecast(row: dict[str, Any]) -> dict[str, Any]:
     forecast_ = forecast(row["message"])
     if forecast_ is None:
         return nothing | {"reason": ""}
-    features = {name: row[name] for name in ("error", "bias", "total")}
-    features["distance"] = 1 - row["cosine"]
+    features = features_of(row)
     nothing["rank"] = forecast_.score.of(features)
     answer = forecast_.answer(features)
     if isinstance(answer, str):

@@ -209,7 +209,14 @@ def fitted(table: pd.DataFrame, message: str) -> Forecast:
     )
 
 
-def write_constants(table: pd.DataFrame, commit: str, path: Path) -> None:
+def fit_all(table: pd.DataFrame) -> dict[str, Forecast]:
+    """Return the forecast of each kind of message that a table has."""
+    return {message: fitted(table, message) for message in sorted(table["message"].unique())}
+
+
+def write_constants(
+    table: pd.DataFrame, forecasts: dict[str, Forecast], commit: str, path: Path
+) -> None:
     """Write the constants that shadow mode reads, with a digest of the table and the commit at
     which they were first written from it.
     """
@@ -217,8 +224,7 @@ def write_constants(table: pd.DataFrame, commit: str, path: Path) -> None:
     if path.is_file() and (before := json.loads(path.read_text("utf-8")))["table"] == digest:
         commit = before["commit"]
     messages: dict[str, Any] = {}
-    for message in sorted(table["message"].unique()):
-        forecast_ = fitted(table, message)
+    for message, forecast_ in forecasts.items():
         record: dict[str, Any] = {"weights": list(forecast_.score.weights)}
         for name in ("scores", "worths", "middles"):
             record[name] = [round(float(value), 5) for value in getattr(forecast_.evidence, name)]

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.integrations.forecast import COVERED, WIDEST
+from commsweep.integrations.forecast import COVERED, WIDEST, Forecast
 from commsweep.reporting.figure import COLUMN, legend, save, styled
 from commsweep.reporting.table import Cell, Table
 from commsweep.scoring import fit
@@ -24,10 +24,14 @@ LIMITS = (
 )
 
 
-def write(folder: Path, table: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[Trial]:
+def write(
+    folder: Path,
+    table: pd.DataFrame,
+    forecasts: dict[str, Forecast],
+    outcomes: Sequence[Outcome],
+) -> list[Trial]:
     """Write README.md and the figure, and return what was found on left-out trainings."""
-    messages = sorted(table["message"].unique())
-    trials = [trial for message in messages for trial in fit.trials(table, message)]
+    trials = [trial for message in forecasts for trial in fit.trials(table, message)]
     sections = [
         "# The forecast of worth kept",
         "Shadow mode measures what a codec would do to the messages of a dense training. The "
@@ -47,7 +51,7 @@ def write(folder: Path, table: pd.DataFrame, outcomes: Sequence[Outcome]) -> lis
         "[predictions.csv](predictions.csv) and [rows.csv](rows.csv).",
     ]
     (folder / "README.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
-    save(drawn(table, outcomes), folder, "worth")
+    save(drawn(forecasts, outcomes), folder, "worth")
     return trials
 
 
@@ -158,16 +162,14 @@ def _outcomes(trained: Sequence[Outcome]) -> Table:
 
 
 @styled
-def drawn(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> Figure:
+def drawn(forecasts: dict[str, Forecast], outcomes: Sequence[Outcome]) -> Figure:
     """Draw worth against score, a panel a kind of message: seen trainings, what is expected, the
     bound, and unseen trainings.
     """
-    messages = sorted(table["message"].unique())
     figure, axes = plt.subplots(
-        1, len(messages), figsize=(1.1 * COLUMN * len(messages), 3.2), squeeze=False, sharey=True
+        1, len(forecasts), figsize=(1.1 * COLUMN * len(forecasts), 3.2), squeeze=False, sharey=True
     )
-    for axis, message in zip(axes[0], messages, strict=True):
-        forecast_ = fit.fitted(table, message)
+    for axis, (message, forecast_) in zip(axes[0], forecasts.items(), strict=True):
         scores = forecast_.evidence.scores
         bounds = [bound for score in scores if (bound := forecast_.evidence.bound(float(score)))]
         low, high = ([getattr(bound, end) for bound in bounds] for end in ("low", "high"))

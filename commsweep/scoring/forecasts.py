@@ -20,7 +20,7 @@ import pandas as pd
 
 from commsweep.config import Execution, Run, override, run_id
 from commsweep.errors import UserError
-from commsweep.integrations.forecast import Bound, Forecast
+from commsweep.integrations.forecast import Bound, Forecast, features_of
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset, sweep
 from commsweep.scoring import board as boards
@@ -209,7 +209,7 @@ def _foretold(row: dict[str, Any], forecast: Forecast | None) -> dict[str, Any]:
     """Return the columns of a forecast: its score, its bound, and whether that is an answer."""
     if forecast is None:
         return {}
-    features = row | {"distance": 1 - row["cosine"]}
+    features = features_of(row)
     score = forecast.score.of(features)
     bound = forecast.evidence.bound(score)
     columns = {"rank": score, "answered": isinstance(forecast.answer(features), Bound)}
@@ -254,7 +254,7 @@ def outcomes(folder: Path, count: int) -> list[Outcome]:
         (study,) = studies.of_setups([setup], list(rows["codec"]), count, score_of, "")
         for row in rows.to_dict("records"):
             bound = None
-            if row["low"] == row["low"]:
+            if pd.notna(row["low"]):
                 bound = Bound(row["low"], row["worth"], row["high"])
             worth = study.worths.get(row["codec"])
             percent = worth.percent if worth is not None and worth.tells else None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.integrations.forecast import forecast
+from commsweep.integrations.forecast import features_of, forecast
 from commsweep.integrations.measure import Measured, measure
 from commsweep.integrations.shadow import BACKWARD, FORWARD, PARAMETER
 
@@ -73,8 +73,8 @@ class Summary:
         forecast_ = forecast(MESSAGES.get(self.role, ""))
         if forecast_ is None:
             return "-"
-        features = {"error": self.error, "bias": self.bias, "distance": 1 - self.cosine}
-        answer = forecast_.answer(features | {"total": self.error})
+        means = {"error": self.error, "bias": self.bias, "cosine": self.cosine}
+        answer = forecast_.answer(features_of(means | {"total": self.error}))
         return "-" if isinstance(answer, str) else answer.text
 
     @property

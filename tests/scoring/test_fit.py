@@ -59,7 +59,7 @@ def test_a_constant_range_covers_without_saying_anything():
 def test_constants_are_those_of_the_table(tmp_path):
     """The shipped file follows from the recorded table, and is the folder's."""
     table = forecasts.table(FOLDER)
-    fit.write_constants(table, "", tmp_path / "forecast.json")
+    fit.write_constants(table, fit.fit_all(table), "", tmp_path / "forecast.json")
     written, shipped, kept = (
         json.loads(path.read_text())
         for path in (tmp_path / "forecast.json", forecast.FILE, FOLDER / "forecast.json")
