@@ -71,8 +71,7 @@ def arrive_together(messages: list[Message]) -> list[Tensor]:
     """
     compressor = messages[0].compressor
     spec = compressor.spec
-    draws = spec.draws or getattr(spec, "rounding", "") == "stochastic"
-    if spec.kind not in BY_SAMPLE or draws or getattr(spec, "scale", "") == "tensor":
+    if spec.kind not in BY_SAMPLE or compressor.seeded or getattr(spec, "scale", "") == "tensor":
         return [sent.arrive() for sent in messages]
     y = compressor.apply(torch.stack([sent.x for sent in messages]), 0)
     for sent in messages:
@@ -234,13 +233,14 @@ class Collectives:
     def pass_on(
         self,
         messages: list[list[Message]],
-        to: Sequence[int | None],
+        to: Sequence[Sequence[int]],
         address: message.Address,
         label: str,
     ) -> Handle[Parts]:
-        """Send the messages [learner here][layer] to one other learner each, or to none; to: of
-        every learner. All messages of a layer have a length that their shape says. What arrives at
-        the learners here, [learner here][layer]; empty where nobody sends.
+        """Send the messages [learner here][layer] to some other learners or none; to: these, of
+        every learner, so that each hears of one at most. All messages of a layer have a length that
+        their shape says. What arrives at the learners here, [learner here][layer]; empty where
+        nobody sends.
         """
         raise NotImplementedError
 
@@ -302,15 +302,16 @@ class Simulated(Collectives):
     def pass_on(
         self,
         messages: list[list[Message]],
-        to: Sequence[int | None],
+        to: Sequence[Sequence[int]],
         address: message.Address,
         label: str,
     ) -> Handle[Parts]:
         arrived: Parts = [[] for _ in self.here]
-        pairs = [(k, receiver) for k, receiver in enumerate(to) if receiver is not None]
-        for column in zip(*(messages[sender] for sender, _ in pairs), strict=True):
-            for (_, receiver), y in zip(pairs, arrive_together(list(column)), strict=True):
-                arrived[receiver].append(y)
+        senders = [k for k, receivers in enumerate(to) if receivers]
+        for column in zip(*(messages[sender] for sender in senders), strict=True):
+            for sender, y in zip(senders, arrive_together(list(column)), strict=True):
+                for receiver in to[sender]:
+                    arrived[receiver].append(y)
         return Handle(lambda: arrived)
 
     def swap(self, tensors: Parts, partners: list[int], label: str) -> Handle[Parts]:
@@ -394,23 +395,22 @@ class Processes(Collectives):
     def pass_on(
         self,
         messages: list[list[Message]],
-        to: Sequence[int | None],
+        to: Sequence[Sequence[int]],
         address: message.Address,
         label: str,
     ) -> Handle[Parts]:
         rank, mine = self.here[0], messages[0]
-        sender = next((k for k, receiver in enumerate(to) if receiver == rank), None)
-        receiver = to[rank]
-        if sender is None and receiver is None:
+        sender = next((k for k, receivers in enumerate(to) if rank in receivers), None)
+        if sender is None and not to[rank]:
             return Handle(lambda: [[]])
         # packed where nothing is sent, too: its length is that of what arrives
         payloads = [sent.pack() for sent in mine]
         packed = message.pack(payloads, address)
-        out, into = {}, {}
-        for partner in {sender, receiver} - {None}:
-            out[partner] = packed if partner == receiver else packed[:0]
-            into[partner] = torch.empty_like(packed) if partner == sender else packed[:0]
-        if receiver is not None:
+        out, into = dict.fromkeys(to[rank], packed), dict.fromkeys(to[rank], packed[:0])
+        if sender is not None:
+            out.setdefault(sender, packed[:0])
+            into[sender] = torch.empty_like(packed)
+        for _ in to[rank]:
             self._count(label, packed.numel(), payloads)
         under_way = self._posted(out, into, list(out))
 

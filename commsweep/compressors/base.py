@@ -76,6 +76,14 @@ class Compressor(Generic[S]):
     def __init__(self, spec: S) -> None:
         self.spec = spec
 
+    @property
+    def seeded(self) -> bool:
+        """Return whether another seed may give another message."""
+        for spec in (self.spec, getattr(self.spec, "values", None)):
+            if spec is not None and (spec.draws or getattr(spec, "rounding", "") == "stochastic"):
+                return True
+        return False
+
     def encode(self, x: Tensor, seed: int = 0) -> Payload:
         """Return what would travel for `x` (any shape, floating point). Raises UserError if x is
         not finite.

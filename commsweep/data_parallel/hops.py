@@ -76,7 +76,7 @@ class Hops:
             [cut[learner] for cut in row]
             for learner, row in zip(learners_here, layer_parts, strict=True)
         ]
-        following = [(learner + 1) % n for learner in range(n)]
+        following = [[(learner + 1) % n] for learner in range(n)]
         for hop in range(n - 1):
             arrived = self._pass_on(sums, following)
             sums = []
@@ -111,9 +111,9 @@ class Hops:
         n, learners_here = self.collectives.learners, self.collectives.here
         sums, distance = [list(row) for row in shares], 1
         while distance < n:
-            to: list[int | None] = [None] * n
+            to: list[list[int]] = [[] for _ in range(n)]
             for learner in range(distance, n, 2 * distance):
-                to[learner] = learner - distance
+                to[learner] = [learner - distance]
             arrived = self._pass_on(sums, to)
             for at, _ in enumerate(learners_here):
                 if arrived[at]:
@@ -129,8 +129,10 @@ class Hops:
             for at, (code, x) in enumerate(zip(self.codes, tensors, strict=True))
         ]
 
-    def _pass_on(self, tensors: list[list[Tensor]], to: Sequence[int | None]) -> list[list[Tensor]]:
-        """Send the tensors of each learner to one other or none; what arrives at the learners
+    def _pass_on(
+        self, tensors: list[list[Tensor]], to: Sequence[Sequence[int]]
+    ) -> list[list[Tensor]]:
+        """Send the tensors of each learner to some others or none; what arrives at the learners
         here.
         """
         learners_here = self.collectives.here
@@ -138,7 +140,7 @@ class Hops:
         arrived = self.collectives.pass_on(outboxes, to, self.address, WHAT).wait()
         self.hop += 1
         for learner, messages in zip(learners_here, outboxes, strict=True):
-            if to[learner] is not None:
+            if to[learner]:
                 self._count(messages)
         return arrived
 
@@ -155,18 +157,15 @@ class Hops:
     def _from_root(self, tensors: list[list[Tensor]]) -> list[Tensor]:
         """Send the first learner's tensors to all."""
         learners_here, n = self.collectives.here, self.collectives.learners
-        arrived: list[Tensor] = []
         messages = [self._messages(k, row) for k, row in zip(learners_here, tensors, strict=True)]
-        for learner in range(1, n):
-            to: list[int | None] = [None] * n
-            to[0] = learner
-            received = self.collectives.pass_on(messages, to, self.address, WHAT).wait()
-            arrived = next((row for row in received if row), arrived)
-            if 0 in learners_here:
-                self._count(messages[learners_here.index(0)])
+        to = [list(range(1, n)), *([] for _ in range(1, n))]
+        received = self.collectives.pass_on(messages, to, self.address, WHAT).wait()
         self.hop += 1
+        arrived = next((row for row in received if row), None)
+        if arrived is None:  # at the root
+            arrived = [sent.arrive() for sent in messages[0]]
         if 0 in learners_here:
-            arrived = [sent.arrive() for sent in messages[learners_here.index(0)]]
+            self._count(messages[0], n - 1)
         return arrived
 
     def _count(self, messages: list[Message], times: int = 1) -> None:

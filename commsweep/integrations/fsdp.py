@@ -37,15 +37,19 @@ WHAT = "gradients"
 MEANS, SUMS = dist.ReduceOp.AVG, dist.ReduceOp.SUM
 
 
-class CodedReduceScatter:
+class Allocating:
+    """Base: what FSDP2 asks of each of its collectives besides the call."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+class CodedReduceScatter(Allocating):
     """The reduce-scatter of one FSDP2 module: torch calls it with all of a step's gradients."""
 
     def __init__(self, wire: Wire, number: int) -> None:
         self.wire, self.place, self.calls = wire, number, 0
         self.error: Tensor | None = None  # of each part, with error feedback
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(
@@ -96,16 +100,13 @@ class CodedReduceScatter:
         self.calls += 1
 
 
-class CodedAllGather:
+class CodedAllGather(Allocating):
     """The all-gather of one FSDP2 module: torch calls it before its forward, and before its
     backward where the weights were given back.
     """
 
     def __init__(self, wire: Wire, number: int, code: compressors.Compressor) -> None:
         self.wire, self.place, self.code, self.calls = wire, number, code, 0
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(
@@ -206,18 +207,17 @@ class Wire:
 
         A gather hands its message to the transport once, for all others.
         """
-        moved: dict[str, int] = {WHAT: 0, "weights": 0}
-        counted = {WHAT: float(self.sent), "weights": 0.0}
-        for collectives in self._collectives.values():
-            for label in moved:
-                moved[label] += collectives.sent[label] - collectives.framing[label]
-            receivers = max(1, collectives.learners - 1)
-            counted["weights"] = float(self.weights_sent) / receivers
-        for label, nbytes in moved.items():
-            if len(self._collectives) == 1 and not self._loaded and nbytes != counted[label]:
+        if self._loaded or len(self._collectives) != 1:
+            return
+        (collectives,) = self._collectives.values()
+        receivers = max(1, collectives.learners - 1)
+        counts = {WHAT: float(self.sent), "weights": float(self.weights_sent) / receivers}
+        for label, count in counts.items():
+            nbytes = collectives.sent[label] - collectives.framing[label]
+            if nbytes != count:
                 raise RuntimeError(
                     f"the transport moved {nbytes} bytes of {label}, and their codes have "
-                    f"{counted[label]:.0f}; please report this"
+                    f"{count:.0f}; please report this"
                 )
 
     def state_dict(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def with_error(x: Tensor, compressor: Compressor, name: str, seed: int) -> tuple
     """Return (measurement, what arrives minus x), as `measured` does."""
     x = x.detach().float()
     payload, y = sent(x, compressor, name, seed)
-    again = sent(x, compressor, name, seed + 2)[1] if _draws(compressor) else y
+    again = sent(x, compressor, name, seed + 2)[1] if compressor.seeded else y
     return compared(x, name, payload, y, again), y - x
 
 
@@ -142,14 +142,6 @@ def compared(x: Tensor, name: str, payload: Payload, y: Tensor, again: Tensor) -
         _entropy(payload.parts.values()),
         bias_squared,
     )
-
-
-def _draws(compressor: Compressor) -> bool:
-    """Return whether another seed may give another message."""
-    for spec in (compressor.spec, getattr(compressor.spec, "values", None)):
-        if spec is not None and (spec.draws or getattr(spec, "rounding", "") == "stochastic"):
-            return True
-    return False
 
 
 def _entropy(tensors: Any) -> float:
