@@ -246,9 +246,18 @@ def cells(board: Board, roles: Iterable[str], count: int, length: str) -> dict[s
                 if length == SHORT or entry.codec in REPEATED:
                     run = setup.coded(entry.codec, entry.feedback)
                     settings.append((entry.name, entry.feedback, run))
-            for name, feedback, setting in settings:
-                for run in seeds([setting], count, SEED):
-                    cells_by_id[run_id(run)] = Cell(run, setup, length, name, feedback)
+            cells_by_id |= cells_of(setup, length, settings, count)
+    return cells_by_id
+
+
+def cells_of(
+    setup: Setup, length: str, settings: Iterable[tuple[str, str, Run]], count: int
+) -> dict[str, Cell]:
+    """Return the trainings of some settings (name, feedback, run) by id, a run a seed."""
+    cells_by_id: dict[str, Cell] = {}
+    for name, feedback, setting in settings:
+        for run in seeds([setting], count, SEED):
+            cells_by_id[run_id(run)] = Cell(run, setup, length, name, feedback)
     return cells_by_id
 
 

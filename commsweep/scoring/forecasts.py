@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from commsweep.config import Execution, Run, override, run_id
+from commsweep.config import Execution, override, run_id
 from commsweep.errors import UserError
 from commsweep.integrations.forecast import Bound, Forecast, features_of
 from commsweep.launching.grid import seeds
@@ -226,32 +226,27 @@ def cells(folder: Path, count: int) -> dict[str, Cell]:
     cells_by_id: dict[str, Cell] = {}
     for setup in unseen(folder):
         predicted = _of_study(foretold, (setup.name, setup.role, run_id(setup.dense)))
-        settings = [(DENSE, setup.dense), (NOTHING, setup.control)]
+        settings = [(DENSE, "none", setup.dense), (NOTHING, "none", setup.control)]
         for codec in codecs(folder):
             if codec not in set(predicted.get("codec", [])):
                 raise UserError(
                     f"{setup.name}: {codec} as {setup.role} has no forecast; use --watch"
                 )
-            settings.append((codec, setup.coded(codec)))
-        for name, setting in settings:
-            for run in seeds([setting], count, SEED):
-                cells_by_id[run_id(run)] = Cell(run, setup, boards.SHORT, name, "none")
+            settings.append((codec, "none", setup.coded(codec)))
+        cells_by_id |= boards.cells_of(setup, boards.SHORT, settings, count)
     return cells_by_id
 
 
 def outcomes(folder: Path, count: int) -> list[Outcome]:
     """Return what was foretold of unseen trainings beside what they kept."""
-    foretold, scores = _read(folder / PREDICTIONS), boards.scores_of(folder / ROWS)
+    foretold = _read(folder / PREDICTIONS)
     if foretold.empty:
         return []
-
-    def score_of(_setup: Setup, run: Run) -> Any:
-        return scores.get(run_id(run))
-
+    recorded = boards.Board(folder, [], boards.scores_of(folder / ROWS), {})
     outcomes_ = []
     for setup in unseen(folder):
         rows = _of_study(foretold, (setup.name, setup.role, run_id(setup.dense)))
-        (study,) = studies.of_setups([setup], list(rows["codec"]), count, score_of, "")
+        (study,) = studies.of_setups([setup], list(rows["codec"]), count, recorded.score_of, "")
         for row in rows.to_dict("records"):
             bound = None
             if pd.notna(row["low"]):

@@ -4,19 +4,20 @@ each one's dense training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytorch_lightning as pl
+from torch import nn
 
 from commsweep.config import Execution, Run, override, run_id
 from commsweep.config.compressors.spelling import spelled
 from commsweep.errors import UserError
-from commsweep.integrations.shadow import Shadow
-from commsweep.reporting.worth import ACCURACY, LOSS, Kept, share_kept
+from commsweep.integrations.lightning import ShadowCallback
+from commsweep.reporting.worth import Kept, of_settings
 from commsweep.scoring import board as boards
 from commsweep.scoring.samples import MESSAGES
 from commsweep.scoring.training import CONTROL, Scores, Setup, worth_kept
@@ -24,6 +25,7 @@ from commsweep.training.run import Parts, build, trainer
 
 LOOKS = 20  # at a training
 SEED = 99  # of the training that is looked at; none is scored that has it
+ENDS = ("none", CONTROL, "mean")  # dense, and what a codec is compared with
 REMOVED = {
     f"{side}.{section}.kind": "none"
     for side in ("fwd", "bwd")
@@ -93,46 +95,28 @@ def of_sweep(name: str, runs: Sequence[Run], rows: Path) -> list[Study]:
     """
     if not rows.is_file():
         raise UserError(f"sweep {name}: no file '{rows}'; launch the sweep and record its rows")
-    frame = pd.read_csv(rows, dtype={"id": str}, low_memory=False).set_index("id")
-    trainings: dict[str, tuple[Run, list[Run]]] = {}
+    frame = pd.read_csv(rows, dtype={"id": str}, low_memory=False)
+    worths = of_settings(frame)
+    setting_of = dict(zip(frame["id"], frame["setting_id"], strict=True))
+    numbers: dict[str, int] = {}  # of the dense trainings
+    studies: dict[tuple[int, str], Study] = {}
     for run in runs:
         dense = override(run, REMOVED)
-        key = run_id(dense.model_copy(update={"seed": 0}))
-        trainings.setdefault(key, (dense, []))[1].append(run)
-    studies = []
-    for number, (dense, members) in enumerate(trainings.values(), start=1):
+        number = numbers.setdefault(run_id(dense.model_copy(update={"seed": 0})), len(numbers) + 1)
         for role, side, other_side in (("activations", "fwd", "bwd"), ("gradients", "bwd", "fwd")):
+            compressor = getattr(run, side).compressor
+            worth = worths.get(setting_of.get(run_id(run), ""))
+            if worth is None or compressor.kind in ENDS or not _plain(run, side, other_side):
+                continue
             study = Study(f"{name} {number}", role, dense)
-            losses = _losses([run for run in members if _plain(run, side, other_side)], side, frame)
-            ends = losses.pop(CONTROL, {}), losses.pop("none", {})
-            for codec, by_seed in losses.items():
-                shared = [seed for seed in by_seed if seed in ends[0] and seed in ends[1]]
-                if shared and codec != "mean":
-                    columns = (
-                        [table[seed] for seed in shared] for table in (ends[0], by_seed, ends[1])
-                    )
-                    study.worths[codec] = share_kept(*columns)
-            if study.worths:
-                studies.append(study)
-    return studies
+            studies.setdefault((number, role), study).worths[in_a_word(compressor)] = worth
+    return [studies[key] for key in sorted(studies)]
 
 
 def _plain(run: Run, side: str, other_side: str) -> bool:
     """Return whether a run compresses no more than one side, without a memory."""
     link, opposite = getattr(run, side), getattr(run, other_side)
     return opposite.compressor.kind == "none" and link.feedback.kind == "none"
-
-
-def _losses(runs: Sequence[Run], side: str, frame: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Return the recorded losses (or minus the accuracy), by codec and seed."""
-    losses: dict[str, dict[int, float]] = {}
-    for run in runs:
-        name = run_id(run)
-        if name in frame.index and frame.at[name, "status"] == "finished":
-            metric, sign = (LOSS, 1) if hasattr(run.data, "block_size") else (ACCURACY, -1)
-            codec = in_a_word(getattr(run, side).compressor)
-            losses.setdefault(codec, {})[run.seed] = sign * float(frame.at[name, metric])
-    return losses
 
 
 def in_a_word(compressor: Any) -> str:
@@ -142,23 +126,14 @@ def in_a_word(compressor: Any) -> str:
     return ",".join([kind, *(f"{name}={value}" for name, value in settings.items())])
 
 
-class _Watched(pl.Callback):
-    """Looks at a dense training's messages from its first step to its last."""
+class _Watched(ShadowCallback):
+    """Looks at a dense training's messages at its modules; writes no report."""
 
-    def __init__(self, shadow: Callable[[], Shadow]) -> None:
-        self.begin = shadow
-        self.shadow: Shadow | None = None
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.begin(cast("nn.Module", module.model), counts_forwards=False)
 
-    def on_train_start(self, *_: Any) -> None:
-        self.shadow = self.begin().start()
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        if self.shadow is not None:
-            self.shadow.forward_begins()
-
-    def on_train_end(self, *_: Any) -> None:
-        if self.shadow is not None:
-            self.shadow.stop()
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.end(writes=False)
 
 
 def watch(study: Study, codecs: Sequence[str], settings: Execution) -> list[dict[str, Any]]:
@@ -168,9 +143,7 @@ def watch(study: Study, codecs: Sequence[str], settings: Execution) -> list[dict
     steps = len(built.data.train) * run.epochs
     patterns = _watched_at(built, study.role)
     interval = max(1, steps // LOOKS)
-    watched = _Watched(
-        lambda: Shadow(built.task.model, list(codecs), patterns, interval, counts_forwards=False)
-    )
+    watched = _Watched(list(codecs), patterns, interval)
     training = trainer(run, built, [watched], False)
     training.fit(built.task, built.data.train, built.data.val_dataloader())
     assert watched.shadow is not None
