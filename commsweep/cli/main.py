@@ -22,6 +22,7 @@ from commsweep.cli import (
     flops,
     forecast,
     iteration,
+    judge,
     links,
     new,
     pipeline,
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 GROUPS = {
     "run": ("run", "ddp", "pipeline", "presets", "explain", "flops"),
     "sweep": ("sweep", "search", "new"),
-    "look": ("report", "claims", "list", "show", "wandb", "dashboard"),
+    "look": ("report", "claims", "judge", "list", "show", "wandb", "dashboard"),
     "predict and measure": (
         "score",
         "board",
@@ -181,6 +182,7 @@ def build_parser() -> Parser:
         pipeline,
         links,
         iteration,
+        judge,
         flops,
         advise,
         predict,

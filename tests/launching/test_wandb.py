@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -14,31 +13,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from wandb.proto import wandb_internal_pb2
 
 from commsweep.cli.main import main
 from commsweep.config import Execution, flatten, run_id
 from commsweep.launching.launch import launch, register
 from commsweep.launching.views.wandb import Follower, View, definition
 from commsweep.registry import sweep
+from commsweep.reporting.foreign_rows import wandb_key, wandb_records
 from commsweep.store import Store
 from tests.helpers import tiny
-
-
-def records(path):
-    """The records of a W&B file: LevelDB's log format behind a header of seven bytes."""
-    data, out, place = path.read_bytes(), b"", 7
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        out += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(out)
-            yield record
-            out = b""
 
 
 def finished(path):
@@ -46,15 +29,11 @@ def finished(path):
     machine, in a while.
     """
     for _ in range(600):
-        found = list(records(path))
+        found = list(wandb_records(path))
         if any(record.WhichOneof("record_type") == "exit" for record in found):
             return found
         time.sleep(0.1)
     raise AssertionError(f"{path} has no end")
-
-
-def key(item):
-    return item.key or ".".join(item.nested_key)
 
 
 def shown(store):
@@ -68,15 +47,15 @@ def shown(store):
                 run = record.run
             elif kind == "history":
                 history.append(
-                    {key(item): json.loads(item.value_json) for item in record.history.item}
+                    {wandb_key(item): json.loads(item.value_json) for item in record.history.item}
                 )
             elif kind == "summary":
                 summary |= {
-                    key(item): json.loads(item.value_json) for item in record.summary.update
+                    wandb_key(item): json.loads(item.value_json) for item in record.summary.update
                 }
             elif kind == "exit":
                 code = record.exit.exit_code
-        config = {key(item): json.loads(item.value_json) for item in run.config.update}
+        config = {wandb_key(item): json.loads(item.value_json) for item in run.config.update}
         assert run.run_id not in out, "shown twice"
         out[run.run_id] = run.run_group, config, history, summary, code
     return out

@@ -1,0 +1,500 @@
+"""Verdicts on rows of anybody: which columns are the score, the seed and the settings, and what
+the seeds say of each pair of settings.
+
+A setting is compared with one other, seed by seed. Effects, p-values, their correction and the
+seeds that would decide are those of `claim`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+from commsweep.errors import UserError, nearest
+from commsweep.reporting.claim import (
+    CONTRADICTED,
+    SUPPORTED,
+    TWO_OUTCOMES,
+    Claim,
+    Effect,
+    adjust,
+    adjustment,
+    shown,
+)
+from commsweep.reporting.figure import INK, styled
+from commsweep.reporting.foreign_rows import Rows
+from commsweep.reporting.statistics import far, interval, mean_sd
+from commsweep.reporting.table import Table
+
+ORDER = "order"  # --seed order: the rows of a setting are numbered as they stand
+LOWER_WORDS = {
+    "loss",
+    "losses",
+    "error",
+    "err",
+    "ppl",
+    "perplexity",
+    "nll",
+    "mse",
+    "mae",
+    "rmse",
+    "wer",
+    "cer",
+    "fid",
+    "bpb",
+    "bpc",
+}
+HIGHER_WORDS = {
+    "acc",
+    "accuracy",
+    "top1",
+    "top5",
+    "f1",
+    "auc",
+    "auroc",
+    "map",
+    "iou",
+    "miou",
+    "bleu",
+    "rouge",
+    "reward",
+    "return",
+    "score",
+    "recall",
+    "precision",
+    "psnr",
+    "ssim",
+    "r2",
+}
+SPLITS = (("test",), ("val", "valid", "validation", "eval", "dev"), (), ("train", "training"))
+SEEDS = {"seed", "seeds", "rng", "replicate", "rep", "repeat", "trial", "fold"}
+STEPS = {"step", "steps", "global", "epoch", "iter", "iteration"}
+# Of a tracker's table: what says who, when and where, and no setting.
+MARGINS = {
+    "id",
+    "name",
+    "state",
+    "status",
+    "created",
+    "updated",
+    "timestamp",
+    "runtime",
+    "duration",
+    "time",
+    "date",
+    "start",
+    "end",
+    "host",
+    "hostname",
+    "user",
+    "notes",
+    "tags",
+    "group",
+    "commit",
+    "path",
+    "folder",
+    "when",
+    "job",
+    "url",
+    "version",
+    "device",
+    "gpu",
+    "error",
+    "exception",
+    "message",
+    "index",
+}
+IDENTITIES = {"id", "hash", "uuid", "sha"}
+ENDED = {"finished", "completed", "complete", "done", "success", "ok", "nan"}
+BASELINES = ("dense", "baseline", "control", "none", "base", "fp32", "full", "off", "false")
+CLAIM = re.compile(r"^(?P<left>.+?)\s+(?P<sign><|>|=)\s+(?P<right>.+)$")
+MARGIN = re.compile(r"^(?P<right>.+?)\s+(?P<sign>\+-|±|\+|-)\s+(?P<margin>[\d.]+(?:e-?\d+)?)$")
+MOST_DIGITS = 6
+LABEL = 48  # characters of a setting in the figure
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What each column is. step: of several rows of a training, the last by it counts."""
+
+    score: str
+    seed: str
+    settings: tuple[str, ...]
+    lower: bool  # the lower the score the better
+    step: str | None = None
+
+
+@dataclass
+class Judged:
+    """The scores of each setting by seed, and the verdicts."""
+
+    columns: Columns
+    scores: dict[str, dict[Any, float]]
+    lost: dict[str, int]  # trainings without a score, by setting
+    baseline: str | None = None
+    claims: list[Claim] = field(default_factory=list)
+
+    @property
+    def digits(self) -> int:
+        """Return the digits behind the point that tell settings apart."""
+        deviations = [
+            mean_sd(list(seeds.values()))[1] for seeds in self.scores.values() if len(seeds) > 1
+        ]
+        middle = median([sd for sd in deviations if sd > 0] or [1.0])
+        return min(MOST_DIGITS, max(0, 1 - math.floor(math.log10(middle))))
+
+
+def columns(
+    rows: Rows,
+    score: str | None = None,
+    seed: str | None = None,
+    settings: Sequence[str] = (),
+    better: str | None = None,
+) -> Columns:
+    """Return what each column is: as named, else by its name and values. Raises UserError on an
+    unknown column, and where nothing can be guessed.
+    """
+    frame = rows.frame
+    for option, named in (("score", score), ("seed", seed), ("setting", None)):
+        for name in [named] if option != "setting" else settings:
+            if name is not None and name != ORDER and name not in frame:
+                close = nearest(name, map(str, frame.columns))
+                raise UserError(f"--{option} {name}: no such column{close}; {_listed(frame)}")
+    score = score or _score(rows)
+    if not is_numeric_dtype(frame[score]) or is_bool_dtype(frame[score]):
+        raise UserError(f"--score {score}: not a column of numbers; {_listed(frame)}")
+    seed = seed or next((name for name in map(str, frame) if set(_words(name)) & SEEDS), None)
+    if seed is None:
+        raise UserError(
+            "no column looks like a seed; name it with --seed COLUMN, or number the rows of each "
+            f"setting as they stand with --seed {ORDER}; {_listed(frame)}"
+        )
+    step = _step(frame, {score, seed, *settings})
+    chosen = tuple(settings) or _settings(rows, {score, seed, step})
+    lower = better == "lower" if better else _is_lower(score)
+    return Columns(score, seed, chosen, lower, step)
+
+
+def judge(
+    rows: Rows,
+    columns: Columns,
+    against: str | None = None,
+    claims: Iterable[str] = (),
+    looks: Sequence[int] = (),
+) -> Judged:
+    """Return verdicts: on the claims, or on each setting against one.
+
+    claims: "a < b - 0.01" of the means of settings a and b. looks: numbers of seeds at which the
+    verdicts were looked at before.
+    """
+    judged = _scores(rows.frame, columns)
+    if not any(judged.scores.values()):
+        raise UserError(f"--score {columns.score}: no row has a number there")
+    names = list(judged.scores)
+    claims = list(claims)
+    if claims:
+        judged.claims = [_claim(text, judged) for text in claims]
+    elif len(names) > 1:
+        judged.baseline = _known(against, names, "--against") if against else _baseline(names)
+        judged.claims = [
+            _better(name, judged.baseline, judged) for name in names if name != judged.baseline
+        ]
+    interim = {
+        (claim.name, effect.what): list(looks)
+        for claim in judged.claims
+        for effect in claim.effects
+    }
+    adjust(judged.claims, interim if looks else None)
+    return judged
+
+
+def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
+    labels = _labels(frame, columns.settings)
+    seeds = frame.get(columns.seed)
+    if seeds is None:  # in their order
+        seeds = labels.groupby(labels).cumcount()
+    numbered = frame.assign(_label=labels, _seed=seeds, _ended=_ended(frame))
+    if columns.step is None and (twice := numbered[numbered.duplicated(["_label", "_seed"])]).size:
+        label, seed = twice.iloc[0][["_label", "_seed"]]
+        raise UserError(
+            f"two rows of setting '{label}' have seed {seed}: name the columns that tell them "
+            f"apart with --setting COLUMN, or use --seed {ORDER}; {_listed(frame)}"
+        )
+    if columns.step is not None:
+        numbered = numbered.sort_values(columns.step, kind="stable")
+    scores: dict[str, dict[Any, float]] = {label: {} for label in dict.fromkeys(labels)}
+    lost = dict.fromkeys(scores, 0)
+    for (label, seed), training in numbered.groupby(["_label", "_seed"], sort=False, dropna=False):
+        values = training[columns.score].dropna()
+        if training["_ended"].all() and len(values) and math.isfinite(values.iloc[-1]):
+            scores[label][seed] = float(values.iloc[-1])
+        else:
+            lost[label] += 1
+    return Judged(columns, scores, lost)
+
+
+def _labels(frame: pd.DataFrame, settings: tuple[str, ...]) -> pd.Series:
+    """Return the name of each row's setting: "topk", or "lr=0.1, opt=adam"."""
+    if not settings:
+        return pd.Series("all rows", index=frame.index)
+    parts = []
+    for name in settings:
+        values = frame[name].map(_value)
+        alone = len(settings) == 1 and not is_numeric_dtype(frame[name])
+        parts.append(values if alone else f"{name}=" + values)
+    labels = parts[0]
+    for part in parts[1:]:
+        labels = labels + ", " + part
+    return labels
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:g}"
+    return str(value)
+
+
+def _ended(frame: pd.DataFrame) -> list[bool]:
+    name = next((name for name in frame if str(name).lower() in ("status", "state")), None)
+    if name is None:
+        return [True] * len(frame)
+    return [str(value).lower() in ENDED for value in frame[name]]
+
+
+# Verdicts.
+
+
+def _effect(a: str, b: str, judged: Judged, sign: str, edge: float = 0.0) -> Effect:
+    """Return the effect a - b, which is claimed above (>), below (<) or within (=) an edge."""
+    first, second = judged.scores[a], judged.scores[b]
+    shared = [seed for seed in first if seed in second]
+    seeds = [int(seed) if str(seed).isdigit() else at for at, seed in enumerate(shared)]
+    return Effect(
+        f"{a} - {b}",
+        above=edge if sign == ">" else None,
+        below=edge if sign == "<" else None,
+        within=edge if sign == "=" else None,
+        values=[first[seed] - second[seed] for seed in shared],
+        by=seeds,
+        digits=judged.digits,
+        lost=judged.lost[a] + judged.lost[b],
+    )
+
+
+def _better(name: str, baseline: str, judged: Judged) -> Claim:
+    effect = _effect(name, baseline, judged, "<" if judged.columns.lower else ">")
+    return Claim(f"{name} against {baseline}", f"{name} is better", [effect], source="")
+
+
+def _claim(text: str, judged: Judged) -> Claim:
+    """Return the claim of a line such as "a < b - 0.01"."""
+    names = list(judged.scores)
+    matched = CLAIM.match(text.strip())
+    if matched is None:
+        raise UserError(
+            f'--claim \'{text}\': write "A < B", "A > B + 0.5" or "A = B +- 0.5", with spaces '
+            f"around the sign; settings: {', '.join(names)}"
+        )
+    right, sign, margin = matched["right"].strip(), matched["sign"], 0.0
+    if right not in names and (parts := MARGIN.match(right)):
+        right, margin = parts["right"].strip(), float(parts["margin"])
+        if (parts["sign"] in ("+-", "±")) != (sign == "="):
+            raise UserError(f"--claim '{text}': +- goes with =, and + or - with < or >")
+        margin = -margin if parts["sign"] == "-" else margin
+    if sign == "=" and margin <= 0:
+        raise UserError(f"--claim '{text}': equal within what? write \"A = B +- 0.5\"")
+    a = _known(matched["left"].strip(), names, "--claim")
+    b = _known(right, names, "--claim")
+    effect = _effect(a, b, judged, sign, margin)
+    return Claim(text, "given on the command line", [effect], source="")
+
+
+def _known(name: str, names: list[str], option: str) -> str:
+    if name not in names:
+        raise UserError(
+            f"{option} '{name}': no such setting{nearest(name, names)}; "
+            f"settings: {', '.join(names)}"
+        )
+    return name
+
+
+def _baseline(names: list[str]) -> str:
+    for word in BASELINES:
+        for name in names:
+            if word in (name.lower(), *_words(name)):
+                return name
+    return names[0]
+
+
+# Guesses.
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a column's name: of "val/topAcc" val, top, acc."""
+    split = re.sub(r"([a-z])([A-Z])", r"\1 \2", str(name))
+    return [word for word in re.split(r"[^a-z0-9]+", split.lower()) if word]
+
+
+def _is_lower(score: str) -> bool:
+    return bool(set(_words(score)) & LOWER_WORDS)
+
+
+def _score(rows: Rows) -> str:
+    """Return the first column that sounds like a score: of a test, then of validation."""
+    numeric = [
+        str(name)
+        for name in rows.metrics or rows.frame
+        if is_numeric_dtype(rows.frame[name]) and not is_bool_dtype(rows.frame[name])
+    ]
+    for split in SPLITS:
+        for kinds in (HIGHER_WORDS, LOWER_WORDS):
+            for name in numeric:
+                words = set(_words(name))
+                of_split = words & set(split) if split else not words & set(SPLITS[-1])
+                if words & kinds and of_split:
+                    return name
+    if rows.metrics and len(numeric) == 1:
+        return numeric[0]
+    raise UserError(
+        f"no column sounds like a score; name it with --score COLUMN; {_listed(rows.frame)}"
+    )
+
+
+def _step(frame: pd.DataFrame, taken: set[str]) -> str | None:
+    """Return the column that counts the rows of a training, where a training has several."""
+    for name in map(str, frame):
+        words = [word for word in _words(name) if word not in ("trainer", "current")]
+        if name not in taken and words and set(words) <= STEPS and is_numeric_dtype(frame[name]):
+            return name
+    return None
+
+
+def _settings(rows: Rows, taken: set[str | None]) -> tuple[str, ...]:
+    """Return the columns that vary and whose values come back with other seeds."""
+    frame = rows.frame
+    names = [str(name) for name in (rows.settings if rows.settings is not None else frame)]
+    chosen = []
+    for name in names:
+        if name in taken or frame[name].nunique(dropna=False) < 2:
+            continue
+        if rows.settings is None and not _sounds_like_a_setting(frame, name):
+            continue
+        chosen.append(name)
+    if rows.settings is None:
+        _drop_implied(frame, chosen)
+    return tuple(chosen)
+
+
+def _drop_implied(frame: pd.DataFrame, chosen: list[str]) -> None:
+    """Remove columns that follow from the others, as bytes from a codec: the last ones first."""
+    keyed = frame[chosen].astype(str)
+    groups = len(keyed.drop_duplicates())
+    for name in reversed(chosen.copy()):
+        others = [other for other in chosen if other != name]
+        if others and len(keyed[others].drop_duplicates()) == groups:
+            chosen.remove(name)
+
+
+def _sounds_like_a_setting(frame: pd.DataFrame, name: str) -> bool:
+    words = set(_words(name))
+    if words <= MARGINS | {"run", "of", "at"} or words & IDENTITIES:
+        return False
+    if is_numeric_dtype(frame[name]) and words & (HIGHER_WORDS | LOWER_WORDS | STEPS):
+        return False
+    return frame[name].nunique(dropna=False) <= len(frame) / 2
+
+
+def _listed(frame: pd.DataFrame) -> str:
+    names = [str(name) for name in frame]
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"columns: {', '.join(names[:12])}{more}"
+
+
+# What is shown.
+
+
+def shorten(name: str, room: int) -> str:
+    """Return a name of at most so many characters; what is left out is marked."""
+    return name if len(name) <= room else name[: room - 3] + "..."
+
+
+def verdicts(judged: Judged) -> str:
+    """Return a line for each claim or comparison, its effect, verdict, and what would decide it."""
+    lines = [adjustment(judged.claims), ""] if adjustment(judged.claims) else []
+    for claim in judged.claims:
+        for effect in claim.effects:
+            sentence = effect.judged()
+            if judged.baseline is not None:
+                sentence = sentence.replace(SUPPORTED, "better", 1).replace(
+                    CONTRADICTED, "worse", 1
+                )
+            number = shown(effect.values, effect.interval, effect.digits)
+            lines.append(f"- {claim.name}: {number}, n={len(effect.values)}: {sentence}")
+    return "\n".join(lines) + "\n"
+
+
+def table(judged: Judged) -> Table:
+    """Return a line a setting: seeds, mean with deviation, median, interval, what is unusual."""
+    header = ["setting", "n", "mean ± sd", "median", "95 % of the mean", ""]
+    direction = "lower" if judged.columns.lower else "higher"
+    settings = Table("settings", f"{judged.columns.score} ({direction} is better)", header)
+    digits = judged.digits
+    for name, seeds in judged.scores.items():
+        values = list(seeds.values())
+        lost = f"{judged.lost[name]} without a score" if judged.lost[name] else ""
+        if not values:
+            settings.rows.append([name, "0", "", "", "", lost])
+            continue
+        mean, sd = mean_sd(values)
+        deviation = f" ± {sd:.{digits}f}" if len(values) > 1 else ""
+        ends = interval(values)
+        range_text = f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if ends else ""
+        apart = TWO_OUTCOMES if far(values) > len(values) / 5 else ""
+        settings.rows.append(
+            [
+                name,
+                str(len(values)),
+                f"{mean:.{digits}f}{deviation}",
+                f"{median(values):.{digits}f}",
+                range_text,
+                ", ".join(note for note in (apart, lost) if note),
+            ]
+        )
+    return settings
+
+
+@styled
+def figure(judged: Judged) -> Figure:
+    """Draw each seed of each setting, its median, and the interval of its mean."""
+    scores = {name: list(seeds.values()) for name, seeds in judged.scores.items() if seeds}
+    drawing, axis = plt.subplots(figsize=(6, 0.6 + 0.32 * len(scores)), layout="constrained")
+    for place, (name, values) in enumerate(scores.items()):
+        ink = INK[5] if name == judged.baseline else INK[0]
+        axis.plot(values, [place] * len(values), "o", ms=3, color=ink, alpha=0.5, mew=0)
+        axis.plot(median(values), place, "|", ms=12, color=ink)
+        if ends := interval(values):
+            axis.plot(ends, [place + 0.22] * 2, "-", lw=1, color=ink)
+    axis.set_yticks(range(len(scores)), [shorten(name, LABEL) for name in scores])
+    axis.set_ylim(len(scores) - 0.4, -0.6)
+    axis.set_xlabel(
+        f"{judged.columns.score}: seeds, median (bar), 95 % interval of the mean (line)"
+    )
+    return drawing
+
+
+def values(judged: Judged) -> pd.DataFrame:
+    """Return a row a training: setting, seed, score."""
+    lines = []
+    for name, seeds in judged.scores.items():
+        for seed, score in seeds.items():
+            lines.append({"setting": name, "seed": seed, judged.columns.score: score})
+    return pd.DataFrame(lines)

@@ -1,0 +1,250 @@
+"""Rows that other tools recorded: what is read, what is guessed, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ttest_1samp
+
+from commsweep.cli.main import main
+from commsweep.reporting import foreign_rows
+from commsweep.reporting.judge import columns, judge
+
+SETTINGS = {"dense": 0.0, "topk": -0.8, "eden": 0.0}
+
+
+def grid(seeds=6):
+    """Return rows of three settings by seed: topk is worse by 0.8, eden is not."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for seed in range(seeds):
+        start = 90 + rng.normal(0, 0.4)
+        for name, effect in SETTINGS.items():
+            score = start + effect + rng.normal(0, 0.1)
+            rows.append({"codec": name, "seed": seed, "val_acc": score, "wall": rng.random()})
+    return pd.DataFrame(rows)
+
+
+def as_csv(folder, frame):
+    frame.to_csv(folder / "runs.csv", index=False)
+    return folder / "runs.csv"
+
+
+def as_semicolons(folder, frame):
+    frame.to_csv(folder / "runs.tsv", index=False, sep="\t")
+    return folder / "runs.tsv"
+
+
+def as_wandb_table(folder, frame):
+    """The table that W&B's page exports."""
+    names = [f"brisk-sun-{at}" for at in range(len(frame))]
+    frame = frame.assign(Name=names, State="finished", Created="2026", Runtime=range(len(frame)))
+    frame = frame[["Name", "State", "Created", "Runtime", "codec", "seed", "val_acc"]]
+    frame.to_csv(folder / "wandb_export.csv", index=False)
+    return folder / "wandb_export.csv"
+
+
+def as_parquet(folder, frame):
+    frame.to_parquet(folder / "runs.parquet")
+    return folder / "runs.parquet"
+
+
+def as_lines(folder, frame):
+    """Nested records, an object a line."""
+    lines = []
+    for row in frame.to_dict("records"):
+        record = {"config": {"codec": row["codec"], "seed": row["seed"]}, "val_acc": row["val_acc"]}
+        lines.append(json.dumps(record))
+    (folder / "runs.jsonl").write_text("\n".join(lines))
+    return folder / "runs.jsonl"
+
+
+def as_list(folder, frame):
+    (folder / "runs.json").write_text(frame.to_json(orient="records"))
+    return folder / "runs.json"
+
+
+def as_steps(folder, frame):
+    """Rows of Lightning's CSV logger: training and validation in turn, the last one counts."""
+    rows = []
+    for row in frame.to_dict("records"):
+        for epoch in range(3):
+            told = {"codec": row["codec"], "seed": row["seed"], "epoch": epoch}
+            rows.append(told | {"step": 10 * epoch, "train_loss": 1.0})
+            rows.append(told | {"step": 10 * epoch + 9, "val_acc": row["val_acc"] - 2 + epoch})
+    pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
+    return folder / "metrics.csv"
+
+
+def as_tensorboard(folder, frame):
+    from torch.utils.tensorboard import SummaryWriter
+
+    for row in frame.to_dict("records"):
+        with SummaryWriter(str(folder / f"{row['codec']}/seed_{row['seed']}")) as writer:
+            writer.add_scalar("val/acc", row["val_acc"] - 3, 0)
+            writer.add_scalar("val/acc", row["val_acc"], 10)
+    return folder
+
+
+def as_hparams(folder, frame):
+    """Event files whose folders carry Lightning's hparams.yaml."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for at, row in enumerate(frame.to_dict("records")):
+        place = folder / f"version_{at}"
+        with SummaryWriter(str(place)) as writer:
+            writer.add_scalar("val/acc", row["val_acc"], 10)
+        (place / "hparams.yaml").write_text(f"codec: {row['codec']}\nseed: {row['seed']}\n")
+    return folder
+
+
+def as_mlflow(folder, frame):
+    for at, row in enumerate(frame.to_dict("records")):
+        place = folder / f"mlruns/0/run{at}"
+        (place / "params").mkdir(parents=True)
+        (place / "metrics").mkdir()
+        (place / "meta.yaml").write_text(f"run_name: swift-{at}\nstatus: 3\n")
+        (place / "params/codec").write_text(row["codec"])
+        (place / "params/seed").write_text(str(row["seed"]))
+        (place / "metrics/val_acc").write_text(f"1700 1.0 0\n1701 {row['val_acc']} 1\n")
+    (folder / "mlruns/0/meta.yaml").write_text("name: Default\n")
+    return folder / "mlruns"
+
+
+def as_wandb(folder, frame):
+    """Offline runs that W&B itself wrote."""
+    wandb = pytest.importorskip("wandb")
+    settings = wandb.Settings(mode="offline", silent=True, console="off")
+    for row in frame.to_dict("records"):
+        config = {"codec": row["codec"], "seed": row["seed"]}
+        run = wandb.init(dir=folder, config=config, settings=settings, reinit="finish_previous")
+        run.log({"val_acc": row["val_acc"] - 1})
+        run.log({"val_acc": row["val_acc"]})
+        run.finish()
+    return folder
+
+
+TOOLS = [as_csv, as_semicolons, as_wandb_table, as_parquet, as_lines, as_list, as_steps]
+TOOLS += [as_tensorboard, as_hparams, as_mlflow]
+
+
+@pytest.mark.parametrize("tool", [*TOOLS, pytest.param(as_wandb, marks=pytest.mark.slow)])
+def test_every_tool_gives_the_same_scores_and_verdicts(tmp_path, tool):
+    frame = grid(4 if tool is as_wandb else 6)
+    rows = foreign_rows.read(tool(tmp_path, frame))
+    found = columns(rows)
+    assert not found.lower and found.seed.endswith("seed")
+    assert [name.split(".")[-1] for name in found.settings] in (["codec"], ["run"])
+    judged = judge(rows, found)
+    assert judged.baseline == "dense"
+    for name in SETTINGS:
+        expected = frame[frame.codec == name].set_index("seed").val_acc.to_dict()
+        assert judged.scores[name] == pytest.approx(expected, rel=1e-6)
+    verdicts = {claim.name.split()[0]: claim.verdict for claim in judged.claims}
+    assert verdicts["topk"] == "contradicted" and verdicts["eden"] == "undecided"
+
+
+def test_effects_are_paired_differences_and_p_values_are_holms(tmp_path):
+    frame = grid()
+    rows = foreign_rows.read(as_csv(tmp_path, frame))
+    judged = judge(rows, columns(rows), claims=["topk < dense - 0.5", "eden = dense +- 5"])
+    wide = frame.pivot(index="seed", columns="codec", values="val_acc")
+    differences = wide.topk - wide.dense
+    effect = judged.claims[0].effects[0]
+    assert effect.values == pytest.approx(list(differences))
+    effect.scatter = None  # without what the other effect says of the spread
+    assert effect.p == pytest.approx(ttest_1samp(differences, -0.5).pvalue)
+    assert effect.adjusted <= 2 * effect.p or effect.adjusted == 1
+    assert [claim.verdict for claim in judged.claims] == ["supported", "supported"]
+
+
+def test_earlier_looks_make_a_verdict_harder(tmp_path):
+    rows = foreign_rows.read(as_csv(tmp_path, grid()))
+    found = columns(rows)
+    once = judge(rows, found, claims=["topk < dense"]).claims[0].effects[0]
+    again = judge(rows, found, claims=["topk < dense"], looks=[3]).claims[0].effects[0]
+    assert again.adjusted == pytest.approx(min(1, once.adjusted * 3))
+
+
+def test_trainings_without_a_number_are_counted_not_compared(tmp_path):
+    frame = grid()
+    frame.loc[frame.index[1], "val_acc"] = float("nan")
+    frame["status"] = ["failed" if at == 5 else "finished" for at in range(len(frame))]
+    rows = foreign_rows.read(as_csv(tmp_path, frame))
+    judged = judge(rows, columns(rows))
+    assert judged.lost == {"dense": 0, "topk": 1, "eden": 1}
+    assert {name: len(seeds) for name, seeds in judged.scores.items()} == {
+        "dense": 6,
+        "topk": 5,
+        "eden": 5,
+    }
+
+
+def test_settings_are_what_varies_and_comes_back_with_other_seeds(tmp_path):
+    frame = grid().assign(lr=0.1, note=range(18), bytes=lambda rows: rows.codec.str.len() * 100)
+    rows = foreign_rows.read(as_csv(tmp_path, frame))
+    assert columns(rows).settings == ("codec",)
+
+
+def test_two_outcomes_are_said(tmp_path):
+    rng = np.random.default_rng(1)
+    lines = []
+    for seed in range(12):
+        lines.append({"arm": "a", "seed": seed, "loss": 2 + rng.normal(0, 0.01)})
+        fails = 3.0 if seed % 3 == 0 else 0.0
+        lines.append({"arm": "b", "seed": seed, "loss": 2 + fails + rng.normal(0, 0.01)})
+    rows = foreign_rows.read(as_csv(tmp_path, pd.DataFrame(lines)))
+    judged = judge(rows, columns(rows), against="a")
+    assert judged.columns.lower
+    assert judged.claims[0].verdict == "two outcomes"
+
+
+def test_the_command_writes_table_figure_and_verdicts(tmp_path, capsys):
+    file = as_csv(tmp_path, grid())
+    assert main(["judge", str(file), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "against   dense" in printed and "topk against dense: -0.8" in printed
+    assert "worse (p < 0.001" in printed
+    assert max(len(line) for line in printed.splitlines() if " n=" in line[:34]) <= 80
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"settings.md", "settings.tex", "settings.csv", "claims.md", "scores.png"} <= written
+    assert main(["judge", str(file), "--out", str(tmp_path / "out"), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((tmp_path / "out/claims.json").read_text())
+    assert record["settings"] == ["codec"] and len(record["claims"]) == 2
+
+
+BAD = {
+    "no file": (None, [], "no such file"),
+    "no table": ("not a table", [], "must end in .csv"),
+    "empty": ("codec,seed,acc\n", [], "has no rows"),
+    "no score": ("codec,seed,size\na,1,2\nb,1,3\n", [], "no column sounds like a score"),
+    "no seed": ("codec,acc\na,1\nb,2\n", [], "no column looks like a seed"),
+    "typing": ("codec,seed,acc\na,1,2\nb,1,3\n", ["--score", "ac"], "did you mean 'acc'"),
+    "words": ("codec,seed,acc\na,1,2\nb,1,3\n", ["--score", "codec"], "not a column of numbers"),
+    "twice": ("codec,seed,acc\na,1,2\na,1,3\n", [], "two rows of setting"),
+    "claim": ("codec,seed,acc\na,1,2\nb,1,3\n", ["--claim", "a<b"], "with spaces around the sign"),
+    "arm": ("codec,seed,acc\na,1,2\na,2,2\nb,1,3\nb,2,3\n", ["--against", "c"], "no such setting"),
+    "equal": (
+        "c,seed,acc\na,1,2\na,2,2\nb,1,3\nb,2,3\n",
+        ["--claim", "a = b"],
+        "equal within what",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_ends_in_a_line(tmp_path, monkeypatch, capsys, case):
+    text, options, sentence = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    file = Path("rows.dat" if case == "no table" else "rows.csv")
+    if text is not None:
+        file.write_text(text)
+    assert main(["judge", str(file), *options]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed and printed.count("\n") == 1
+    assert not Path("judge").exists()
