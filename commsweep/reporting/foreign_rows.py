@@ -33,7 +33,7 @@ NUMBERED = re.compile(r"(?:^|[_\-/ ])(?:seed|run|version|trial|s)[_\-]?(\d+)$")
 
 @dataclass
 class Rows:
-    """What a tool recorded.
+    """Rows as a tool recorded them.
 
     settings, metrics: the columns that it keeps as such; None where it does not say.
     """

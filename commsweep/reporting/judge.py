@@ -124,7 +124,7 @@ LABEL = 48  # characters of a setting in the figure
 
 @dataclass(frozen=True)
 class Columns:
-    """What each column is. step: of several rows of a training, the last by it counts."""
+    """The role of each column. step: of several rows of a training, the last by it counts."""
 
     score: str
     seed: str

