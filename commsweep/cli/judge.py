@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from commsweep.reporting.foreign_rows import Rows
     from commsweep.reporting.judge import Judged
 
-NAME_ROOM = 28  # characters of a setting's name on a terminal of 80
+NAME_ROOM = 24  # characters of a setting's name on a terminal of 80
 
 
 def add_commands(commands: argparse._SubParsersAction, _shared: argparse.ArgumentParser) -> None:
@@ -149,4 +149,4 @@ def _line(texts: list[str]) -> str:
 
     name, n, mean, middle, ends, note = texts
     name = shorten(name, NAME_ROOM)
-    return f"{name:{NAME_ROOM}} n={n:3} {mean:18} median {middle:9} {ends} {note}".rstrip()
+    return f"{name:{NAME_ROOM}} n={n:3} {mean:16} median {middle:8} {ends} {note}".rstrip()

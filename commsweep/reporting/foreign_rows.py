@@ -127,15 +127,15 @@ def wandb_records(path: Path) -> Iterator[Any]:
     """Yield the records of an offline file of W&B. A record that was cut off is left out."""
     proto: Any = import_module("wandb.proto.wandb_internal_pb2")
 
-    data, text, place = path.read_bytes(), b"", FILE_HEAD
-    while place + HEAD <= len(data):
-        room = BLOCK - place % BLOCK
+    data, text, at = path.read_bytes(), b"", FILE_HEAD
+    while at + HEAD <= len(data):
+        room = BLOCK - at % BLOCK
         if room < HEAD:
-            place += room
+            at += room
             continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + HEAD])
-        text += data[place + HEAD : place + HEAD + length]
-        place += HEAD + length
+        length, kind = struct.unpack("<HB", data[at + 4 : at + HEAD])
+        text += data[at + HEAD : at + HEAD + length]
+        at += HEAD + length
         if kind in (WHOLE, LAST):
             record = proto.Record()
             record.ParseFromString(text)
@@ -212,11 +212,11 @@ def named_settings(name: str) -> dict[str, Any]:
     is left of it is "run".
     """
     settings: dict[str, Any] = {key: _number(value) for key, value in ASSIGNED.findall(name)}
-    rest = ASSIGNED.sub("", name).strip("/_-, ")
-    if (numbered := NUMBERED.search(rest)) and "seed" not in settings:
+    label = ASSIGNED.sub("", name).strip("/_-, ")
+    if (numbered := NUMBERED.search(label)) and "seed" not in settings:
         settings["seed"] = int(numbered.group(1))
-        rest = rest[: numbered.start()]
-    return settings | ({"run": rest} if rest.strip("/_-, .") else {})
+        label = label[: numbered.start()]
+    return settings | ({"run": label} if label.strip("/_-, .") else {})
 
 
 def _mlflow(path: Path) -> _Run:

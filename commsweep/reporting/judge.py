@@ -189,12 +189,12 @@ def judge(
     columns: Columns,
     against: str | None = None,
     claims: Iterable[str] = (),
-    looks: Sequence[int] = (),
+    earlier: Sequence[int] = (),
 ) -> Judged:
     """Return verdicts: on the claims, or on each setting against one.
 
-    claims: "a < b - 0.01" of the means of settings a and b. looks: numbers of seeds at which the
-    verdicts were looked at before.
+    claims: "a < b - 0.01" of the means of settings a and b. earlier: numbers of seeds at which
+    the verdicts were looked at before.
     """
     judged = _scores(rows.frame, columns)
     if not any(judged.scores.values()):
@@ -204,12 +204,12 @@ def judge(
     if claims:
         judged.claims = [_claim(text, judged) for text in claims]
     elif len(names) > 1:
-        judged.baseline = _known(against, names, "--against") if against else _baseline(names)
+        judged.baseline = _setting(against, names, "--against") if against else _baseline(names)
         judged.claims = [
             _better(name, judged.baseline, judged) for name in names if name != judged.baseline
         ]
     interim = {
-        (claim.name, effect.what): list(looks)
+        (claim.name, effect.what): list(earlier)
         for claim in judged.claims
         for effect in claim.effects
     }
@@ -222,7 +222,7 @@ def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
     seeds = frame.get(columns.seed)
     if seeds is None:  # in their order
         seeds = labels.groupby(labels).cumcount()
-    numbered = frame.assign(_label=labels, _seed=seeds, _ended=_ended(frame))
+    numbered = frame.assign(_label=labels, _seed=seeds, _done=_finished(frame))
     if columns.step is None and (twice := numbered[numbered.duplicated(["_label", "_seed"])]).size:
         label, seed = twice.iloc[0][["_label", "_seed"]]
         raise UserError(
@@ -235,7 +235,7 @@ def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
     lost = dict.fromkeys(scores, 0)
     for (label, seed), training in numbered.groupby(["_label", "_seed"], sort=False, dropna=False):
         values = training[columns.score].dropna()
-        if training["_ended"].all() and len(values) and math.isfinite(values.iloc[-1]):
+        if training["_done"].all() and len(values) and math.isfinite(values.iloc[-1]):
             scores[label][seed] = float(values.iloc[-1])
         else:
             lost[label] += 1
@@ -246,14 +246,14 @@ def _labels(frame: pd.DataFrame, settings: tuple[str, ...]) -> pd.Series:
     """Return the name of each row's setting: "topk", or "lr=0.1, opt=adam"."""
     if not settings:
         return pd.Series("all rows", index=frame.index)
-    parts = []
+    pieces = []
     for name in settings:
         values = frame[name].map(_value)
-        alone = len(settings) == 1 and not is_numeric_dtype(frame[name])
-        parts.append(values if alone else f"{name}=" + values)
-    labels = parts[0]
-    for part in parts[1:]:
-        labels = labels + ", " + part
+        bare = len(settings) == 1 and not is_numeric_dtype(frame[name])
+        pieces.append(values if bare else f"{name}=" + values)
+    labels = pieces[0]
+    for texts in pieces[1:]:
+        labels = labels + ", " + texts
     return labels
 
 
@@ -263,7 +263,7 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def _ended(frame: pd.DataFrame) -> list[bool]:
+def _finished(frame: pd.DataFrame) -> list[bool]:
     name = next((name for name in frame if str(name).lower() in ("status", "state")), None)
     if name is None:
         return [True] * len(frame)
@@ -305,20 +305,20 @@ def _claim(text: str, judged: Judged) -> Claim:
             f"around the sign; settings: {', '.join(names)}"
         )
     right, sign, margin = matched["right"].strip(), matched["sign"], 0.0
-    if right not in names and (parts := MARGIN.match(right)):
-        right, margin = parts["right"].strip(), float(parts["margin"])
-        if (parts["sign"] in ("+-", "±")) != (sign == "="):
+    if right not in names and (edge := MARGIN.match(right)):
+        right, margin = edge["right"].strip(), float(edge["margin"])
+        if (edge["sign"] in ("+-", "±")) != (sign == "="):
             raise UserError(f"--claim '{text}': +- goes with =, and + or - with < or >")
-        margin = -margin if parts["sign"] == "-" else margin
+        margin = -margin if edge["sign"] == "-" else margin
     if sign == "=" and margin <= 0:
         raise UserError(f"--claim '{text}': equal within what? write \"A = B +- 0.5\"")
-    a = _known(matched["left"].strip(), names, "--claim")
-    b = _known(right, names, "--claim")
+    a = _setting(matched["left"].strip(), names, "--claim")
+    b = _setting(right, names, "--claim")
     effect = _effect(a, b, judged, sign, margin)
     return Claim(text, "given on the command line", [effect], source="")
 
 
-def _known(name: str, names: list[str], option: str) -> str:
+def _setting(name: str, names: list[str], option: str) -> str:
     if name not in names:
         raise UserError(
             f"{option} '{name}': no such setting{nearest(name, names)}; "
@@ -389,6 +389,14 @@ def _settings(rows: Rows, taken: set[str | None]) -> tuple[str, ...]:
         if rows.settings is None and not _sounds_like_a_setting(frame, name):
             continue
         chosen.append(name)
+    if not chosen and rows.settings is None:  # of few rows, whose words do not come back
+        chosen = [
+            name
+            for name in names
+            if name not in taken
+            and not is_numeric_dtype(frame[name])
+            and not set(_words(name)) & (MARGINS | IDENTITIES)
+        ]
     if rows.settings is None:
         _drop_implied(frame, chosen)
     return tuple(chosen)
@@ -399,8 +407,8 @@ def _drop_implied(frame: pd.DataFrame, chosen: list[str]) -> None:
     keyed = frame[chosen].astype(str)
     groups = len(keyed.drop_duplicates())
     for name in reversed(chosen.copy()):
-        others = [other for other in chosen if other != name]
-        if others and len(keyed[others].drop_duplicates()) == groups:
+        remaining = [column for column in chosen if column != name]
+        if remaining and len(keyed[remaining].drop_duplicates()) == groups:
             chosen.remove(name)
 
 
@@ -415,8 +423,8 @@ def _sounds_like_a_setting(frame: pd.DataFrame, name: str) -> bool:
 
 def _listed(frame: pd.DataFrame) -> str:
     names = [str(name) for name in frame]
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"columns: {', '.join(names[:12])}{more}"
+    beyond = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"columns: {', '.join(names[:12])}{beyond}"
 
 
 # What is shown.
@@ -458,7 +466,7 @@ def table(judged: Judged) -> Table:
         deviation = f" ± {sd:.{digits}f}" if len(values) > 1 else ""
         ends = interval(values)
         range_text = f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if ends else ""
-        apart = TWO_OUTCOMES if far(values) > len(values) / 5 else ""
+        split = TWO_OUTCOMES if far(values) > len(values) / 5 else ""
         settings.rows.append(
             [
                 name,
@@ -466,7 +474,7 @@ def table(judged: Judged) -> Table:
                 f"{mean:.{digits}f}{deviation}",
                 f"{median(values):.{digits}f}",
                 range_text,
-                ", ".join(note for note in (apart, lost) if note),
+                ", ".join(note for note in (split, lost) if note),
             ]
         )
     return settings
@@ -477,12 +485,12 @@ def figure(judged: Judged) -> Figure:
     """Draw each seed of each setting, its median, and the interval of its mean."""
     scores = {name: list(seeds.values()) for name, seeds in judged.scores.items() if seeds}
     drawing, axis = plt.subplots(figsize=(6, 0.6 + 0.32 * len(scores)), layout="constrained")
-    for place, (name, values) in enumerate(scores.items()):
+    for row, (name, values) in enumerate(scores.items()):
         ink = INK[5] if name == judged.baseline else INK[0]
-        axis.plot(values, [place] * len(values), "o", ms=3, color=ink, alpha=0.5, mew=0)
-        axis.plot(median(values), place, "|", ms=12, color=ink)
+        axis.plot(values, [row] * len(values), "o", ms=3, color=ink, alpha=0.5, mew=0)
+        axis.plot(median(values), row, "|", ms=12, color=ink)
         if ends := interval(values):
-            axis.plot(ends, [place + 0.22] * 2, "-", lw=1, color=ink)
+            axis.plot(ends, [row + 0.22] * 2, "-", lw=1, color=ink)
     axis.set_yticks(range(len(scores)), [shorten(name, LABEL) for name in scores])
     axis.set_ylim(len(scores) - 0.4, -0.6)
     axis.set_xlabel(

@@ -166,7 +166,7 @@ def test_earlier_looks_make_a_verdict_harder(tmp_path):
     rows = foreign_rows.read(as_csv(tmp_path, grid()))
     found = columns(rows)
     once = judge(rows, found, claims=["topk < dense"]).claims[0].effects[0]
-    again = judge(rows, found, claims=["topk < dense"], looks=[3]).claims[0].effects[0]
+    again = judge(rows, found, claims=["topk < dense"], earlier=[3]).claims[0].effects[0]
     assert again.adjusted == pytest.approx(min(1, once.adjusted * 3))
 
 
