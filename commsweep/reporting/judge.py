@@ -213,7 +213,7 @@ def judge(
         for claim in judged.claims
         for effect in claim.effects
     }
-    adjust(judged.claims, interim if looks else None)
+    adjust(judged.claims, interim if earlier else None)
     return judged
 
 
