@@ -14,10 +14,12 @@ from commsweep.cli.options import count, folder, number
 from commsweep.config import Execution, Run, flatten, override, record, run_id
 from commsweep.config.execution import MODES, check_device
 from commsweep.data import sources
-from commsweep.errors import UserError, notice
+from commsweep.errors import UserError, nearest, notice
 from commsweep.lean_imports import loading
 from commsweep.registry import grouped, preset, presets
 from commsweep.store import DIVERGED, FAILED, FINISHED, Busy, Row, Store
+
+SWEPT_ROLES = ("activations", "gradients", "learners")
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -217,6 +219,38 @@ def chosen(name: str, settings: dict[str, str]) -> Run:
             f"rate would rise again; add schedule.t_max={run.epochs}"
         )
     return run
+
+
+def add_codecs(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `codecs_of`."""
+    parser.add_argument(
+        "--codecs",
+        metavar="LIST",
+        help='with --base: codecs to compare, such as "topk:0.1; uniform:2; ef+topk:0.01"',
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        metavar="ROLE",
+        help="with --codecs: what they compress, may be repeated: activations, gradients (of "
+        "activations), learners (gradients of weights); default: gradients",
+    )
+
+
+def codecs_of(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Return (the codecs of --codecs, their roles). Raises UserError on a role without them."""
+    if args.codecs is None:
+        if args.role:
+            raise UserError(f"--role {args.role[0]}: the role of which codecs? Add --codecs")
+        return [], []
+    from commsweep.launching.codecs import listed
+
+    roles = args.role or ["gradients"]
+    for role in roles:
+        if role not in SWEPT_ROLES:
+            close = nearest(role, SWEPT_ROLES)
+            raise UserError(f"--role {role}: not one of {', '.join(SWEPT_ROLES)}{close}")
+    return listed(args.codecs), roles
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from commsweep.cli.options import count, name
-from commsweep.cli.runs import changes, chosen, execution, execution_options
+from commsweep.cli.runs import add_codecs, changes, chosen, codecs_of, execution, execution_options
 from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.store import Store
@@ -50,6 +50,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument(
         "--base", metavar="PRESET", help="search over the boundaries of this preset"
     )
+    add_codecs(parser)
     parser.add_argument(
         "--trials",
         type=count,
@@ -166,7 +167,10 @@ def _chosen(args: argparse.Namespace) -> tuple[str, Any]:
         args.settings, args.name = [args.name, *args.settings], None
     if args.base is not None:
         run = chosen(args.base, changes(args.settings))
-        return args.name or f"{args.base}-{run_id(run)[:6]}", searching.based(run)
+        codecs, roles = codecs_of(args)
+        return args.name or f"{args.base}-{run_id(run)[:6]}", searching.based(run, codecs, roles)
+    if args.codecs is not None:
+        raise UserError("--codecs goes over the boundaries of a preset: name it with --base")
     if args.settings:
         raise UserError(f"'{args.settings[0]}' changes a preset: name it with --base")
     if args.name is None:

@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from commsweep import input_digests
 from commsweep.cli.options import count, folder, number, words
-from commsweep.cli.runs import changes, chosen, execution, execution_options, simulation_options
+from commsweep.cli.runs import (
+    add_codecs,
+    changes,
+    chosen,
+    codecs_of,
+    execution,
+    execution_options,
+    simulation_options,
+)
 from commsweep.config import Execution, Run, record, run_id
 from commsweep.data import sources
 from commsweep.errors import UserError, nearest
+from commsweep.launching import codecs
 from commsweep.launching.grid import axes, opened, product, seeds, setting, union
 from commsweep.launching.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
 from commsweep.launching.missing_cells import estimate, rate
@@ -237,6 +246,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
             "both the same values; several axes make every combination"
         ),
     )
+    add_codecs(parser)
     parser.add_argument(
         "--seeds",
         type=count,
@@ -396,8 +406,9 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
             raise UserError(
                 f"'{(settings or [args.name])[0]}' changes a preset: name it with --base"
             )
-        if getattr(args, "axis", None):
-            raise UserError("--axis varies a preset: name it with --base")
+        for option in ("axis", "codecs"):
+            if getattr(args, option, None):
+                raise UserError(f"--{option} varies a preset: name it with --base")
         if args.name is None:
             raise UserError(
                 "name a sweep (all of them: commsweep sweep list), a function "
@@ -410,8 +421,11 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
             f"'{args.name}' is a sweep already; give the one of --base another name, or none"
         )
     run = chosen(base, changes(args.settings))
-    varied = axes(args.axis)
-    runs = union(product(run, {**opened(run, varied), **varied}))
+    varied, runs = axes(args.axis), []
+    named, roles = codecs_of(args)
+    for start in codecs.runs(run, named, roles) if named else [run]:
+        runs += product(start, {**opened(start, varied), **varied})
+    runs = union(runs)
     if "seed" not in [name for axis in varied for name in axis.split("+")]:
         runs = seeds(runs, args.seeds or 1, run.seed)
     elif args.seeds is not None:

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -30,6 +30,7 @@ from commsweep.config import Execution, Run, override, run_id
 from commsweep.config.run import canonical
 from commsweep.config.training import GPT2_SIZES, TextModel
 from commsweep.errors import UserError, nearest, notice
+from commsweep.launching import codecs
 from commsweep.launching.executors.local import FORKS
 from commsweep.launching.views.optuna import journal_storage
 from commsweep.lean_imports import loading
@@ -42,26 +43,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Search:
-    """A base Run, what may vary, and how many seeds make a trial."""
+    """A base Run, what may vary, and how many seeds make a trial.
+
+    codecs: the only ones to choose from in each of the roles; () of K, bits, scales and feedback.
+    """
 
     base: Run
     cuts: tuple[str, ...]  # its boundaries, each varied by itself with Goal.per_boundary
     seeds: int = 2
+    codecs: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     def suggest(self, trial: optuna.Trial, per_boundary: bool = False) -> dict[str, Any]:
         """A trial's dotted changes; per boundary, the last one's links are those of the run."""
         prefixes = [f"at.{cut}." for cut in self.cuts[:-1]] if per_boundary else []
-        return {
-            name: value
-            for prefix in ("", *prefixes)
-            for name, value in links(trial, prefix).items()
-        }
+        changes: dict[str, Any] = {}
+        for prefix in ("", *prefixes):
+            changes |= self._of_codecs(trial, prefix) if self.codecs else links(trial, prefix)
+        return changes
+
+    def _of_codecs(self, trial: optuna.Trial, prefix: str) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        for role in self.roles:
+            text = trial.suggest_categorical(f"{prefix}{role}", self.codecs)
+            changes |= codecs.changes(role, *codecs.separated(text), prefix)
+        return changes
 
     def signature(self) -> str:
         """Changes when the base, the seeds or the code of the space change."""
         import inspect
 
         text = f"{canonical(self.base)}|{self.seeds}|{self.cuts}|{inspect.getsource(links)}"
+        if self.codecs:
+            text += f"|{self.codecs}|{self.roles}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -370,8 +384,15 @@ def _end_with(launcher: Connection) -> None:
     os._exit(1)  # any moment is safe: store and study hold only whole records
 
 
-def based(run: Run) -> Search:
-    """A search over the boundaries of any run. Raises UserError where it has none."""
+def based(run: Run, words: Sequence[str] = (), roles: Sequence[str] = ()) -> Search:
+    """A search over the boundaries of any run, of some codecs in some roles where these are named.
+    Raises UserError where it has none.
+    """
+    if "learners" in roles:
+        raise UserError(
+            "--role learners: a search counts the bytes of boundaries; compare learners' codecs "
+            "with commsweep sweep launch --base PRESET --codecs"
+        )
     if isinstance(run.model, TextModel):
         blocks = GPT2_SIZES[run.model.name][0] if run.model.name in GPT2_SIZES else 0
         size = blocks // run.model.stages
@@ -385,7 +406,13 @@ def based(run: Run) -> Search:
         raise UserError(
             f"the run has no boundary whose compression could be searched for; set {setting}"
         )
-    return Search(run.model_copy(update={"seed": 0}), cuts)
+    search = Search(
+        run.model_copy(update={"seed": 0}), cuts, codecs=tuple(words), roles=tuple(roles)
+    )
+    for role in roles:  # a codec that does not fit ends here, before the first trial
+        for text in words:
+            override(search.base, codecs.changes(role, *codecs.separated(text)))
+    return search
 
 
 def search_of(name: str) -> Search:

@@ -23,6 +23,7 @@ from commsweep.config.base import by_kind
 from commsweep.config.compressors import CompressorSpec
 from commsweep.config.compressors.spelling import spelled
 from commsweep.errors import UserError, nearest
+from commsweep.launching.codecs import SIDES
 from commsweep.launching.grid import seeds
 from commsweep.reporting.claim import Claim, Effect, adjust
 from commsweep.reporting.worth import Kept
@@ -30,7 +31,7 @@ from commsweep.scoring import ROLES, laws, samples, speed
 from commsweep.scoring.laws import Law
 from commsweep.scoring.samples import Summary
 from commsweep.scoring.speed import Speed
-from commsweep.scoring.training import SEED, SIDES, Score, Setup, lead, score, setups, worth_kept
+from commsweep.scoring.training import SEED, Score, Setup, lead, score, setups, worth_kept
 from commsweep.store import Row
 
 ENTRIES, ROWS, MEASURES = "entries.csv", "rows.csv", "measures.json"

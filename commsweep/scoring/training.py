@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from commsweep.config import Run, override, run_id
+from commsweep.launching.codecs import CONTROL, SIDES, changes
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 from commsweep.reporting.claim import Effect
@@ -18,9 +19,7 @@ from commsweep.store import DIVERGED, FINISHED, Row, Store
 
 TEXT_WIDTH, IMAGE_WIDTH = 64, 8  # of the short trainings
 SEED = 50  # the first of the fixed seeds
-CONTROL = "zero"
 ENDED = (FINISHED, DIVERGED)  # what a run with a score has as its status
-SIDES = {"activations": "fwd", "gradients": "bwd", "learners": "grad", "pseudo-gradients": "grad"}
 # So few samples that a learner alone has too few.
 FEW_IMAGES = {"data.train_size": 400, "epochs": 30, "schedule.t_max": 30, "eval_every": 30}
 # A learner alone: a fourth of every batch, and of the samples.
@@ -55,7 +54,7 @@ class Setup:
 
     def coded(self, codec: str, feedback: str = "none") -> Run:
         """Return the training with a codec. Raises UserError where they do not go together."""
-        return override(self.dense, _changes(self.role, codec, feedback))
+        return override(self.dense, changes(self.role, codec, feedback))
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def at_boundaries(role: str, name: str, base: Run) -> Setup:
     """Return a training of one's own as a set-up whose boundaries are compressed. Raises UserError
     where it has none.
     """
-    control = override(base, _changes(role, CONTROL, "none"))
+    control = override(base, changes(role, CONTROL))
     return Setup(role, name, base, control, EVERYWHERE, *_measured(base))
 
 
@@ -120,7 +119,7 @@ def _longer(changes: dict[str, Any], scale: int) -> dict[str, Any]:
 def _ends(role: str, kind: str, base: Run, scale: int) -> tuple[Run, Run, str]:
     """Return (dense, control, what the control is) of a training."""
     if role in ("activations", "gradients"):
-        control = override(base, _changes(role, CONTROL, "none"))
+        control = override(base, changes(role, CONTROL))
         return base, control, EVERYWHERE
     lonely = dict(ALONE[kind])
     if kind == "text":
@@ -128,16 +127,6 @@ def _ends(role: str, kind: str, base: Run, scale: int) -> tuple[Run, Run, str]:
     dense = {"grad.learners": 4} | (AVERAGED if role == "pseudo-gradients" else {})
     floor = "a learner alone, with a fourth of the samples"
     return override(base, dense), override(base, lonely), floor
-
-
-def _changes(role: str, codec: str, feedback: str) -> dict[str, Any]:
-    side = SIDES[role]
-    changes: dict[str, Any] = {f"{side}.compressor": codec}
-    if feedback != "none":
-        changes[f"{side}.feedback.kind"] = feedback
-    if side == "grad":
-        changes |= {"grad.exchange": "allgather", "grad.compress_vectors": True}
-    return changes
 
 
 def runs_of(setup: Setup, codecs: Sequence[str], feedback: str, count: int) -> list[Run]:
