@@ -114,7 +114,7 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
     ranked = sum(len(training.standings) for training in trainings)
     entries = len(board.entries)
     print(f"{entries} entries, {ranked} places in {len(trainings)} trainings")
-    print(f"written: {args.folder}/README.md, fronts.png, cards/")
+    print(f"written: {args.folder}/README.md, which.md, fronts.png, cards/")
     return 0
 
 

@@ -108,7 +108,8 @@ def _search(args: argparse.Namespace) -> int:
         bar = bar or tqdm(
             total=args.trials, unit="trial", desc=title, file=sys.stderr, disable=args.json
         )
-        bar.update(min(args.trials, printed) - bar.n)
+        if (new := min(args.trials, printed) - bar.n) > 0:
+            bar.update(new)
 
     try:
         study = searching.run(

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 from commsweep.reporting.claim import MIN_SEEDS, shown
 from commsweep.reporting.figure import COLUMN, logarithmic, save, styled
 from commsweep.reporting.table import Cell, Table
-from commsweep.scoring import ROLES
+from commsweep.scoring import ROLES, choice_page
 from commsweep.scoring.board import (
     CONFIRMED,
     LONG,
@@ -59,6 +59,8 @@ def write(board: Board, count: int) -> list[Training]:
     (board.folder / "README.md").write_text(_page(board, recorded, count), encoding="utf-8")
     if recorded:
         save(fronts(recorded), board.folder, "fronts")
+    places = [(training.setup, training.standings) for training in recorded]
+    (board.folder / choice_page.PAGE).write_text(choice_page.page(board, places), encoding="utf-8")
     cards = board.folder / "cards"
     cards.mkdir(exist_ok=True)
     for old in cards.glob("*.md"):

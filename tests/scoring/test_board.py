@@ -12,7 +12,7 @@ from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.grid import seeds
 from commsweep.scoring import board as boards
-from commsweep.scoring import board_page, training
+from commsweep.scoring import board_page, choice_page, training
 from tests.helpers import tiny
 
 HEADER = "codec,feedback,roles\n"
@@ -157,3 +157,20 @@ def test_long_trainings_are_longer_and_wider_and_their_ranks_are_compared(tmp_pa
             sign = 1 if setup is short else -1
             board.scores[run_id(run)] = boards.Score(1.5 + 0.1 * sign * number, 0.1)
     assert "correlation of -1.00 (Spearman, n = 3" in board_page.agreement(board, 1)
+
+
+def test_the_page_of_choices_names_the_best_within_a_budget_or_says_unknown(tmp_path):
+    """A codec is named where the lower ends of its intervals reach half of the worth."""
+    entries = "".join(f"{codec},none,gradients\n" for codec in PLANTED)
+    board = planted(tmp_path, entries)
+    setup = training.setups("gradients")[0]
+    standings = boards.standings(board, "gradients", setup, 3)
+    text = choice_page.page(board, [(setup, standings)])
+    lines = [line for line in text.splitlines() if "times fewer" in line]
+    assert "| [eden:1](cards/eden-1.md)" in lines[0] and "60 %" in lines[0]
+    assert "| [eden:1](cards/eden-1.md)" in lines[1]
+    assert "unknown; nearest: [sign](cards/sign.md)" in lines[2]
+    assert text.count("Unknown: no training is recorded.") == 2
+    loud = planted(tmp_path, entries, noise=0.5)
+    standings = boards.standings(loud, "gradients", setup, 3)
+    assert "unknown; nearest" in choice_page.page(loud, [(setup, standings)]).split("10 times")[0]
