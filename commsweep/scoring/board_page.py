@@ -59,8 +59,8 @@ def write(board: Board, count: int) -> list[Training]:
     (board.folder / "README.md").write_text(_page(board, recorded, count), encoding="utf-8")
     if recorded:
         save(fronts(recorded), board.folder, "fronts")
-    places = [(training.setup, training.standings) for training in recorded]
-    (board.folder / choice_page.PAGE).write_text(choice_page.page(board, places), encoding="utf-8")
+    entered = [(training.setup, training.standings) for training in recorded]
+    (board.folder / choice_page.PAGE).write_text(choice_page.page(board, entered), encoding="utf-8")
     cards = board.folder / "cards"
     cards.mkdir(exist_ok=True)
     for old in cards.glob("*.md"):

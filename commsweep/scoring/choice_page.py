@@ -28,7 +28,7 @@ USES = {
         "`commsweep run PRESET grad.learners=4 grad.compressor=CODEC`; `CompressionHook` in DDP."
     ),
 }
-# An entry, and its place in each training of a role.
+# An entry, and its standing in each training of a role.
 Candidate = tuple[Entry, list[Standing]]
 
 
@@ -45,7 +45,7 @@ def page(board: Board, standings: Sequence[tuple[Setup, list[Standing]]]) -> str
         "multiples of a copy of the same bytes on one core.",
     ]
     for role, question in QUESTIONS.items():
-        of_role = [(setup, places) for setup, places in standings if setup.role == role]
+        of_role = [(setup, entered) for setup, entered in standings if setup.role == role]
         sections.append(f"## {question}")
         if not of_role:
             sections.append("Unknown: no training is recorded.")
@@ -67,7 +67,7 @@ def page(board: Board, standings: Sequence[tuple[Setup, list[Standing]]]) -> str
 
 def _candidates(of_role: Sequence[tuple[Setup, list[Standing]]]) -> list[Candidate]:
     """Return the entries that every training of a role has."""
-    first, *further = [{place.entry: place for place in places} for _, places in of_role]
+    first, *further = [{standing.entry: standing for standing in entered} for _, entered in of_role]
     candidates = []
     for entry, standing in first.items():
         if all(entry in by_entry for by_entry in further):

@@ -166,7 +166,7 @@ def test_the_page_of_choices_names_the_best_within_a_budget_or_says_unknown(tmp_
     setup = training.setups("gradients")[0]
     standings = boards.standings(board, "gradients", setup, 3)
     text = choice_page.page(board, [(setup, standings)])
-    lines = [line for line in text.splitlines() if "times fewer" in line]
+    lines = [line for line in text.splitlines() if "times fewer " in line and line[0] == "|"]
     assert "| [eden:1](cards/eden-1.md)" in lines[0] and "60 %" in lines[0]
     assert "| [eden:1](cards/eden-1.md)" in lines[1]
     assert "unknown; nearest: [sign](cards/sign.md)" in lines[2]
