@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commsweep.cli import bottleneck
 from commsweep.cli.options import count
 from commsweep.cli.pipeline import bandwidth, cables, schedule_of, seconds
 from commsweep.cli.predict import trace
@@ -49,6 +50,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         ),
     )
     parser.add_argument("--workers", type=count, help="of --trace (default: as in the trace)")
+    bottleneck.add_options(parser)
     parser.add_argument(
         "settings",
         nargs="*",
@@ -93,6 +95,10 @@ def _advise(args: argparse.Namespace) -> int:
     from commsweep.timing.measured_pipelines import network_of
     from commsweep.timing.timeline.pipelines import bandwidth_text, latency_text
 
+    if args.model is not None:
+        return bottleneck.print_answer(args)
+    if args.gpus is not None or args.link is not None:
+        raise UserError("--gpus and --link describe the cluster of --model; name a size, as 7b")
     if args.trace is not None:
         return trace(args)
     if args.preset is None:

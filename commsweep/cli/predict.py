@@ -200,22 +200,28 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
     return lines
 
 
-def _shape(args: argparse.Namespace) -> tuple[Any, int]:
-    from commsweep.timing.gpt import Shape
-
-    kind, _, text = args.model.partition(":")
+def gpt_fields(model: str) -> dict[str, int]:
+    """Return the numbers of "gpt:layers=24,hidden=1024". Raises UserError on anything else."""
+    kind, _, text = model.partition(":")
     if kind != "gpt":
-        raise UserError(f"--model '{args.model}': begin with gpt:, as gpt:layers=24,hidden=1024")
+        raise UserError(f"--model '{model}': begin with gpt:, as gpt:layers=24,hidden=1024")
     fields: dict[str, int] = {}
     for piece in text.split(","):
         key, _, value = piece.partition("=")
         names = {"layers", "hidden", "heads", "seq", "vocabulary"}
         if key not in names or not value.isdigit() or not int(value):
-            raise UserError(f"--model '{args.model}': '{piece}'{nearest(key, names)}; write KEY=N")
+            raise UserError(f"--model '{model}': '{piece}'{nearest(key, names)}; write KEY=N")
         fields[key] = int(value)
     for key in ("layers", "hidden"):
         if key not in fields:
-            raise UserError(f"--model '{args.model}' says no {key}")
+            raise UserError(f"--model '{model}' says no {key}")
+    return fields
+
+
+def _shape(args: argparse.Namespace) -> tuple[Any, int]:
+    from commsweep.timing.gpt import Shape
+
+    fields = gpt_fields(args.model)
     tensor, pipeline = args.tensor or 1, args.pipeline or 1
     data = args.data or max(1, (args.gpus or 1) // (tensor * pipeline))
     gpus = tensor * pipeline * data

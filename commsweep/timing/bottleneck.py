@@ -1,0 +1,151 @@
+"""Is the network the bottleneck? The share of a predicted step that waits for the exchange of
+gradients, and what codes of these would save.
+
+Dense gradients are summed by the faster of ring and tree, as NCCL chooses. Codes cannot be added on
+the way: they go all-to-all, and are rounded once each way. Of 33 measured iterations on 8 to 64
+GPUs nine in ten lay within `ERROR` of the prediction (docs/results/clusters); the range of an
+answer puts all of that error on the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from commsweep.errors import UserError
+from commsweep.integrations import measure
+from commsweep.timing.gpt import Choices, Cluster, Shape, predict
+
+ERROR = 0.10  # of an iteration's time, for nine rows in ten
+LEAST = 0.15  # share of a step from which the network is called the bottleneck
+# Layers, hidden size, heads: GPT-3 (arXiv 2005.14165, table 2.1), OPT of 30 and 66 billion, and
+# for 70b the shape of Llama 2 (arXiv 2307.09288).
+SIZES = {
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 16),
+    "1.3b": (24, 2048, 16),
+    "2.7b": (32, 2560, 32),
+    "6.7b": (32, 4096, 32),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (48, 7168, 56),
+    "66b": (64, 9216, 72),
+    "70b": (80, 8192, 64),
+    "175b": (96, 12288, 96),
+}
+SEQUENCE, VOCABULARY = 2048, 51200
+TOKENS = 2**21  # of an iteration, where no batch is given
+STATE = 16  # bytes a weight: 16-bit weight and gradient, float32 master and two Adam states
+ROOM = 80e9  # bytes of a GPU
+FILLED = 0.8  # the share of it that the state may take; activations need the rest
+
+
+@dataclass(frozen=True)
+class Coded:
+    """An iteration with gradients in a code, and the share of the dense time that it saves."""
+
+    codec: str
+    share: float  # bytes, of 16-bit values
+    seconds: float
+    saves: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Seconds of a dense iteration, the share that waits for the network with its range, and codes
+    of the gradients, the fastest first.
+    """
+
+    seconds: float
+    parts: dict[str, float]
+    share: float
+    low: float
+    high: float
+    codes: list[Coded]
+    most: float  # share of the time that the best code saves at most
+
+    @property
+    def verdict(self) -> str:
+        """Return whether the network is the bottleneck."""
+        if self.low >= LEAST:
+            return "Yes"
+        return "No" if self.high < LEAST else "Perhaps"
+
+    def sentence(self) -> str:
+        """Return the answer as one sentence."""
+        text = (
+            f"{self.verdict}: {_percent(self.share)} % of a step waits for the network "
+            f"({_percent(self.low)} to {_percent(self.high)})"
+        )
+        best = self.codes[0] if self.codes else None
+        if best is None or best.saves <= 0:
+            return f"{text}; no code of the gradients would save time."
+        return (
+            f"{text}; gradients in {best.codec} would save {_percent(best.saves)} %, at most "
+            f"{_percent(self.most)} %."
+        )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+def weights(layers: int, hidden: int) -> float:
+    """Return the number of weights of a GPT."""
+    return 12.0 * hidden * hidden * layers + VOCABULARY * hidden
+
+
+def state_bytes(shape: Shape) -> float:
+    """Return the bytes of weights, gradients and Adam's states of a GPU, without activations."""
+    shards = float(shape.tensor) * float(shape.pipeline)
+    return STATE * weights(int(shape.layers), int(shape.hidden)) / shards
+
+
+def split(layers: int, hidden: int, gpus: int, per_node: int) -> tuple[int, int]:
+    """Return (tensor, pipeline): the least of both with which the state fits a GPU. Raises
+    UserError where it does not.
+    """
+    need, tensor, pipeline = STATE * weights(layers, hidden), 1, 1
+    while need / (tensor * pipeline) > FILLED * ROOM:
+        if 2 * tensor <= per_node:
+            tensor *= 2
+        else:
+            pipeline *= 2
+        if gpus % (tensor * pipeline) or pipeline > layers:
+            raise UserError(
+                f"--gpus {gpus}: the state of {weights(layers, hidden) / 1e9:.1f} billion weights "
+                f"({need / 1e9:,.0f} GB) does not fit GPUs of {ROOM / 1e9:.0f} GB; take more"
+            )
+    return tensor, pipeline
+
+
+def answer(shape: Shape, cluster: Cluster, codecs: Iterable[str]) -> Answer:
+    """Return what waits for the network, and what codes would save."""
+    dense = {
+        name: float(value)
+        for name, value in predict(shape, cluster, Choices(collective="nccl")).items()
+    }
+    total, waits = dense["total"], dense["data"]
+    error = ERROR * total
+    low = max(0.0, waits - error) / (total - min(waits, error))
+    high = (waits + error) / (total + error)
+    codes = [_coded(codec, shape, cluster, total) for codec in codecs]
+    codes.sort(key=lambda coded: coded.seconds)
+    most = 0.0
+    if codes and waits > 0:
+        most = (total - codes[0].seconds) * (1 + error / waits) / (total + error)
+    return Answer(total, dense, waits / total, low, high, codes, max(0.0, min(most, high)))
+
+
+def _coded(codec: str, shape: Shape, cluster: Cluster, dense: float) -> Coded:
+    x = torch.randn(1, 2**18, dtype=torch.bfloat16)
+    share = measure.codec(codec).encode(x, 0).nbytes / (x.element_size() * x.numel())
+    # encode: values in, codes out; decode: codes in, values out
+    choices = replace(
+        Choices(collective="alltoall"), gradients=float(share), coding=2 * (1 + float(share))
+    )
+    seconds = float(predict(shape, cluster, choices)["total"])
+    return Coded(codec, float(share), seconds, (dense - seconds) / dense)
