@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from commsweep.cli.options import count
 from commsweep.cli.pipeline import bandwidth
-from commsweep.cli.predict import gpt_fields
+from commsweep.cli.predict import gpt_fields, share_of
 from commsweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def print_answer(args: argparse.Namespace) -> int:
     if args.gpus % args.per_node and args.gpus > args.per_node:
         raise UserError(f"--gpus {args.gpus} is no multiple of --per-node {args.per_node}")
     shape = _gpt(args)
-    known = gpt.read_cluster(args.cluster)
-    link = rate / 8 if rate else known.node_link
-    cluster = replace(known, node=args.per_node, node_link=link)
-    answer = bottleneck.answer(shape, cluster, CODECS)
+    constants = gpt.read_cluster(args.cluster)
+    link = rate / 8 if rate else constants.node_link
+    cluster = replace(constants, node=args.per_node, node_link=link)
+    answer = bottleneck.answer(shape, cluster, {codec: share_of(codec) for codec in CODECS})
     if args.json:
         print(
             json.dumps({"answer": answer.verdict, "sentence": answer.sentence()} | asdict(answer))
@@ -72,13 +72,13 @@ def print_answer(args: argparse.Namespace) -> int:
     print(answer.sentence())
     print(
         f"\n{args.gpus} GPUs, {args.per_node} a node, {8 * link / 1e9:g} Gbit/s between nodes; "
-        f"tensor {shape.tensor} x pipeline {shape.pipeline} x data {shape.data}, {shape.batch:,} samples "
-        f"of {shape.sequence:,} tokens"
+        f"tensor {shape.tensor} x pipeline {shape.pipeline} x data {shape.data}; "
+        f"{shape.batch:,} samples of {shape.sequence:,} tokens"
     )
     print(f"  dense: {1e3 * answer.seconds:,.0f} ms a step, sums as NCCL chooses")
     for name in ("compute", "bubble", "data"):
         label = "network" if name == "data" else name
-        print(f"    {label:10} {100 * answer.parts[name] / answer.seconds:5.1f} %")
+        print(f"    {label:10} {100 * answer.seconds_by_part[name] / answer.seconds:5.1f} %")
     for coded in answer.codes:
         print(
             f"  {coded.codec:40} {1e3 * coded.seconds:8,.0f} ms  saves {100 * coded.saves:5.1f} %, "
@@ -87,7 +87,7 @@ def print_answer(args: argparse.Namespace) -> int:
     print("codes go all-to-all, with coding at the memory rate of the cluster (not measured)")
     print("gradients are summed after the backward; a trainer that overlaps both waits less")
     print(
-        f"predicted; constants from {known.source}; nine in ten of 33 measured iterations lay "
+        f"predicted; constants from {constants.source}; nine in ten of 33 measured iterations lay "
         f"within {100 * bottleneck.ERROR:.0f} %"
     )
     need = bottleneck.state_bytes(shape)

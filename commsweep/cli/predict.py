@@ -175,18 +175,15 @@ def _model(args: argparse.Namespace) -> int:
 
 def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> list[dict]:
     """Iterations with the gradients, or the messages between stages, in each code."""
-    import torch
-
-    from commsweep.integrations import measure
     from commsweep.timing import gpt
 
     if shape.data == 1 and shape.pipeline == 1:
         raise UserError(
             "--codecs: nothing travels with --data 1 and --pipeline 1; set one of them, or --gpus"
         )
-    x, lines = torch.randn(1, 2**18, dtype=torch.bfloat16), []
+    lines = []
     for codec in args.codecs.split(";"):
-        share = measure.codec(codec).encode(x, 0).nbytes / (x.element_size() * x.numel())
+        share = share_of(codec)
         coding = 2 * (1 + share)  # encode: values in, codes out; decode: codes in, values out
         changed = {}
         if shape.data > 1:
@@ -198,6 +195,16 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
             fields = {"message": message, "codec": codec, "share": share, "seconds": seconds}
             lines.append(fields)
     return lines
+
+
+def share_of(codec: str) -> float:
+    """Return the bytes of a code, of 16-bit values."""
+    import torch
+
+    from commsweep.integrations import measure
+
+    x = torch.randn(1, 2**18, dtype=torch.bfloat16)
+    return float(measure.codec(codec).encode(x, 0).nbytes) / (x.element_size() * x.numel())
 
 
 def gpt_fields(model: str) -> dict[str, int]:

@@ -9,13 +9,10 @@ answer puts all of that error on the network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-
-import torch
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from commsweep.errors import UserError
-from commsweep.integrations import measure
 from commsweep.timing.gpt import Choices, Cluster, Shape, predict
 
 ERROR = 0.10  # of an iteration's time, for nine rows in ten
@@ -60,7 +57,7 @@ class Answer:
     """
 
     seconds: float
-    parts: dict[str, float]
+    seconds_by_part: dict[str, float]
     share: float
     low: float
     high: float
@@ -122,8 +119,10 @@ def split(layers: int, hidden: int, gpus: int, per_node: int) -> tuple[int, int]
     return tensor, pipeline
 
 
-def answer(shape: Shape, cluster: Cluster, codecs: Iterable[str]) -> Answer:
-    """Return what waits for the network, and what codes would save."""
+def answer(shape: Shape, cluster: Cluster, shares: Mapping[str, float]) -> Answer:
+    """Return what waits for the network, and what codes would save. shares: bytes of codes by name,
+    of 16-bit values.
+    """
     dense = {
         name: float(value)
         for name, value in predict(shape, cluster, Choices(collective="nccl")).items()
@@ -132,7 +131,7 @@ def answer(shape: Shape, cluster: Cluster, codecs: Iterable[str]) -> Answer:
     error = ERROR * total
     low = max(0.0, waits - error) / (total - min(waits, error))
     high = (waits + error) / (total + error)
-    codes = [_coded(codec, shape, cluster, total) for codec in codecs]
+    codes = [_coded(name, share, shape, cluster, total) for name, share in shares.items()]
     codes.sort(key=lambda coded: coded.seconds)
     most = 0.0
     if codes and waits > 0:
@@ -140,12 +139,8 @@ def answer(shape: Shape, cluster: Cluster, codecs: Iterable[str]) -> Answer:
     return Answer(total, dense, waits / total, low, high, codes, max(0.0, min(most, high)))
 
 
-def _coded(codec: str, shape: Shape, cluster: Cluster, dense: float) -> Coded:
-    x = torch.randn(1, 2**18, dtype=torch.bfloat16)
-    share = measure.codec(codec).encode(x, 0).nbytes / (x.element_size() * x.numel())
+def _coded(codec: str, share: float, shape: Shape, cluster: Cluster, dense: float) -> Coded:
     # encode: values in, codes out; decode: codes in, values out
-    choices = replace(
-        Choices(collective="alltoall"), gradients=float(share), coding=2 * (1 + float(share))
-    )
+    choices = Choices(gradients=share, coding=2 * (1 + share), collective="alltoall")
     seconds = float(predict(shape, cluster, choices)["total"])
-    return Coded(codec, float(share), seconds, (dense - seconds) / dense)
+    return Coded(codec, share, seconds, (dense - seconds) / dense)
