@@ -32,6 +32,7 @@ from commsweep.cli import (
     score,
     search,
     sweep,
+    verify,
     wandb,
 )
 from commsweep.cli.options import Parser, folder
@@ -103,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 GROUPS = {
     "run": ("run", "ddp", "pipeline", "presets", "explain", "flops"),
     "sweep": ("sweep", "search", "new"),
-    "look": ("report", "claims", "judge", "list", "show", "wandb", "dashboard"),
+    "look": ("report", "claims", "judge", "verify", "list", "show", "wandb", "dashboard"),
     "predict and measure": (
         "score",
         "board",
@@ -177,6 +178,7 @@ def build_parser() -> Parser:
         search,
         dashboard,
         report,
+        verify,
         wandb,
         ddp,
         pipeline,
