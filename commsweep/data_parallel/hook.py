@@ -6,8 +6,8 @@ DistributedDataParallel.
     hook.attach(ddp)  # then the loop as it was; hook.totals()["up"] is what a learner sent a step
     torch.save(hook.state_dict(), path)  # what was remembered, beside model and optimizer
 
-The exchange goes on beside the backward: the hook returns a future at once, and a thread encodes,
-sends and decodes the buckets in order.
+The exchange runs while the backward goes on: the hook returns a future at once, and a thread
+encodes, sends and decodes the buckets in order.
 
 Types: what is compressed is computed, remembered and sent in float32, whatever the gradients are;
 what travels dense keeps its type. With a GradScaler give `scaler=scaler`: gradients reach a hook
