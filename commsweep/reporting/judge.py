@@ -76,7 +76,7 @@ HIGHER_WORDS = {
     "r2",
 }
 SPLITS = (("test",), ("val", "valid", "validation", "eval", "dev"), (), ("train", "training"))
-SEEDS = {"seed", "seeds", "rng", "replicate", "rep", "repeat", "trial", "fold"}
+SEEDS = {"rng", "replicate", "rep", "repeat", "trial", "fold"}
 STEPS = {"step", "steps", "global", "epoch", "iter", "iteration"}
 # Of a tracker's table: what says who, when and where, and no setting.
 MARGINS = {
@@ -172,7 +172,7 @@ def columns(
     score = score or _score(rows)
     if not is_numeric_dtype(frame[score]) or is_bool_dtype(frame[score]):
         raise UserError(f"--score {score}: not a column of numbers; {_listed(frame)}")
-    seed = seed or next((name for name in map(str, frame) if set(_words(name)) & SEEDS), None)
+    seed = seed or _seed(frame)
     if seed is None:
         raise UserError(
             "no column looks like a seed; name it with --seed COLUMN, or number the rows of each "
@@ -223,7 +223,9 @@ def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
     if seeds is None:  # in their order
         seeds = labels.groupby(labels).cumcount()
     numbered = frame.assign(_label=labels, _seed=seeds, _done=_finished(frame))
-    if columns.step is None and (twice := numbered[numbered.duplicated(["_label", "_seed"])]).size:
+    keys = ["_label", "_seed"] if columns.step is None else ["_label", "_seed", columns.step]
+    with_score = numbered if columns.step is None else numbered[numbered[columns.score].notna()]
+    if (twice := with_score[with_score.duplicated(keys)]).size:
         label, seed = twice.iloc[0][["_label", "_seed"]]
         raise UserError(
             f"two rows of setting '{label}' have seed {seed}: name the columns that tell them "
@@ -367,6 +369,15 @@ def _score(rows: Rows) -> str:
     raise UserError(
         f"no column sounds like a score; name it with --score COLUMN; {_listed(rows.frame)}"
     )
+
+
+def _seed(frame: pd.DataFrame) -> str | None:
+    """Return the column that sounds like a seed, else one that counts repetitions."""
+    for words in ({"seed", "seeds"}, SEEDS):
+        for name in map(str, frame):
+            if set(_words(name)) & words:
+                return name
+    return None
 
 
 def _step(frame: pd.DataFrame, taken: set[str]) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from commsweep.cli.main import main
+from commsweep.errors import UserError
 from commsweep.reporting import foreign_rows
 from commsweep.reporting.judge import columns, judge
 
@@ -188,6 +189,20 @@ def test_settings_are_what_varies_and_comes_back_with_other_seeds(tmp_path):
     frame = grid().assign(lr=0.1, note=range(18), bytes=lambda rows: rows.codec.str.len() * 100)
     rows = foreign_rows.read(as_csv(tmp_path, frame))
     assert columns(rows).settings == ("codec",)
+
+
+def test_two_trainings_are_never_taken_for_steps_of_one(tmp_path):
+    """Rows of other settings that no column tells apart end in a line, whatever a step says."""
+    frame = grid().assign(epoch=10)
+    rows = foreign_rows.read(as_csv(tmp_path, pd.concat([frame, frame.assign(val_acc=1.0)])))
+    with pytest.raises(UserError, match="two rows of setting 'dense' have seed 0"):
+        judge(rows, columns(rows))
+
+
+def test_a_seed_goes_before_other_counters(tmp_path):
+    frame = grid().assign(trial_number=range(18))
+    rows = foreign_rows.read(as_csv(tmp_path, frame[["trial_number", *grid().columns]]))
+    assert columns(rows).seed == "seed"
 
 
 def test_two_outcomes_are_said(tmp_path):
