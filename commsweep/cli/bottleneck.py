@@ -90,12 +90,8 @@ def print_answer(args: argparse.Namespace) -> int:
         f"predicted; constants from {constants.source}; nine in ten of 33 measured iterations lay "
         f"within {100 * bottleneck.ERROR:.0f} %"
     )
-    need = bottleneck.state_bytes(shape)
-    if need > bottleneck.ROOM:
-        print(
-            f"note: {need / 1e9:,.0f} GB of weights, gradients and Adam's states a GPU, of "
-            f"{bottleneck.ROOM / 1e9:.0f}; set --tensor or --pipeline"
-        )
+    if note := bottleneck.memory_note(shape):
+        print(note)
     return 0
 
 

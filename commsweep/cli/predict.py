@@ -130,7 +130,7 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace) -> int:
-    from commsweep.timing import gpt
+    from commsweep.timing import bottleneck, gpt
 
     shape, gpus = _shape(args)
     cluster = gpt.read_cluster(args.cluster)
@@ -165,6 +165,8 @@ def _model(args: argparse.Namespace) -> int:
         print(f"gradients are summed up {summed}, codes too, as if they could be added on the way")
         print("coding at the memory rate of the cluster (a roofline, not measured)")
     print(f"predicted; constants from {cluster.source}")
+    if note := bottleneck.memory_note(shape):
+        print(note)
     if choices != gpt.Choices():
         print(
             "1F1B with recomputation and rings was held against measurements; these choices were "

@@ -101,6 +101,17 @@ def state_bytes(shape: Shape) -> float:
     return STATE * weights(int(shape.layers), int(shape.hidden)) / shards
 
 
+def memory_note(shape: Shape) -> str:
+    """Return what does not fit a GPU, as a sentence; "" where the state does."""
+    need = state_bytes(shape)
+    if need <= ROOM:
+        return ""
+    return (
+        f"note: {need / 1e9:,.0f} GB of weights, gradients and Adam's states a GPU, of "
+        f"{ROOM / 1e9:.0f}; set --tensor or --pipeline"
+    )
+
+
 def split(layers: int, hidden: int, gpus: int, per_node: int) -> tuple[int, int]:
     """Return (tensor, pipeline): the least of both with which the state fits a GPU. Raises
     UserError where it does not.

@@ -80,6 +80,8 @@ def test_the_command_answers_with_a_rate_or_a_measured_link(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[0] == by_rate["sentence"]
     assert main([*asked, "--link", "10Gbit", "--tensor", "1"]) == 0
     assert "note: 106 GB" in capsys.readouterr().out
+    assert main(["predict", "--model", "gpt:layers=32,hidden=4096"]) == 0
+    assert "note: 106 GB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
