@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from commsweep.config import Execution
     from commsweep.scoring.board import Board, Cell
 
+SEEDS = 3  # of a board's page
 NEARLY = 1e-3  # of a loss: what another machine's rounding may change in a repeated training
 
 
@@ -80,7 +81,9 @@ def training_options(parser: argparse.ArgumentParser) -> None:
         default=math.inf,
         help="no training begins after so many minutes (default: no limit)",
     )
-    parser.add_argument("--seeds", type=count, default=3, help="seeds of a training (default: 3)")
+    parser.add_argument(
+        "--seeds", type=count, default=SEEDS, help=f"seeds of a training (default: {SEEDS})"
+    )
     parser.add_argument("--workers", type=count, help="trainings at once (default: as many as fit)")
 
 
@@ -110,7 +113,7 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
 
     with tqdm(total=len(ROLES), desc="messages", unit="role", disable=args.json) as bar:
         boards.measure(board, bar.update)
-    trainings = write(board, args.seeds)
+    trainings = write(board, max(args.seeds, SEEDS))
     ranked = sum(len(training.standings) for training in trainings)
     entries = len(board.entries)
     print(f"{entries} entries, {ranked} places in {len(trainings)} trainings")

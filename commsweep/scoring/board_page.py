@@ -99,9 +99,9 @@ def agreement(board: Board, count: int) -> str:
     """Return how the ranks agree with those of trainings of four times the steps and twice the
     width, as a sentence.
     """
-    short_worths: list[float] = []
-    long_worths: list[float] = []
+    by_role: dict[str, tuple[list[float], list[float]]] = {}
     for role in ROLES:
+        short_worths, long_worths = by_role.setdefault(role, ([], []))
         for short, long in zip(trainings(role, SHORT), trainings(role, LONG), strict=True):
             for entry in board.of_role(role):
                 if entry.codec not in REPEATED:
@@ -115,12 +115,21 @@ def agreement(board: Board, count: int) -> str:
                     short_worths.append(pair[0].kept.percent)
                     long_worths.append(pair[1].kept.percent)
     longer = "trainings of four times the steps and twice the width"
-    if len(short_worths) < LEAST_PAIRS:
+    all_short = [worth for short_worths, _ in by_role.values() for worth in short_worths]
+    all_long = [worth for _, long_worths in by_role.values() for worth in long_worths]
+    if len(all_short) < LEAST_PAIRS:
         return f"Ranks were not yet compared with those of {longer}."
-    rank = spearmanr(short_worths, long_worths).statistic
+    rank = spearmanr(all_short, all_long).statistic
+    roles = []
+    for role, (short_worths, long_worths) in by_role.items():
+        if len(short_worths) < LEAST_PAIRS:
+            roles.append(f"{role} not compared")
+        else:
+            correlation = spearmanr(short_worths, long_worths).statistic
+            roles.append(f"{role} {correlation:.2f} (n = {len(short_worths)})")
     return (
         f"Ranks agree with those of {longer} with a correlation of {rank:.2f} (Spearman, "
-        f"n = {len(short_worths)} pairs of a codec and a training)."
+        f"n = {len(all_short)} pairs of a codec and a training). By role: {', '.join(roles)}."
     )
 
 
