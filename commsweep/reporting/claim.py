@@ -296,6 +296,11 @@ class Claim:
         """Return whether any of its effects has runs at all."""
         return any(effect.values or effect.lost for effect in self.effects)
 
+    @property
+    def has_seeds(self) -> bool:
+        """Return whether any of its effects has enough seeds for a verdict."""
+        return any(len(effect.values) >= MIN_SEEDS for effect in self.effects)
+
     def record(self) -> dict:
         """For JSON."""
         effects = []
@@ -597,7 +602,7 @@ def markdown(claims: list[Claim], note: str = "", commands: dict[str, str] | Non
     sentence = " ".join(sentence for sentence in (note, adjustment(claims)) if sentence)
     lines = [sentence, ""] if sentence else []
     if not claims:
-        lines.append("No claim of the papers has runs in this sweep.")
+        lines.append("No claim of the papers has enough runs in this sweep.")
     for claim in claims:
         lines += [
             f"- **{claim.name}: {claim.answer}** ({claim.origin}). {claim.statement}{claim.where}",

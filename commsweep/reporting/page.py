@@ -57,7 +57,7 @@ def html(
     """The page of sweep `name`; `drawn`: name, PNG file and caption. `store` is only named, never
     linked to. running: seconds after which it loads itself anew.
     """
-    none = "No claim of the papers has runs in this sweep."
+    none = "No claim of the papers has enough runs in this sweep."
     if running:
         none = "Claims are judged when all cells have an outcome: every look at a verdict counts."
     again = f'<meta http-equiv="refresh" content="{running}">' if running else ""

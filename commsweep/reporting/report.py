@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commsweep.errors import UserError
+from commsweep.registry import sweeps
 from commsweep.reporting import results
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _answers(claims: list[Claim], room: int) -> list[str]:
     from commsweep.reporting.claim import adjustment
 
     if not claims:
-        return ["No claim of the papers has runs in this sweep.", ""]
+        return ["No claim of the papers has enough runs in this sweep.", ""]
     effects = sum(len(claim.effects) for claim in claims)
     fits = 2 + len(claims) + effects <= room
     lines = ["Answers"]
@@ -93,7 +94,8 @@ def write(
     """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one
     sweep.
 
-    papers: whose tables, figures and claims (none: of all that have runs). mine: a function of
+    papers: whose tables, figures and claims (none: of all that have runs; of a sweep of one's own,
+    only claims with enough seeds to be judged). mine: a function of
     one's own that makes the claims. additional: makes what else belongs there, of the runs and
     their curves; it comes first, claims by their names. running: seconds after which the page loads
     itself anew, of a sweep that goes on: nothing is judged then, because every look at a verdict
@@ -117,7 +119,10 @@ def write(
     before = interim_looks.read(store, sweep)
     claims = []
     if not running:
-        claims = extra.claims + report_parts.all_claims(frame, papers, mine)
+        claims = report_parts.all_claims(frame, papers, mine)
+        if sweep not in sweeps() and not papers and not mine:
+            claims = [judged for judged in claims if judged.has_seeds]
+        claims = extra.claims + claims
     if additional:
         claims.sort(key=lambda claim: claim.name)
     report = Report(

@@ -47,6 +47,18 @@ def test_rows_are_repeated_and_a_changed_one_is_named(published, capsys):
     assert printed.count("OUTSIDE") == 2 and "0 of 2 rows hold" in printed
 
 
+def test_a_sweep_of_ones_own_does_not_lead_with_claims_it_has_no_seeds_for(published, capsys):
+    """The claims of papers about these rows are listed by the command that asks for them."""
+    chosen = ["--base", "synthetic", "--codecs", "topk:0.1", "--role", "activations"]
+    assert main(["sweep", "launch", "mine", *chosen, "--store", "store", "--workers", "1"]) == 0
+    capsys.readouterr()
+    assert main(["report", "mine", "--out", "mine", "--no-page", "--store", "store"]) == 0
+    assert "No claim of the papers has enough runs" in capsys.readouterr().out
+    assert json.loads((published.parent / "mine/claims.json").read_text()) == []
+    assert main(["claims", "mine", "--store", "store", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
 def test_the_spread_is_that_of_two_seeds():
     def row(seed, score):
         from commsweep.config import record
