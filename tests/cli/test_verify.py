@@ -54,7 +54,7 @@ def test_a_sweep_of_ones_own_does_not_lead_with_claims_it_has_no_seeds_for(publi
     capsys.readouterr()
     assert main(["report", "mine", "--out", "mine", "--no-page", "--store", "store"]) == 0
     assert "No claim of the papers has enough runs" in capsys.readouterr().out
-    assert json.loads((published.parent / "mine/claims.json").read_text()) == []
+    assert json.loads((published.parent / "mine/claims.json").read_text())["claims"] == []
     assert main(["claims", "mine", "--store", "store", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
 
