@@ -49,8 +49,10 @@ def test_rows_are_repeated_and_a_changed_one_is_named(published, capsys):
 
 def test_a_sweep_of_ones_own_does_not_lead_with_claims_it_has_no_seeds_for(published, capsys):
     """The claims of papers about these rows are listed by the command that asks for them."""
-    chosen = ["--base", "synthetic", "--codecs", "topk:0.1", "--role", "activations"]
-    assert main(["sweep", "launch", "mine", *chosen, "--store", "store", "--workers", "1"]) == 0
+    short = ["epochs=1", "schedule.t_max=1", "data.train_size=128"]
+    roles = ["--role", "activations", "--role", "gradients"]
+    chosen = ["mine", "--base", "digits", *short, "--codecs", "topk:0.1", *roles]
+    assert main(["sweep", "launch", *chosen, "--store", "store", "--workers", "1"]) == 0
     capsys.readouterr()
     assert main(["report", "mine", "--out", "mine", "--no-page", "--store", "store"]) == 0
     assert "No claim of the papers has enough runs" in capsys.readouterr().out
