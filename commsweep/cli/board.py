@@ -9,9 +9,9 @@ from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commsweep.cli.options import count, folder, number
+from commsweep.cli.options import check_roles, count, folder, number
 from commsweep.cli.runs import execution, execution_options, simulation_options
-from commsweep.cli.score import check_roles, launch_shown
+from commsweep.cli.score import launch_shown
 from commsweep.errors import UserError
 from commsweep.scoring import ROLES
 from commsweep.store import Store
@@ -88,7 +88,7 @@ def training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _board(args: argparse.Namespace) -> int:
-    check_roles(args.role or ())
+    check_roles(args.role or (), ROLES)
     args.store = args.store.absolute()
     if not args.folder.is_dir():
         raise UserError(f"'{args.folder}': no such folder; name one that has entries.csv")

@@ -102,8 +102,7 @@ def _gpt(args: argparse.Namespace) -> Shape:
 
     if args.model.startswith("gpt:"):
         fields = gpt_fields(args.model)
-        layers, hidden = fields["layers"], fields["hidden"]
-        heads = fields.get("heads", max(1, hidden // 64))
+        layers, hidden, heads = fields["layers"], fields["hidden"], fields["heads"]
         sequence = fields.get("seq", bottleneck.SEQUENCE)
     elif args.model.lower() in bottleneck.SIZES:
         layers, hidden, heads = bottleneck.SIZES[args.model.lower()]

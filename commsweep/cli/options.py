@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -142,3 +142,10 @@ count = whole_number(1)
 def words(text: str) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(word for word in (piece.strip() for piece in text.split(",")) if word)
+
+
+def check_roles(roles: Iterable[str], valid: Collection[str]) -> None:
+    """Raise UserError on a --role that is none of the valid ones."""
+    for role in roles:
+        if role not in valid:
+            raise UserError(f"--role {role}: not one of {', '.join(valid)}{nearest(role, valid)}")

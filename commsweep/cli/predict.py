@@ -186,7 +186,7 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
     lines = []
     for codec in args.codecs.split(";"):
         share = share_of(codec)
-        coding = 2 * (1 + share)  # encode: values in, codes out; decode: codes in, values out
+        coding = gpt.coding(share)
         changed = {}
         if shape.data > 1:
             changed["gradients"] = replace(choices, gradients=share, coding=coding)
@@ -224,6 +224,7 @@ def gpt_fields(model: str) -> dict[str, int]:
     for key in ("layers", "hidden"):
         if key not in fields:
             raise UserError(f"--model '{model}' says no {key}")
+    fields.setdefault("heads", max(1, fields["hidden"] // 64))
     return fields
 
 
@@ -245,14 +246,13 @@ def _shape(args: argparse.Namespace) -> tuple[Any, int]:
         )
     if pipeline > fields["layers"]:
         raise UserError(f"--pipeline {pipeline}: the model has {fields['layers']} layers")
-    heads = fields.get("heads", max(1, fields["hidden"] // 64))
     shape = Shape(
         fields["hidden"],
         fields["layers"],
         fields.get("seq", 1024),
         batch,
         args.micro_batch,
-        heads,
+        fields["heads"],
         tensor,
         pipeline,
         data,

@@ -10,11 +10,11 @@ from typing import Any
 
 from commsweep import input_digests
 from commsweep.cli.explain import meaning
-from commsweep.cli.options import count, folder, number
+from commsweep.cli.options import check_roles, count, folder, number
 from commsweep.config import Execution, Run, flatten, override, record, run_id
 from commsweep.config.execution import MODES, check_device
 from commsweep.data import sources
-from commsweep.errors import UserError, nearest, notice
+from commsweep.errors import UserError, notice
 from commsweep.lean_imports import loading
 from commsweep.registry import grouped, preset, presets
 from commsweep.store import DIVERGED, FAILED, FINISHED, Busy, Row, Store
@@ -246,10 +246,7 @@ def codecs_of(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     from commsweep.launching.codecs import listed
 
     roles = args.role or ["gradients"]
-    for role in roles:
-        if role not in SWEPT_ROLES:
-            close = nearest(role, SWEPT_ROLES)
-            raise UserError(f"--role {role}: not one of {', '.join(SWEPT_ROLES)}{close}")
+    check_roles(roles, SWEPT_ROLES)
     return listed(args.codecs), roles
 
 

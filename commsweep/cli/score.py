@@ -7,13 +7,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commsweep.cli.options import count, folder, number, writable
+from commsweep.cli.options import check_roles, count, folder, number, writable
 from commsweep.cli.runs import execution, execution_options
-from commsweep.errors import UserError, nearest
+from commsweep.errors import UserError
 from commsweep.scoring import ROLES
 from commsweep.store import Store
 
@@ -82,7 +81,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _score(args: argparse.Namespace) -> int:
     roles = list(dict.fromkeys(args.role or ["gradients"]))
-    check_roles(roles)
+    check_roles(roles, ROLES)
     if len(set(args.codecs)) < len(args.codecs):
         raise UserError(f"{' '.join(args.codecs)}: a codec is named twice; name it once")
     writable(args.out)
@@ -203,13 +202,6 @@ def launch_shown(
     )
     for line in report.errors:
         bar.write(line, file=sys.stderr)
-
-
-def check_roles(roles: Iterable[str]) -> None:
-    """Raise UserError on a role that there is not."""
-    for role in roles:
-        if role not in ROLES:
-            raise UserError(f"--role {role}: not one of {', '.join(ROLES)}{nearest(role, ROLES)}")
 
 
 def _fits(card: Card, setup: Setup, feedback: str) -> bool:

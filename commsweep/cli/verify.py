@@ -106,24 +106,21 @@ def _spread(rows: Sequence[Row], metric: str) -> float:
     """
     from commsweep.config.override import parse
     from commsweep.launching.grid import setting
+    from commsweep.reporting.statistics import pooled_sd
 
     by_setting: dict[str, list[float]] = {}
     for row in rows:
         by_setting.setdefault(setting(parse(row["run"])), []).append(row["metrics"][metric])
-    squares, degrees = 0.0, 0
-    for scores in by_setting.values():
-        mean = sum(scores) / len(scores)
-        squares += sum((score - mean) ** 2 for score in scores)
-        degrees += len(scores) - 1
-    return TWO_DRAWS * math.sqrt(squares / degrees) if degrees else 0.0
+    deviation = pooled_sd(by_setting.values())
+    return 0.0 if math.isnan(deviation) else TWO_DRAWS * deviation
 
 
 def _compared(row: Row, repeated: Row, metric: str, spread: float) -> dict[str, Any]:
-    published, here = row["metrics"][metric], repeated["metrics"].get(metric, math.nan)
+    published, score = row["metrics"][metric], repeated["metrics"].get(metric, math.nan)
     return {
         "id": row["id"],
         "published": published,
-        "here": here,
-        "equal": here == published,
-        "holds": abs(here - published) <= spread,
+        "here": score,
+        "equal": score == published,
+        "holds": abs(score - published) <= spread,
     }

@@ -12,7 +12,7 @@ import pandas as pd
 from commsweep.reporting.claim import Claim, Effect
 from commsweep.reporting.report_parts import all_claims
 from commsweep.reporting.results import base
-from commsweep.reporting.statistics import LEVEL, MOST, POWER, seeds_needed
+from commsweep.reporting.statistics import LEVEL, MOST, POWER, pooled_sd, seeds_needed
 
 SCORES = tuple(f"test_{mode}_{name}" for mode in ("on", "off") for name in ("acc", "loss", "ppl"))
 
@@ -50,12 +50,7 @@ def spread(frame: pd.DataFrame, metric: str) -> tuple[float, int]:
         )
     ]
     several = [group[metric].dropna() for group in groups if group[metric].count() > 1]
-    if not several:
-        return math.nan, 0
-    degrees = sum(len(group) - 1 for group in several)
-    return math.sqrt(sum(group.var() * (len(group) - 1) for group in several) / degrees), sum(
-        map(len, several)
-    )
+    return pooled_sd([list(group) for group in several]), sum(map(len, several))
 
 
 def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:

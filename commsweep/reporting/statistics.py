@@ -25,7 +25,7 @@ seconds to import.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -102,6 +102,18 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(
         math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     ) if n > 1 else 0.0
+
+
+def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
+    """Return the standard deviation within samples, pooled over these; NaN where none has two
+    values.
+    """
+    squares, degrees = 0.0, 0
+    for sample in samples:
+        if len(sample) > 1:
+            squares += mean_sd(sample)[1] ** 2 * (len(sample) - 1)
+            degrees += len(sample) - 1
+    return math.sqrt(squares / degrees) if degrees else math.nan
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from commsweep.errors import UserError
-from commsweep.timing.gpt import Choices, Cluster, Shape, predict
+from commsweep.timing.gpt import Choices, Cluster, Shape, coding, predict
 
 ERROR = 0.10  # of an iteration's time, for nine rows in ten
 LEAST = 0.15  # share of a step from which the network is called the bottleneck
@@ -151,7 +151,6 @@ def answer(shape: Shape, cluster: Cluster, shares: Mapping[str, float]) -> Answe
 
 
 def _coded(codec: str, share: float, shape: Shape, cluster: Cluster, dense: float) -> Coded:
-    # encode: values in, codes out; decode: codes in, values out
-    choices = Choices(gradients=share, coding=2 * (1 + share), collective="alltoall")
+    choices = Choices(gradients=share, coding=coding(share), collective="alltoall")
     seconds = float(predict(shape, cluster, choices)["total"])
     return Coded(codec, share, seconds, (dense - seconds) / dense)

@@ -170,6 +170,13 @@ def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dic
     return {"total": total, **times}
 
 
+def coding(share: float) -> float:
+    """Return what `Choices.coding` is of a code with such a share of 16-bit bytes: encoding takes
+    values in and codes out, decoding codes in and values out.
+    """
+    return 2 * (1 + share)
+
+
 def _launch(cluster: Cluster, tensor: int) -> float:
     """Seconds to launch a layer's kernels; of the nearest smaller tensor-parallel size known."""
     sizes = [int(size) for size in cluster.launch if int(size) <= tensor]
