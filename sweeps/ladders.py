@@ -99,9 +99,7 @@ def text_width() -> list[Run]:
     """
     runs = []
     for width in WIDTHS:
-        # Wider networks take smaller steps: the rate falls with the width, as in muP.
-        changes = {"model.width": width, "optim.lr": 0.005 * 64 / width, "data.train_blocks": 6400}
-        base = override(preset("sotu_nano"), changes)
+        base = at_width(width, 0.005, TEXT_BLOCKS[1])
         arms = [
             base,
             pair(base, None, code(2, "stochastic")),
@@ -111,6 +109,24 @@ def text_width() -> list[Run]:
         for seed in range(3):
             for arm in arms:
                 runs.append(override(arm, {"seed": seed}))
+    return runs
+
+
+def at_width(width: int, rate: float, blocks: int) -> Run:
+    """A nano GPT-2 of a width, with a rate that falls with the width, as in muP. rate: at 64."""
+    changes = {"model.width": width, "optim.lr": rate * 64 / width, "data.train_blocks": blocks}
+    return override(preset("sotu_nano"), changes)
+
+
+def text_scale_rates() -> list[Run]:
+    """Dense, three widths and three learning rates, 400 steps, one seed that chooses the rate; ten
+    minutes of a core.
+    """
+    runs = []
+    for width in WIDTHS:
+        for rate in (0.005, 0.01, 0.02):
+            run = at_width(width, rate, TEXT_BLOCKS[1])
+            runs.append(run.model_copy(update={"seed": HELD_OUT}))
     return runs
 
 
@@ -131,6 +147,7 @@ SWEEPS = {
     "text_length": text_length,
     "text_rates": text_rates,
     "text_width": text_width,
+    "text_scale_rates": text_scale_rates,
     "image_length": image_length,
     "image_recalibrated": image_recalibrated,
 }
