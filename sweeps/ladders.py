@@ -8,6 +8,7 @@ Text: 100, 400 and 1,600 steps of a nano GPT-2, 32 to 128 features. Images: 2, 8
 from __future__ import annotations
 
 from commsweep.config import Run, override
+from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 
 from .recipe import MASK_2, TERN, code, kept_share, pair
@@ -17,6 +18,7 @@ IMAGE_EPOCHS = (2, 8, 24)
 HELD_OUT = 100  # the seed that chooses a rate; the other seeds judge it
 RATES = (0.00125, 0.0025, 0.005, 0.01)  # the preset has the third
 WIDTHS = (32, 64, 128)
+SCALE_SEED = 70  # the first of the law of scale
 
 
 def _text_arms(base: Run) -> list[Run]:
@@ -130,6 +132,30 @@ def text_scale_rates() -> list[Run]:
     return runs
 
 
+def _unbiased_arms(base: Run) -> list[Run]:
+    """Dense, nothing sent, and gradients by five codes without bias."""
+    codes = (
+        {"kind": "zero"},
+        code(4, "stochastic"),
+        code(2, "stochastic"),
+        TERN,
+        {"kind": "randomk", "ratio": 0.25, "scaled": True},
+        {"kind": "eden", "bits": 2},
+    )
+    return [base, *(pair(base, None, changes) for changes in codes)]
+
+
+def text_scale() -> list[Run]:
+    """Seven arms of a nano GPT-2 at three widths, each at the rate that `text_scale_rates` chose:
+    400 steps with three seeds, 1,600 with one; an hour of two cores. Launch with --diagnose.
+    """
+    short, long = [], []
+    for width in WIDTHS:
+        short += _unbiased_arms(at_width(width, 0.01, TEXT_BLOCKS[1]))
+        long += _unbiased_arms(at_width(width, 0.01, TEXT_BLOCKS[2]))
+    return seeds([*short, *long], 1, SCALE_SEED) + seeds(short, 2, SCALE_SEED + 1)
+
+
 def image_recalibrated() -> list[Run]:
     """TopK 10 and 5 % both ways, scored a third time after BatchNorm met 50 dense batches; five
     seeds; half an hour of two cores.
@@ -148,6 +174,7 @@ SWEEPS = {
     "text_rates": text_rates,
     "text_width": text_width,
     "text_scale_rates": text_scale_rates,
+    "text_scale": text_scale,
     "image_length": image_length,
     "image_recalibrated": image_recalibrated,
 }
