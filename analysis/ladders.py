@@ -130,12 +130,14 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rungs(frame: pd.DataFrame, columns: tuple[str, ...] = tuple(RUNGS)) -> str:
-    """The column that every arm varies, dense among them; "" where there is none."""
+    """The column that every arm varies, dense among them; "" where there is none or more."""
     done = frame[frame.status == "finished"]
     varied = [column for column in columns if column in done and done[column].nunique() > 1]
     if not varied:  # of most sweeps: no arm has to be put into words
         return ""
-    arms = _arms(done)
+    if sum(column in RUNGS for column in varied) > 1:  # a grid of rungs: `scale` speaks of it
+        return ""
+    arms = arms_of(done)
     if arms.nunique() < 2 or "dense" not in set(arms):
         return ""
     for column in varied:
@@ -144,7 +146,7 @@ def _rungs(frame: pd.DataFrame, columns: tuple[str, ...] = tuple(RUNGS)) -> str:
     return ""
 
 
-def _arms(frame: pd.DataFrame) -> pd.Series:
+def arms_of(frame: pd.DataFrame) -> pd.Series:
     """The compression of every run in words, whatever else varies."""
     texts = {}
     for record in frame.drop_duplicates("setting_id").to_dict("records"):
@@ -159,7 +161,7 @@ def ladder(frame: pd.DataFrame) -> Ladder | None:
     if not column:
         return None
     done = frame[frame.status == "finished"]
-    done = done.assign(arm=_arms(done))
+    done = done.assign(arm=arms_of(done))
     score = score_and_sign(done)
     dense = done[done.arm == "dense"]
     compressed = done[done.arm != "dense"]
@@ -231,7 +233,7 @@ def _tuned(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float], int] | 
     if _rungs(frame, (RATE,)) != RATE or _rungs(frame):
         return None
     done = frame[frame.status == "finished"]
-    done = done.assign(arm=_arms(done))
+    done = done.assign(arm=arms_of(done))
     chooser = int(done.seed.max())  # held out: the last seed chooses, the compressed judge
     metric = LOSS if is_text(done) else ON
     best = {}
@@ -407,7 +409,9 @@ def s5(frame: pd.DataFrame) -> Claim:
     effects = []
     if RECALIBRATED in frame:
         done = frame[frame[RECALIBRATED].notna()]
-        for method, group in done[_arms(done).str.startswith("TopK")].groupby("method", sort=False):
+        for method, group in done[arms_of(done).str.startswith("TopK")].groupby(
+            "method", sort=False
+        ):
             scores = 100 * (group[ON] - group[RECALIBRATED])
             effects.append(
                 Effect(
@@ -512,7 +516,7 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if ladder_ is None or ladder_.column == "model.width":
         return None
     done = frame[(frame.status == "finished") & (frame[ladder_.column] == ladder_.rungs[-1])]
-    done = done.assign(arm=_arms(done))
+    done = done.assign(arm=arms_of(done))
     metric, factor = (LOSS, 1.0) if ladder_.text else (ON, 100.0)
     points = []
     for arm, group in done.groupby("arm", sort=False):
@@ -573,7 +577,7 @@ def recalibrated(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if RECALIBRATED not in frame:
         return None
     done = frame[frame[RECALIBRATED].notna()]
-    arms = _arms(done)
+    arms = arms_of(done)
     done = done[(arms == "dense") | arms.str.startswith("TopK")]
     methods = list(dict.fromkeys(done.method))
     if len(methods) < 2:
