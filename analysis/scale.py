@@ -61,7 +61,7 @@ class Point:
         return 100 * self.lost / self.worth
 
     @property
-    def kept(self) -> float:
+    def worth_kept(self) -> float:
         """Return the worth kept, in percent."""
         return 100 - self.share
 
@@ -204,7 +204,7 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Return the laws, and what they foretell of the largest width."""
-    if (found := laws(frame)) is None:
+    if (fitted_laws := laws(frame)) is None:
         return []
     powers = Table(
         "scale",
@@ -213,45 +213,47 @@ def tables(frame: pd.DataFrame) -> list[Table]:
         ["Law", "steps", "width", "error", "factor", "points"],
     )
     for name, fitted in (
-        ("worth of the messages", found.worth),
-        ("nats lost", found.lost),
-        ("share of the worth lost", found.share),
+        ("worth of the messages", fitted_laws.worth),
+        ("nats lost", fitted_laws.lost),
+        ("share of the worth lost", fitted_laws.share),
     ):
-        known = [f"{power:+.2f}" if power else "-" for power in fitted.powers]
-        powers.rows.append([name, *known, f"{fitted.factor:.2f}", str(len(found.points))])
-    return [powers, _foretold(found)]
+        columns = [f"{power:+.2f}" if power else "-" for power in fitted.powers]
+        powers.rows.append([name, *columns, f"{fitted.factor:.2f}", str(len(fitted_laws.points))])
+    return [powers, _foretold(fitted_laws)]
 
 
-def _foretold(found: Laws) -> Table:
-    width = found.unseen[0].width if found.unseen else 0
+def _foretold(fitted_laws: Laws) -> Table:
+    width = fitted_laws.unseen[0].width if fitted_laws.unseen else 0
     table = Table(
         "foretold",
         f"Foretold of width {width:g}, and measured",
         ["Code", "steps", "nats lost", "measured", "worth kept", "measured", "at the width below"],
     )
-    below = _below(found)
-    for point in sorted(found.unseen, key=lambda point: (point.steps, found.share.at(point))):
-        low, high = found.lost.ends(point)
-        most, least = found.share.ends(point)
+    below = _below(fitted_laws)
+    for point in sorted(
+        fitted_laws.unseen, key=lambda point: (point.steps, fitted_laws.share.at(point))
+    ):
+        low, high = fitted_laws.lost.ends(point)
+        most, least = fitted_laws.share.ends(point)
         measured = point.lost == point.lost
         table.rows.append(
             [
                 point.arm,
                 f"{point.steps:,.0f}",
-                f"{found.lost.at(point):.3f} [{low:.3f}, {high:.3f}]",
+                f"{fitted_laws.lost.at(point):.3f} [{low:.3f}, {high:.3f}]",
                 f"{point.lost:.3f}" if measured else "-",
-                f"{100 - found.share.at(point):.0f} % [{100 - least:.0f}, {100 - most:.0f}]",
-                f"{point.kept:.0f} %" if measured else "-",
-                f"{below[point.arm, point.steps].kept:.0f} %",
+                f"{100 - fitted_laws.share.at(point):.0f} % [{100 - least:.0f}, {100 - most:.0f}]",
+                f"{point.worth_kept:.0f} %" if measured else "-",
+                f"{below[point.arm, point.steps].worth_kept:.0f} %",
             ]
         )
     return table
 
 
-def _below(found: Laws) -> dict[tuple[str, float], Point]:
+def _below(fitted_laws: Laws) -> dict[tuple[str, float], Point]:
     """Return the points at the largest width that the laws know, by code and steps."""
-    largest = max(point.width for point in found.points)
-    return {(p.arm, p.steps): p for p in found.points if p.width == largest}
+    largest = max(point.width for point in fitted_laws.points)
+    return {(p.arm, p.steps): p for p in fitted_laws.points if p.width == largest}
 
 
 # Claims.
@@ -259,8 +261,10 @@ def _below(found: Laws) -> dict[tuple[str, float], Point]:
 
 def _measured(frame: pd.DataFrame) -> tuple[Laws | None, list[Point]]:
     """Return the laws, and the unseen points that were trained."""
-    found = laws(frame)
-    return found, [point for point in found.unseen if point.lost == point.lost] if found else []
+    fitted_laws = laws(frame)
+    return fitted_laws, [
+        point for point in fitted_laws.unseen if point.lost == point.lost
+    ] if fitted_laws else []
 
 
 def _ids(points: list[Point]) -> list[str]:
@@ -269,8 +273,8 @@ def _ids(points: list[Point]) -> list[str]:
 
 def y1(frame: pd.DataFrame) -> Claim:
     """Worth kept at the unseen width."""
-    found, points = _measured(frame)
-    misses = [point.share - found.share.at(point) for point in points] if found else []
+    fitted_laws, points = _measured(frame)
+    misses = [point.share - fitted_laws.share.at(point) for point in points] if fitted_laws else []
     return Claim(
         "Y1",
         "The law foretells the worth that each code keeps at twice the largest width it was "
@@ -289,8 +293,8 @@ def y1(frame: pd.DataFrame) -> Claim:
 
 def y2(frame: pd.DataFrame) -> Claim:
     """Nats lost at the unseen width."""
-    found, points = _measured(frame)
-    misses = [point.lost - found.lost.at(point) for point in points] if found else []
+    fitted_laws, points = _measured(frame)
+    misses = [point.lost - fitted_laws.lost.at(point) for point in points] if fitted_laws else []
     return Claim(
         "Y2",
         f"It foretells the nats that each code loses there, within {NATS:g} nats.",
@@ -309,11 +313,11 @@ def y2(frame: pd.DataFrame) -> Claim:
 
 def y3(frame: pd.DataFrame) -> Claim:
     """Better than no law."""
-    found, points = _measured(frame)
+    fitted_laws, points = _measured(frame)
     values = []
-    if found and points:
-        below = _below(found)
-        misses = [abs(point.share - found.share.at(point)) for point in points]
+    if fitted_laws and points:
+        below = _below(fitted_laws)
+        misses = [abs(point.share - fitted_laws.share.at(point)) for point in points]
         changes = [abs(point.share - below[point.arm, point.steps].share) for point in points]
         values = [float(np.mean(misses) / np.mean(changes))]
     return Claim(
@@ -344,29 +348,39 @@ def scale(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     measured, means over seeds. Lines: the law, fitted to full marks. Hollow marks
     were not part of the fit.
     """
-    found = laws(frame)
-    return None if found is None else _drawn(found)
+    fitted_laws = laws(frame)
+    return None if fitted_laws is None else _drawn(fitted_laws)
 
 
 @styled
-def _drawn(found: Laws) -> Figure:
-    lengths = sorted({point.steps for point in found.points})
+def _drawn(fitted_laws: Laws) -> Figure:
+    lengths = sorted({point.steps for point in fitted_laws.points})
     figure, axes = plt.subplots(
         1, len(lengths), figsize=(1.1 * COLUMN * len(lengths), 2.8), sharey=True, squeeze=False
     )
-    arms = list(dict.fromkeys(point.arm for point in found.points))
+    arms = list(dict.fromkeys(point.arm for point in fitted_laws.points))
     for axis, steps in zip(axes[0], lengths, strict=True):
         for index, arm in enumerate(arms):
-            seen = [p for p in found.points if (p.arm, p.steps) == (arm, steps)]
-            unseen = [p for p in found.unseen if (p.arm, p.steps) == (arm, steps)]
+            fitted_points = [p for p in fitted_laws.points if (p.arm, p.steps) == (arm, steps)]
+            unseen_points = [p for p in fitted_laws.unseen if (p.arm, p.steps) == (arm, steps)]
             look = {"color": INK[index % 7], "marker": MARKS[index % 9], "ls": "none"}
             name = arm.removeprefix("gradients: ")
-            axis.plot([p.width for p in seen], [p.share for p in seen], label=name, **look)
-            axis.plot([p.width for p in unseen], [p.share for p in unseen], mfc="white", **look)
-            line = sorted([*seen, *unseen], key=lambda point: point.width)
-            foretold = [found.share.at(point) for point in line]
+            axis.plot(
+                [p.width for p in fitted_points],
+                [p.share for p in fitted_points],
+                label=name,
+                **look,
+            )
+            axis.plot(
+                [p.width for p in unseen_points],
+                [p.share for p in unseen_points],
+                mfc="white",
+                **look,
+            )
+            line = sorted([*fitted_points, *unseen_points], key=lambda point: point.width)
+            foretold = [fitted_laws.share.at(point) for point in line]
             axis.plot([point.width for point in line], foretold, color=INK[index % 7], lw=0.9)
-        widths = sorted({point.width for point in (*found.points, *found.unseen)})
+        widths = sorted({point.width for point in (*fitted_laws.points, *fitted_laws.unseen)})
         logarithmic(axis.xaxis)
         axis.set_xticks(widths, [f"{width:g}" for width in widths])
         axis.minorticks_off()
