@@ -61,8 +61,14 @@ class Message:
         return payload
 
 
-# Kinds that code each sample of a batch by itself, unless they draw or have a range for all.
-BY_SAMPLE = ("cast", "uniform")
+def _by_sample(compressor: Compressor, x: Tensor) -> bool:
+    """Return whether a batch of such tensors is coded each sample by itself, and without draws."""
+    spec = compressor.spec
+    if compressor.seeded:
+        return False
+    if spec.kind == "mx":  # whose blocks reach over samples, and NVFP4's scale over all
+        return spec.format != "nvfp4" and x.numel() % spec.block == 0
+    return spec.kind == "cast" or (spec.kind == "uniform" and spec.scale != "tensor")
 
 
 def arrive_together(messages: list[Message]) -> list[Tensor]:
@@ -70,8 +76,7 @@ def arrive_together(messages: list[Message]) -> list[Tensor]:
     samples of one batch where that gives the same bits.
     """
     compressor = messages[0].compressor
-    spec = compressor.spec
-    if spec.kind not in BY_SAMPLE or compressor.seeded or getattr(spec, "scale", "") == "tensor":
+    if not _by_sample(compressor, messages[0].x):
         return [sent.arrive() for sent in messages]
     y = compressor.apply(torch.stack([sent.x for sent in messages]), 0)
     for sent in messages:

@@ -90,6 +90,20 @@ def test_sums_are_those_of_a_loop_over_learners(collective, code):
         assert torch.equal(mean, by_hand(collective, code, rows)), (n, entries)
 
 
+@pytest.mark.parametrize("code", [code for code in CODES if "rounding" not in code], ids=str)
+def test_learners_that_are_coded_as_one_batch_get_the_same_bits(monkeypatch, code):
+    """Of parts of whole blocks, MX is coded as one batch; of others, and NVFP4, each by itself."""
+    for entries in (64, 33):
+        rows = [
+            torch.randn(4 * entries, generator=torch.Generator().manual_seed(k)) for k in range(4)
+        ]
+        together = summed(RING, code, rows)
+        with monkeypatch.context() as patch:
+            patch.setattr("commsweep.collectives._by_sample", lambda *_: False)
+            alone = summed(RING, code, rows)
+        assert torch.equal(together[0], alone[0]) and together[1] == alone[1]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 9), st.integers(1, 40), st.sampled_from([RING, TREE, ALL_TO_ALL]))
 def test_a_code_without_error_gives_the_mean(n, entries, collective):
