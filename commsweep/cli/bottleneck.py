@@ -43,6 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=count, metavar="N", help="of --model: as for commsweep predict"
         )
     parser.add_argument(
+        "--sharded",
+        action="store_true",
+        help="of --model: with FSDP (ZeRO-3), which gathers weights, too",
+    )
+    parser.add_argument(
         "--cluster", default="a100-nvlink", help="of --model: constants (default: a100-nvlink)"
     )
 
@@ -63,7 +68,8 @@ def print_answer(args: argparse.Namespace) -> int:
     constants = gpt.read_cluster(args.cluster)
     link = rate / 8 if rate else constants.node_link
     cluster = replace(constants, node=args.per_node, node_link=link)
-    answer = bottleneck.answer(shape, cluster, {codec: share_of(codec) for codec in CODECS})
+    shares = {codec: share_of(codec) for codec in CODECS}
+    answer = bottleneck.answer(shape, cluster, shares, args.sharded)
     if args.json:
         print(
             json.dumps({"answer": answer.verdict, "sentence": answer.sentence()} | asdict(answer))
@@ -75,9 +81,10 @@ def print_answer(args: argparse.Namespace) -> int:
         f"tensor {shape.tensor} x pipeline {shape.pipeline} x data {shape.data}; "
         f"{shape.batch:,} samples of {shape.sequence:,} tokens"
     )
-    print(f"  dense: {1e3 * answer.seconds:,.0f} ms a step, sums as NCCL chooses")
-    for name in ("compute", "bubble", "data"):
-        label = "network" if name == "data" else name
+    summed = "rings, weights gathered twice a microbatch" if args.sharded else "as NCCL chooses"
+    print(f"  dense: {1e3 * answer.seconds:,.0f} ms a step, sums {summed}")
+    for name in ("compute", "bubble", "data", *(("gathers",) if args.sharded else ())):
+        label = {"data": "gradients", "gathers": "weights"}.get(name, name)
         print(f"    {label:10} {100 * answer.seconds_by_part[name] / answer.seconds:5.1f} %")
     for coded in answer.codes:
         print(
@@ -86,11 +93,13 @@ def print_answer(args: argparse.Namespace) -> int:
         )
     print("codes go all-to-all, with coding at the memory rate of the cluster (not measured)")
     print("gradients are summed after the backward; a trainer that overlaps both waits less")
+    if args.sharded:
+        print("weights are fetched ahead beside computing, as FSDP does; what it hides is no wait")
     print(
         f"predicted; constants from {constants.source}; nine in ten of 33 measured iterations lay "
         f"within {100 * bottleneck.ERROR:.0f} %"
     )
-    if note := bottleneck.memory_note(shape):
+    if note := bottleneck.memory_note(shape, args.sharded):
         print(note)
     return 0
 
@@ -115,7 +124,10 @@ def _gpt(args: argparse.Namespace) -> Shape:
     if args.tensor or args.pipeline:
         tensor, pipeline = args.tensor or 1, args.pipeline or 1
     else:
-        tensor, pipeline = bottleneck.split(layers, hidden, args.gpus, args.per_node)
+        # a shard of each GPU holds the state
+        tensor, pipeline = 1, 1
+        if not args.sharded:
+            tensor, pipeline = bottleneck.split(layers, hidden, args.gpus, args.per_node)
     if args.gpus % (tensor * pipeline):
         raise UserError(f"--gpus {args.gpus} is no multiple of {tensor} x {pipeline}")
     data = args.gpus // (tensor * pipeline)

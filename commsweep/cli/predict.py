@@ -82,11 +82,15 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument(
         "--collective",
         choices=COLLECTIVES,
-        default="ring",
         help=(
             "how the gradients of --model are summed up; nccl: the faster of ring and tree "
-            "(default: ring)"
+            "(default: ring, and alltoall of codes)"
         ),
+    )
+    parser.add_argument(
+        "--sharded",
+        action="store_true",
+        help="of --model: FSDP (ZeRO-3), which gathers weights before each forward and backward",
     )
     parser.add_argument(
         "--codecs",
@@ -139,8 +143,14 @@ def _model(args: argparse.Namespace) -> int:
             f"--chunks {args.chunks}: {shape.layers} layers are no multiple of "
             f"{shape.pipeline * args.chunks} stages"
         )
+    if args.sharded and args.collective not in (None, "ring", "alltoall"):
+        raise UserError(f"--collective {args.collective}: shards are summed by ring or alltoall")
     choices = gpt.Choices(
-        args.schedule, args.chunks, not args.no_recompute, collective=args.collective
+        args.schedule,
+        args.chunks,
+        not args.no_recompute,
+        collective=args.collective or "ring",
+        sharded=args.sharded,
     )
     predicted = {name: float(value) for name, value in gpt.predict(shape, cluster, choices).items()}
     lines = _codes(args, shape, cluster, choices) if args.codecs else []
@@ -148,7 +158,9 @@ def _model(args: argparse.Namespace) -> int:
         print(json.dumps({"gpus": gpus, **predicted} | ({"codecs": lines} if lines else {})))
         return 0
     print(f"{1e3 * predicted['total']:.1f} ms an iteration on {gpus} GPUs of {cluster.name}")
-    for name in ("compute", "bubble", "data", "optimizer"):
+    for name in ("compute", "bubble", "data", "gathers", "optimizer"):
+        if name == "gathers" and not args.sharded:
+            continue
         share = 100 * predicted[name] / predicted["total"]
         print(f"  {name:10} {1e3 * predicted[name]:10.1f} ms {share:5.1f} %")
     if args.collective == "nccl" and shape.data > 1:
@@ -156,16 +168,15 @@ def _model(args: argparse.Namespace) -> int:
         taken = "tree" if predicted["data"] < rings else "ring"
         print(f"  gradients are summed up by a {taken}, as NCCL's formulas choose")
     for line in lines:
+        summed = f", by {line['collective']}" if line["message"] == "gradients" else ""
         print(
             f"  {line['message']:9} in {line['codec']:14} {1e3 * line['seconds']:8.1f} ms an "
-            f"iteration, {100 * line['share']:.1f} % of 16-bit bytes"
+            f"iteration, {100 * line['share']:.1f} % of 16-bit bytes{summed}"
         )
     if lines:
-        summed = "as NCCL chooses" if args.collective == "nccl" else f"by {args.collective}"
-        print(f"gradients are summed up {summed}, codes too, as if they could be added on the way")
         print("coding at the memory rate of the cluster (a roofline, not measured)")
     print(f"predicted; constants from {cluster.source}")
-    if note := bottleneck.memory_note(shape):
+    if note := bottleneck.memory_note(shape, args.sharded):
         print(note)
     if choices != gpt.Choices():
         print(
@@ -176,7 +187,10 @@ def _model(args: argparse.Namespace) -> int:
 
 
 def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> list[dict]:
-    """Iterations with the gradients, or the messages between stages, in each code."""
+    """Return iterations with the gradients, the messages between stages, or the gathered weights
+    in each code.
+    """
+    from commsweep.launching.codecs import listed
     from commsweep.timing import gpt
 
     if shape.data == 1 and shape.pipeline == 1:
@@ -184,19 +198,44 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
             "--codecs: nothing travels with --data 1 and --pipeline 1; set one of them, or --gpus"
         )
     lines = []
-    for codec in args.codecs.split(";"):
+    for codec in listed(args.codecs):
         share = share_of(codec)
-        coding = gpt.coding(share)
+        collective = collective_of(codec, args.collective)
         changed = {}
         if shape.data > 1:
-            changed["gradients"] = replace(choices, gradients=share, coding=coding)
+            changed["gradients"] = replace(
+                choices,
+                gradients=share,
+                coding=gpt.coding(share, collective, float(shape.data)),
+                collective=collective,
+            )
         if shape.pipeline > 1:
+            coding = gpt.decoding(share) + 1 + share
             changed["stages"] = replace(choices, stages=share, stage_coding=coding)
+        if shape.data > 1 and args.sharded and collective != "gather":
+            coding = gpt.decoding(share)
+            changed["weights"] = replace(choices, weights=share, weight_coding=coding)
         for message, coded in changed.items():
             seconds = float(gpt.predict(shape, cluster, coded)["total"])
             fields = {"message": message, "codec": codec, "share": share, "seconds": seconds}
+            if message == "gradients":
+                fields["collective"] = collective
             lines.append(fields)
     return lines
+
+
+def collective_of(codec: str, asked: str | None = None) -> str:
+    """Return how a code of gradients is summed up: as asked (None: all-to-all) where sums can be
+    coded again, else by a gather of everyone's message. Dense sums go round a ring.
+    """
+    from commsweep.config.gradients import recoded
+    from commsweep.integrations import measure
+
+    if codec == "none":
+        return asked or "ring"
+    if not recoded(measure.codec(codec).spec):
+        return "gather"
+    return asked if asked in ("ring", "tree") else "alltoall"
 
 
 def share_of(codec: str) -> float:
@@ -420,15 +459,15 @@ def trace(args: argparse.Namespace) -> int:
         f"{profile.nbytes / 1e6:.2f} MB in {profile.collectives:g} collectives, "
         f"{1e3 * profile.waited:.1f} ms waited for\n"
         f"predicted for {workers} workers over {where}"
-        + ", sums round a ring, codes from everyone to everyone"
+        + ", dense sums round a ring"
         + (f", an exchange every {interval} steps" if interval > 1 else "")
         + ":"
     )
-    print(f"  {'codec':18} {'MB':>8} {'ms a step':>10} {'times':>6}  then the limit is")
+    print(f"  {'codec':18} {'MB':>8} {'ms a step':>10} {'times':>6}  {'sums':8}  then the limit is")
     for line in sorted(lines, key=lambda line: line["seconds"]):
         print(
             f"  {line['codec']:18} {line['bytes'] / 1e6:8.2f} {1e3 * line['seconds']:10.1f} "
-            f"{lines[0]['seconds'] / line['seconds']:6.2f}  {line['limit']}"
+            f"{lines[0]['seconds'] / line['seconds']:6.2f}  {line['collective']:8}  {line['limit']}"
         )
     print(
         "coding is timed on this machine; what a codec costs in quality: docs/findings.md, and "
@@ -442,8 +481,11 @@ def _coded(
 ) -> dict[str, Any]:
     from commsweep.timing import profile as profiles
 
-    share, coding = (1.0, 0.0) if codec == "none" else _cost(codec, profile, workers)
-    exchanging = profiles.predicted(profile, link, workers, share, coding)
+    share, coding, collective = 1.0, 0.0, "ring"
+    if codec != "none":
+        collective = collective_of(codec)
+        share, coding = _cost(codec, profile, workers, collective)
+    exchanging = profiles.predicted(profile, link, workers, share, coding, collective)
     computing = profile.step - profile.waited
     seconds = (exchanging + (interval - 1) * computing) / interval
     waits = exchanging - computing - coding
@@ -452,13 +494,16 @@ def _coded(
         "codec": codec,
         "bytes": share * profile.nbytes,
         "seconds": seconds,
+        "collective": collective,
         "limit": longest[1],
     }
 
 
-def _cost(codec: str, profile: Profile, workers: int) -> tuple[float, float]:
-    """(share of the dense bytes, seconds to encode once and decode every other's message), timed
-    here on a part of it.
+def _cost(codec: str, profile: Profile, workers: int, collective: str) -> tuple[float, float]:
+    """Return (share of the dense bytes, seconds of coding), timed here on a part of it.
+
+    Of a gather one's message is encoded and every other's decoded. Of an all-to-all the parts of
+    all are decoded and their sum is coded again.
     """
     import torch
 
@@ -474,5 +519,9 @@ def _cost(codec: str, profile: Profile, workers: int) -> tuple[float, float]:
         payload = code.encode(x, 0)
         middle = time.perf_counter()
         code.decode(payload)
-        turns.append((middle - begin) + (workers - 1) * (time.perf_counter() - middle))
+        encoding, decoding = middle - begin, time.perf_counter() - middle
+        if collective == "gather":
+            turns.append(encoding + (workers - 1) * decoding)
+        else:
+            turns.append((1 + 1 / workers) * encoding + 2 * decoding)
     return payload.nbytes / (profile.itemsize * n), min(turns) * elements / n

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -272,10 +272,16 @@ def _exchange_fits(grad: Gradients) -> None:
 RECODED = ("cast", "uniform", "fixed", "mx", "statistical", "e3m0", "sign", "natural")
 
 
+def recoded(compressor: Any) -> bool:
+    """Return whether sums of its messages can be coded again on the way."""
+    coding = getattr(compressor, "coding", None)
+    return compressor.kind in RECODED and coding in (None, "none")
+
+
 def _collective_fits(grad: Gradients) -> None:
     """Refuse what sums that are rounded on the way cannot have."""
     where, kind = f"grad.collective={grad.collective}", grad.compressor.kind
-    if kind not in RECODED or getattr(grad.compressor, "coding", None) not in (None, "none"):
+    if not recoded(grad.compressor):
         raise ValueError(
             f"{where} adds decoded messages and codes them again, which needs a code of one length "
             f"for every entry ({', '.join(RECODED)}; coding=none), not grad.compressor.kind={kind}"

@@ -7,6 +7,7 @@ between nodes, and a latency a hop of each kind:
     tree           2 B / (0.92 slowest)  + 2 (g-1) hop + 2 log2(N) far_hop
     hierarchical   2 (g-1)/g B / near + 2 (N-1)/N B / far + 2 (g-1) hop + 2 (N-1) far_hop
     alltoall       2 (n-1)/n B / slowest + 2 hop, of the far kind where N > 1
+    gather         (n-1) B / slowest + hop, of the far kind where N > 1: everyone's message to all
 
 The slowest link of all but the levels is `far` where N > 1. The hierarchical one scatters sums
 within each node, reduces the shares between nodes and gathers within. NCCL's tuner has these
@@ -37,7 +38,7 @@ class Ranks:
 
 def seconds(collective: str, nbytes: Any, where: Ranks) -> Any:
     """Return the seconds of one all-reduce of so many bytes [n], by one of
-    `commsweep.timing.COLLECTIVES`; 0 for a single rank.
+    `commsweep.timing.COLLECTIVES` or "gather"; 0 for a single rank.
     """
     seconds_by = by_algorithm(nbytes, where)
     if collective == "nccl":
@@ -59,4 +60,5 @@ def by_algorithm(nbytes: Any, where: Ranks) -> dict[str, Any]:
     latency = np.where(nodes > 1, where.far_hop, where.hop)
     direct = 2 * (n - 1) / n * nbytes / slowest + 2 * latency
     algorithms = {"ring": ring, "tree": tree, "hierarchical": levels, "alltoall": direct}
+    algorithms["gather"] = (n - 1) * nbytes / slowest + latency
     return {name: np.where(n > 1, algorithm, 0.0) for name, algorithm in algorithms.items()}

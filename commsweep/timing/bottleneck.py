@@ -1,8 +1,9 @@
 """Is the network the bottleneck? The share of a predicted step that waits for the exchange of
 gradients, and what codes of these would save.
 
-Dense gradients are summed by the faster of ring and tree, as NCCL chooses. Codes cannot be added on
-the way: they go all-to-all, and are rounded once each way. Of 33 measured iterations on 8 to 64
+Dense gradients are summed by the faster of ring and tree, as NCCL chooses. Codes go all-to-all, and
+are rounded once each way. Where the training is sharded, the weights are gathered, too, in the same
+code. Of 33 measured iterations on 8 to 64
 GPUs nine in ten lay within `ERROR` of the prediction (docs/results/clusters); the range of an
 answer puts all of that error on the network.
 """
@@ -10,10 +11,10 @@ answer puts all of that error on the network.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commsweep.errors import UserError
-from commsweep.timing.gpt import Choices, Cluster, Shape, coding, predict
+from commsweep.timing.gpt import Choices, Cluster, Shape, coding, decoding, predict, weights_of
 
 ERROR = 0.10  # of an iteration's time, for nine rows in ten
 LEAST = 0.15  # share of a step from which the network is called the bottleneck
@@ -42,7 +43,9 @@ FILLED = 0.8  # the share of it that the state may take; activations need the re
 
 @dataclass(frozen=True)
 class Coded:
-    """An iteration with gradients in a code, and the share of the dense time that it saves."""
+    """An iteration with gradients, or gathered weights too, in a code, and the share of the dense
+    time that it saves.
+    """
 
     codec: str
     share: float  # bytes, of 16-bit values
@@ -63,6 +66,7 @@ class Answer:
     high: float
     codes: list[Coded]
     most: float  # share of the time that the best code saves at most
+    sharded: bool = False
 
     @property
     def verdict(self) -> str:
@@ -78,10 +82,11 @@ class Answer:
             f"({_percent(self.low)} to {_percent(self.high)})"
         )
         best = self.codes[0] if self.codes else None
+        messages = "gathered weights and gradients" if self.sharded else "gradients"
         if best is None or best.saves <= 0:
-            return f"{text}; no code of the gradients would save time."
+            return f"{text}; no code of the {messages} would save time."
         return (
-            f"{text}; gradients in {best.codec} would save {_percent(best.saves)} %, at most "
+            f"{text}; {messages} in {best.codec} would save {_percent(best.saves)} %, at most "
             f"{_percent(self.most)} %."
         )
 
@@ -90,20 +95,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
-def weights(layers: int, hidden: int) -> float:
-    """Return the number of weights of a GPT."""
-    return 12.0 * hidden * hidden * layers + VOCABULARY * hidden
-
-
-def state_bytes(shape: Shape) -> float:
+def state_bytes(shape: Shape, sharded: bool = False) -> float:
     """Return the bytes of weights, gradients and Adam's states of a GPU, without activations."""
-    shards = float(shape.tensor) * float(shape.pipeline)
-    return STATE * weights(int(shape.layers), int(shape.hidden)) / shards
+    weights = weights_of(shape.hidden, shape.layers / shape.pipeline, shape.vocabulary)
+    return float(STATE * weights / shape.tensor / (shape.data if sharded else 1))
 
 
-def memory_note(shape: Shape) -> str:
+def memory_note(shape: Shape, sharded: bool = False) -> str:
     """Return what does not fit a GPU, as a sentence; "" where the state does."""
-    need = state_bytes(shape)
+    need = state_bytes(shape, sharded)
     if need <= ROOM:
         return ""
     return (
@@ -116,7 +116,8 @@ def split(layers: int, hidden: int, gpus: int, per_node: int) -> tuple[int, int]
     """Return (tensor, pipeline): the least of both with which the state fits a GPU. Raises
     UserError where it does not.
     """
-    need, tensor, pipeline = STATE * weights(layers, hidden), 1, 1
+    weights = weights_of(hidden, layers, VOCABULARY)
+    need, tensor, pipeline = STATE * weights, 1, 1
     while need / (tensor * pipeline) > FILLED * ROOM:
         if 2 * tensor <= per_node:
             tensor *= 2
@@ -124,33 +125,39 @@ def split(layers: int, hidden: int, gpus: int, per_node: int) -> tuple[int, int]
             pipeline *= 2
         if gpus % (tensor * pipeline) or pipeline > layers:
             raise UserError(
-                f"--gpus {gpus}: the state of {weights(layers, hidden) / 1e9:.1f} billion weights "
+                f"--gpus {gpus}: the state of {weights / 1e9:.1f} billion weights "
                 f"({need / 1e9:,.0f} GB) does not fit GPUs of {ROOM / 1e9:.0f} GB; take more"
             )
     return tensor, pipeline
 
 
-def answer(shape: Shape, cluster: Cluster, shares: Mapping[str, float]) -> Answer:
+def answer(
+    shape: Shape, cluster: Cluster, shares: Mapping[str, float], sharded: bool = False
+) -> Answer:
     """Return what waits for the network, and what codes would save. shares: bytes of codes by name,
-    of 16-bit values.
+    of 16-bit values. sharded: over the data-parallel GPUs.
     """
-    dense = {
-        name: float(value)
-        for name, value in predict(shape, cluster, Choices(collective="nccl")).items()
-    }
-    total, waits = dense["total"], dense["data"]
+    choices = Choices(collective="ring" if sharded else "nccl", sharded=sharded)
+    dense = {name: float(value) for name, value in predict(shape, cluster, choices).items()}
+    total, waits = dense["total"], dense["data"] + dense["gathers"]
     error = ERROR * total
     low = max(0.0, waits - error) / (total - min(waits, error))
     high = (waits + error) / (total + error)
-    codes = [_coded(name, share, shape, cluster, total) for name, share in shares.items()]
+    codes = []
+    for name, share in shares.items():
+        coded = replace(
+            choices,
+            collective="alltoall",
+            gradients=share,
+            coding=coding(share, ranks=float(shape.data)),
+        )
+        if sharded:
+            coded = replace(coded, weights=share, weight_coding=decoding(share))
+        seconds = float(predict(shape, cluster, coded)["total"])
+        codes.append(Coded(name, share, seconds, (total - seconds) / total))
     codes.sort(key=lambda coded: coded.seconds)
     most = 0.0
     if codes and waits > 0:
         most = (total - codes[0].seconds) * (1 + error / waits) / (total + error)
-    return Answer(total, dense, waits / total, low, high, codes, max(0.0, min(most, high)))
-
-
-def _coded(codec: str, share: float, shape: Shape, cluster: Cluster, dense: float) -> Coded:
-    choices = Choices(gradients=share, coding=coding(share), collective="alltoall")
-    seconds = float(predict(shape, cluster, choices)["total"])
-    return Coded(codec, share, seconds, (dense - seconds) / dense)
+    most = max(0.0, min(most, high))
+    return Answer(total, dense, waits / total, low, high, codes, most, sharded)

@@ -8,7 +8,9 @@ stage is the time of a microbatch, forward and backward, on the stage that has t
 one that has none. A layer takes what the GPU needs, or the time to launch its kernels where that is
 longer. GPU time is products at `flops`, and bytes of weights and activations at `memory`. Tensor
 parallelism adds all-reduces within a layer, pipelines messages between stages, data parallelism one
-all-reduce of the gradients at the end (`allreduce`). idle is 1 for Megatron's 1F1B, for which the
+all-reduce of the gradients at the end (`allreduce`). Sharded data parallelism (FSDP, ZeRO-3) has a
+reduce-scatter there, and gathers the weights before each forward and each backward; both are half
+of a ring. idle is 1 for Megatron's 1F1B, for which the
 constants were fitted; `Choices` has other schedules. A message that takes s seconds between stages
 adds 2 s (p - 1) / p to stage and to other: in 1F1B a stage waits for its microbatches to come back.
 
@@ -91,7 +93,8 @@ class Choices:
     share of 16-bit values. coding: bytes that encoding and decoding read and write for each byte
     of gradients in 16 bits, at the cluster's memory rate. stages, stage_coding: the same of the
     messages between stages. collective: how gradients are summed up, by an
-    algorithm of `allreduce`.
+    algorithm of `allreduce`. sharded: over the data-parallel GPUs. weights, weight_coding: of the
+    weights that these gather, as of the gradients.
     """
 
     schedule: str = "1f1b"
@@ -102,6 +105,9 @@ class Choices:
     stages: float = 1.0
     stage_coding: float = 0.0
     collective: str = "ring"
+    sharded: bool = False
+    weights: float = 1.0
+    weight_coding: float = 0.0
 
     @property
     def idle(self) -> float:
@@ -120,7 +126,8 @@ class Choices:
 
 def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dict[str, Any]:
     """Seconds of an iteration and of its parts [n]: total, compute (a pipeline without waiting),
-    bubble, data, optimizer.
+    bubble, data, gathers, optimizer. data: not hidden behind computing. gathers: what computing
+    does not hide of the gathers of weights, which FSDP fetches ahead, and their coding.
     """
     t, p, d = (np.asarray(split, float) for split in (shape.tensor, shape.pipeline, shape.data))
     h, S = np.asarray(shape.hidden, float), np.asarray(shape.sequence, float)
@@ -150,7 +157,7 @@ def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dic
     compute = m * (stage + waited)
     bubble = choices.idle * (p - 1) * (overhead + waited)
 
-    weights = (12 * h * h * mine + V * h) / t
+    weights = weights_of(h, mine, V) / t
     # Ranks of one all-reduce that share a node also share its links to other nodes.
     together = np.maximum(1, np.minimum(d, cluster.node // np.minimum(t, cluster.node)))
     far = d * t > cluster.node
@@ -162,19 +169,41 @@ def predict(shape: Shape, cluster: Cluster, choices: Choices = Choices()) -> dic
         hop=cluster.hop,
         far_hop=cluster.far_hop,
     )
-    data = allreduce.seconds(choices.collective, choices.gradients * weights * HALF, where)
-    data = np.where(d > 1, data + choices.coding * weights * HALF / cluster.memory, 0.0)
-    optimizer = cluster.optimizer * weights
-    total = compute + bubble + data + optimizer + cluster.constant
-    times = {"compute": compute, "bubble": bubble, "data": data, "optimizer": optimizer}
-    return {"total": total, **times}
+    nbytes = weights * HALF
+    data = allreduce.seconds(choices.collective, choices.gradients * nbytes, where)
+    gathers = np.zeros_like(data)
+    if choices.sharded:
+        data = data / 2
+        gather = allreduce.seconds("ring", choices.weights * nbytes, where) / 2
+        waited_for = np.maximum(0.0, 2 * m * gather - compute)
+        coded_weights = 2 * m * choices.weight_coding * nbytes / cluster.memory
+        gathers = np.where(d > 1, waited_for + coded_weights, 0.0)
+    data = np.where(d > 1, data + choices.coding * nbytes / cluster.memory, 0.0)
+    optimizer = cluster.optimizer * weights / (d if choices.sharded else 1.0)
+    total = compute + bubble + data + gathers + optimizer + cluster.constant
+    times = {"compute": compute, "bubble": bubble, "data": data, "gathers": gathers}
+    return {"total": total, **times, "optimizer": optimizer}
 
 
-def coding(share: float) -> float:
-    """Return what `Choices.coding` is of a code with such a share of 16-bit bytes: encoding takes
-    values in and codes out, decoding codes in and values out.
+def weights_of(hidden: Any, layers: Any, vocabulary: Any) -> Any:
+    """Return the number of weights of a GPT, or of some of its layers with the embedding."""
+    return 12.0 * hidden * hidden * layers + vocabulary * hidden
+
+
+def coding(share: float, collective: str = "alltoall", ranks: float = 1.0) -> float:
+    """Return what `Choices.coding` is of a code with such a share of 16-bit bytes. Encoding takes
+    values in and codes out, decoding codes in and values out. A sum that is coded again on the way
+    is encoded once, decoded twice, and encoded once more in parts; of messages gathered, all are
+    decoded.
     """
-    return 2 * (1 + share)
+    if collective == "gather":
+        return (1 + share) + ranks * share + 1
+    return 3 * (1 + share) + (1 + share) / ranks
+
+
+def decoding(share: float) -> float:
+    """Return what `Choices.weight_coding` is: owners encode their shard, all decode all."""
+    return 1 + share
 
 
 def _launch(cluster: Cluster, tensor: int) -> float:

@@ -256,21 +256,29 @@ def _nccl_tests(path: str | Path, text: str) -> MeasuredLink:
     return MeasuredLink(8e9 * largest[3], smallest[1] * 1e-6 / ((ranks - 1) * (2 if sums else 1)))
 
 
-def exchange(link: MeasuredLink, profile: Profile, workers: int, share: float = 1.0) -> float:
-    """Seconds of a step's collectives. share: of the bytes, where they travel in codes; a sum of
-    codes goes from everyone to everyone.
+def exchange(
+    link: MeasuredLink,
+    profile: Profile,
+    workers: int,
+    share: float = 1.0,
+    collective: str = "ring",
+) -> float:
+    """Seconds of a step's collectives. share: of the bytes, where they travel in codes.
+    collective: how sums go, "ring", "alltoall" or "gather" (everyone's message to all).
     """
     seconds = 0.0
     for kind, count, nbytes in profile.kinds:
-        crossings, rounds = _moves(kind, workers, share < 1)
+        crossings, rounds = _moves(kind, workers, collective)
         seconds += 8 * crossings * share * nbytes / link.rate + count * rounds * link.latency
     return seconds
 
 
-def _moves(kind: str, workers: int, coded: bool) -> tuple[float, int]:
+def _moves(kind: str, workers: int, collective: str) -> tuple[float, int]:
     """Return how often the bytes of a collective cross a link, and in how many rounds."""
     n = max(2, workers)
-    return (n - 1, 1) if coded and kind == "allreduce" else MOVES[kind](n)
+    if kind == "allreduce" and collective == "alltoall":
+        return 2 * (n - 1) / n, 2
+    return (n - 1, 1) if kind == "allreduce" and collective == "gather" else MOVES[kind](n)
 
 
 def predicted(
@@ -279,18 +287,19 @@ def predicted(
     workers: int = 0,
     share: float = 1.0,
     coding: float = 0.0,
+    collective: str = "ring",
 ) -> float:
     """Seconds of a step. link: None is the link of the profile. share: bytes of the dense ones;
-    coding: seconds of encoding and decoding.
+    coding: seconds of encoding and decoding. collective: of sums, as for `exchange`.
     """
     n = workers or profile.workers or 2
     coded = share < 1
     if link is not None:
-        messages = exchange(link, profile, n, share)
+        messages = exchange(link, profile, n, share, collective)
     else:
         dense, codes = (
-            sum(_moves(kind, n, compressed)[0] * nbytes for kind, _, nbytes in profile.kinds)
-            for compressed in (False, coded)
+            sum(_moves(kind, n, by)[0] * nbytes for kind, _, nbytes in profile.kinds)
+            for by in ("ring", collective)
         )
         messages = profile.messages * share * (codes / dense if dense else 1.0)
     # On a CPU coding takes the time that computing would have covered.

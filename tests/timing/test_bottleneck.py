@@ -55,12 +55,23 @@ def test_the_sentence_says_yes_no_or_perhaps():
     assert alone.share == 0 and "no code of the gradients would save time" in alone.sentence()
 
 
+def test_a_sharded_training_waits_for_weights_and_saves_on_both():
+    cluster = replace(CLUSTER, node_link=2e11 / 8)
+    shape_ = shape(tensor=1)
+    found = bottleneck.answer(shape_, cluster, CODES, sharded=True)
+    waits = found.seconds_by_part["data"] + found.seconds_by_part["gathers"]
+    assert found.share == pytest.approx(waits / found.seconds)
+    assert found.share > bottleneck.answer(shape_, cluster, CODES).share
+    assert "gathered weights and gradients in four bits would save" in found.sentence()
+    assert bottleneck.memory_note(shape_) and not bottleneck.memory_note(shape_, sharded=True)
+
+
 def test_a_model_is_split_until_its_state_fits():
     layers, hidden, _ = bottleneck.SIZES["7b"]
     assert bottleneck.split(layers, hidden, 64, 8) == (2, 1)
     layers, hidden, _ = bottleneck.SIZES["175b"]
     tensor, pipeline = bottleneck.split(layers, hidden, 1024, 8)
-    need = bottleneck.STATE * bottleneck.weights(layers, hidden)
+    need = bottleneck.STATE * gpt.weights_of(hidden, layers, bottleneck.VOCABULARY)
     assert need / (tensor * pipeline) <= bottleneck.FILLED * bottleneck.ROOM
     assert need / (tensor * pipeline // 2) > bottleneck.FILLED * bottleneck.ROOM
     with pytest.raises(UserError, match="does not fit"):

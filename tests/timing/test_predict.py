@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -536,7 +538,55 @@ def test_links_of_a_trace_beside_a_model_are_refused(capsys):
 
 
 def test_codes_of_a_model_name_their_collective_and_none_is_all_of_the_bytes(capsys):
-    arguments = ["predict", "--model", "gpt:layers=2,hidden=64", "--data", "4", "--codecs", "none"]
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert "100.0 % of 16-bit bytes" in out and "summed up by ring" in out
+    model = ["predict", "--model", "gpt:layers=2,hidden=64", "--data", "4"]
+    assert main([*model, "--codecs", "none; uniform:8; topk:0.01"]) == 0
+    dense, code, sparse = capsys.readouterr().out.splitlines()[5:8]
+    assert "100.0 % of 16-bit bytes, by ring" in dense
+    assert code.endswith("by alltoall") and sparse.endswith("by gather")
+    assert main([*model, "--codecs", "uniform:8", "--collective", "tree"]) == 0
+    assert "bytes, by tree" in capsys.readouterr().out
+
+
+def test_shapes_and_traces_sum_a_code_up_in_the_same_way(tmp_path, capsys):
+    """Four workers; a code of half the bytes, and one that only a gather can sum up."""
+    trace = _trace(tmp_path, [_collective("all_reduce", 10**6, "c10::BFloat16")])
+    profile, link = read_trace(trace), MeasuredLink(8e6)
+    where = allreduce.Ranks(4, 4, math.inf, 1e6, 0.0, 0.0)
+    for collective in ("ring", "alltoall", "gather"):
+        seconds = exchange_seconds(link, profile, 4, 0.5, collective)
+        assert seconds == pytest.approx(float(allreduce.seconds(collective, 1e6, where)))
+    assert main(["predict", "--trace", str(trace), "--workers", "4", "--json"]) == 0
+    sums = {line["codec"]: line["collective"] for line in json.loads(capsys.readouterr().out)}
+    assert sums["uniform:4"] == "alltoall" and sums["topk:0.01"] == sums["tern"] == "gather"
+    assert sums["none"] == "ring"
+
+
+def test_sharded_training_gathers_weights_twice_a_microbatch(capsys):
+    """A reduce-scatter and each gather are half of a ring's all-reduce."""
+    shape = gpt.Shape(1024, 24, 1024, 64, 2, 16, data=8)  # four microbatches
+    cluster = gpt.read_cluster("a100-nvlink")
+    whole, sharded = (
+        gpt.predict(shape, cluster, gpt.Choices(sharded=is_sharded)) for is_sharded in (False, True)
+    )
+    assert whole["gathers"] == 0
+    assert sharded["data"] == pytest.approx(whole["data"] / 2)
+    assert sharded["gathers"] == 0  # computing hides them
+    assert sharded["optimizer"] == pytest.approx(whole["optimizer"] / 8)
+    parts = ("compute", "bubble", "data", "gathers", "optimizer")
+    assert sharded["total"] == pytest.approx(sum(sharded[name] for name in parts) + 4e-3, abs=4e-3)
+    slow = replace(cluster, node=1, node_link=1e9)
+    halved = gpt.Choices(sharded=True, weights=0.5, weight_coding=gpt.decoding(0.5))
+    dense, coded = (
+        gpt.predict(shape, slow, choices) for choices in (gpt.Choices(sharded=True), halved)
+    )
+    gathers = 2 * 4 * gpt.predict(shape, slow)["data"] / 2
+    assert dense["gathers"] == pytest.approx(gathers - dense["compute"])
+    coding = 2 * 4 * 1.5 * 2 * gpt.weights_of(1024, 24, 51200) / slow.memory
+    expected = gathers / 2 - dense["compute"] + coding
+    assert coded["gathers"] == pytest.approx(expected, rel=1e-3)  # hops are not halved
+    model = ["predict", "--model", "gpt:layers=24,hidden=1024", "--data", "8", "--sharded"]
+    assert main([*model, "--codecs", "uniform:8", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert [line["message"] for line in out["codecs"]] == ["gradients", "weights"]
+    assert main([*model, "--collective", "tree"]) != 0
+    assert "are summed by ring or alltoall" in capsys.readouterr().err
