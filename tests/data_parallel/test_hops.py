@@ -197,10 +197,10 @@ def _net():
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
 
 
-def _hooked(rank, port, answer, collective):
+def _hooked(rank, port, answer, collective, processes):
     """Put a learner's gradients of two steps, alone and with the hook, into `answer`."""
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=3)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=processes)
     model = _net()
     ddp = nn.parallel.DistributedDataParallel(model)
     hook = CompressionHook(model, "uniform:4,rounding=stochastic", seed=3, **SUMMED[collective])
@@ -221,15 +221,19 @@ SUMMED = {way: {"collective": way, "compress_vectors": True} for way in (RING, T
 
 
 @pytest.mark.parametrize(
+    "processes", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 8))]
+)
+@pytest.mark.parametrize(
     "collective", [RING, pytest.param(TREE, marks=pytest.mark.slow), ALL_TO_ALL]
 )
-def test_the_hook_sums_as_the_simulation_does(collective):
-    rows_by_rank = dict(spawned(_hooked, 3, collective, answers=3))
-    code = {"learners": 3, "compressor": "uniform:4,rounding=stochastic"}
+def test_the_hook_sums_as_the_simulation_does(collective, processes):
+    rows_by_rank = dict(spawned(_hooked, processes, collective, processes, answers=processes))
+    code = {"learners": processes, "compressor": "uniform:4,rounding=stochastic"}
     exchange = Exchange(parse_gradients(code | SUMMED[collective]), _net(), 3)
     for step in range(2):
         learners = [
-            [torch.tensor(grad) for grad in rows_by_rank[rank][step][0]] for rank in range(3)
+            [torch.tensor(grad) for grad in rows_by_rank[rank][step][0]]
+            for rank in range(processes)
         ]
         arrived = exchange.begin(learners, step, 0, range(len(exchange.layers)))()
         for index, mean in arrived.items():
