@@ -86,7 +86,6 @@ $(VENV)/ready: requirements.lock pyproject.toml
 # The pages of docs/reference that follow from the code, then all pages as a site (site/index.html).
 docs: $(VENV)/ready
 	$(BIN)/python -m docs.tools.reference
-	$(BIN)/python -m docs.tools.provenance
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 

@@ -20,7 +20,7 @@ HEAD = "## How to repeat it"
 NEW = "# {name}\n\nWhat ran, and where its verdicts are: [all results](../README.md).\n"
 LABELS = ("Command", "Machine", "Versions", "Commit", "Hours", "Seeds", "Another machine")
 CORES = "two shared x86-64 cores, no GPU"
-LINKS = "times depend on the cores; bytes do not. Compare ratios and ranks, whose errors the tables show"
+LINKS = "times depend on the cores, bytes do not; the tables show errors of ratios and ranks"
 LINKED = "`sudo commsweep links {name} --out out/{name}` (Linux network namespaces)"
 
 
