@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,38 +39,53 @@ class Report:
     ran: str = ""  # models, data, settings, seeds and outcomes in a line
 
     def terminal(self) -> str:
-        """The answers for a terminal, the table first: at most 60 lines."""
-        table_lines = self.tables[-1].markdown().splitlines()
-        shown = table_lines[:TABLE_LINES]
-        if len(table_lines) > len(shown):
-            shown.append(
-                f"... {len(table_lines) - len(shown)} further settings in tables/settings.md"
-            )
-        lines = [self.ran, *([self.note] if self.note else []), "", *shown, ""]
-        room = LINES - len(lines) - PLACES
-        answers = _answers(self.claims, room)
+        """The answers for a terminal, the table first: at most 60 lines, none wider than it."""
+        width = shutil.get_terminal_size().columns
+        table = self.tables[-1]
+        rows = len(table.rows)
+        shown = table.terminal(width, rows)
+        while len(shown) > TABLE_LINES and rows > 1:
+            rows -= 1
+            shown = table.terminal(width, rows)
+        lines = []
+        for text in (self.ran, self.note):
+            lines += textwrap.wrap(text, width)
+        lines += ["", table.title, "", *shown]
+        answers = _answers(self.claims, LINES - len(lines) - PLACES, width)
         return "\n".join([*lines, *answers])
 
 
-LINES, TABLE_LINES, PLACES = 60, 24, 6  # of a terminal report: all, its table's, where files lie
+LINES, TABLE_LINES, PLACES = 60, 32, 6  # of a terminal report: all, its table's, where files lie
 
 
-def _answers(claims: list[Claim], room: int) -> list[str]:
-    """A line a claim, and under it a line an effect where there is room for all of them."""
+def _answers(claims: list[Claim], room: int, width: int) -> list[str]:
+    """Return a line a claim, and under it a line an effect where there is room for all of them."""
     from commsweep.reporting.claim import adjustment
 
     if not claims:
         return ["No claim of the papers has enough runs in this sweep.", ""]
-    effects = sum(len(claim.effects) for claim in claims)
-    fits = 2 + len(claims) + effects <= room
-    lines = ["Answers"]
-    for claim in claims[: room - 4]:
-        lines.append(f"  {claim.name}: {claim.answer}. {claim.statement}")
-        if fits:
-            lines += [f"    {effect.short()}" for effect in claim.effects]
-    if len(claims) > room - 4:
-        lines.append(f"  ... {len(claims) - room + 4} further claims in claims.md")
-    return [*lines, adjustment(claims), ""]
+    adjusted = textwrap.wrap(adjustment(claims), width)
+    room -= 3 + len(adjusted)
+    heads = [f"  {claim.name}: {claim.answer}. {claim.statement}" for claim in claims]
+    whole = [textwrap.wrap(head, width, subsequent_indent="    ") for head in heads]
+    effects = [
+        [_cut(f"    {effect.short()}", width) for effect in claim.effects] for claim in claims
+    ]
+    lines = ["Answers; in full in claims.md"]
+    if sum(map(len, [*whole, *effects])) <= room:
+        for head, under in zip(whole, effects, strict=True):
+            lines += [*head, *under]
+    elif sum(map(len, whole)) <= room:
+        lines += [line for head in whole for line in head]
+    else:
+        lines += [_cut(head, width) for head in heads[:room]]
+        if len(claims) > room:
+            lines.append(f"  ... {len(claims) - room} further claims")
+    return [*lines, *adjusted, ""]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -98,6 +99,27 @@ class Table:
             "\n".join([f"**{self.title}**", "", show(lines[0]), rule, *map(show, lines[1:])]) + "\n"
         )
 
+    def terminal(self, width: int, most: int) -> list[str]:
+        """Return the lines of the table for a terminal of this width, and at most `most` rows:
+        heads in several lines, columns that do not fit below the others, the first one repeated.
+        """
+        cells = self.texts()
+        columns = [
+            _column(head, [row[index] for row in cells[:most]], width // 2)
+            for index, head in enumerate(self.header)
+        ]
+        lines, left = [], columns[1:]
+        while left:
+            block = [columns[0]]
+            while left and sum(_width(column) + 2 for column in [*block, left[0]]) <= width + 2:
+                block.append(left.pop(0))
+            if len(block) == 1:  # wider than the terminal by itself
+                block.append(left.pop(0))
+            lines += [*_aligned(block), ""]
+        if len(cells) > most:
+            lines.append(f"... {len(cells) - most} further rows in tables/{self.name}.md")
+        return lines
+
     def latex(self) -> str:
         """A booktabs table."""
 
@@ -155,6 +177,37 @@ def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:
     statuses = Counter(rows.status)
     lost = tuple((status, n) for status in UNFINISHED if (n := statuses[status]))
     return Cell(tuple(values), tuple(rows.id.loc[values.index]), len(rows), lost, unit)
+
+
+Column = tuple[list[str], list[str]]  # lines of a head, and of each row one
+
+
+def _column(head: str, texts: list[str], most: int) -> Column:
+    """Return a column with its head in lines no wider than its texts, or than a word of the head.
+    Texts beyond `most` characters end in dots.
+    """
+    texts = [text if len(text) <= most else f"{text[: most - 3]}..." for text in texts]
+    widest = max([8, *map(len, texts), *map(len, head.split())])
+    return textwrap.wrap(head, widest), texts
+
+
+def _width(column: Column) -> int:
+    return max(map(len, [*column[0], *column[1]]))
+
+
+def _aligned(block: list[Column]) -> list[str]:
+    """Return the lines of columns beside each other, heads down to a rule."""
+    height = max(len(head) for head, _ in block)
+    padded = [
+        [*[""] * (height - len(head)), *head, "-" * _width((head, texts)), *texts]
+        for head, texts in block
+    ]
+    widths = [len(column[height]) for column in padded]
+    lines = zip(*padded, strict=True)
+    return [
+        "  ".join(text.ljust(wide) for text, wide in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def _short(value: float) -> str:
