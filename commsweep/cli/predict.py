@@ -224,7 +224,7 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
     return lines
 
 
-def collective_of(codec: str, asked: str | None = None) -> str:
+def collective_of(codec: str, requested: str | None = None) -> str:
     """Return how a code of gradients is summed up: as asked (None: all-to-all) where sums can be
     coded again, else by a gather of everyone's message. Dense sums go round a ring.
     """
@@ -232,10 +232,10 @@ def collective_of(codec: str, asked: str | None = None) -> str:
     from commsweep.integrations import measure
 
     if codec == "none":
-        return asked or "ring"
+        return requested or "ring"
     if not recoded(measure.codec(codec).spec):
         return "gather"
-    return asked if asked in ("ring", "tree") else "alltoall"
+    return requested if requested in ("ring", "tree") else "alltoall"
 
 
 def share_of(codec: str) -> float:

@@ -17,7 +17,7 @@ from commsweep.store import WITHOUT_OUTCOME
 
 PAPERS = (
     "only the claims, tables and figures of these, comma-separated, such as images,bias "
-    "(default: all with runs)"
+    "(default: of adopted rows those of their report, else all with runs; all: all)"
 )
 
 
@@ -75,9 +75,10 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 def _report(args: argparse.Namespace) -> int:
     from commsweep.registry import label
-    from commsweep.reporting import report
+    from commsweep.reporting import interim_looks, report
 
     name = label(args.name)
+    args.papers = interim_looks.papers(args.store, name, args.papers)
     writable(args.out or Path("out") / name)
     if args.watch is not None:
         _watch(args, name)
@@ -164,6 +165,7 @@ def _claims(args: argparse.Namespace) -> int:
 
     name = label(args.name)
     frame = load(args.store, name)
+    args.papers = interim_looks.papers(args.store, name, args.papers)
     verdicts = all_claims(frame, args.papers, args.claims, interim_looks.read(args.store, name))
     interim_looks.note(args.store, name, verdicts)
     print(

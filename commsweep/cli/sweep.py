@@ -323,6 +323,7 @@ def _deciding(
     from commsweep.reporting.report_parts import all_claims
 
     by_id = {run_id(run): run for run in runs}
+    papers = interim_looks.papers(store.root, name, papers)
     before = interim_looks.read(store.root, name)
     claims_ = all_claims(_outcomes(store, by_id), papers, interim=before)
     claims = {claim.name: claim for claim in claims_}

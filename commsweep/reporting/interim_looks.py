@@ -3,11 +3,12 @@
 Who adds seeds because a verdict is undecided looks again, and errs more often unless looks are
 counted. A look is a state of an effect that somebody was told the verdict of: the number of values
 it had. `claims.json` of a report keeps them too, so that rows which go back into a store bring
-their looks along.
+their looks along, and the papers that their report spoke of: other claims would be other looks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,26 @@ Recorded = dict[tuple[str, str], list[int]]
 
 def read(store: str | Path, sweep: str) -> Recorded:
     """The looks that a store has recorded; none of a sweep that nobody has looked at."""
+    return read_content(_content(store, sweep))
+
+
+def _content(store: str | Path, sweep: str) -> dict[str, Any]:
     try:
-        return read_content(
-            read_json(_path(store, sweep), "delete it, and looks count from one again")
-        )
+        return read_json(_path(store, sweep), "delete it, and looks count from one again")
     except FileNotFoundError:
         return {}
+
+
+ALL = ("all",)  # papers, whatever an adopted report spoke of
+
+
+def papers(store: str | Path, sweep: str, named: Sequence[str]) -> tuple[str, ...]:
+    """Return the papers to speak of: those asked for, else those of the report that the rows were
+    adopted with; none for all.
+    """
+    if named:
+        return () if tuple(named) == ALL else tuple(named)
+    return tuple(_content(store, sweep).get("papers", ()))
 
 
 def note(store: str | Path, sweep: str, claims: list[Claim]) -> None:
@@ -35,12 +50,12 @@ def note(store: str | Path, sweep: str, claims: list[Claim]) -> None:
         for effect in claim.effects:
             if effect.looks:
                 recorded[claim.name, effect.what] = effect.looks
-    _write(store, sweep, recorded)
+    _write(store, sweep, recorded, papers(store, sweep, ()))
 
 
 def take(store: str | Path, sweep: str, claims_json: Path) -> None:
-    """Record the looks of a report that was written elsewhere; where both know an effect, those of
-    whoever looked more often.
+    """Record the looks of a report that was written elsewhere, and its papers; where both know an
+    effect, the looks of whoever looked more often.
     """
     try:
         content = read_json(claims_json, "delete it, and commsweep report writes it anew")
@@ -53,7 +68,7 @@ def take(store: str | Path, sweep: str, claims_json: Path) -> None:
     for key, interim in adopted.items():
         if len(interim) > len(recorded.get(key, ())):
             recorded[key] = interim
-    _write(store, sweep, recorded)
+    _write(store, sweep, recorded, content.get("papers") or papers(store, sweep, ()))
 
 
 def read_content(content: dict[str, Any]) -> Recorded:
@@ -73,13 +88,14 @@ def read_content(content: dict[str, Any]) -> Recorded:
     return recorded
 
 
-def _write(store: str | Path, sweep: str, recorded: Recorded) -> None:
+def _write(store: str | Path, sweep: str, recorded: Recorded, papers_: Sequence[str]) -> None:
     claims: dict[str, list[dict[str, Any]]] = {}
     for (claim, effect_name), interim in sorted(recorded.items()):
         claims.setdefault(claim, []).append({"what": effect_name, "looks": interim})
     content = [{"claim": claim, "effects": effects} for claim, effects in claims.items()]
-    if content:
-        write_json(_path(store, sweep), {"sweep": sweep, "claims": content})
+    if content or papers_:
+        kept_papers = {"papers": list(papers_)} if papers_ else {}
+        write_json(_path(store, sweep), {"sweep": sweep, "claims": content} | kept_papers)
 
 
 def _path(store: str | Path, sweep: str) -> Path:

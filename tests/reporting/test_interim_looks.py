@@ -92,3 +92,20 @@ def test_looks_of_another_sweeps_report_are_not_taken(tmp_path):
     interim_looks.take(tmp_path, "other", file)
     assert interim_looks.read(tmp_path, "other") == {("A", "x"): [3, 5]}
     interim_looks.take(tmp_path, "other", tmp_path / "none.json")
+
+
+def test_an_adopted_sweep_speaks_of_the_papers_of_its_report(tmp_path, capsys):
+    """The claims of one paper are adjusted together, and not for those of others."""
+    published = ROOT / "docs" / "results" / "text_length"
+    store = ["--store", str(tmp_path / "store")]
+    assert main(["sweep", "adopt", "text_length", str(published / "rows.csv"), *store]) == 0
+    capsys.readouterr()
+    assert main(["claims", "text_length", "--json", *store]) == 0
+    names = {claim["claim"] for claim in json.loads(capsys.readouterr().out)}
+    told = json.loads((published / "claims.json").read_text())
+    assert told["papers"] == ["ladders"]
+    assert names == {claim["claim"] for claim in told["claims"]}
+    assert main(["claims", "text_length", "--json", "--papers", "all", *store]) == 0
+    everything = {claim["claim"] for claim in json.loads(capsys.readouterr().out)}
+    assert names < everything
+    assert interim_looks.papers(tmp_path / "store", "text_length", ()) == ("ladders",)
