@@ -87,7 +87,7 @@ $(VENV)/ready: requirements.lock pyproject.toml
 docs: $(VENV)/ready
 	$(BIN)/python -m docs.tools.reference
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements-docs.txt
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 # The notebooks with what they show of the rows in docs/results.
 notebooks: $(VENV)/ready
