@@ -25,6 +25,8 @@
   const count = make("span", "", {className: "faint"});
   const bar = make("div");
   const yAxis = make("select"), xAxis = make("select");
+  yAxis.setAttribute("aria-label", "what curves show");
+  xAxis.setAttribute("aria-label", "against what");
   const metrics = data.curveColumns.filter(name => !["epoch", "step", "bytes", "seconds"].includes(name));
   const first = ["test_on_acc", "test_on_ppl", "test_on_loss"].find(name => metrics.includes(name));
   for (const name of metrics) yAxis.append(make("option", name, {value: name, selected: name === first}));
@@ -35,8 +37,9 @@
   const plot = make("div", "", {id: "plot", hidden: true}), detail = make("div"), list = make("div", "", {id: "list"});
   const table = make("table"), head = make("tr"), body = make("tbody");
   heads.forEach((title, i) => {
-    const th = make("th", title);
-    th.onclick = () => { sort = [i, sort[0] === i ? -sort[1] : 1]; select(); };
+    const th = make("th"), button = make("button", title, {className: "head"});
+    button.onclick = () => { sort = [i, sort[0] === i ? -sort[1] : 1]; select(); };
+    if (i) th.append(button);
     head.append(th);
   });
   table.append(make("thead"), body);
@@ -223,6 +226,8 @@
         heads.forEach(other => other.removeAttribute("aria-sort"));
         th.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
       };
+      th.tabIndex = 0;
+      th.onkeydown = event => { if (event.key === "Enter") th.click(); };
     });
   }
   document.documentElement.dataset.ready = "yes";

@@ -211,8 +211,10 @@ def _headline(drawn: list[Drawn]) -> tuple[list[Drawn], list[Drawn]]:
 def _figure(drawn: Drawn) -> str:
     name, png, caption = drawn
     return (
-        f"<figure>{figure.picture(png.read_bytes(), alt=f'figure {name}')}"
-        f"<figcaption><b>{escape(name)}.</b> {escape(caption)}</figcaption></figure>"
+        f'<figure id="figure-{escape(name)}">'
+        f"{figure.picture(png.read_bytes(), alt=f'figure {name}')}"
+        f'<figcaption><a href="#figure-{escape(name)}"><b>{escape(name)}.</b></a> '
+        f"{escape(caption)}</figcaption></figure>"
     )
 
 

@@ -78,6 +78,16 @@ def test_the_page_links_to_no_file_so_it_may_be_moved(made):
     assert {one[0] for one in re.findall(r'href="([^"]+)"', text)} == {"#"}
 
 
+def test_every_figure_has_an_address(made):
+    """The address is its name, which does not change when others are added."""
+    report_ = made[1]
+    text = report_.page.read_text()
+    names = re.findall(r'<figure id="figure-([^"]+)">', text)
+    drawn = {path.stem for path in (report_.folder / "figures").glob("*.png")}
+    assert set(names) == drawn and len(names) == len(drawn) > 2
+    assert all(f'<a href="#figure-{name}">' in text for name in names)
+
+
 def test_what_a_store_holds_is_text_on_the_page(store, tmp_path):
     """The error and label of a merged row: none of it becomes markup, in tables or packed runs."""
     fill(store, paper_world)
