@@ -15,6 +15,8 @@ all norms over all messages that were looked at:
     remembered  |u - x| / |x|: what feedback adds to the message, or subtracts from it
     entropy     bits an entry of a message of codes would need if they travelled by their
                 frequencies in it (coding=rans comes near); absent where there are no codes
+    repeat      cosine of an error y - x and that of the look before, the mean over looks: what
+                error feedback could repair; absent where no two messages had one shape
     silent      share of the features (channels of an image, the last axis of a sequence) that no
                 message looked at
                 ever brought anything for
@@ -26,6 +28,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from commsweep.compressors import Compressor
 from commsweep.compressors.quantize import channel_axis
@@ -45,6 +48,8 @@ class MessageStatistics:
         self.sums: Tensor | None = None  # float32 [len(SUMS)]
         self.heard: Tensor | None = None  # bool [features]: something arrived
         self.entropies: list[Tensor] = []  # of the codes of each message
+        self.before: Tensor | None = None  # the error of the last message
+        self.repeats: list[Tensor] = []
 
     def wants(self) -> bool:
         """Return whether the next message is one to look at."""
@@ -81,7 +86,7 @@ class MessageStatistics:
                 (u - x).square().sum(),
             ]
         )
-        self._add(sums, y)
+        self._add(sums, y, y - x)
         for compressor, u, seed, _ in compressed:
             if (bits := message_entropy(compressor, u, seed)) is not None:
                 self.entropies.append(bits)
@@ -89,7 +94,8 @@ class MessageStatistics:
     def looked(self, x: Tensor, y: Tensor) -> None:
         """x went into a coder and y comes out of it: nothing is drawn, and nothing remembered."""
         x, y = x.detach().float(), y.detach().float()
-        error = (y - x).square().sum()
+        difference = y - x
+        error = difference.square().sum()
         self._add(
             torch.stack(
                 [
@@ -103,12 +109,16 @@ class MessageStatistics:
                 ]
             ),
             y,
+            difference,
         )
 
-    def _add(self, sums: Tensor, y: Tensor) -> None:
+    def _add(self, sums: Tensor, y: Tensor, error: Tensor) -> None:
         heard = (y != 0).movedim(channel_axis(y.shape), 0).flatten(1).any(1)
         self.sums = sums if self.sums is None else self.sums + sums
         self.heard = heard if self.heard is None else self.heard | heard
+        if self.before is not None and self.before.shape == error.shape:
+            self.repeats.append(cosine_similarity(self.before.flatten(), error.flatten(), 0))
+        self.before = error
         self.messages += 1
 
     def take(self) -> dict[str, float] | None:
@@ -128,6 +138,9 @@ class MessageStatistics:
         out["energy"] = sums["energy"] / sums["xx"] if sums["xx"] else 0.0
         if self.entropies:
             out["entropy"] = float(torch.stack(self.entropies).mean())
+        if self.repeats:
+            out["repeat"] = float(torch.stack(self.repeats).mean())
         self.sums, self.heard, self.entropies = None, None, []
-        self.messages = 0
+        # forgotten, so that a run which goes on from here says what an uninterrupted one does
+        self.before, self.repeats, self.messages = None, [], 0
         return out

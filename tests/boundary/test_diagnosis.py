@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -57,6 +58,22 @@ def test_error_and_cosine_are_those_of_the_messages(spec):
         inner / (norm(xs) * norm(ys)) if norm(ys) else 0.0, rel=1e-4
     )
     assert seen["remembered"] == 0 or spec["kind"] == "none"
+    errors = [(y - x).double().flatten() for x, y in looked]
+    cosines = [
+        float(a @ b / (a.norm() * b.norm())) if a.norm() * b.norm() else 0.0
+        for a, b in itertools.pairwise(errors)
+    ]
+    assert seen["repeat"] == pytest.approx(sum(cosines) / 5, abs=1e-5)
+
+
+def test_an_error_that_is_always_the_same_repeats_and_looks_are_forgotten():
+    statistics = MessageStatistics()
+    x = torch.randn(4, *SHAPE)
+    for _ in range(3):
+        statistics.looked(x, torch.zeros_like(x))
+    assert statistics.take()["repeat"] == pytest.approx(1.0)
+    statistics.looked(x, torch.zeros_like(x))
+    assert "repeat" not in statistics.take()  # of one message, and none from before
 
 
 def test_a_sparsifiers_measures_are_one_number():
