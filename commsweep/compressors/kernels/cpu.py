@@ -626,9 +626,11 @@ def elias_encode(levels: np.ndarray) -> np.ndarray:
     """QSGD's code of whole levels int32 [n], as uint8: for each non-zero gamma(run), sign bit,
     gamma(|level|).
     """
-    out = np.zeros(_elias(levels, np.zeros(1, np.uint8), False) // 8 + 1, np.uint8)
-    bits = _elias(levels, out, True)
-    return out[: (bits + 7) // 8]
+    # A run r takes at most 3 / 2 r bits. Pages of zeros that are not written cost nothing.
+    largest = max(1, int(levels.max(initial=0)), -int(levels.min(initial=0)))
+    most = levels.size * (3 + 2 + 4 * largest.bit_length()) // 2
+    out = np.zeros(most // 8 + 1, np.uint8)
+    return out[: _elias(levels, out)]
 
 
 def elias_decode(code: np.ndarray, n: int) -> np.ndarray:
@@ -637,11 +639,30 @@ def elias_decode(code: np.ndarray, n: int) -> np.ndarray:
 
 
 @_compiled
-def _elias(levels, out, write):
-    """Bits of the code; written most significant bit of a number first, into the low bits of each
-    byte first.
+def elias_bits(levels):
+    """Returns the bits of the code of whole levels [n]."""
+    bits, last = 0, -1
+    for i in range(levels.size):
+        level = levels[i]
+        if level == 0:
+            continue
+        bits += 1
+        for step in range(2):
+            value = i - last if step == 0 else abs(level)
+            bits += 1
+            while value > 1:
+                value >>= 1
+                bits += 2
+        last = i
+    return bits
+
+
+@_compiled
+def _elias(levels, out):
+    """Writes the most significant bit of a number first, into the low bits of each byte first;
+    returns how many bytes.
     """
-    bit, last = 0, -1
+    waiting, held, at, last = np.uint64(0), 0, 0, -1  # bits not yet in a byte, and how many
     for i in range(levels.size):
         level = levels[i]
         if level == 0:
@@ -651,18 +672,26 @@ def _elias(levels, out, write):
             length = 0
             while value >> (length + 1):
                 length += 1
-            if write:
-                for b in range(length, -1, -1):
-                    p = bit + length + (length - b)
-                    if (value >> b) & 1:
-                        out[p >> 3] |= np.uint8(1 << (p & 7))
-            bit += 2 * length + 1
+            held += length
+            while held >= 8:
+                out[at] = np.uint8(waiting & np.uint64(255))
+                waiting >>= np.uint64(8)
+                at, held = at + 1, held - 8
+            for b in range(length, -1, -1):
+                waiting |= np.uint64((value >> b) & 1) << np.uint64(held)
+                held += 1
             if step == 0:
-                if write and level < 0:
-                    out[bit >> 3] |= np.uint8(1 << (bit & 7))
-                bit += 1
+                waiting |= np.uint64(level < 0) << np.uint64(held)
+                held += 1
+            while held >= 8:
+                out[at] = np.uint8(waiting & np.uint64(255))
+                waiting >>= np.uint64(8)
+                at, held = at + 1, held - 8
         last = i
-    return bit
+    if held:
+        out[at] = np.uint8(waiting)
+        at += 1
+    return at
 
 
 @_compiled

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.compressors.kernels.cpu import _compiled, _elias, _over_rows
+from commsweep.compressors.kernels.cpu import _compiled, _over_rows, elias_bits
 
 _PIECE = 1 << 14  # entries a task begins and ends at, at least
 
@@ -78,7 +78,7 @@ def unfolded(codes: Tensor) -> Tensor:
 
 def elias_bytes(levels: Tensor) -> int:
     """Bytes of `cpu.elias_encode` of int32 levels, without writing them."""
-    return (_elias(_flat(levels), np.zeros(1, np.uint8), False) + 7) // 8
+    return (elias_bits(_flat(levels)) + 7) // 8
 
 
 def _flat(x: Tensor) -> np.ndarray:
