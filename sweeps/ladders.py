@@ -146,14 +146,16 @@ def _unbiased_arms(base: Run) -> list[Run]:
 
 
 def text_scale() -> list[Run]:
-    """Seven arms of a nano GPT-2 at three widths, each at the rate that `text_scale_rates` chose:
-    400 steps with three seeds, 1,600 with one; an hour of two cores. Launch with --diagnose.
+    """Seven arms of a nano GPT-2 at three widths, each at the rate that `text_scale_rates` chose,
+    400 steps with up to three seeds, 1,600 with one; 1,600 steps at a fourth width, which a law of
+    the others foretold; three hours of two cores. Launch with --diagnose.
     """
     short, long = [], []
     for width in WIDTHS:
         short += _unbiased_arms(at_width(width, 0.01, TEXT_BLOCKS[1]))
         long += _unbiased_arms(at_width(width, 0.01, TEXT_BLOCKS[2]))
-    return seeds([*short, *long], 1, SCALE_SEED) + seeds(short, 2, SCALE_SEED + 1)
+    beyond = _unbiased_arms(at_width(2 * WIDTHS[-1], 0.01, TEXT_BLOCKS[2]))
+    return seeds([*short, *long, *beyond], 1, SCALE_SEED) + seeds(short, 2, SCALE_SEED + 1)
 
 
 def image_recalibrated() -> list[Run]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commsweep.config import override, run_id
+from commsweep.config import run_id
 from commsweep.launching.launch import register
 from commsweep.registry import content
 from commsweep.reporting import report_parts, results
@@ -33,9 +33,8 @@ def share(run, width_power):
 def filled(tmp_path, beyond=False, width_power=-0.5, largest_power=None):
     """Rows made up by a law. largest_power: of the width 256, where it is another."""
     store, runs = Store(tmp_path), sweeps.text_scale()
-    if beyond:
-        long = [run for run in runs if run.data.train_blocks == 25600 and run.model.width == 128]
-        runs += [override(run, {"model.width": 256}) for run in long]
+    if not beyond:
+        runs = [run for run in runs if run.model.width < 256]
     for run in runs:
         steps, width = run.data.train_blocks / 16, run.model.width
         power = width_power if width < 256 or largest_power is None else largest_power
