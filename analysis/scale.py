@@ -161,7 +161,7 @@ def points_of(frame: pd.DataFrame) -> list[Point]:
 
 def laws(frame: pd.DataFrame) -> Laws | None:
     """Return the laws that the smaller widths of a frame give; None where there are too few. Of
-    three widths or fewer none is kept back: the next one, twice as wide, is foretold.
+    three widths none is kept back: the next one, twice as wide, is foretold.
     """
     points = points_of(frame)
     widths = sorted({point.width for point in points})

@@ -40,6 +40,12 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     report.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
     report.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
     report.add_argument(
+        "--scale",
+        choices=("log", "linear"),
+        default="",
+        help="of the vertical axes of figures (default: each figure's own); log keeps zeros",
+    )
+    report.add_argument(
         "--watch",
         type=whole_number(5, 86400),
         metavar="SECONDS",
@@ -89,6 +95,7 @@ def _report(args: argparse.Namespace) -> int:
         page=not args.no_page,
         papers=args.papers,
         mine=args.claims,
+        scale=args.scale,
     )
     if args.json:
         print(

@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.style.core import STYLE_BLACKLIST
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
 
 from commsweep.reporting.words import legible
 
@@ -349,6 +349,22 @@ def logarithmic(*axes: Axis) -> None:
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.set_minor_formatter(NullFormatter())
+
+
+def rescale(figure: Figure, scale: str) -> None:
+    """Give vertical axes with numbers a scale, "linear" or "log". Where values reach zero, log is
+    linear around it, so that no value is lost.
+    """
+    for axes in figure.axes:
+        if isinstance(axes.yaxis.get_major_locator(), FixedLocator):  # names, or ticks of its own
+            continue
+        smallest = float(axes.yaxis.get_minpos())
+        if scale == "linear":
+            axes.set_yscale("linear")
+        elif axes.dataLim.y0 > 0:
+            logarithmic(axes.yaxis)
+        elif np.isfinite(smallest):
+            axes.set_yscale("symlog", linthresh=smallest)
 
 
 Draw = Callable[[pd.DataFrame, pd.DataFrame], Figure | None]

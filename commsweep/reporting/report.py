@@ -106,16 +106,18 @@ def write(
     mine: str = "",
     additional: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None,
     running: int = 0,
+    scale: str = "",
 ) -> Report:
     """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one
     sweep.
 
     papers: whose tables, figures and claims (none: of all that have runs; of a sweep of one's own,
-    only claims with enough seeds to be judged). mine: a function of
-    one's own that makes the claims. additional: makes what else belongs there, of the runs and
-    their curves; it comes first, claims by their names. running: seconds after which the page loads
-    itself anew, of a sweep that goes on: nothing is judged then, because every look at a verdict
-    counts. Raises UserError when the sweep is unknown to the store or none of its runs is finished.
+    only claims with enough seeds to be judged). mine: a function of one's own that makes the
+    claims. additional: makes what else belongs there, of the runs and their curves; it comes first,
+    claims by their names. running: seconds after which the page loads itself anew, of a sweep that
+    goes on: nothing is judged then, because every look at a verdict counts. scale: of vertical
+    axes, "log" or "linear" (none: each figure's own). Raises UserError when the sweep is unknown to
+    the store or none of its runs is finished.
     """
     frame = results.load(store, sweep)
     if not (frame.status == "finished").any():
@@ -155,6 +157,9 @@ def write(
         ):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     drawn = extra.figures + list(report_parts.all_figures(frame, curves, papers))
+    if scale:
+        for _, figure_, _ in drawn:
+            figure.rescale(figure_, scale)
     notes = (results.uneven(frame), results.mixed_surroundings(frame))
     report.note = " ".join(note for note in notes if note)
     counts = frame.status.value_counts()
