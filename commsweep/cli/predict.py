@@ -201,19 +201,20 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
     for codec in listed(args.codecs):
         share = share_of(codec)
         collective = collective_of(codec, args.collective)
+        codes = codec != "none"  # dense messages need no coding
         changed = {}
         if shape.data > 1:
             changed["gradients"] = replace(
                 choices,
                 gradients=share,
-                coding=gpt.coding(share, collective, float(shape.data)),
+                coding=codes * gpt.coding(share, collective, float(shape.data)),
                 collective=collective,
             )
         if shape.pipeline > 1:
-            coding = gpt.decoding(share) + 1 + share
+            coding = codes * (gpt.decoding(share) + 1 + share)
             changed["stages"] = replace(choices, stages=share, stage_coding=coding)
         if shape.data > 1 and args.sharded and collective != "gather":
-            coding = gpt.decoding(share)
+            coding = codes * gpt.decoding(share)
             changed["weights"] = replace(choices, weights=share, weight_coding=coding)
         for message, coded in changed.items():
             seconds = float(gpt.predict(shape, cluster, coded)["total"])

@@ -543,6 +543,9 @@ def test_codes_of_a_model_name_their_collective_and_none_is_all_of_the_bytes(cap
     dense, code, sparse = capsys.readouterr().out.splitlines()[5:8]
     assert "100.0 % of 16-bit bytes, by ring" in dense
     assert code.endswith("by alltoall") and sparse.endswith("by gather")
+    assert main([*model, "--codecs", "none", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["codecs"][0]["seconds"] == out["total"]
     assert main([*model, "--codecs", "uniform:8", "--collective", "tree"]) == 0
     assert "bytes, by tree" in capsys.readouterr().out
 
