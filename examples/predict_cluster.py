@@ -7,7 +7,7 @@ Prints, with other numbers on another machine:
       compute        1004.4 ms  84.2 %
       data            188.9 ms  15.8 %
       gradients in none             1193.3 ms an iteration, 100.0 % of 16-bit bytes, by ring
-      gradients in uniform:8        1109.1 ms an iteration, 50.0 % of 16-bit bytes, by alltoall
+      gradients in uniform:8        1107.2 ms an iteration, 50.0 % of 16-bit bytes, by alltoall
 """
 
 from commsweep.cli.main import main
