@@ -57,7 +57,7 @@ def test_a_sweep_names_each_run_once_with_several_seeds(name):
     assert len({run_id(run) for run in runs}) == len(runs)
     assert (
         name.startswith("smoke")
-        or name in ("finetune", "local_tuning")
+        or name in ("finetune", "local_tuning", "text_scale_rates")
         or len({run.seed for run in runs}) >= 3
     )
 
