@@ -271,6 +271,18 @@ def _ids(points: list[Point]) -> list[str]:
     return [name for point in points for name in point.ids]
 
 
+def _missed(what: str, points: list[Point], misses: list[float], within: float) -> Effect:
+    """Return how far a forecast was off, a value each code."""
+    return Effect(
+        f"{what}, measured less foretold",
+        values=misses,
+        within=within,
+        ids=_ids(points),
+        digits=3 if within < 1 else 1,
+        each="code",
+    )
+
+
 def y1(frame: pd.DataFrame) -> Claim:
     """Worth kept at the unseen width."""
     fitted_laws, points = _measured(frame)
@@ -279,15 +291,7 @@ def y1(frame: pd.DataFrame) -> Claim:
         "Y1",
         "The law foretells the worth that each code keeps at twice the largest width it was "
         f"fitted to, within {POINTS:g} points.",
-        [
-            Effect(
-                "points of worth lost, measured less foretold",
-                values=misses,
-                within=POINTS,
-                ids=_ids(points),
-                each="code",
-            )
-        ],
+        [_missed("points of worth lost", points, misses, POINTS)],
     )
 
 
@@ -298,16 +302,7 @@ def y2(frame: pd.DataFrame) -> Claim:
     return Claim(
         "Y2",
         f"It foretells the nats that each code loses there, within {NATS:g} nats.",
-        [
-            Effect(
-                "nats lost, measured less foretold",
-                values=misses,
-                within=NATS,
-                ids=_ids(points),
-                digits=3,
-                each="code",
-            )
-        ],
+        [_missed("nats lost", points, misses, NATS)],
     )
 
 

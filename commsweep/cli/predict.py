@@ -211,7 +211,7 @@ def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> 
                 collective=collective,
             )
         if shape.pipeline > 1:
-            coding = codes * (gpt.decoding(share) + 1 + share)
+            coding = codes * 2 * gpt.decoding(share)
             changed["stages"] = replace(choices, stages=share, stage_coding=coding)
         if shape.data > 1 and args.sharded and collective != "gather":
             coding = codes * gpt.decoding(share)
@@ -482,9 +482,9 @@ def _coded(
 ) -> dict[str, Any]:
     from commsweep.timing import profile as profiles
 
-    share, coding, collective = 1.0, 0.0, "ring"
+    collective = collective_of(codec)
+    share, coding = 1.0, 0.0
     if codec != "none":
-        collective = collective_of(codec)
         share, coding = _cost(codec, profile, workers, collective)
     exchanging = profiles.predicted(profile, link, workers, share, coding, collective)
     computing = profile.step - profile.waited

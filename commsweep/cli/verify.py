@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from commsweep.store import Row
 
 ROWS = "rows.csv"
-TWO_DRAWS = 1.96 * math.sqrt(2)  # standard deviations between two draws, in 95 of 100 pairs
 
 
 def add_commands(commands: argparse._SubParsersAction, _shared: argparse.ArgumentParser) -> None:
@@ -106,13 +105,13 @@ def _spread(rows: Sequence[Row], metric: str) -> float:
     """
     from commsweep.config.override import parse
     from commsweep.launching.grid import setting
-    from commsweep.reporting.statistics import pooled_sd
+    from commsweep.reporting.statistics import pair_spread
 
     by_setting: dict[str, list[float]] = {}
     for row in rows:
         by_setting.setdefault(setting(parse(row["run"])), []).append(row["metrics"][metric])
-    deviation = pooled_sd(by_setting.values())
-    return 0.0 if math.isnan(deviation) else TWO_DRAWS * deviation
+    spread = pair_spread(by_setting.values())
+    return 0.0 if math.isnan(spread) else spread
 
 
 def _compared(row: Row, repeated: Row, metric: str, spread: float) -> dict[str, Any]:

@@ -67,16 +67,16 @@ def _answers(claims: list[Claim], room: int, width: int) -> list[str]:
     adjusted = textwrap.wrap(adjustment(claims), width)
     room -= 3 + len(adjusted)
     heads = [f"  {claim.name}: {claim.answer}. {claim.statement}" for claim in claims]
-    whole = [textwrap.wrap(head, width, subsequent_indent="    ") for head in heads]
+    wrapped = [textwrap.wrap(head, width, subsequent_indent="    ") for head in heads]
     effects = [
         [_cut(f"    {effect.short()}", width) for effect in claim.effects] for claim in claims
     ]
     lines = ["Answers; in full in claims.md"]
-    if sum(map(len, [*whole, *effects])) <= room:
-        for head, under in zip(whole, effects, strict=True):
+    if sum(map(len, [*wrapped, *effects])) <= room:
+        for head, under in zip(wrapped, effects, strict=True):
             lines += [*head, *under]
-    elif sum(map(len, whole)) <= room:
-        lines += [line for head in whole for line in head]
+    elif sum(map(len, wrapped)) <= room:
+        lines += [line for head in wrapped for line in head]
     else:
         lines += [_cut(head, width) for head in heads[:room]]
         if len(claims) > room:

@@ -116,6 +116,13 @@ def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
     return math.sqrt(squares / degrees) if degrees else math.nan
 
 
+def pair_spread(samples: Iterable[Sequence[float]]) -> float:
+    """Return what two draws of a sample differ by at most, in 95 of 100 pairs; NaN where none has
+    two values.
+    """
+    return 1.96 * math.sqrt(2) * pooled_sd(samples)
+
+
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """95 % t interval of the mean; None below two values."""
     n = len(values)

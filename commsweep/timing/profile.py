@@ -49,6 +49,12 @@ MOVES: dict[str, Callable[[int], tuple[float, int]]] = {
     "send": lambda n: (1.0, 1),
     "recv": lambda n: (0.0, 0),
 }
+# The same of a sum, by how it goes.
+SUMS: dict[str, Callable[[int], tuple[float, int]]] = {
+    "ring": MOVES["allreduce"],
+    "alltoall": lambda n: (2 * (n - 1) / n, 2),
+    "gather": lambda n: (n - 1, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -275,10 +281,8 @@ def exchange(
 
 def _moves(kind: str, workers: int, collective: str) -> tuple[float, int]:
     """Return how often the bytes of a collective cross a link, and in how many rounds."""
-    n = max(2, workers)
-    if kind == "allreduce" and collective == "alltoall":
-        return 2 * (n - 1) / n, 2
-    return (n - 1, 1) if kind == "allreduce" and collective == "gather" else MOVES[kind](n)
+    moves = SUMS[collective] if kind == "allreduce" else MOVES[kind]
+    return moves(max(2, workers))
 
 
 def predicted(

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from commsweep.cli.verify import TWO_DRAWS
-from commsweep.reporting.statistics import pooled_sd
+from commsweep.reporting.statistics import pair_spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 HEAD = "## How to repeat it"
@@ -109,7 +108,7 @@ def numbers(frame: pd.DataFrame) -> dict[str, str]:
     seeds = sorted(frame["seed"].dropna().astype(int).unique())
     metric = "test_on_acc" if "test_on_acc" in frame else "test_on_loss"
     scores = frame[frame[metric].notna()].groupby("setting_id")[metric]
-    spread = TWO_DRAWS * pooled_sd([list(values) for _, values in scores])
+    spread = pair_spread([list(values) for _, values in scores])
     accuracy = metric == "test_on_acc"
     differ = f"{100 * spread:.1f} points of accuracy" if accuracy else f"{spread:.3f} nats"
     return {
