@@ -2,7 +2,7 @@
 
 studies.csv      a study a line: seen (a board, or the rows of a sweep) or unseen (a preset with
                  settings), and where it is
-codecs.csv       the codecs of unseen studies
+codecs.csv       the codecs of unseen studies whose line names none
 table.csv        what shadow mode measured of each seen training, and the worth that was kept
 predictions.csv  the same of unseen ones, with the forecast, written before they are trained
 rows.csv         one line a training of an unseen study
@@ -37,12 +37,21 @@ ROLES = ("activations", "gradients")  # of unseen studies
 
 @dataclass(frozen=True)
 class Line:
-    """A line of studies.csv."""
+    """A line of studies.csv; its codecs are divided by ";", and "" are those of codecs.csv."""
 
     study: str
     section: str
     source: str
     settings: str
+    codecs: str
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A training that is foretold, and the codecs of its messages."""
+
+    setup: Setup
+    codecs: list[str]
 
 
 @dataclass(frozen=True)
@@ -75,11 +84,11 @@ def lines(folder: Path) -> list[Line]:
     for number, record in enumerate(records, start=2):
         if record.get("part") not in (SEEN, UNSEEN) or not record.get("source"):
             raise UserError(
-                f"'{path}', line {number}: a line is study,part,source,settings with part "
+                f"'{path}', line {number}: a line is study,part,source,settings,codecs with part "
                 f"{SEEN} or {UNSEEN}"
             )
-    names = ("study", "part", "source", "settings")
-    return [Line(*(record[name] or "" for name in names)) for record in records]
+    names = ("study", "part", "source", "settings", "codecs")
+    return [Line(*(record.get(name) or "" for name in names)) for record in records]
 
 
 def seen_studies(folder: Path) -> list[Study]:
@@ -96,14 +105,17 @@ def seen_studies(folder: Path) -> list[Study]:
     return [study for study in studies_ if study.worths]
 
 
-def unseen(folder: Path) -> list[Setup]:
+def unseen(folder: Path) -> list[Unseen]:
     """Return the unseen trainings of a folder. Raises UserError on settings that are none."""
-    setups = []
+    trainings = []
     for line in lines(folder):
         if line.section == UNSEEN:
             base = override(preset(line.source), _changes(line.settings))
-            setups += [at_boundaries(role, line.study, base) for role in ROLES]
-    return setups
+            names = [name.strip() for name in line.codecs.split(";")] if line.codecs else None
+            codecs_ = names or codecs(folder)
+            for role in ROLES:
+                trainings.append(Unseen(at_boundaries(role, line.study, base), codecs_))
+    return trainings
 
 
 def _changes(text: str) -> dict[str, Any]:
@@ -118,7 +130,7 @@ def _changes(text: str) -> dict[str, Any]:
 
 
 def codecs(folder: Path) -> list[str]:
-    """Return the codecs of unseen studies."""
+    """Return the codecs of unseen studies that name none."""
     path = folder / CODECS
     if not path.is_file():
         raise UserError(f"'{path}': no such file; it names a codec a line, under the head 'codec'")
@@ -185,11 +197,14 @@ def predict(
     """
     path = folder / PREDICTIONS
     trained = boards.scores_of(folder / ROWS)
-    for setup in unseen(folder):
+    for training in unseen(folder):
+        setup = training.setup
         study = Study(setup.name, setup.role, setup.dense)
         recorded = _read(path)
         foretold = _of_study(recorded, (study.name, study.role, run_id(study.watched)))
-        missing = [codec for codec in codecs(folder) if codec not in set(foretold.get("codec", []))]
+        missing = [
+            codec for codec in training.codecs if codec not in set(foretold.get("codec", []))
+        ]
         for codec in missing:
             if any(run_id(run) in trained for run in seeds([setup.coded(codec)], 3, SEED)):
                 raise UserError(
@@ -224,10 +239,11 @@ def cells(folder: Path, count: int) -> dict[str, Cell]:
     """
     foretold = _read(folder / PREDICTIONS)
     cells_by_id: dict[str, Cell] = {}
-    for setup in unseen(folder):
+    for training in unseen(folder):
+        setup = training.setup
         predicted = _of_study(foretold, (setup.name, setup.role, run_id(setup.dense)))
         settings = [(DENSE, "none", setup.dense), (NOTHING, "none", setup.control)]
-        for codec in codecs(folder):
+        for codec in training.codecs:
             if codec not in set(predicted.get("codec", [])):
                 raise UserError(
                     f"{setup.name}: {codec} as {setup.role} has no forecast; use --watch"
@@ -244,7 +260,8 @@ def outcomes(folder: Path, count: int) -> list[Outcome]:
         return []
     recorded = boards.Board(folder, [], boards.scores_of(folder / ROWS), {})
     outcomes_ = []
-    for setup in unseen(folder):
+    for training in unseen(folder):
+        setup = training.setup
         rows = _of_study(foretold, (setup.name, setup.role, run_id(setup.dense)))
         (study,) = studies.of_setups([setup], list(rows["codec"]), count, recorded.score_of, "")
         for row in rows.to_dict("records"):
