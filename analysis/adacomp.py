@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from commsweep.config.labels import boundaries, exchange
 from commsweep.reporting.claim import SLIGHT, Claim, Effect, paired
 from commsweep.reporting.figure import (
     COLUMN,
@@ -27,7 +28,6 @@ from commsweep.reporting.figure import (
     pareto,
     scatter,
 )
-from commsweep.reporting.labels import boundaries, exchange
 from commsweep.reporting.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, masked
 from commsweep.reporting.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
 

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.reporting import labels
+from commsweep.config import labels
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
 from commsweep.reporting.figure import COLUMN, STYLE, Draw, logarithmic, look
 from commsweep.reporting.results import base, distinct, is_text, nothing_learned, plain

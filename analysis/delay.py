@@ -13,9 +13,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from commsweep.config.labels import delay, describe
 from commsweep.reporting.claim import Claim, Effect, Wanted, contrast
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend
-from commsweep.reporting.labels import delay, describe
 from commsweep.reporting.results import is_text, lost_against, plain
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import Table

@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from commsweep.config.labels import second_order
 from commsweep.reporting import report
 from commsweep.reporting.claim import SLIGHT, Claim, Effect, markdown, paired
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic
-from commsweep.reporting.labels import second_order
 from commsweep.reporting.results import CHANCE, base, distinct
 from commsweep.reporting.table import ON, RATE, Cell, Table, cell
 from commsweep.timing.measured_learners import LearnerStep

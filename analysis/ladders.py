@@ -18,9 +18,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from commsweep.config.labels import describe
 from commsweep.reporting.claim import Claim, Effect, combined
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend, logarithmic, named
-from commsweep.reporting.labels import describe
 from commsweep.reporting.results import (
     is_text,
     lost_against,

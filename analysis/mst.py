@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from commsweep.config.labels import MST as WITHOUT
+from commsweep.config.labels import boundaries, exchange, levelless, phases, sparse
 from commsweep.reporting.claim import Claim, Effect, paired
 from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
-from commsweep.reporting.labels import MST as WITHOUT
-from commsweep.reporting.labels import boundaries, exchange, levelless, phases, sparse
 from commsweep.reporting.results import base, distinct, is_text, masked
 from commsweep.reporting.table import BYTES, PLAIN, SHARE, Cell, Table, cell
 from commsweep.sparsity.flops import PARTS

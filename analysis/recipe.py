@@ -17,9 +17,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from commsweep.config.labels import exchange
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, combined, difference
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic, pareto
-from commsweep.reporting.labels import exchange
 from commsweep.reporting.results import is_text, lost_against, masked, plain, score_and_sign
 from commsweep.reporting.statistics import interval
 from commsweep.reporting.table import OFF, ON, PERCENT, PLAIN, SHARE, Table, cell

@@ -320,7 +320,7 @@ def _presets(args: argparse.Namespace) -> int:
 
 def _in_words(run: Run) -> str:
     """Return what a preset trains, and how its messages are compressed."""
-    from commsweep.reporting.labels import describe
+    from commsweep.config.labels import describe
 
     epochs = f"{run.epochs} epoch{'s' * (run.epochs > 1)}"
     words = describe(flatten(record(run)))
@@ -398,15 +398,14 @@ def _score(entry: dict[str, Any], mode: str) -> str:
 
 def _named(store: Store, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The label of a run, and its settings."""
-    from commsweep.reporting.labels import describe
+    from commsweep.config.labels import title
 
     try:
         run = row.get("run") or record(store.folder(name).run())
     except UserError as error:
         notice(str(error))
         return {"method": "-", "run": {}}
-    label = f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
-    return {"method": label, "run": flatten(run)}
+    return {"method": title(run), "run": flatten(run)}
 
 
 def _tell_apart(entries: list[dict[str, Any]]) -> None:

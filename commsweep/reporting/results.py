@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 from commsweep.config import flatten
+from commsweep.config.labels import describe
 from commsweep.config.renames import first_names
 from commsweep.errors import UserError, nearest
 from commsweep.input_digests import mixed
 from commsweep.reporting import index
-from commsweep.reporting.labels import describe
 from commsweep.store import Store
 
 SECTIONS = (

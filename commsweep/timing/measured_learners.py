@@ -17,7 +17,7 @@ from typing import Any
 
 from commsweep.config import flatten
 from commsweep.config.execution import bucket
-from commsweep.reporting.labels import describe
+from commsweep.config.labels import describe
 from commsweep.second_order.placement import factors_of
 from commsweep.store import Row, Store
 from commsweep.timing.timeline.iterations import (

@@ -23,9 +23,9 @@ import numpy as np
 
 from commsweep.config import flatten
 from commsweep.config.execution import Wiring, bucket
+from commsweep.config.labels import describe
 from commsweep.config.training import Delay
 from commsweep.errors import UserError
-from commsweep.reporting.labels import describe
 from commsweep.store import FINISHED, Row, Store, read_json, write_json
 from commsweep.timing.timeline.pipelines import (
     SCHEDULES,

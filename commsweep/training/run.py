@@ -31,6 +31,7 @@ from commsweep.component import Component, Pass
 from commsweep.config import Execution, Run, own, record, run_id
 from commsweep.config.compressors.coders import SubspaceSpec
 from commsweep.config.execution import LearnerWiring
+from commsweep.config.labels import title
 from commsweep.config.override import parse
 from commsweep.config.training import OwnModel
 from commsweep.data import load as datasets
@@ -332,7 +333,7 @@ def trainer(
         check_val_every_n_epoch=run.eval_every,
         precision="bf16-mixed" if run.precision == "bfloat16" else "32-true",
         deterministic="warn",
-        logger=_tensorboard(tensorboard) if tensorboard else False,
+        logger=_tensorboard(run, tensorboard) if tensorboard else False,
         log_every_n_steps=CHECK_EVERY,
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_model_summary=False,
@@ -401,11 +402,13 @@ def installed(run: Run, built: Parts, trainer_: pl.Trainer) -> Installed:
     )
 
 
-def _tensorboard(folder: Path) -> Logger:
+def _tensorboard(run: Run, folder: Path) -> Logger:
+    """Return a writer of event files, in a folder named by the run's setting and seed."""
     from pytorch_lightning.loggers import TensorBoardLogger
 
+    version = title(record(run)).replace("/", "-")[-200:]  # "min-max 4 / 8 bit"; a file's name
     try:
-        return TensorBoardLogger(folder.parent, name=folder.name, version="tensorboard")
+        return TensorBoardLogger(folder, name="tensorboard", version=version)
     except ModuleNotFoundError:
         raise UserError(
             "--tensorboard needs TensorBoard: pip install 'commsweep[tensorboard]'"
@@ -611,5 +614,6 @@ def quiet() -> None:
         ".*lr_scheduler.step.*",
         ".*srun.*",
         ".*sync_dist=True.*",
+        ".*smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", noise)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from commsweep.config import record, run_id
+from commsweep.config import labels, record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
-from commsweep.reporting import labels, report_parts, results
+from commsweep.reporting import report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
 from commsweep.store import Store
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from commsweep.config import flatten, override, record, run_id
+from commsweep.config import flatten, labels, override, record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, preset, sweep
-from commsweep.reporting import labels, report_parts, results
+from commsweep.reporting import report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, PARTLY, SUPPORTED
 from commsweep.sparsity import predicted_cost
 

@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 from commsweep.cli.main import main
-from commsweep.config import override, record, run_id
+from commsweep.config import labels, override, record, run_id
 from commsweep.errors import UserError
 from commsweep.launching.launch import register
 from commsweep.registry import content
-from commsweep.reporting import figure, labels, report_parts, results
+from commsweep.reporting import figure, report_parts, results
 from commsweep.reporting import table as table_
 from commsweep.reporting.claim import (
     CONTRADICTED,

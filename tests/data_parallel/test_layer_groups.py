@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from commsweep.config import Execution, override
+from commsweep.config.labels import exchange
 from commsweep.config.override import parse_gradients
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
 from commsweep.registry import preset
-from commsweep.reporting.labels import exchange
 from commsweep.store import Store
 from commsweep.training.run import execute
 

@@ -37,7 +37,7 @@ def finished(path):
 
 
 def shown(store):
-    """{run id: (group, config, history, summary, exit code)} of all offline files of a store."""
+    """{run id: (group, config, history, summary, exit code, name)} of all offline files of a store."""
     out = {}
     for path in sorted((store.root / ".wandb" / "wandb").glob("offline-run-*/run-*.wandb")):
         run, history, summary, code = None, [], {}, None
@@ -57,7 +57,7 @@ def shown(store):
                 code = record.exit.exit_code
         config = {wandb_key(item): json.loads(item.value_json) for item in run.config.update}
         assert run.run_id not in out, "shown twice"
-        out[run.run_id] = run.run_group, config, history, summary, code
+        out[run.run_id] = run.run_group, config, history, summary, code, run.display_name
     return out
 
 
@@ -75,8 +75,9 @@ def recorded(tmp_path_factory):
 def test_what_is_shown_is_what_is_stored(recorded):
     store, runs = recorded
     good, bad = (store.folder(run_id(run)).row() for run in runs)
-    group, config, history, summary, code = shown(store)[good["id"]]
+    group, config, history, summary, code, name = shown(store)[good["id"]]
     assert group == "two" and code == 0
+    assert name == "activations: TopK 10 %, synthetic, seed 0"
     assert {name: config[name] for name in flatten(good["run"])} == flatten(
         json.loads(json.dumps(good["run"]))
     )
@@ -138,7 +139,7 @@ def test_a_launch_shows_its_runs_and_its_report(tmp_path, capsys):
     assert "figures/on_off" in pictures
     assert main(["wandb", "push", "smoke", "--store", str(tmp_path), "--wandb", "offline"]) == 0
     assert "0 runs sent" in capsys.readouterr().out
-    assert all(list(tmp_path.glob(f"{name}/tensorboard/events*")) for name in ids)
+    assert all(list(tmp_path.glob(f"{name}/tensorboard/*, seed */events*")) for name in ids)
 
 
 def test_the_sweep_for_agents_names_no_path_of_this_machine():

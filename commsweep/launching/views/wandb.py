@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.config import flatten, run_id
+from commsweep.config.labels import title
 from commsweep.errors import UserError
 from commsweep.registry import sweep as sweep_runs
 from commsweep.store import FINISHED, Row, Store
@@ -102,13 +103,13 @@ class View:
             run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
         run.finish()
 
-    def _begin(self, name: str, kind: str, config: dict[str, Any], **settings: Any) -> Any:
+    def _begin(self, wandb_id: str, kind: str, config: dict[str, Any], **settings: Any) -> Any:
         wandb = _library()
         self.folder.mkdir(exist_ok=True)
         try:
             return wandb.init(
                 project=self.project,
-                id=name,
+                id=wandb_id,
                 group=self.group or None,
                 job_type=kind,
                 config=config,
@@ -123,7 +124,8 @@ class View:
             raise UserError(f"--wandb {self.mode}: {str(error).strip().splitlines()[0]}") from None
 
     def _replay(self, row: Row, evaluations: list[dict[str, Any]]) -> None:
-        run = self._begin(row["id"], "run", config_of(row), tags=[row["status"]])
+        name, settings = title(row["run"]), config_of(row)
+        run = self._begin(row["id"], "run", settings, name=name, tags=[row["status"]])
         fill(run, row, evaluations)
         run.finish(exit_code=0 if row["status"] == FINISHED else 1)
 

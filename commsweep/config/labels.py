@@ -8,11 +8,10 @@ import math
 import re
 from typing import Any
 
-import pandas as pd
-
 from commsweep.config.base import Spec, by_kind
 from commsweep.config.compressors import CompressorSpec, GradientCompressor
 from commsweep.config.feedback import FeedbackSpec, GradientFeedback
+from commsweep.config.run import flatten
 
 CROSSING, CORRECTED = by_kind(CompressorSpec), by_kind(FeedbackSpec)
 EXCHANGED, REMEMBERED = by_kind(GradientCompressor), by_kind(GradientFeedback)
@@ -29,6 +28,16 @@ def describe(row: dict[str, Any]) -> str:
         if text
     ]
     return "; ".join(texts[1:] if len(texts) > 1 and texts[0] == "dense" else texts)
+
+
+def title(run: dict[str, Any]) -> str:
+    """Return a recorded run's name among others: "EF21 + TopK 10 %, digits, seed 3"."""
+    return f"{describe(flatten(run))}, {run['data']['name']}, seed {run['seed']}"
+
+
+def _missing(value: Any) -> bool:
+    """Return whether a row has nothing in a column."""
+    return value is None or value != value
 
 
 def boundaries(row: dict[str, Any]) -> str:
@@ -55,7 +64,7 @@ def exchange(row: dict[str, Any]) -> str:
     text = _named(EXCHANGED, row, "grad.compressor.") + _amounts(row, "grad.compressor.")
     text += (
         f" of {row['grad.transform'].upper()}"
-        if not pd.isna(row.get("grad.transform", math.nan))
+        if not _missing(row.get("grad.transform", math.nan))
         else ""
     )
     text += " in tiles" if row.get("grad.compressor.scope") == "tile" else ""
@@ -81,7 +90,7 @@ def _named(kinds: dict[str, type[Spec]], row: Any, prefix: str) -> str:
         return label(kinds, kind)
     words = [row[f"{prefix}code"].rpartition(":")[2]]
     for key, value in row.items():
-        if key.startswith(f"{prefix}options.") and not pd.isna(value):
+        if key.startswith(f"{prefix}options.") and not _missing(value):
             words += [key.rpartition(".")[2], value if isinstance(value, str) else f"{value:g}"]
     return " ".join(words)
 
@@ -91,7 +100,7 @@ def _amounts(row: dict[str, Any], prefix: str) -> str:
     text = ""
     for setting, unit in (("ratio", " %"), ("bits", " bit"), ("rank", ""), ("levels", " levels")):
         value = row.get(prefix + setting)
-        if value is not None and not pd.isna(value):
+        if value is not None and not _missing(value):
             text += f" {100 * value if setting == 'ratio' else value:g}{unit}"
     return text
 
@@ -102,7 +111,7 @@ def _groups(row: dict[str, Any]) -> str:
     for key, kind in row.items():
         if not (key.startswith("grad.layers.") and key.endswith(".compressor.kind")):
             continue
-        if kind is None or pd.isna(kind):
+        if _missing(kind):
             continue
         name, prefix = key.split(".")[2], key.removesuffix("kind")
         text += f", {name}: {_named(EXCHANGED, row, prefix)}{_amounts(row, prefix)}"
@@ -114,7 +123,7 @@ def _outer(row: dict[str, Any]) -> str:
     outer = {
         key.removeprefix("grad.outer."): value
         for key, value in row.items()
-        if key.startswith("grad.outer.") and not pd.isna(value)
+        if key.startswith("grad.outer.") and not _missing(value)
     }
     if not outer:
         return ""
@@ -147,7 +156,7 @@ def _shards(row: dict[str, Any]) -> str:
     2 nodes, 4 bit weights".
     """
     nodes = row.get("grad.sharded.nodes", math.nan)
-    if pd.isna(nodes):
+    if _missing(nodes):
         return ""
     texts = {}
     for section in ("across", "weights"):
@@ -156,7 +165,7 @@ def _shards(row: dict[str, Any]) -> str:
             "dense"
             if kind == "none"
             else label(CROSSING, str(kind))
-            if bits is None or pd.isna(bits)
+            if _missing(bits)
             else (f"{bits:g} bit")
         )
     hops = f"{texts['across']} across {nodes:g} nodes, " if nodes > 1 else ""
@@ -167,7 +176,7 @@ def second_order(row: dict[str, Any]) -> str:
     """Return how a run preconditions in a few words: "K-FAC, EF + min-max 4 bit factors"; "" where
     it does not.
     """
-    if pd.isna(row.get("kfac.damping", math.nan)):
+    if _missing(row.get("kfac.damping", math.nan)):
         return ""
     text = "K-FAC" + (", eigen" if row["kfac.method"] == "eigen" else "")
     if row["kfac.statistics"] == "owner":
@@ -181,14 +190,14 @@ def second_order(row: dict[str, Any]) -> str:
     code_text = (
         row.get("kfac.compressor.to", "bfloat16") if kind == "cast" else label(CROSSING, kind)
     )
-    code_text += "" if pd.isna(bits) else f" {bits:g} bit"
+    code_text += "" if _missing(bits) else f" {bits:g} bit"
     return f"{text}, {_remembered(CORRECTED, row['kfac.feedback.kind'])}{code_text} factors"
 
 
 def delay(row: dict[str, Any]) -> str:
     """Return how old the weights of a run's passes are: "1 step late, look-ahead 0.9"."""
     steps = row.get("delay.steps", math.nan)
-    if pd.isna(steps):
+    if _missing(steps):
         return ""
     many = f"{steps:g} step{'s' * (steps != 1)} late"
     if row["delay.kind"] == "stages":
@@ -201,7 +210,7 @@ def sparse(row: dict[str, Any]) -> str:
     """Return how a run leaves weights out in a few words: "RigL 80 %", "MST 95 %, without warmup";
     "" where it does not.
     """
-    if pd.isna(row.get("sparsity.growth", math.nan)):
+    if _missing(row.get("sparsity.growth", math.nan)):
         return ""
     phases_ = phases(row)
     levels = [phase["sparsity"] for phase in phases_.values()]
@@ -233,7 +242,7 @@ def _attention(phase: dict[str, Any], row: dict[str, Any]) -> str:
     attention = phase["attention"]
     return (
         attention
-        if pd.isna(alternate) or alternate == attention
+        if _missing(alternate) or alternate == attention
         else f"{attention} / {alternate} by {row['sparsity.alternate']}"
     )
 
@@ -313,9 +322,9 @@ def _link(row: Any, side: str) -> str:
     if isinstance(format_, str):  # of microscaling: it is the name
         text = format_.replace("mx", "MX", 1).replace("nv", "NV", 1).replace("fp", "FP", 1)
         text += ", stochastic" if row.get(f"{side}.compressor.rounding") == "stochastic" else ""
-    if (ratio := row.get(f"{side}.compressor.ratio")) is not None and not pd.isna(ratio):
+    if not _missing(ratio := row.get(f"{side}.compressor.ratio", math.nan)):
         text += f" {100 * ratio:.4g} %"
-    if (bits := row.get(f"{side}.compressor.bits")) is not None and not pd.isna(bits):
+    if not _missing(bits := row.get(f"{side}.compressor.bits", math.nan)):
         scale = row.get(f"{side}.compressor.scale")
         text += f" {bits:g} bit" + (
             f", {scale} scale" if scale in ("group", "sample", "channel") else ""
@@ -327,7 +336,7 @@ def _link(row: Any, side: str) -> str:
     text += ", rANS" if row.get(f"{side}.compressor.coding") == "rans" else ""
     text += _values(row, side) + _code(row, side)
     for size in ("rank", "width"):
-        if (value := row.get(f"{side}.compressor.{size}")) is not None and not pd.isna(value):
+        if not _missing(value := row.get(f"{side}.compressor.{size}")):
             text += f" {value:g}"
     return _remembered(CORRECTED, row[f"{side}.feedback.kind"]) + text
 
@@ -337,7 +346,7 @@ def _code(row: Any, side: str) -> str:
     start = f"{side}.compressor.code."
     inner = {name[len(start) :]: value for name, value in row.items() if name.startswith(start)}
     kind = inner.get("kind")
-    if kind is None or pd.isna(kind):
+    if _missing(kind):
         return ""
     settings = {f"{side}.compressor.{name}": value for name, value in inner.items()}
     return " " + _link(settings | {f"{side}.feedback.kind": "none"}, side)
@@ -346,10 +355,10 @@ def _code(row: Any, side: str) -> str:
 def _values(row: Any, side: str) -> str:
     """Return how kept values travel: ", 4 bit values"; "" where they do as they are."""
     kind = row.get(f"{side}.compressor.values.kind")
-    if kind is None or pd.isna(kind):
+    if _missing(kind):
         return ""
     bits = row.get(f"{side}.compressor.values.bits")
-    text = label(CROSSING, kind) if bits is None or pd.isna(bits) else f"{bits:g} bit"
+    text = label(CROSSING, kind) if _missing(bits) else f"{bits:g} bit"
     drawn = " stochastic" if row.get(f"{side}.compressor.values.rounding") == "stochastic" else ""
     return f", {text}{drawn} values"
 
