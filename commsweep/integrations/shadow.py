@@ -607,28 +607,31 @@ def _csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _figure(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw bias against bytes, a panel a kind of message; both axes logarithmic, bias down to 0."""
+    """Draw what harms a message against bytes, a panel a kind: the bias of gradients, which adds up
+    over steps, and the error of all others. Both axes are logarithmic, and the vertical one has 0.
+    """
     from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic, plt
 
     kinds = list(dict.fromkeys(row["message"] for row in rows))
     names = list(dict.fromkeys(row["codec"] for row in rows))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, len(kinds), figsize=(1.3 * COLUMN * len(kinds), 3.6), squeeze=False, sharey=True
+            1, len(kinds), figsize=(1.3 * COLUMN * len(kinds), 3.6), squeeze=False
         )
         for axis, kind in zip(axes[0], kinds, strict=True):
+            quantity = "bias" if kind.endswith("gradients") else "error"
             for row in rows:
                 if row["message"] != kind:
                     continue
                 row_index = names.index(row["codec"])
-                x, y = 100 * row["bytes_share"], row["bias"]
+                x, y = 100 * row["bytes_share"], 100 * row[quantity]
                 mark, ink = MARKS[row_index % 9], INK[row_index % 7]
                 axis.plot(x, y, mark, color=ink, ms=4, label=row["codec"])
-            axis.set(title=kind, xlabel="bytes (% of float32)")
-            axis.set_yscale("symlog", linthresh=0.1)
+            axis.set(title=kind, xlabel="bytes (% of float32)", ylabel=f"{quantity} (% of message)")
+            axis.set_yscale("symlog", linthresh=10)
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_ylim(bottom=-2)
             logarithmic(axis.xaxis)
-        axes[0, 0].set_ylabel("bias, relative")
-        axes[0, 0].set_ylim(bottom=-0.02)
         legend(figure)
         figure.savefig(path)
         plt.close(figure)

@@ -342,13 +342,21 @@ def pareto(points: pd.DataFrame, worst: float = -1.0) -> pd.DataFrame:
 
 
 def logarithmic(*axes: Axis) -> None:
-    """Logarithmic axes with plain numbers at 1, 2 and 5; left linear where nothing is drawn."""
+    """Logarithmic axes with plain numbers at 1, 2 and 5, linear around a value of 0; left linear
+    where nothing is drawn.
+    """
     for axis in axes:
-        if np.isfinite(axis.get_minpos()):
-            axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # pyright: ignore[reportAttributeAccessIssue]
+        smallest = float(axis.get_minpos())
+        if not np.isfinite(smallest):
+            continue
+        set_scale = getattr(axis.axes, f"set_{axis.axis_name}scale")  # pyright: ignore[reportAttributeAccessIssue]
+        if axis.get_data_interval()[0] == 0:
+            set_scale("symlog", linthresh=smallest)
+        else:
+            set_scale("log")
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.set_minor_formatter(NullFormatter())
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def rescale(figure: Figure, scale: str) -> None:
@@ -361,7 +369,7 @@ def rescale(figure: Figure, scale: str) -> None:
         smallest = float(axes.yaxis.get_minpos())
         if scale == "linear":
             axes.set_yscale("linear")
-        elif axes.dataLim.y0 > 0:
+        elif axes.dataLim.y0 >= 0:
             logarithmic(axes.yaxis)
         elif np.isfinite(smallest):
             axes.set_yscale("symlog", linthresh=smallest)

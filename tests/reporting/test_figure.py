@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pytest
 
-from commsweep.reporting.figure import rescale
+from commsweep.reporting.figure import logarithmic, rescale
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,17 @@ def test_axes_with_names_stay():
     axes.set_yticks([0, 1], ["dense", "TopK"])
     rescale(figure, "log")
     assert axes.get_yscale() == "linear"
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(("values", "scale"), [([0.0, 0.1, 1.0], "symlog"), ([0.1, 1.0], "log")])
+def test_a_setting_without_error_is_drawn(values, scale):
+    """On axes of errors too, where 0 is a code that loses nothing."""
+    figure, axes = plt.subplots()
+    axes.plot(values, values, "o")
+    logarithmic(axes.xaxis, axes.yaxis)
+    figure.canvas.draw()
+    assert (axes.get_xscale(), axes.get_yscale()) == (scale, scale)
+    places = axes.transData.transform([[value, value] for value in values])
+    assert (places[:, 0] >= axes.bbox.x0 - 1).all() and len(set(places[:, 0])) == len(values)
     plt.close(figure)
