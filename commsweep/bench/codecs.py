@@ -19,6 +19,7 @@ from commsweep.config.compressors.base import Compression
 from commsweep.config.compressors.qsgd import QSGDSpec
 from commsweep.config.compressors.thresholds import SIDCoSpec
 from commsweep.config.compressors.values.levels import SignSpec, TernSpec
+from commsweep.config.compressors.values.mx import MXSpec
 
 ELEMENTS = 1 << 20
 ROUNDS = 15
@@ -70,11 +71,21 @@ def sampled(x: Tensor) -> Tensor:
     return x * (size >= edge)
 
 
+def mxfp8(x: Tensor) -> Tensor:
+    """MXFP8 with torch's own float8: scaled by a power of two, cast, and back."""
+    blocks = x.view(-1, 32)
+    exponent = (blocks.abs().amax(1).view(torch.int32) >> 23) - 127 - 8
+    scale = ((exponent.clamp(-126, 127) + 127) << 23).view(torch.float32)[:, None]
+    codes = (blocks / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return (codes.to(torch.float32) * scale).view_as(x)
+
+
 PAIRS: tuple[tuple[str, Compression, Callable[[Tensor], Tensor]], ...] = (
     ("sign", SignSpec(), sign),
     ("TernGrad", TernSpec(clip=2.5), tern),
     ("QSGD, Elias", QSGDSpec(bucket=512, levels=15, coding="elias"), qsgd(15)),
     ("QSGD, fixed", QSGDSpec(bucket=512, levels=127, coding="fixed"), qsgd(127)),
+    ("MXFP8", MXSpec(format="mxfp8_e4m3"), mxfp8),
     ("SIDCo / DGC's sampled threshold", SIDCoSpec(ratio=0.01), sampled),
 )
 

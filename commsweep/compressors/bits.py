@@ -35,7 +35,7 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """Inverse of `pack`: int64 codes [count]. Raises UserError unless there are just as many bytes
     as they need.
     """
-    _check_length(packed, bits, count)
+    check_length(packed, bits, count)
     if packing.usable(packed):
         return packing.unpack_codes(packed, bits, count)
     if gpu.usable(packed):
@@ -47,7 +47,7 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 def unpack_flags(packed: Tensor, count: int) -> Tensor:
     """Inverse of `pack` for one bit: booleans [count]. Raises UserError as `unpack` does."""
-    _check_length(packed, 1, count)
+    check_length(packed, 1, count)
     return (
         packing.unpack_flags(packed, count)
         if packing.usable(packed)
@@ -55,7 +55,8 @@ def unpack_flags(packed: Tensor, count: int) -> Tensor:
     )
 
 
-def _check_length(packed: Tensor, bits: int, count: int) -> None:
+def check_length(packed: Tensor, bits: int, count: int) -> None:
+    """Raise UserError unless there are just as many bytes as codes need."""
     if packed.numel() != packed_bytes(count, bits):
         raise UserError(f"{packed.numel()} bytes for {count} codes of {bits} bits")
 

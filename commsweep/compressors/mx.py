@@ -25,8 +25,8 @@ from commsweep.compressors.base import (
     saturated,
     unrows,
 )
-from commsweep.compressors.bits import pack, packed_bytes, unpack
-from commsweep.compressors.kernels import cpu, floats
+from commsweep.compressors.bits import check_length, pack, packed_bytes, unpack
+from commsweep.compressors.kernels import cpu, floats, packing
 from commsweep.config.compressors.values.mx import MXSpec
 from commsweep.errors import UserError
 
@@ -182,17 +182,26 @@ class MX(Compressor[MXSpec]):
         return payload(x, codes=pack(codes, self._element.bits), **fields)
 
     def _decode(self, payload: Payload) -> Tensor:
-        element, n = self._element, payload.shape.numel()
-        codes = unpack(payload.parts["codes"], element.bits, n)
+        element, n, packed = self._element, payload.shape.numel(), payload.parts["codes"]
         scales = self._scales_of(payload.parts, -(-n // self.spec.block))
-        sign = 2 ** (element.bits - 1)
-        magnitudes = codes % sign
-        if bool((magnitudes >= element.codes).any()):
+        if packing.usable(packed):
+            check_length(packed, element.bits, n)
+            values = floats.decoded(packed, scales, self.spec.block, n, element.form)
+        else:
+            values = self._values(unpack(packed, element.bits, n), scales)
+        if values is None:
             raise UserError(f"a code of {self.spec.format} stands for no number")
-        sizes = element.decode(magnitudes)
-        values = sizes * scales.repeat_interleave(self.spec.block)[:n]
-        values = torch.where(codes >= sign, -values, values)
         return unrows(saturated(values, payload.dtype), payload)
+
+    def _values(self, codes: Tensor, scales: Tensor) -> Tensor | None:
+        """Return the numbers of codes [n]; None where one stands for none."""
+        sign = 2 ** (self._element.bits - 1)
+        magnitudes = codes % sign
+        if bool((magnitudes >= self._element.codes).any()):
+            return None
+        sizes = self._element.decode(magnitudes)
+        values = sizes * scales.repeat_interleave(self.spec.block)[: len(codes)]
+        return torch.where(codes >= sign, -values, values)
 
     def blocks(self, x: Tensor) -> Tensor:
         """float32 [blocks, elements of a block], zeros behind the last element."""

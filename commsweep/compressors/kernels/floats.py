@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors.kernels.cpu import _compiled, _over_rows
+from commsweep.compressors.kernels.packing import _BLOCK, _over_blocks, _unpack_block
 
 NONE = np.empty((0, 0), np.float32)
 
@@ -50,6 +51,18 @@ def codes(blocks: Tensor, scales: Tensor, drawn: Tensor | None, element: Element
     args = blocks.numpy(), scales.numpy(), NONE if drawn is None else drawn.numpy(), element
     _over_rows(lambda a, b: _codes(*args, out, a, b), *out.shape)
     return torch.from_numpy(out)
+
+
+def decoded(
+    packed: Tensor, scales: Tensor, block: int, count: int, element: Element
+) -> Tensor | None:
+    """Return float32 [count] of packed codes under scales [blocks], a scale every `block` codes;
+    None where a code stands for more than the largest number.
+    """
+    out, good = np.empty(count, np.float32), np.ones(1, np.bool_)
+    args = packed.contiguous().numpy(), scales.contiguous().numpy(), block, element, out, good
+    _over_blocks(lambda a, b: _decoded(*args, a, b), count)
+    return torch.from_numpy(out) if good[0] else None
 
 
 @_compiled
@@ -120,3 +133,34 @@ def _codes(blocks, scales, drawn, element, out, first, last):
             code += (exponent - least) << mantissa
             code += sign if x < 0 and size > 0 else np.int32(0)
             out[b, i] = code
+
+
+@_compiled
+def _decoded(packed, scales, block, element, out, good, first, last):
+    smallest, most = _power(np.int32(element.least)), np.float32(element.most)
+    sign = np.int32(1 << (element.bits - 1))
+    normal, place = np.int32(1 << element.mantissa), np.int32(23 - element.mantissa)
+    offset = np.int32(element.least + 126) << np.int32(23)
+    codes, values = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
+    worst = np.int32(0)  # the largest magnitude's code
+    for piece in range(first, last):
+        start, stop = piece * _BLOCK, min(out.size, (piece + 1) * _BLOCK)
+        position, n = start * element.bits // 8, stop - start
+        source = packed[position : position + -(-n * element.bits // 8)]
+        _unpack_block(source, element.bits, codes[:n])
+        for i in range(n):
+            size = codes[i] & (sign - np.int32(1))
+            value = np.int32((size << place) + offset).view(np.float32)
+            # A subnormal number has no leading one.
+            value = value if size >= normal else np.float32(2) * value - smallest
+            worst = max(worst, size)
+            values[i] = -value if codes[i] & sign else value
+        i = 0
+        while i < n:
+            b = (start + i) // block
+            end, scale = min(n, (b + 1) * block - start), scales[b]
+            for j in range(i, end):
+                out[start + j] = values[j] * scale
+            i = end
+    if np.int32((worst << place) + offset).view(np.float32) > most and worst >= normal:
+        good[0] = False
