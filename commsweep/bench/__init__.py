@@ -61,6 +61,7 @@ BENCHES = (
     "steps",
     "text",
     "store",
+    "sweep",
     "gradients",
     "hook",
     "wire",

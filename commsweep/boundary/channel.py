@@ -132,6 +132,12 @@ class Channel(nn.Module):
         return self.feedback.most_bytes(compressor, shape, dtype, self.step.keys)
 
     @property
+    def plain(self) -> bool:
+        """Return whether every message travels as it is, with nothing remembered or looked at."""
+        kind, feedback = self.compressor.spec.kind, self.feedback.spec.kind
+        return kind == "none" and feedback == "none" and self.watch is None
+
+    @property
     def _dense(self) -> bool:
         """Return whether messages travel as they are: compression off, or not begun."""
         return not self.step.compress or self.step.epoch < self.start_epoch
@@ -227,6 +233,16 @@ class Counts:
         self.calls += 1
         self.samples += x.shape[0]
         self.dense_bytes += round(x.numel() * x.element_size() * stretch)
+
+    def saw_plain(self, x: Tensor) -> None:
+        """A training message as it is was sent. Nothing looks at its values: what is not finite in
+        it reaches the loss.
+        """
+        nbytes = x.numel() * x.element_size()
+        self.calls += 1
+        self.samples += x.shape[0]
+        self.nbytes += nbytes
+        self.dense_bytes += nbytes
 
     @property
     def first_bad(self) -> Tensor | None:
@@ -457,7 +473,15 @@ class Boundary(nn.Module):
             bwd.compressor.forward = fwd.compressor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the next stage sees of x."""
+        """Return what the next stage sees of x. Where both ways are plain it is x itself, and the
+        bytes follow from its shape.
+        """
+        if self.coder is None and self.fwd.plain and self.bwd.plain:
+            if self.fwd.step.training:
+                self.fwd.counts.saw_plain(x)
+                if torch.is_grad_enabled() and x.requires_grad:
+                    self.bwd.counts.saw_plain(x)
+            return x
         with _as_it_is(x):
             if self.coder is None or not self.codes:
                 return self._cross(x)

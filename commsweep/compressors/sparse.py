@@ -6,6 +6,7 @@ from copy import copy
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -433,25 +434,27 @@ class Counted(Sparsifier[S]):
         indices = (m * index_bits(row) + 7) // 8 + 4 * n_rows
         return indices.clamp(max=packed_bytes(n_rows * row, 1)) + 1
 
-    def places(self, mask: Tensor) -> dict[str, Tensor]:
-        """The parts of a payload that say where a mask [rows, row] is true."""
+    def places(self, mask: Tensor, kept: Tensor) -> dict[str, Tensor]:
+        """The parts of a payload that say where a mask [rows, row] is true, which is at `kept`, as
+        `positions` has them.
+        """
         n_rows, row = mask.shape
-        bits = index_bits(row)
+        bits, count = index_bits(row), len(kept)
         if self.rice:
-            where = mask.reshape(-1).cpu().nonzero()[:, 0].numpy()
-            code = rice.encode(where, rice.parameter(len(where), mask.numel()))
-            count = torch.tensor([len(where)], dtype=torch.int32, device=mask.device)
-            if code.size + 5 < int(self.place_bytes(count[0], n_rows, row)):
+            code = rice.encode(kept.cpu().numpy(), rice.parameter(count, mask.numel()))
+            count_field = torch.tensor([count], dtype=torch.int32, device=mask.device)
+            if code.size + 5 < int(self.place_bytes(count_field[0], n_rows, row)):
                 return {
                     "coding": _byte(mask, 3),
-                    "count": count,
+                    "count": count_field,
                     "gaps": torch.from_numpy(code).to(mask.device),
                 }
-        if packed_bytes(int(mask.sum()), bits) + 4 * n_rows <= packed_bytes(n_rows * row, 1):
+        if packed_bytes(count, bits) + 4 * n_rows <= packed_bytes(n_rows * row, 1):
+            counts = torch.bincount(kept // row, minlength=n_rows)
             return {
                 "coding": _byte(mask, 1),
-                "counts": mask.sum(1, dtype=torch.int32),
-                "places": pack(mask.nonzero()[:, 1], bits),
+                "counts": counts.int(),
+                "places": pack(kept % row, bits),
             }
         return {"coding": _byte(mask, 2), "places": pack(mask, 1)}
 
@@ -460,18 +463,27 @@ class Counted(Sparsifier[S]):
         mask.
         """
         n_rows, row = row_shape(payload.shape)
+        kept = self._kept(payload)
+        if kept is None:
+            return unpack_flags(payload.parts["places"], n_rows * row).reshape(n_rows, row)
+        mask = torch.zeros(n_rows * row, dtype=torch.bool, device=kept.device)
+        return mask.index_fill_(0, kept, True).reshape(n_rows, row)
+
+    def _kept(self, payload: Payload) -> Tensor | None:
+        """Return the positions that a payload names; None where it has a bitmask. Raises UserError
+        when the parts name none.
+        """
+        n_rows, row = row_shape(payload.shape)
         fields = payload.parts
         coding = int(fields["coding"])
         if coding == 3 and self.rice and "gaps" in fields:
-            return _from_gaps(fields["gaps"], int(fields["count"]), n_rows * row).reshape(
-                n_rows, row
-            )
+            return _from_gaps(fields["gaps"], int(fields["count"]), n_rows * row)
         if (
             coding == 2
             and "places" in fields
             and fields["places"].numel() == packed_bytes(n_rows * row, 1)
         ):
-            return unpack_flags(fields["places"], n_rows * row).reshape(n_rows, row)
+            return None
         if coding != 1 or "counts" not in fields:
             raise UserError(f"places are in no known coding ({coding})")
         counts, bits = fields["counts"].long(), index_bits(row)
@@ -482,8 +494,7 @@ class Counted(Sparsifier[S]):
         check_columns((starts + columns)[None], n_rows * row)
         if not (columns < row).all():
             raise UserError(f"a packed place lies outside its row of {row} entries")
-        mask = torch.zeros(n_rows * row, dtype=torch.bool, device=columns.device)
-        return mask.scatter_(0, starts + columns, True).reshape(n_rows, row)
+        return starts + columns
 
     def layouts(self, shape: torch.Size, dtype: torch.dtype) -> list[dict[str, Field]]:
         return self.place_layouts(shape, {"values": Field(dtype, None, shape.numel())})
@@ -509,21 +520,28 @@ class Counted(Sparsifier[S]):
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat, mask = rows(x), rows(self.where_kept(x, seed))
-        return payload(x, values=flat[mask], **self.places(mask))
+        kept = positions(mask)
+        return payload(x, values=flat.reshape(-1)[kept], **self.places(mask, kept))
 
     def _decode(self, payload: Payload) -> Tensor:
-        return unrows(scatter(payload.parts["values"], self.mask_of(payload)), payload)
+        values, kept = payload.parts["values"], self._kept(payload)
+        if kept is None:
+            return unrows(scatter(values, self.mask_of(payload)), payload)
+        if len(values) != len(kept):
+            raise UserError(f"{len(values)} values for {len(kept)} kept entries")
+        n_rows, row = row_shape(payload.shape)
+        out = torch.zeros(n_rows * row, dtype=values.dtype, device=values.device)
+        return unrows(out.index_copy_(0, kept, values).view(n_rows, row), payload)
 
 
 def _from_gaps(gaps: Tensor, count: int, n: int) -> Tensor:
-    """The mask [n] of a Rice code of so many places. Raises UserError when it is none."""
+    """The positions in [0, n) of a Rice code of `count` places. Raises UserError on none."""
     if not 0 <= count <= n:
         raise UserError(f"{count} kept entries do not fit a message of {n}")
-    positions = torch.from_numpy(rice.decode(gaps.cpu().numpy(), count, rice.parameter(count, n)))
-    if count and int(positions[-1]) >= n:
+    kept = torch.from_numpy(rice.decode(gaps.cpu().numpy(), count, rice.parameter(count, n)))
+    if count and int(kept[-1]) >= n:
         raise UserError(f"a Rice code names a place outside a message of {n} entries")
-    mask = torch.zeros(n, dtype=torch.bool, device=gaps.device)
-    return mask.index_fill_(0, positions.to(gaps.device), True)
+    return kept.to(gaps.device)
 
 
 @COMPRESSORS.of(TopKStrictSpec)
@@ -763,6 +781,14 @@ def scatter(values: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter_(
         mask, values
     )
+
+
+def positions(mask: Tensor) -> Tensor:
+    """Return where a mask is true, in row-major order: int64 [true entries]."""
+    flat = mask.reshape(-1)
+    if flat.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(flat.numpy()))
+    return flat.nonzero()[:, 0]
 
 
 def _byte(x: Tensor, value: int) -> Tensor:

@@ -13,7 +13,7 @@ from commsweep.compressors.base import COMPRESSORS, Field, Payload, payload, row
 from commsweep.compressors.bits import pack, packed_bytes, unpack_flags
 from commsweep.compressors.kernels import cpu, gpu
 from commsweep.compressors.kernels import thresholds as kernels
-from commsweep.compressors.sparse import Counted, budget, largest, scatter
+from commsweep.compressors.sparse import Counted, budget, largest, positions, scatter
 from commsweep.config.compressors.thresholds import (
     DrydenSpec,
     PeriodicSpec,
@@ -141,7 +141,9 @@ class Dryden(Counted[DrydenSpec]):
         assert count is not None  # asked for
         y, mask = rows(sent).float(), rows(count)
         means = torch.stack([y.amin(1).clamp(max=0), y.amax(1).clamp(min=0)], dim=1)
-        return payload(x, signs=pack(y[mask] > 0, 1), means=means, **self.places(mask))
+        kept = positions(mask)
+        signs = pack(y.reshape(-1)[kept] > 0, 1)
+        return payload(x, signs=signs, means=means, **self.places(mask, kept))
 
     def _decode(self, payload: Payload) -> Tensor:
         mask = self.mask_of(payload)

@@ -638,22 +638,61 @@ def elias_decode(code: np.ndarray, n: int) -> np.ndarray:
     return _elias_back(code, np.zeros(n, np.int32))
 
 
+def _gamma_words() -> tuple[np.ndarray, np.ndarray]:
+    """Return the gamma codes of numbers below 256, and their bits: the first bit is the lowest."""
+    words, lengths = np.zeros(256, np.uint64), np.zeros(256, np.int64)
+    for value in range(1, 256):
+        text = "0" * (value.bit_length() - 1) + f"{value:b}"
+        words[value], lengths[value] = int(text[::-1], 2), len(text)
+    return words, lengths
+
+
+_PEEK = 12  # bits of a code that are looked up at once
+_WORDS, _LENGTHS = _gamma_words()
+
+
+def _entries() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the run, the level and the bits of the entry that `_PEEK` bits begin with; 0 bits
+    where it is longer.
+    """
+    runs, levels, lengths = (np.zeros(1 << _PEEK, np.int32) for _ in range(3))
+    words = [(value, int(_WORDS[value]), int(_LENGTHS[value])) for value in range(1, 64)]
+    for run, run_word, signs in words:
+        for level, level_word, rest in words:
+            length = signs + 1 + rest
+            if length > _PEEK:
+                continue
+            for negative in (0, 1):
+                word = run_word | negative << signs | level_word << signs + 1
+                runs[word :: 1 << length] = run
+                levels[word :: 1 << length] = -level if negative else level
+                lengths[word :: 1 << length] = length
+    return runs, levels, lengths
+
+
+_RUNS, _LEVELS, _TAKEN = _entries()
+
+
 @_compiled
 def elias_bits(levels):
     """Returns the bits of the code of whole levels [n]."""
     bits, last = 0, -1
     for i in range(levels.size):
-        level = levels[i]
-        if level == 0:
-            continue
-        bits += 1
-        for step in range(2):
-            value = i - last if step == 0 else abs(level)
+        level = np.int64(levels[i])
+        run, size = i - last, abs(level)
+        if run < 256 and size < 256:  # without a branch that depends on the level
+            sends = np.int64(level != 0)
+            bits += (_LENGTHS[run] + 1 + _LENGTHS[size]) * sends
+            last += run * sends
+        elif level != 0:
             bits += 1
-            while value > 1:
-                value >>= 1
-                bits += 2
-        last = i
+            for number in (run, size):
+                rest = number
+                bits += 1
+                while rest > 1:
+                    rest >>= 1
+                    bits += 2
+            last = i
     return bits
 
 
@@ -664,33 +703,43 @@ def _elias(levels, out):
     """
     waiting, held, at, last = np.uint64(0), 0, 0, -1  # bits not yet in a byte, and how many
     for i in range(levels.size):
-        level = levels[i]
-        if level == 0:
-            continue
-        for step in range(2):
-            value = i - last if step == 0 else abs(level)
-            length = 0
-            while value >> (length + 1):
-                length += 1
-            held += length
+        level = np.int64(levels[i])
+        run, size = i - last, abs(level)
+        if run < 256 and size < 256:  # without a branch that depends on the level
+            sends = np.int64(level != 0)
+            signs = _LENGTHS[run]
+            word = _WORDS[run] | np.uint64(level < 0) << np.uint64(signs)
+            word |= _WORDS[size] << np.uint64(signs + 1)
+            waiting |= word * np.uint64(sends) << np.uint64(held)
+            held += (signs + 1 + _LENGTHS[size]) * sends
+            last += run * sends
+        elif level != 0:
+            for step in range(2):
+                value = run if step == 0 else size
+                length = 0
+                while value >> (length + 1):
+                    length += 1
+                held += length
+                while held >= 8:
+                    out[at] = np.uint8(waiting & np.uint64(255))
+                    waiting >>= np.uint64(8)
+                    at, held = at + 1, held - 8
+                for b in range(length, -1, -1):
+                    waiting |= np.uint64((value >> b) & 1) << np.uint64(held)
+                    held += 1
+                if step == 0:
+                    waiting |= np.uint64(level < 0) << np.uint64(held)
+                    held += 1
+            last = i
+        if held >= 32:
             while held >= 8:
                 out[at] = np.uint8(waiting & np.uint64(255))
                 waiting >>= np.uint64(8)
                 at, held = at + 1, held - 8
-            for b in range(length, -1, -1):
-                waiting |= np.uint64((value >> b) & 1) << np.uint64(held)
-                held += 1
-            if step == 0:
-                waiting |= np.uint64(level < 0) << np.uint64(held)
-                held += 1
-            while held >= 8:
-                out[at] = np.uint8(waiting & np.uint64(255))
-                waiting >>= np.uint64(8)
-                at, held = at + 1, held - 8
-        last = i
-    if held:
-        out[at] = np.uint8(waiting)
-        at += 1
+    while held > 0:
+        out[at] = np.uint8(waiting & np.uint64(255))
+        waiting >>= np.uint64(8)
+        at, held = at + 1, held - 8
     return at
 
 
@@ -701,6 +750,17 @@ def _elias_back(code, levels):
     """
     total, bit, i = code.size * 8, 0, -1
     while True:
+        at = bit >> 3
+        if at + 2 < code.size:  # a short entry is looked up
+            window = np.int32(code[at]) | np.int32(code[at + 1]) << 8 | np.int32(code[at + 2]) << 16
+            window = (window >> (bit & 7)) & ((1 << _PEEK) - 1)
+            if _TAKEN[window]:
+                i += _RUNS[window]
+                if i >= levels.size:
+                    return levels
+                levels[i] = _LEVELS[window]
+                bit += _TAKEN[window]
+                continue
         negative = False
         for step in range(2):
             length = 0

@@ -1,0 +1,85 @@
+"""`commsweep bench sweep`: small runs of a sweep beside the same trainings in bare processes.
+
+Both sides: as many processes as the sweep has workers, with one thread each, from their start to
+the last score. A bare process builds the same models and batches and takes the same steps, without
+Lightning's loop, a store or records.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from commsweep.bench import Result, alternate, paired
+from commsweep.config import Execution, Run, override
+from commsweep.launching.grid import seeds
+from commsweep.launching.launch import launch
+from commsweep.registry import preset
+from commsweep.store import Store
+from commsweep.training import optim
+from commsweep.training.run import build
+
+RUNS, WORKERS, EPOCHS, ROUNDS = 24, 2, 6, 2
+
+
+def bench() -> Iterator[Result]:
+    """The ratio of whole sweeps, started in turn."""
+    seconds = alternate({"sweep": _sweep, "bare": _bare}, ROUNDS)
+    ratio = paired(seconds, "sweep", "bare")
+    medians = {side: sorted(seconds[side])[ROUNDS // 2] for side in seconds}
+    yield Result(f"{RUNS} digits runs: a sweep / bare processes", ratio, 1.05, medians=medians)
+
+
+def runs() -> list[Run]:
+    """Return the trainings: short ones, scored once."""
+    changes = {"epochs": EPOCHS, "eval_every": EPOCHS, "schedule.t_max": EPOCHS}
+    return seeds([override(preset("digits"), changes)], RUNS, 0)
+
+
+def _sweep() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        launched = launch(runs(), Store(folder), Execution("cpu"), WORKERS)
+        assert launched.outcomes == {"finished": RUNS}
+
+
+def _bare() -> None:
+    lines = [[sys.executable, "-m", __name__, str(number)] for number in range(WORKERS)]
+    processes = [subprocess.Popen(line) for line in lines]
+    codes = [process.wait() for process in processes]
+    assert not any(codes)
+
+
+def _train(run: Run) -> float:
+    """Train and score a run as a script of one's own would; return its mean loss."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(run, Execution("cpu"), Path(folder))
+    task, model = built.task, built.task.model
+    for hook in task.components["boundaries"].hooks:
+        hook.remove()
+    optimizer = optim.optimizer(run, list(model.parameters()))
+    scheduler, _ = optim.rates(run, optimizer, len(built.data.train) * run.epochs)
+    model.train()
+    for _ in range(run.epochs):
+        for x, y, _ in built.data.train:
+            optimizer.zero_grad()
+            task.loss(task.logits(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+    model.eval()
+    loaders = built.data.val_dataloader()
+    losses = []
+    with torch.no_grad():
+        for loader in loaders:
+            losses += [float(task.loss(task.logits(x), y)) for x, y, _ in loader]
+    return sum(losses) / len(losses)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for trained in runs()[int(sys.argv[1]) :: WORKERS]:
+        _train(trained)
