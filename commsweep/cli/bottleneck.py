@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from commsweep.cli.options import count
 from commsweep.cli.pipeline import bandwidth
-from commsweep.cli.predict import gpt_fields, share_of
+from commsweep.cli.predict import gpt_fields, linked, share_of
 from commsweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--link",
         type=bandwidth,
         metavar="RATE",
-        help="of --model: from a node to others, as 200Gbit; or --links FILE of iperf3 -J",
+        help=(
+            "of --model: nominal rate from a node to others, as 200Gbit; or what you measured, by "
+            "--links FILE of iperf3 -J"
+        ),
     )
     for name in ("tensor", "pipeline", "batch"):
         parser.add_argument(
@@ -55,21 +58,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def print_answer(args: argparse.Namespace) -> int:
     """Print whether the network is the bottleneck, in a sentence and a table."""
     from commsweep.timing import bottleneck, gpt
-    from commsweep.timing.profile import read_link
 
     if args.preset is not None or args.trace is not None:
         raise UserError("--model goes without a preset and without --trace")
-    if args.gpus is None or (args.link is None) == (not args.links):
+    if args.gpus is None or (args.link is None and not args.links):
         raise UserError("--model needs --gpus N, and --link 200Gbit or --links FILE of iperf3 -J")
-    rate = args.link if args.link is not None else read_link(args.links).rate
     if args.gpus % args.per_node and args.gpus > args.per_node:
         raise UserError(f"--gpus {args.gpus} is no multiple of --per-node {args.per_node}")
     shape = _gpt(args)
     constants = gpt.read_cluster(args.cluster)
-    link = rate / 8 if rate else constants.node_link
-    cluster = replace(constants, node=args.per_node, node_link=link)
+    cluster = linked(constants, args)
     shares = {codec: share_of(codec) for codec in CODECS}
-    answer = bottleneck.answer(shape, cluster, shares, args.sharded)
+    reached = constants.reached if args.link else 1.0  # a measured rate was reached
+    answer = bottleneck.answer(shape, cluster, shares, args.sharded, reached)
     if args.json:
         print(
             json.dumps({"answer": answer.verdict, "sentence": answer.sentence()} | asdict(answer))
@@ -77,10 +78,17 @@ def print_answer(args: argparse.Namespace) -> int:
         return 0
     print(answer.sentence())
     print(
-        f"\n{args.gpus} GPUs, {args.per_node} a node, {8 * link / 1e9:g} Gbit/s between nodes; "
+        f"\n{args.gpus} GPUs, {args.per_node} a node, "
+        f"{8 * cluster.node_link / 1e9:g} Gbit/s between nodes; "
         f"tensor {shape.tensor} x pipeline {shape.pipeline} x data {shape.data}; "
-        f"{shape.batch:,} samples of {shape.sequence:,} tokens"
+        f"{shape.batch:,} samples of {shape.sequence:,} tokens; {shape.layers} layers of "
+        f"{shape.hidden:,}"
     )
+    if reached < 1:
+        print(
+            f"the range goes from the whole rate to {100 * reached:.0f} % of it, which sums "
+            f"reached on {constants.name}; measure yours with iperf3 and --links"
+        )
     summed = "rings, weights gathered twice a microbatch" if args.sharded else "as NCCL chooses"
     print(f"  dense: {1e3 * answer.seconds:,.0f} ms a step, sums {summed}")
     for name in ("compute", "bubble", "data", *(("gathers",) if args.sharded else ())):
@@ -109,18 +117,10 @@ def _gpt(args: argparse.Namespace) -> Shape:
     from commsweep.timing import bottleneck
     from commsweep.timing.gpt import Shape
 
-    if args.model.startswith("gpt:"):
-        fields = gpt_fields(args.model)
-        layers, hidden, heads = fields["layers"], fields["hidden"], fields["heads"]
-        sequence = fields.get("seq", bottleneck.SEQUENCE)
-    elif args.model.lower() in bottleneck.SIZES:
-        layers, hidden, heads = bottleneck.SIZES[args.model.lower()]
-        sequence = bottleneck.SEQUENCE
-    else:
-        raise UserError(
-            f"--model '{args.model}': write one of {', '.join(bottleneck.SIZES)}, or "
-            "gpt:layers=32,hidden=4096"
-        )
+    fields = gpt_fields(args.model)
+    layers, hidden, heads = fields["layers"], fields["hidden"], fields["heads"]
+    sequence = fields.get("seq", bottleneck.SEQUENCE)
+    vocabulary = fields.get("vocabulary", bottleneck.VOCABULARY)
     if args.tensor or args.pipeline:
         tensor, pipeline = args.tensor or 1, args.pipeline or 1
     else:
@@ -134,4 +134,4 @@ def _gpt(args: argparse.Namespace) -> Shape:
     batch = args.batch or max(1, bottleneck.TOKENS // sequence // data) * data
     if batch % data:
         raise UserError(f"--batch {batch} is no multiple of data-parallel {data}")
-    return Shape(hidden, layers, sequence, batch, 1, heads, tensor, pipeline, data)
+    return Shape(hidden, layers, sequence, batch, 1, heads, tensor, pipeline, data, vocabulary)

@@ -116,10 +116,10 @@ def add_wiring(parser: argparse.ArgumentParser) -> None:
 
 
 def bandwidth(text: str) -> float:
-    """Bits a second: "10Mbit", "1Gbit", "unlimited"."""
+    """Bits a second: "10Mbit", "1Gbit/s", "200Gb/s" (bits: a small b), "unlimited"."""
     if text == "unlimited":
         return 0.0
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)bit(?:/s)?", text.strip(), re.I)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgKMG]?)(?:[bB]it|b)(?:/s|ps)?", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(
             f"'{text}' is no bandwidth; write for instance 10Mbit, 1Gbit or unlimited"

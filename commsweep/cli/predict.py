@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep.cli.options import count, writable
+from commsweep.cli.pipeline import bandwidth
 from commsweep.errors import UserError, nearest
 from commsweep.timing import COLLECTIVES, SCHEDULES
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from commsweep.timing.gpt import Cluster
     from commsweep.timing.profile import MeasuredLink, Profile
 
 CODECS = ("none", "cast:to=bfloat16", "uniform:8", "uniform:4", "topk:0.01", "tern")
@@ -52,14 +54,23 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--model", metavar="gpt:KEY=N,...", help="gpt:layers=24,hidden=1024,heads=16,seq=1024"
+        "--model", metavar="SIZE", help="7b, or gpt:layers=24,hidden=1024,heads=16,seq=1024"
     )
     source.add_argument("--rows", type=Path, metavar="CSV", help="one prediction a row")
     source.add_argument("--trace", type=Path, metavar="JSON", help="of torch.profiler, one process")
     source.add_argument("--meter", choices=("protocol",), help="ProtocolNanoGPT: 200 Mbit/s, 50 ms")
     parser.add_argument("--out", type=Path, metavar="CSV", help="of --rows (default: printed)")
     parser.add_argument("--cluster", default="a100-nvlink", help="a preset or a JSON file")
-    parser.add_argument("--links", metavar="FILE", help="iperf3 -J or nccl-tests, for --trace")
+    parser.add_argument(
+        "--link",
+        type=bandwidth,
+        metavar="RATE",
+        help="of --model: from a node to others, as 200Gbit, all of it reached",
+    )
+    parser.add_argument("--per-node", type=count, metavar="N", help="of --model: GPUs of a node")
+    parser.add_argument(
+        "--links", metavar="FILE", help="iperf3 -J or nccl-tests, for --trace and --model"
+    )
     parser.add_argument("--workers", type=count, help="of --trace (default: as in the trace)")
     parser.add_argument("--outer", type=count, metavar="STEPS", help="exchange every STEPS only")
     parser.add_argument("--gpus", type=count, help="of --model (default: tensor x pipeline x data)")
@@ -108,11 +119,14 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _predict(args: argparse.Namespace) -> int:
-    if args.links and args.trace is None:
+    if args.links and args.trace is None and args.model is None:
         raise UserError(
-            f"--links '{args.links}' has an effect on --trace only; describe the links of --model "
-            "and --rows in a cluster file (--cluster)"
+            f"--links '{args.links}' has an effect on --trace and --model only; describe the links "
+            "of --rows in a cluster file (--cluster)"
         )
+    for option in ("link", "per_node"):
+        if getattr(args, option) is not None and args.model is None:
+            raise UserError(f"--{option.replace('_', '-')} has an effect on --model only")
     if args.rows is not None:
         return _rows(args)
     if args.trace is not None:
@@ -137,7 +151,7 @@ def _model(args: argparse.Namespace) -> int:
     from commsweep.timing import bottleneck, gpt
 
     shape, gpus = _shape(args)
-    cluster = gpt.read_cluster(args.cluster)
+    cluster = linked(gpt.read_cluster(args.cluster), args)
     if args.schedule == "interleaved" and shape.layers % (shape.pipeline * args.chunks):
         raise UserError(
             f"--chunks {args.chunks}: {shape.layers} layers are no multiple of "
@@ -157,7 +171,10 @@ def _model(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"gpus": gpus, **predicted} | ({"codecs": lines} if lines else {})))
         return 0
-    print(f"{1e3 * predicted['total']:.1f} ms an iteration on {gpus} GPUs of {cluster.name}")
+    rate = f"{8 * cluster.node_link / 1e9:,.0f} Gbit/s between nodes"
+    print(
+        f"{1e3 * predicted['total']:.1f} ms an iteration on {gpus} GPUs of {cluster.name}, {rate}"
+    )
     for name in ("compute", "bubble", "data", "gathers", "optimizer"):
         if name == "gathers" and not args.sharded:
             continue
@@ -184,6 +201,20 @@ def _model(args: argparse.Namespace) -> int:
             "not"
         )
     return 0
+
+
+def linked(cluster: Cluster, args: argparse.Namespace) -> Cluster:
+    """Return a cluster with the nodes and the rate between them that the options name. Raises
+    UserError where they name two rates.
+    """
+    from commsweep.timing.profile import read_link
+
+    if args.link is not None and args.links:
+        raise UserError("--link and --links both name a rate: give one of them")
+    if args.per_node is not None:
+        cluster = replace(cluster, node=args.per_node)
+    rate = read_link(args.links).rate if args.links else args.link
+    return replace(cluster, node_link=rate / 8) if rate else cluster
 
 
 def _codes(args: argparse.Namespace, shape: Any, cluster: Any, choices: Any) -> list[dict]:
@@ -250,10 +281,19 @@ def share_of(codec: str) -> float:
 
 
 def gpt_fields(model: str) -> dict[str, int]:
-    """Return the numbers of "gpt:layers=24,hidden=1024". Raises UserError on anything else."""
+    """Return the numbers of "gpt:layers=24,hidden=1024", or of a size such as "7b". Raises
+    UserError on anything else.
+    """
+    from commsweep.timing.bottleneck import SEQUENCE, SIZES
+
+    if model.lower() in SIZES:
+        layers, hidden, heads = SIZES[model.lower()]
+        return {"layers": layers, "hidden": hidden, "heads": heads, "seq": SEQUENCE}
     kind, _, text = model.partition(":")
     if kind != "gpt":
-        raise UserError(f"--model '{model}': begin with gpt:, as gpt:layers=24,hidden=1024")
+        raise UserError(
+            f"--model '{model}': write one of {', '.join(SIZES)}, or gpt:layers=32,hidden=4096"
+        )
     fields: dict[str, int] = {}
     for piece in text.split(","):
         key, _, value = piece.partition("=")

@@ -8,7 +8,7 @@ from commsweep.reporting.table import Cell, Table
 from commsweep.scoring.board import Board, Entry, Standing
 from commsweep.scoring.training import Setup
 
-FACTORS = (4, 10, 30)  # times fewer bytes than dense
+FACTORS = (4, 7, 10, 30)  # times fewer bytes than dense
 ENOUGH = 50.0  # percent of worth that the lower end of every interval must reach
 PAGE = "which.md"
 QUESTIONS = {
@@ -25,7 +25,8 @@ USES = {
         "weight gradients."
     ),
     "learners": (
-        "`commsweep run PRESET grad.learners=4 grad.compressor=CODEC`; `CompressionHook` in DDP."
+        "`commsweep run PRESET grad.learners=4 grad.exchange=allgather grad.compressor=CODEC`; "
+        "`CompressionHook` in DDP."
     ),
 }
 # An entry, and its standing in each training of a role.
@@ -38,8 +39,8 @@ def page(board: Board, standings: Sequence[tuple[Setup, list[Standing]]]) -> str
         "# Which codec should I use?",
         "Three kinds of messages, three answers: what is best for one is not for another. Each "
         "table names the codec that keeps most of the messages' worth in its worse training, "
-        "within so many times fewer bytes than float32. Worth kept: 0 % is the training in which "
-        "nothing is sent, 100 % is dense, with 95 % intervals.",
+        "within so many times fewer bytes than float32; `is` says how many it has. Worth kept: "
+        "0 % is the training in which nothing is sent, 100 % is dense, with 95 % intervals.",
         f"**Unknown** means that no codec on [the board](README.md) keeps {ENOUGH:.0f} % in all "
         "trainings with the lower ends of its intervals. Time: encoding and decoding, as "
         "multiples of a copy of the same bytes on one core.",
@@ -51,7 +52,7 @@ def page(board: Board, standings: Sequence[tuple[Setup, list[Standing]]]) -> str
             sections.append("Unknown: no training is recorded.")
             continue
         candidates = _candidates(of_role)
-        header = ["bytes", "codec", *(setup.name for setup, _ in of_role), "time"]
+        header = ["asked", "codec", "is", *(setup.name for setup, _ in of_role), "time"]
         rows = [_row(board, role, factor, candidates) for factor in FACTORS]
         answers = Table(role, f"Worth kept as {role}, n = {_seeds(candidates)}", header, rows)
         sections += [answers.markdown().rstrip("\n"), f"Use: {USES[role]}"]
@@ -93,14 +94,15 @@ def _row(board: Board, role: str, factor: int, candidates: Sequence[Candidate]) 
     ]
     label = f"{factor} times fewer"
     if not within:
-        return [label, "unknown: none is so small", *[""] * len(candidates[0][1]), ""]
+        return [label, "unknown: none is so small", "", *[""] * len(candidates[0][1]), ""]
     enough = [candidate for candidate in within if _is_enough(candidate)]
     entry, standings = max(enough or within, key=_worst)
     name = f"[{entry.name}](cards/{entry.file_name})"
     measures = board.measured(entry.codec, role)
     time = f"{measures.speed.both:.3g}" if measures is not None else ""
+    fewer = f"{1 / max(standing.share for standing in standings):.1f} times"
     worths = [standing.worth.text() for standing in standings]
-    return [label, name if enough else f"unknown; nearest: {name}", *worths, time]
+    return [label, name if enough else f"unknown; nearest: {name}", fewer, *worths, time]
 
 
 def _seeds(candidates: Sequence[Candidate]) -> int:

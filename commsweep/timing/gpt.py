@@ -71,6 +71,7 @@ class Cluster:
     tensor_wait: float = 1e-5  # seconds of one
     tensor_far: float = 2e10  # the same between nodes
     node_link: float = 3e10  # bytes a second between nodes, of all GPUs of a node
+    nominal_link: float | None = None  # of which its makers say so many
     data_link: float = 2e11  # bytes a second of the gradients' all-reduce within a node
     hop: float = 3.4e-6  # seconds of a hop within a node, as in NCCL's table
     far_hop: float = 1.4e-5  # seconds of one between nodes, as in NCCL's table
@@ -80,6 +81,11 @@ class Cluster:
     microbatch: float = 3e-4  # seconds that any microbatch costs
     optimizer: float = 6e-12  # seconds a weight
     constant: float = 4e-3  # seconds an iteration
+
+    @property
+    def reached(self) -> float:
+        """Return the share of the nominal rate between nodes that sums of gradients reach."""
+        return self.node_link / self.nominal_link if self.nominal_link else 1.0
 
 
 @dataclass(frozen=True)
@@ -242,8 +248,9 @@ def fit(shape: Shape, seconds: np.ndarray, start: Cluster, most: int = 300) -> C
 
 
 def read_cluster(text: str) -> Cluster:
-    """A preset by name, or a JSON file with (some of) the fields of Cluster. Raises UserError on a
-    name, a field or a number that does not fit.
+    """A preset by name, or a JSON file with (some of) the fields of Cluster. Its field `base`
+    names the preset that the others are taken from. Raises UserError on a name, a field or a number
+    that does not fit.
     """
     presets = {path.stem: path for path in PRESETS.glob("*.json")}
     path = presets.get(text, Path(text))
@@ -256,17 +263,26 @@ def read_cluster(text: str) -> Cluster:
         ) from None
     except ValueError as error:
         raise UserError(f"--cluster '{text}': not JSON ({error})") from None
-    names = {field.name for field in fields(Cluster)}
+    names = {field.name for field in fields(Cluster)} | {BASE}
     if not isinstance(constants, dict):
         raise UserError(f"--cluster '{text}': a JSON object is needed, with {', '.join(names)}")
     for name in set(constants) - names:
         raise UserError(f"--cluster '{text}': unknown field '{name}'{nearest(name, names)}")
     for name, value in constants.items():
-        if name in ("name", "source", "launch"):
+        if name in ("name", "source", "launch", BASE):
             continue
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             raise UserError(f"--cluster '{text}': {name}={value!r} is no number above 0")
-    return Cluster(**constants)
+    base = constants.pop(BASE, None)
+    if base is None:
+        return Cluster(**constants)
+    if base not in presets:
+        raise UserError(
+            f"--cluster '{text}': {BASE}={base!r} is none of {', '.join(sorted(presets))}"
+        )
+    named = {"name": path.stem, "source": f"{base}, with {', '.join(constants) or 'nothing'} given"}
+    return replace(read_cluster(base), **(named | constants))
 
 
+BASE = "base"
 PRESETS = Path(__file__).parent / "clusters"

@@ -85,7 +85,11 @@ def test_the_command_answers_with_a_rate_or_a_measured_link(tmp_path, capsys):
     link = tmp_path / "iperf3.json"
     link.write_text(json.dumps({"end": {"sum_received": {"bits_per_second": 1e10}}}))
     assert main([*asked, "--links", str(link), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == by_rate
+    measured = json.loads(capsys.readouterr().out)
+    # a nominal rate may not be reached: the same answer with a wider range
+    same = ("answer", "seconds", "share", "low", "codes")
+    assert [measured[name] for name in same] == [by_rate[name] for name in same]
+    assert measured["high"] < by_rate["high"] and measured["most"] < by_rate["most"]
     assert by_rate["answer"] == "Yes" and len(by_rate["codes"]) == 2
     assert main([*asked, "--link", "10Gbit"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == by_rate["sentence"]
@@ -99,6 +103,7 @@ def test_the_command_answers_with_a_rate_or_a_measured_link(tmp_path, capsys):
     ("options", "sentence"),
     [
         (["--model", "7b"], "--model needs --gpus N"),
+        (["--model", "7b", "--gpus", "64", "--link", "25GB/s"], "is no bandwidth"),
         (["--model", "8b", "--gpus", "8", "--link", "1Gbit"], "write one of 125m"),
         (["--model", "7b", "--gpus", "1", "--link", "1Gbit"], "does not fit"),
         (["--model", "7b", "--gpus", "12", "--link", "1Gbit"], "no multiple of --per-node 8"),

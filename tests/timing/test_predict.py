@@ -259,7 +259,7 @@ def test_a_link_that_is_none_is_one_line(content, says, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "bert:layers=2"], "begin with gpt:"),
+        (["--model", "bert:layers=2"], "write one of 125m"),
         (["--model", "gpt:layer=2"], "did you mean 'layers'"),
         (["--model", "gpt:layers=2"], "says no hidden"),
         (["--model", "gpt:layers=2,hidden=64", "--pipeline", "4"], "the model has 2 layers"),
@@ -531,10 +531,38 @@ def test_blank_cells_of_optional_columns_say_the_default(tmp_path, capsys):
     assert main(["predict", "--rows", str(tmp_path / "rows.csv")]) == 0
 
 
-def test_links_of_a_trace_beside_a_model_are_refused(capsys):
-    arguments = ["predict", "--model", "gpt:layers=2,hidden=64", "--links", "iperf.json"]
-    assert main(arguments) != 0
-    assert "effect on --trace only" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--meter", "protocol", "--links", "iperf.json"], "effect on --trace and --model only"),
+        (["--meter", "protocol", "--link", "1Gbit"], "--link has an effect on --model only"),
+        (["--model", "7b", "--link", "1Gbit", "--links", "iperf.json"], "give one of them"),
+    ],
+)
+def test_links_without_an_effect_are_refused(options, line, capsys):
+    assert main(["predict", *options]) != 0
+    assert line in capsys.readouterr().err
+
+
+def test_predict_and_advise_answer_with_the_same_step(capsys):
+    shared = ["--model", "7b", "--gpus", "64", "--link", "200Gb/s", "--tensor", "2", "--json"]
+    shared += ["--batch", "1024", "--per-node", "8"]
+    assert main(["predict", *shared, "--collective", "nccl"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert main(["advise", *shared]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["seconds"] == predicted["total"]
+    assert answer["share"] == pytest.approx(predicted["data"] / predicted["total"])
+
+
+def test_a_cluster_file_takes_from_its_base_what_it_leaves_out(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"base": "a100-nvlink", "node_link": 25e9}')
+    cluster, base = gpt.read_cluster(str(path)), gpt.read_cluster("a100-nvlink")
+    assert replace(cluster, node_link=base.node_link, name=base.name, source=base.source) == base
+    path.write_text('{"base": "a1000"}')
+    with pytest.raises(UserError, match="base='a1000' is none of a100-nvlink"):
+        gpt.read_cluster(str(path))
 
 
 def test_codes_of_a_model_name_their_collective_and_none_is_all_of_the_bytes(capsys):
