@@ -70,7 +70,12 @@ def read(path: Path) -> Rows:
 def _table(path: Path) -> pd.DataFrame:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv", ".txt"):
-        return pd.read_csv(path, sep=None, engine="python", comment="#", skipinitialspace=True)
+        text = path.read_text(encoding="utf-8-sig")
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        if not lines:
+            raise UserError(f"'{path}' has no rows")
+        separator = _separator(lines[0])
+        return pd.read_csv(path, sep=separator, engine="python", comment="#", skipinitialspace=True)
     if suffix == ".parquet":
         return pd.read_parquet(path)
     if suffix in (".jsonl", ".ndjson", ".json"):
@@ -82,6 +87,14 @@ def _table(path: Path) -> pd.DataFrame:
             raise ValueError("each record must be an object, as {'seed': 1, 'loss': 0.5}")
         return pd.json_normalize(records)
     raise ValueError("its name must end in .csv, .tsv, .parquet, .jsonl or .json")
+
+
+def _separator(head: str) -> str:
+    """Return what divides the columns of a table, by its first line."""
+    separator = max(",;\t|", key=head.count)
+    if separator in head:
+        return separator
+    return r"\s+" if len(head.split()) > 1 else ","
 
 
 def _records(text: str) -> list[Any] | None:

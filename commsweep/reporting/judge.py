@@ -32,7 +32,7 @@ from commsweep.reporting.claim import (
 )
 from commsweep.reporting.figure import INK, styled
 from commsweep.reporting.foreign_rows import Rows
-from commsweep.reporting.statistics import far, interval, mean_sd
+from commsweep.reporting.statistics import FEW, far, interval, mean_sd
 from commsweep.reporting.table import Table
 
 ORDER = "order"  # --seed order: the rows of a setting are numbered as they stand
@@ -170,6 +170,11 @@ def columns(
                 close = nearest(name, map(str, frame.columns))
                 raise UserError(f"--{option} {name}: no such column{close}; {_listed(frame)}")
     score = score or _score(rows)
+    if (wrong := _wrong_cell(frame[score])) is not None:
+        row, text = wrong
+        raise UserError(
+            f"{score}: row {row} holds '{text}', which is no number; mend it, or leave it empty"
+        )
     if not is_numeric_dtype(frame[score]) or is_bool_dtype(frame[score]):
         raise UserError(f"--score {score}: not a column of numbers; {_listed(frame)}")
     seed = seed or _seed(frame)
@@ -227,9 +232,12 @@ def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
     with_score = numbered if columns.step is None else numbered[numbered[columns.score].notna()]
     if (twice := with_score[with_score.duplicated(keys)]).size:
         label, seed = twice.iloc[0][["_label", "_seed"]]
+        same = (with_score["_label"] == label) & (with_score["_seed"] == seed)
+        numbers = [str(at + 1) for at in with_score.index[same]]
         raise UserError(
-            f"two rows of setting '{label}' have seed {seed}: name the columns that tell them "
-            f"apart with --setting COLUMN, or use --seed {ORDER}; {_listed(frame)}"
+            f"rows {' and '.join(numbers[:2])} both are of setting '{label}', seed {seed}: remove "
+            "one, name the columns that tell them apart with --setting COLUMN, or use --seed "
+            f"{ORDER}; {_listed(frame)}"
         )
     if columns.step is not None:
         numbered = numbered.sort_values(columns.step, kind="stable")
@@ -355,7 +363,8 @@ def _score(rows: Rows) -> str:
     numeric = [
         str(name)
         for name in rows.metrics or rows.frame
-        if is_numeric_dtype(rows.frame[name]) and not is_bool_dtype(rows.frame[name])
+        if (is_numeric_dtype(rows.frame[name]) and not is_bool_dtype(rows.frame[name]))
+        or _wrong_cell(rows.frame[name]) is not None
     ]
     for split in SPLITS:
         for kinds in (HIGHER_WORDS, LOWER_WORDS):
@@ -369,6 +378,19 @@ def _score(rows: Rows) -> str:
     raise UserError(
         f"no column sounds like a score; name it with --score COLUMN; {_listed(rows.frame)}"
     )
+
+
+def _wrong_cell(values: pd.Series) -> tuple[int, str] | None:
+    """Return (row from 1, text) of the first cell that is no number, of a column that has numbers
+    otherwise; None of any other column.
+    """
+    if is_numeric_dtype(values) or is_bool_dtype(values):
+        return None
+    wrong = pd.to_numeric(values, errors="coerce").isna() & values.notna()
+    if 2 * wrong.sum() >= values.notna().sum() or not wrong.any():
+        return None
+    row = int(wrong.to_numpy().argmax())
+    return row + 1, str(values.iloc[row])
 
 
 def _seed(frame: pd.DataFrame) -> str | None:
@@ -458,6 +480,8 @@ def verdicts(judged: Judged) -> str:
                 )
             number = shown(effect.values, effect.interval, effect.digits)
             lines.append(f"- {claim.name}: {number}, n={len(effect.values)}: {sentence}")
+    if any(len(effect.values) < FEW for claim in judged.claims for effect in claim.effects):
+        lines += ["", f"p is two-sided; below {FEW} seeds it counts twice, for two tests decide."]
     return "\n".join(lines) + "\n"
 
 

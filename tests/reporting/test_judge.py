@@ -195,7 +195,7 @@ def test_two_trainings_are_never_taken_for_steps_of_one(tmp_path):
     """Rows of other settings that no column tells apart end in a line, whatever a step says."""
     frame = grid().drop(columns="wall").assign(epoch=10)
     rows = foreign_rows.read(as_csv(tmp_path, pd.concat([frame, frame.assign(val_acc=1.0)])))
-    with pytest.raises(UserError, match="two rows of setting 'dense' have seed 0"):
+    with pytest.raises(UserError, match="rows 1 and 19 both are of setting 'dense', seed 0"):
         judge(rows, columns(rows))
 
 
@@ -237,11 +237,18 @@ BAD = {
     "no file": (None, [], "no such file"),
     "no table": ("not a table", [], "must end in .csv"),
     "empty": ("codec,seed,acc\n", [], "has no rows"),
+    "nothing": ("", [], "has no rows"),
+    "one column": ("method\na\nb\n", [], "columns: method"),
+    "one cell": (
+        "codec,seed,acc\na,1,2\na,2,29.6x\nb,1,3\nb,2,3\n",
+        [],
+        "acc: row 2 holds '29.6x', which is no number",
+    ),
     "no score": ("codec,seed,size\na,1,2\nb,1,3\n", [], "no column sounds like a score"),
     "no seed": ("codec,acc\na,1\nb,2\n", [], "no column looks like a seed"),
     "typing": ("codec,seed,acc\na,1,2\nb,1,3\n", ["--score", "ac"], "did you mean 'acc'"),
     "words": ("codec,seed,acc\na,1,2\nb,1,3\n", ["--score", "codec"], "not a column of numbers"),
-    "twice": ("codec,seed,acc\na,1,2\na,1,3\n", [], "two rows of setting"),
+    "twice": ("codec,seed,acc\na,1,2\na,1,3\n", [], "rows 1 and 2 both are of setting"),
     "claim": ("codec,seed,acc\na,1,2\nb,1,3\n", ["--claim", "a<b"], "with spaces around the sign"),
     "arm": ("codec,seed,acc\na,1,2\na,2,2\nb,1,3\nb,2,3\n", ["--against", "c"], "no such setting"),
     "equal": (
