@@ -1,4 +1,6 @@
-"""Gradients of a transformers.Trainer in codes: two processes on CPU, whole and resumed."""
+"""A transformers.Trainer with gradients in codes, two processes on CPU, and with boundaries: whole
+and resumed.
+"""
 
 from __future__ import annotations
 
@@ -98,3 +100,29 @@ def test_one_process_has_no_gradients_to_send(tmp_path):
     made.add_callback(CompressionCallback(made, COMPRESSOR))
     with pytest.raises(UserError, match="GPT2LMHeadModel, which has no hook.*torchrun"):
         made.train()
+
+
+def inserted(folder, steps, checkpoint):
+    """(weights, calls) of a Trainer whose first block is a boundary with a memory."""
+    import commsweep as cs
+    from commsweep.integrations.huggingface import BoundariesCallback
+
+    made = trainer(folder, steps)
+    link = {"compressor": COMPRESSOR, "feedback": {"kind": "ef21"}}
+    links, ids = {"transformer.h.0": {"fwd": link, "bwd": link}}, torch.zeros(2, 16).long()
+    boundaries = cs.insert(made.model, links, sample=ids, batch_size=2)
+    made.add_callback(BoundariesCallback(made, boundaries))
+    made.train(resume_from_checkpoint=checkpoint)
+    return made.model.state_dict(), boundaries.ledger()
+
+
+def test_a_trainer_resumes_with_what_its_boundaries_remember(tmp_path):
+    whole, counts = inserted(str(tmp_path / "whole"), 4, None)
+    folder = str(tmp_path / "halves")
+    inserted(folder, 2, None)
+    weights, resumed = inserted(folder, 4, True)
+    assert all(torch.equal(whole[name], weights[name]) for name in whole)
+    assert resumed == counts
+    (tmp_path / "halves" / "checkpoint-2" / "commsweep-boundaries-0.pt").unlink()
+    with pytest.raises(UserError, match="no state of inserted boundaries"):
+        inserted(folder, 4, f"{folder}/checkpoint-2")
