@@ -9,6 +9,7 @@ points of test accuracy.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import mean
 from typing import Any
 
@@ -222,7 +223,7 @@ CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8, z9, z10]
 
 # Figures.
 
-SHOWN = (-260, 130)  # percent; what lies farther is drawn at the edge
+SHOWN = (-260, 260)  # percent, at most; what lies farther is drawn at the edge
 TRAININGS = {
     "gpt2-nano": "GPT-2",
     "gpt2-nano untied": "GPT-2, untied head",
@@ -250,16 +251,25 @@ def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
     return arms
 
 
+def _shown(shares: Iterable[Kept]) -> tuple[float, float]:
+    """Return the ends of an axis that has 0, 100, and all that lies within `SHOWN`."""
+    values = [0.0, 100.0]
+    for share in shares:
+        values += [end for end in (share.percent, share.low, share.high) if end is not None]
+    return max(SHOWN[0], min(values) - 10), min(SHOWN[1], max(values) + 10)
+
+
 def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """The share of their worth that compressed gradients of activations keep: 100 % is dense, 0 %
-    nothing sent, below 0 % harm. Bars: 95 % intervals (Fieller). An arrow: farther left than is
-    shown.
+    nothing sent, below 0 % harm. Bars: 95 % intervals (Fieller); one without an end mark goes on
+    beyond the edge. An arrow: farther out than is shown.
     """
     arms = _arms(frame)
     if not arms:
         return None
     order = sorted(arms, key=lambda arm: mean(share.percent for share in arms[arm].values()))
     trainings = list(dict.fromkeys(name for arm in arms.values() for name in arm))
+    first, last = _shown(share for by_training in arms.values() for share in by_training.values())
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 0.6 + 0.28 * len(order)))
         for index, training in enumerate(trainings):
@@ -267,16 +277,16 @@ def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 if (share := arms[arm].get(training)) is None:
                     continue
                 y = height + 0.22 * ((len(trainings) - 1) / 2 - index)
-                x = max(share.percent, SHOWN[0] + 5)
+                x = min(max(share.percent, first + 3), last - 3)
                 ends = [x if end is None else end for end in (share.low, share.high)]
-                axis.plot(ends, [y, y], color=INK[index], lw=1)
-                mark = "<" if x > share.percent else MARKS[index]
+                axis.plot(ends, [y, y], "|-", color=INK[index], lw=1, ms=4)
+                mark = "<" if x > share.percent else ">" if x < share.percent else MARKS[index]
                 axis.plot(x, y, mark, color=INK[index], ms=4)
             axis.plot([], [], MARKS[index], color=INK[index], ms=4, label=training)
         for edge in (0, 100):
             axis.axvline(edge, color="0.6", lw=0.7, ls=":")
         axis.set_yticks(range(len(order)), order)
-        axis.set(xlim=SHOWN, xlabel="worth kept (%): 0 is nothing sent, 100 is dense")
+        axis.set(xlim=(first, last), xlabel="worth kept (%): 0 is nothing sent, 100 is dense")
         if len(trainings) > 1:
             axis.legend(loc="upper left", fontsize=6.5)
     return figure

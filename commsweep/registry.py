@@ -118,7 +118,7 @@ def sweep(name: str, store: Store | None = None) -> list[Run]:
     if store is not None and (store.root / "sweeps" / f"{name}.json").exists():
         return [parse(settings) for settings in store.cells(name).values()]
     raise UserError(
-        f"unknown sweep '{name}'{nearest(name, sweeps_, 3)} (all of them: commsweep sweep --help)"
+        f"unknown sweep '{name}'{nearest(name, sweeps_, 3)} (all of them: commsweep sweep list)"
     )
 
 

@@ -71,7 +71,7 @@ def _links(args: argparse.Namespace) -> int:
     if args.only == "train" and kind != "stages":
         raise UserError(
             f"--only train: plan '{args.plan}' measures {kind}, whose trainings are a sweep's "
-            "(commsweep sweep --help)"
+            "(commsweep sweep list)"
         )
     if args.only in (None, "measure"):
         if kind == "stages":

@@ -111,7 +111,12 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     print(written.terminal())
     if written.commands:
-        print(f"undecided: commsweep sweep launch {name} --decide runs the seeds that would decide")
+        usual = folder(os.environ.get("COMMSWEEP_STORE") or "store")
+        store = "" if args.store == usual else f" --store {args.store}"
+        print(
+            f"undecided: commsweep sweep launch {name} --decide{store} runs the seeds that would "
+            "decide"
+        )
     print(
         f"tables   {written.folder / 'tables'} (md, tex, csv)\n"
         f"figures  {written.folder / 'figures'} (png, pdf, svg)\n"

@@ -222,7 +222,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         help=(
-            "a sweep of a paper (commsweep sweep --help lists them), or a function of yours "
+            "a sweep of a paper (commsweep sweep list lists them), or a function of yours "
             "that returns a list of Runs, my_grid.py:grid"
         ),
     )

@@ -87,7 +87,9 @@ def opened(base: Run, varied: dict[str, list[Any]]) -> dict[str, list[Any]]:
                 tag for tag, kind in by_kind(UNIONS[side]).items() if parameter in kind.model_fields
             ]
             if having:
-                notice(f"{name}: {kind}={having[0]} is taken, for {kind}=none has no {parameter}")
+                notice(
+                    f"note: {kind}={having[0]} is taken, which has {parameter}; the base has none"
+                )
                 axes[kind] = having[:1]
     return axes
 

@@ -97,13 +97,14 @@ def look(name: str, index: int) -> dict[str, Any]:
 def scatter(
     axis: Axes, points: pd.DataFrame, front: pd.DataFrame, keep: Iterable[str] = ()
 ) -> None:
-    """Points with bars, and names for a few of them: dense, those of `keep`, and those on the
-    front, at most `NAMED`. The others are grey and share one name.
+    """Points with bars, and names for at most `NAMED` of them: of more, dense, those on the front
+    and those of `keep`. The others are grey and share one name.
 
     points: name, x, y, low, high (lengths of the two whiskers); front: those of them on the front.
     """
-    drawn_names = [name for name in points["name"] if name == "dense" or name in set(keep)]
-    dense = [name for name in drawn_names if name == "dense"]
+    names = list(dict.fromkeys(points["name"]))
+    drawn_names = names if len(names) <= NAMED else [name for name in names if name in set(keep)]
+    dense = [name for name in names if name == "dense"]
     named = list(dict.fromkeys([*dense, *front["name"], *drawn_names]))[:NAMED]
     used: list[dict[str, Any]] = []
     unnamed = points[~points["name"].isin(named)]

@@ -1,7 +1,7 @@
 """A compressor of your own. Use it wherever a compressor is named:
 
 commsweep run digits fwd.compressor=codec.py:RowSigns,k=4
-commsweep sweep launch mine --base digits --axis bwd.compressor.options.k=1,2,4,8
+commsweep sweep launch mine --base digits --codecs "codec.py:RowSigns,k=1; codec.py:RowSigns,k=8"
 """
 
 import torch

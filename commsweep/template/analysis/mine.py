@@ -21,10 +21,10 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Accuracy and bytes of every setting."""
-    columns = ["Setting", "accuracy (%)", "forward bytes (% of dense)"]
-    table = Table("ratios", "TopK at each ratio, mean and spread over seeds", columns)
+    columns = ["Setting", "accuracy (%)", "bytes (% of dense)"]
+    table = Table("ratios", "Every setting, mean and spread over seeds", columns)
     for method, group in frame.groupby("method", sort=False):
-        table.rows.append([str(method), cell(group, ON), cell(group, "bytes.fwd_ratio", SHARE)])
+        table.rows.append([str(method), cell(group, ON), cell(group, "bytes.ratio", SHARE)])
     return [table]
 
 
@@ -38,12 +38,12 @@ def little_is_lost(frame: pd.DataFrame) -> Claim:
 
 
 def accuracy(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Test accuracy against forward bytes; points are seeds."""
+    """Test accuracy against bytes; points are seeds."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(COLUMN, 2.4))
         for method, group in frame.groupby("method", sort=False):
-            axis.plot(100 * group["bytes.fwd_ratio"], 100 * group[ON], "o", label=str(method))
-        axis.set(xlabel="forward bytes (% of dense)", ylabel="test accuracy (%)", xscale="log")
+            axis.plot(100 * group["bytes.ratio"], 100 * group[ON], "o", label=str(method))
+        axis.set(xlabel="bytes (% of dense)", ylabel="test accuracy (%)", xscale="log")
         axis.legend()
     return figure
 
