@@ -22,7 +22,10 @@ if __name__ == "__main__":
     texts = torch.randint(0, 64, (256, 32), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": text, "labels": text} for text in texts]
     shadow = ShadowCallback(
-        ["topk:0.1", "uniform:4", "eden:2"], {"transformer.h.0": "activations"}, every=4
+        ["topk:0.1", "uniform:4", "eden:2"],
+        {"transformer.h.0": "activations"},
+        every=4,
+        out="out/example_shadow",
     )
     trainer = Trainer(
         model=GPT2LMHeadModel(config),

@@ -132,6 +132,8 @@ class Forecast:
         bound = self.evidence.bound(score)
         if bound is None:
             return f"its {self.score.text} of {score:.2g} is beyond all that was seen"
+        if not self.narrow:
+            return "ranks only: no bound of left-out trainings was narrow"
         if not self.answers:
             return f"ranks only: {self.held} of {self.narrow} answers held for left-out trainings"
         if bound.width > WIDEST:

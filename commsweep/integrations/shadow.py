@@ -375,18 +375,21 @@ class Shadow:
         """The summary in Markdown."""
         head = (
             *("message", "codec", "bytes %", "error", "bias", "cosine", "energy", "repeat"),
-            *("bits/byte", "worth kept, forecast"),
+            "bits/byte",
         )
-        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         rows = self.summary()
+        answers = any(math.isfinite(row["worth"]) for row in rows)
+        head += ("worth kept, forecast",) * answers
+        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for row in rows:
             names = ("error", "bias", "cosine", "energy", "repeat")
             numbers = [f"{row[name]:.3f}" if math.isfinite(row[name]) else "-" for name in names]
             cells = [row["message"], row["codec"], f"{100 * row['bytes_share']:.1f}", *numbers]
-            answer = "-"
-            if math.isfinite(row["worth"]):
-                answer = Bound(row["low"], row["worth"], row["high"]).text
-            lines.append("| " + " | ".join([*cells, f"{row['entropy']:.1f}", answer]) + " |")
+            cells.append(f"{row['entropy']:.1f}")
+            if answers:
+                bound = Bound(row["low"], row["worth"], row["high"])
+                cells.append(bound.text if math.isfinite(row["worth"]) else "-")
+            lines.append("| " + " | ".join(cells) + " |")
         notes = []
         for message in dict.fromkeys(row["message"] for row in rows):
             notes.append(sentence(message))

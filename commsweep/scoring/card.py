@@ -111,20 +111,13 @@ class Card:
         return Table("training", title, header, rows)
 
     def _messages(self) -> Table:
-        table = Table(
-            "messages",
-            f"Real messages of three networks, early and late: {self.role}",
-            [
-                "codec",
-                "bytes of float32",
-                "error",
-                "bias",
-                "cosine",
-                "bits a byte",
-                "worth kept, forecast",
-            ],
-        )
-        for summary in (self.messages, self.rival):
+        summaries = self.messages, self.rival
+        answers = any(summary.worth != "-" for summary in summaries)
+        header = ["codec", "bytes of float32", "error", "bias", "cosine", "bits a byte"]
+        header += ["worth kept, forecast"] * answers
+        title = f"Real messages of three networks, early and late: {self.role}"
+        table = Table("messages", title, header)
+        for summary in summaries:
             table.rows.append(
                 [
                     summary.codec,
@@ -133,7 +126,7 @@ class Card:
                     f"{summary.bias:.3f}",
                     f"{summary.cosine:.3f}",
                     f"{summary.entropy:.2f}",
-                    summary.worth,
+                    *[summary.worth] * answers,
                 ]
             )
         return table

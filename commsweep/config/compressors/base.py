@@ -72,6 +72,7 @@ class Compression(Spec):
     exchanged: ClassVar[bool] = True
     codes_values: ClassVar[bool] = False
     draws: ClassVar[bool] = False  # another seed may give another message
+    blind: ClassVar[bool] = False  # may leave an entry out whatever its value is
     # settings, beside the defaults, with which tests hold it to the laws of all compressors
     example: ClassVar[dict[str, Any]] = {}
 

@@ -17,6 +17,7 @@ class ZeroSpec(Compression):
     summable: ClassVar[bool] = True
     use: ClassVar[str] = "As the control: what training reaches without the message."
     control: ClassVar[bool] = True
+    blind: ClassVar[bool] = True
     kind: Literal["zero"] = "zero"
 
 

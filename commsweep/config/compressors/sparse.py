@@ -98,6 +98,7 @@ class RandomKSpec(Selection):
         "When learners' messages must add up on the way; `scaled` is unbiased, and noisy."
     )
     draws: ClassVar[bool] = True
+    blind: ClassVar[bool] = True
     kind: Literal["randomk"] = "randomk"
     ratio: Ratio = 0.1
     scaled: bool = False
@@ -114,6 +115,7 @@ class RandTopKSpec(Selection):
     use: ClassVar[str] = "When TopK leaves features unheard: some places are drawn from the rest."
     exchanged: ClassVar[bool] = False
     draws: ClassVar[bool] = True
+    blind: ClassVar[bool] = True
     kind: Literal["randtopk"] = "randtopk"
     ratio: Ratio = 0.1
     alpha: Annotated[
