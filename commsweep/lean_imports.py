@@ -2,7 +2,8 @@
 
 Two things cost more than what is needed. Python's collector looks through all objects again and
 again while modules are loaded. And torchmetrics, of which Lightning uses two classes, loads
-torchvision, scipy and transformers for metrics that nothing here asks for.
+torchvision, scipy and transformers for metrics that nothing here asks for, and matplotlib for
+drawings of metrics.
 """
 
 from __future__ import annotations
@@ -88,11 +89,25 @@ def _metrics() -> None:
     package.__dict__["_logger"] = logging.getLogger(METRICS)  # what its modules ask of the package
     sys.modules[METRICS] = package
     try:
+        _without_drawings(package)
         importlib.import_module(f"{METRICS}.utilities")  # first: the others lean on it in a circle
         for module_name, name in (("metric", "Metric"), ("collections", "MetricCollection")):
             package.__dict__[name] = getattr(
                 importlib.import_module(f"{METRICS}.{module_name}"), name
             )
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, OSError):
         for name in [name for name in sys.modules if name.split(".")[0] == METRICS]:
             del sys.modules[name]
+
+
+def _without_drawings(package: ModuleType) -> None:
+    """Have its modules find no matplotlib, by the file of theirs that says what is installed."""
+    name = f"{METRICS}.utilities.imports"
+    file = os.path.join(package.__path__[0], "utilities", "imports.py")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        return
+    installed = importlib.util.module_from_spec(spec)
+    sys.modules[name] = installed
+    spec.loader.exec_module(installed)
+    installed.__dict__["_MATPLOTLIB_AVAILABLE"] = False

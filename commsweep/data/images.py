@@ -6,6 +6,7 @@ import hashlib
 import io
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -161,12 +162,15 @@ def load(name: str, root: Path | None = None) -> Images:
 
 def _digits() -> Images:
     """scikit-learn's 1,797 images of 8x8; every fifth of a fixed shuffle (360) is the test set."""
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    order = np.random.default_rng(seeds.FIXED).permutation(len(raw.target))
-    x = torch.from_numpy(raw.images[order]).float().unsqueeze(1)
-    y = torch.from_numpy(raw.target[order]).long()
+    # the file alone: the package would load a thousand modules
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise UserError("data.name=digits lies in scikit-learn: pip install scikit-learn")
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    raw = np.loadtxt(file, delimiter=",")  # 64 pixels and a label a line
+    order = np.random.default_rng(seeds.FIXED).permutation(len(raw))
+    x = torch.from_numpy(raw[order, :-1].reshape(-1, 1, 8, 8)).float()
+    y = torch.from_numpy(raw[order, -1]).long()
     test = torch.arange(len(y)) % 5 == 0
     mean, std = x[~test].mean(), x[~test].std()
     x = (x - mean) / std

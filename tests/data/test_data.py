@@ -30,6 +30,19 @@ def test_digits_are_whole_and_the_split_is_fixed():
     assert len(torch.unique(together, dim=0)) == len(torch.unique(images.train_x.flatten(1), dim=0))
 
 
+def test_digits_are_those_of_scikit_learn():
+    """Read from its file, without its thousand modules."""
+    from sklearn.datasets import load_digits
+
+    images, raw = load("digits"), load_digits()
+    x = torch.cat([images.train_x, images.test_x])
+    pixels = (x - x.min()) * (16 / (x.max() - x.min()))
+    lines = sorted(map(tuple, pixels.round().flatten(1).int().tolist()))
+    assert lines == sorted(map(tuple, raw.data.astype(int).tolist()))
+    labels = torch.cat([images.train_y, images.test_y]).bincount()
+    assert labels.tolist() == torch.tensor(raw.target).bincount().tolist()
+
+
 def batches(**options):
     x = torch.arange(10.0).view(10, 1, 1, 1).expand(10, 1, 4, 4).clone()
     return Batches(x, torch.arange(10), 4, **options)
