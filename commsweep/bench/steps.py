@@ -1,7 +1,7 @@
 """`commsweep bench steps`: what a step of a whole run costs beside a bare loop over the same model,
 batches and optimizer.
 
-Of a run the difference between many epochs and few counts, so that its start and its end do not.
+The median epoch counts, from its start to the start of the next one; the first two do not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,8 +25,9 @@ from commsweep.registry import preset
 from commsweep.store import Store
 from commsweep.training import optim
 from commsweep.training.run import build, execute
+from commsweep.training.step import Task
 
-FEW, MANY, ROUNDS = 2, 10, 3  # epochs of a run; measurements, both sides in turn
+EPOCHS, ROUNDS = 10, 3  # of a run; measurements, both sides in turn
 RUNS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
     ("digits, dense", "digits", {}, 1.10),
     ("a nano GPT-2, dense", "sotu_nano", {"data.train_blocks": 160}, 1.05),
@@ -33,7 +35,7 @@ RUNS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
 
 
 def bench() -> Iterator[Result]:
-    """Ratios of the medians over rounds; the first round of each is not counted."""
+    """Ratios of the medians over rounds; the first round of each does not count."""
     for name, base, changes, bound in RUNS:
         run = override(preset(base), changes)
         ours, bare = [], []
@@ -78,15 +80,20 @@ def _unchecked(codec: Own, x: Tensor, seed: int = 0) -> Tensor:
 
 def training(run: Run) -> float:
     """Seconds of a step of a run."""
-    seconds = {}
-    for epochs in (FEW, MANY):
-        with tempfile.TemporaryDirectory() as folder:
-            trained = override(run, {"epochs": epochs, "eval_every": epochs})
-            began = time.perf_counter()
-            row = execute(trained, Store(folder), Execution("cpu"))
-            seconds[epochs] = time.perf_counter() - began
-            steps = row["steps"]
-    return (seconds[MANY] - seconds[FEW]) / (steps * (MANY - FEW) / MANY)
+    starts: list[float] = []
+    begin = Task.on_train_epoch_start
+
+    def noted(task: Task) -> None:
+        starts.append(time.perf_counter())
+        begin(task)
+
+    trained = override(run, {"epochs": EPOCHS, "eval_every": EPOCHS})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(Task, "on_train_epoch_start", noted),
+    ):
+        row = execute(trained, Store(folder), Execution("cpu"))
+    return _median_epoch(starts) * EPOCHS / row["steps"]
 
 
 def bare_loop(run: Run) -> float:
@@ -98,14 +105,16 @@ def bare_loop(run: Run) -> float:
         hook.remove()
     model = task.model.train()
     optimizer = optim.optimizer(run, list(model.parameters()))
-    steps = 0
-    began = 0.0
-    for epoch in range(1 + MANY - FEW):
-        if epoch == 1:  # the first is not counted
-            began = time.perf_counter()
+    starts, steps = [], 0
+    for _ in range(EPOCHS):
+        starts.append(time.perf_counter())
         for x, y, _ in built.data.train:
             optimizer.zero_grad()
             task.loss(task.logits(x), y).backward()
             optimizer.step()
-            steps += epoch > 0
-    return (time.perf_counter() - began) / steps
+            steps += 1
+    return _median_epoch(starts) * EPOCHS / steps
+
+
+def _median_epoch(starts: list[float]) -> float:
+    return statistics.median(later - start for start, later in pairwise(starts[2:]))
