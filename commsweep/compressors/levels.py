@@ -280,9 +280,9 @@ class Natural(Compressor[NaturalSpec]):
 
     def _decode(self, payload: Payload) -> Tensor:
         codes = unpack(payload.parts["codes"], 9, payload.shape.numel())
-        codes = torch.where(codes > 255, codes - 512, codes).to(torch.int32) << 23
+        bits = codes.to(torch.int32) << 23  # the ninth bit of a code becomes the sign
         return unrows(
-            saturated(self._floats(codes).reshape(row_shape(payload.shape)), payload.dtype), payload
+            saturated(self._floats(bits).reshape(row_shape(payload.shape)), payload.dtype), payload
         )
 
 
