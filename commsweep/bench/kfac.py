@@ -19,7 +19,7 @@ from commsweep.second_order import factors
 from commsweep.second_order.layer import KFACLayer
 from commsweep.second_order.preconditioner import Preconditioner
 
-BATCH, STEPS = 64, 10
+BATCH, WIDTH, STEPS = 64, 32, 10
 # of the factor that is inverted: the largest of ResNet-50's that all SPD placements invert
 # everywhere
 ROWS = 1152
@@ -88,7 +88,7 @@ class _Training:
 
     def __init__(self, spec: KFAC | None) -> None:
         torch.manual_seed(0)
-        self.net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
+        self.net = resnet.build(ImageModel(name="resnet18", width=WIDTH), 3, 10)
         self.kfac = Preconditioner(spec, self.net, 1) if spec else None
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3, momentum=0.9)
         self.x, self.y, self.steps = (
@@ -173,13 +173,15 @@ def _steps() -> Iterator[Result]:
         ("every 1", "factors in every one"),
     ):
         yield Result(
-            f"K-FAC step of ResNet-18, batch 64, {label} / plain step and the same by hand",
+            f"K-FAC step of a ResNet-18 of half width, batch 64, {label} / plain step and the same "
+            "by hand",
             paired(seconds, name, f"{name} by hand"),
             1.2,
             medians=medians,
         )
     yield Result(
-        "K-FAC step of ResNet-18, batch 64, factors and inverses every 10 / plain step",
+        "K-FAC step of a ResNet-18 of half width, batch 64, factors and inverses every 10 / plain "
+        "step",
         paired(seconds, "every 10", "plain"),
         None,
     )
