@@ -434,14 +434,14 @@ class Counted(Sparsifier[S]):
         indices = (m * index_bits(row) + 7) // 8 + 4 * n_rows
         return indices.clamp(max=packed_bytes(n_rows * row, 1)) + 1
 
-    def places(self, mask: Tensor, kept: Tensor) -> dict[str, Tensor]:
-        """The parts of a payload that say where a mask [rows, row] is true, which is at `kept`, as
-        `positions` has them.
+    def places(self, mask: Tensor, indices: Tensor) -> dict[str, Tensor]:
+        """The parts of a payload that say where a mask [rows, row] is true. indices: those of
+        `positions`.
         """
         n_rows, row = mask.shape
-        bits, count = index_bits(row), len(kept)
+        bits, count = index_bits(row), len(indices)
         if self.rice:
-            code = rice.encode(kept.cpu().numpy(), rice.parameter(count, mask.numel()))
+            code = rice.encode(indices.cpu().numpy(), rice.parameter(count, mask.numel()))
             count_field = torch.tensor([count], dtype=torch.int32, device=mask.device)
             if code.size + 5 < int(self.place_bytes(count_field[0], n_rows, row)):
                 return {
@@ -450,11 +450,11 @@ class Counted(Sparsifier[S]):
                     "gaps": torch.from_numpy(code).to(mask.device),
                 }
         if packed_bytes(count, bits) + 4 * n_rows <= packed_bytes(n_rows * row, 1):
-            counts = torch.bincount(kept // row, minlength=n_rows)
+            counts = torch.bincount(indices // row, minlength=n_rows)
             return {
                 "coding": _byte(mask, 1),
                 "counts": counts.int(),
-                "places": pack(kept % row, bits),
+                "places": pack(indices % row, bits),
             }
         return {"coding": _byte(mask, 2), "places": pack(mask, 1)}
 
@@ -463,13 +463,13 @@ class Counted(Sparsifier[S]):
         mask.
         """
         n_rows, row = row_shape(payload.shape)
-        kept = self._kept(payload)
-        if kept is None:
+        indices = self._indices(payload)
+        if indices is None:
             return unpack_flags(payload.parts["places"], n_rows * row).reshape(n_rows, row)
-        mask = torch.zeros(n_rows * row, dtype=torch.bool, device=kept.device)
-        return mask.index_fill_(0, kept, True).reshape(n_rows, row)
+        mask = torch.zeros(n_rows * row, dtype=torch.bool, device=indices.device)
+        return mask.index_fill_(0, indices, True).reshape(n_rows, row)
 
-    def _kept(self, payload: Payload) -> Tensor | None:
+    def _indices(self, payload: Payload) -> Tensor | None:
         """Return the positions that a payload names; None where it has a bitmask. Raises UserError
         when the parts name none.
         """
@@ -520,28 +520,28 @@ class Counted(Sparsifier[S]):
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
         flat, mask = rows(x), rows(self.where_kept(x, seed))
-        kept = positions(mask)
-        return payload(x, values=flat.reshape(-1)[kept], **self.places(mask, kept))
+        indices = positions(mask)
+        return payload(x, values=flat.reshape(-1)[indices], **self.places(mask, indices))
 
     def _decode(self, payload: Payload) -> Tensor:
-        values, kept = payload.parts["values"], self._kept(payload)
-        if kept is None:
+        values, indices = payload.parts["values"], self._indices(payload)
+        if indices is None:
             return unrows(scatter(values, self.mask_of(payload)), payload)
-        if len(values) != len(kept):
-            raise UserError(f"{len(values)} values for {len(kept)} kept entries")
+        if len(values) != len(indices):
+            raise UserError(f"{len(values)} values for {len(indices)} kept entries")
         n_rows, row = row_shape(payload.shape)
         out = torch.zeros(n_rows * row, dtype=values.dtype, device=values.device)
-        return unrows(out.index_copy_(0, kept, values).view(n_rows, row), payload)
+        return unrows(out.index_copy_(0, indices, values).view(n_rows, row), payload)
 
 
 def _from_gaps(gaps: Tensor, count: int, n: int) -> Tensor:
     """The positions in [0, n) of a Rice code of `count` places. Raises UserError on none."""
     if not 0 <= count <= n:
         raise UserError(f"{count} kept entries do not fit a message of {n}")
-    kept = torch.from_numpy(rice.decode(gaps.cpu().numpy(), count, rice.parameter(count, n)))
-    if count and int(kept[-1]) >= n:
+    indices = torch.from_numpy(rice.decode(gaps.cpu().numpy(), count, rice.parameter(count, n)))
+    if count and int(indices[-1]) >= n:
         raise UserError(f"a Rice code names a place outside a message of {n} entries")
-    return kept.to(gaps.device)
+    return indices.to(gaps.device)
 
 
 @COMPRESSORS.of(TopKStrictSpec)

@@ -141,9 +141,9 @@ class Dryden(Counted[DrydenSpec]):
         assert count is not None  # asked for
         y, mask = rows(sent).float(), rows(count)
         means = torch.stack([y.amin(1).clamp(max=0), y.amax(1).clamp(min=0)], dim=1)
-        kept = positions(mask)
-        signs = pack(y.reshape(-1)[kept] > 0, 1)
-        return payload(x, signs=signs, means=means, **self.places(mask, kept))
+        indices = positions(mask)
+        signs = pack(y.reshape(-1)[indices] > 0, 1)
+        return payload(x, signs=signs, means=means, **self.places(mask, indices))
 
     def _decode(self, payload: Payload) -> Tensor:
         mask = self.mask_of(payload)

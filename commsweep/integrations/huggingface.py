@@ -42,9 +42,9 @@ class _Remembering(TrainerCallback):
 
     FILE = "commsweep"  # the beginning of a file's name
 
-    def __init__(self, trainer: Trainer, what: str) -> None:
-        """what: the name of what is remembered, in an error."""
-        self.trainer, self.what = trainer, what
+    def __init__(self, trainer: Trainer, label: str) -> None:
+        """label: of what is remembered, in an error."""
+        self.trainer, self.label = trainer, label
         train = trainer.train
 
         @wraps(train)  # callbacks are not told which checkpoint is resumed
@@ -67,7 +67,7 @@ class _Remembering(TrainerCallback):
         file = Path(folder or args.output_dir) / self._name()
         if not file.exists():
             raise UserError(
-                f"'{file}': the checkpoint has no state of {self.what}; resume one that was "
+                f"'{file}': the checkpoint has no state of {self.label}; resume one that was "
                 "trained with this callback, by as many processes"
             )
         return torch.load(file, weights_only=True)

@@ -657,13 +657,13 @@ def _entries() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     runs, levels, lengths = (np.zeros(1 << _PEEK, np.int32) for _ in range(3))
     words = [(value, int(_WORDS[value]), int(_LENGTHS[value])) for value in range(1, 64)]
-    for run, run_word, signs in words:
-        for level, level_word, rest in words:
-            length = signs + 1 + rest
+    for run, run_word, run_bits in words:
+        for level, level_word, level_bits in words:
+            length = run_bits + 1 + level_bits
             if length > _PEEK:
                 continue
             for negative in (0, 1):
-                word = run_word | negative << signs | level_word << signs + 1
+                word = run_word | negative << run_bits | level_word << run_bits + 1
                 runs[word :: 1 << length] = run
                 levels[word :: 1 << length] = -level if negative else level
                 lengths[word :: 1 << length] = length
@@ -687,10 +687,10 @@ def elias_bits(levels):
         elif level != 0:
             bits += 1
             for number in (run, size):
-                rest = number
+                shifted = number
                 bits += 1
-                while rest > 1:
-                    rest >>= 1
+                while shifted > 1:
+                    shifted >>= 1
                     bits += 2
             last = i
     return bits

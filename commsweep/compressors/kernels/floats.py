@@ -139,7 +139,7 @@ def _codes(blocks, scales, drawn, element, out, first, last):
 def _decoded(packed, scales, block, element, out, good, first, last):
     smallest, most = _power(np.int32(element.least)), np.float32(element.most)
     sign = np.int32(1 << (element.bits - 1))
-    normal, place = np.int32(1 << element.mantissa), np.int32(23 - element.mantissa)
+    normal, shift = np.int32(1 << element.mantissa), np.int32(23 - element.mantissa)
     offset = np.int32(element.least + 126) << np.int32(23)
     codes, values = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
     worst = np.int32(0)  # the largest magnitude's code
@@ -150,7 +150,7 @@ def _decoded(packed, scales, block, element, out, good, first, last):
         _unpack_block(source, element.bits, codes[:n])
         for i in range(n):
             size = codes[i] & (sign - np.int32(1))
-            value = np.int32((size << place) + offset).view(np.float32)
+            value = np.int32((size << shift) + offset).view(np.float32)
             # A subnormal number has no leading one.
             value = value if size >= normal else np.float32(2) * value - smallest
             worst = max(worst, size)
@@ -162,5 +162,5 @@ def _decoded(packed, scales, block, element, out, good, first, last):
             for j in range(i, end):
                 out[start + j] = values[j] * scale
             i = end
-    if np.int32((worst << place) + offset).view(np.float32) > most and worst >= normal:
+    if np.int32((worst << shift) + offset).view(np.float32) > most and worst >= normal:
         good[0] = False
