@@ -89,7 +89,7 @@ def _metrics() -> None:
     package.__dict__["_logger"] = logging.getLogger(METRICS)  # what its modules ask of the package
     sys.modules[METRICS] = package
     try:
-        _without_drawings(package)
+        _without_drawings(spec.submodule_search_locations)
         importlib.import_module(f"{METRICS}.utilities")  # first: the others lean on it in a circle
         for module_name, name in (("metric", "Metric"), ("collections", "MetricCollection")):
             package.__dict__[name] = getattr(
@@ -100,10 +100,10 @@ def _metrics() -> None:
             del sys.modules[name]
 
 
-def _without_drawings(package: ModuleType) -> None:
-    """Have its modules find no matplotlib, by the file of theirs that says what is installed."""
+def _without_drawings(folders: list[str] | None) -> None:
+    """Have torchmetrics find no matplotlib, by its file that says what is installed."""
     name = f"{METRICS}.utilities.imports"
-    file = os.path.join(package.__path__[0], "utilities", "imports.py")
+    file = os.path.join((folders or [""])[0], "utilities", "imports.py")
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         return
