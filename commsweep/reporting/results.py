@@ -44,6 +44,8 @@ CHANCE = 0.1  # accuracy of guessing among ten classes
 # Nats of the frequencies of letters on the test text of the embedded corpus: who knows nothing else
 # has learned nothing of order. tests/analysis/test_ladders.py counts them again.
 LETTERS = {"sotu": 3.03}
+# Tokens of a vocabulary, by tokenizer, or by weights that have their own.
+VOCABULARIES = {"gpt2": 50257, "smollm2": 49152}
 
 
 def load(store: str | Path, sweep: str | None = None) -> pd.DataFrame:
@@ -258,8 +260,21 @@ def lost_against(
 
 
 def nothing_learned(frame: pd.DataFrame) -> float:
-    """The score of guessing among ten classes, or the nats of the frequencies of letters."""
-    return LETTERS.get(frame["data.name"].iloc[0], math.nan) if is_text(frame) else 0.1
+    """The score of guessing among ten classes, or the nats of text that `nats_of_nothing` has."""
+    if not is_text(frame):
+        return CHANCE
+    row = frame.iloc[0]
+    return nats_of_nothing(row["data.name"], row["data.tokenizer"], row.get("model.weights"))
+
+
+def nats_of_nothing(data: str, tokenizer: str, weights: Any) -> float:
+    """Return the loss of a language model that has learned nothing: it knows the frequencies of
+    letters, or guesses among all tokens. NaN where these are not known.
+    """
+    if tokenizer == "bytes":
+        return LETTERS.get(data, math.nan)
+    tokens = VOCABULARIES.get(weights if tokenizer == "weights" else tokenizer)
+    return math.log(tokens) if tokens else math.nan
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:

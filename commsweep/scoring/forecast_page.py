@@ -114,6 +114,7 @@ def _correlations(trained: Sequence[Outcome]) -> list[tuple[str, str, float, pd.
     """Return (study, message, rank correlation, its rows) of unseen trainings."""
     frame = pd.DataFrame([outcome.row | {"kept": outcome.worth} for outcome in trained])
     frame["held"] = [outcome.held for outcome in trained]
+    frame["seeds"] = [outcome.seeds for outcome in trained]
     frame["bounded"] = [outcome.bound is not None for outcome in trained]
     correlations = []
     for (study, message), cells in frame.groupby(["study", "message"]):
@@ -142,8 +143,9 @@ def _ranks(trained: Sequence[Outcome]) -> Table:
     rows: list[list[Cell | str]] = []
     for study, message, rank, cells in _correlations(trained):
         held = f"{cells['held'].sum()} of {cells['bounded'].sum()}"
-        rows.append([study, message, f"{rank:.2f}", str(len(cells)), held])
-    header = ["study", "message", "rank correlation", "codecs", "bounds held"]
+        seeds = str(cells["seeds"].min())
+        rows.append([study, message, f"{rank:.2f}", str(len(cells)), seeds, held])
+    header = ["study", "message", "rank correlation", "codecs", "seeds", "bounds held"]
     return Table("unseen_ranks", "Unseen studies", header, rows)
 
 

@@ -58,13 +58,15 @@ class Unseen:
 class Outcome:
     """An unseen training: what was foretold, and the worth that it kept.
 
-    bound: at its score, None beyond what was seen. answered: whether that was an answer.
+    bound: at its score, None beyond what was seen. answered: whether that was an answer. seeds:
+    that it was trained with.
     """
 
     row: dict[str, Any]
     bound: Bound | None
     answered: bool
     worth: float | None
+    seeds: int
 
     @property
     def held(self) -> bool:
@@ -270,7 +272,8 @@ def outcomes(folder: Path, count: int) -> list[Outcome]:
                 bound = Bound(row["low"], row["worth"], row["high"])
             worth = study.worths.get(row["codec"])
             percent = worth.percent if worth is not None and worth.tells else None
-            outcomes_.append(Outcome(row, bound, bool(row["answered"]), percent))
+            trained = worth.n if worth is not None else 0
+            outcomes_.append(Outcome(row, bound, bool(row["answered"]), percent, trained))
     return outcomes_
 
 

@@ -13,7 +13,7 @@ from commsweep.launching.codecs import CONTROL, SIDES, changes
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 from commsweep.reporting.claim import Effect
-from commsweep.reporting.results import LETTERS
+from commsweep.reporting.results import CHANCE, nats_of_nothing
 from commsweep.reporting.worth import Kept, share_kept
 from commsweep.store import DIVERGED, FINISHED, Row, Store
 
@@ -236,7 +236,11 @@ def score(setup: Setup, row: Row) -> Score:
 
 def _loss(setup: Setup, row: Row) -> float:
     if row["status"] != FINISHED:
-        return LETTERS[setup.dense.data.name] if setup.unit == "nats" else -0.1
+        if setup.unit != "nats":
+            return -CHANCE
+        data, model = setup.dense.data, setup.dense.model
+        weights = getattr(model, "weights", None)
+        return nats_of_nothing(data.name, getattr(data, "tokenizer", "bytes"), weights)
     value = row["metrics"][setup.metric]
     return value if setup.unit == "nats" else -value
 

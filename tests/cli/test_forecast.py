@@ -24,7 +24,7 @@ def test_the_page_follows_from_the_recorded_files(tmp_path, capsys):
     rows = pd.read_csv(folder / "rows.csv")
     rows[rows["codec"] != "eden:2"].to_csv(folder / "rows.csv", index=False)
     assert main(["forecast", str(folder), "--store", str(tmp_path / "store")]) == 0
-    assert "Of 88 trainings" in (folder / "README.md").read_text()
+    assert "Of 100 trainings" in (folder / "README.md").read_text()
 
 
 def test_a_folder_without_studies_is_one_line(tmp_path, capsys):
