@@ -25,6 +25,7 @@ from commsweep.training import optim
 from commsweep.training.run import build
 
 RUNS, WORKERS, EPOCHS, ROUNDS = 24, 2, 6, 2
+SWEEP = "sweep"  # the word of the process that launches
 
 
 def bench() -> Iterator[Result]:
@@ -42,16 +43,25 @@ def runs() -> list[Run]:
 
 
 def _sweep() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        launched = launch(runs(), Store(folder), Execution("cpu"), WORKERS)
-        assert launched.outcomes == {"finished": RUNS}
+    _processes(SWEEP)
 
 
 def _bare() -> None:
-    lines = [[sys.executable, "-m", __name__, str(number)] for number in range(WORKERS)]
+    _processes(*map(str, range(WORKERS)))
+
+
+def _processes(*words: str) -> None:
+    """Start this file as a process a word, and wait for all."""
+    lines = [[sys.executable, "-m", "commsweep.bench.sweep", word] for word in words]
     processes = [subprocess.Popen(line) for line in lines]
     codes = [process.wait() for process in processes]
     assert not any(codes)
+
+
+def _launch() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        launched = launch(runs(), Store(folder), Execution("cpu"), WORKERS)
+        assert launched.outcomes == {"finished": RUNS}
 
 
 def _train(run: Run) -> float:
@@ -80,6 +90,9 @@ def _train(run: Run) -> float:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for trained in runs()[int(sys.argv[1]) :: WORKERS]:
-        _train(trained)
+    if sys.argv[1] == SWEEP:
+        _launch()
+    else:
+        torch.set_num_threads(1)
+        for trained in runs()[int(sys.argv[1]) :: WORKERS]:
+            _train(trained)
