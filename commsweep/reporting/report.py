@@ -55,7 +55,7 @@ class Report:
         return "\n".join([*lines, *answers])
 
 
-LINES, TABLE_LINES, PLACES = 60, 32, 6  # of a terminal report: all, its table's, where files lie
+LINES, TABLE_LINES, PLACES = 60, 40, 6  # of a terminal report: all, its table's, where files lie
 
 
 def _answers(claims: list[Claim], room: int, width: int) -> list[str]:
