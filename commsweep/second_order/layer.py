@@ -63,12 +63,11 @@ class KFACLayer(nn.Module):
         if spec.method == "eigen":
             mine = getattr(self, side) / self.taken
             finite = mine.isfinite().all()
-            # In float64: many equal eigenvalues keep the float32 routine from converging.
-            values, vectors = torch.linalg.eigh(
-                mine.where(
-                    finite, torch.eye(len(mine), device=mine.device, dtype=mine.dtype)
-                ).double()
-            )
+            usable = mine.where(finite, torch.eye(len(mine), device=mine.device, dtype=mine.dtype))
+            try:
+                values, vectors = torch.linalg.eigh(usable)
+            except RuntimeError:  # many equal eigenvalues keep it from converging in float32
+                values, vectors = torch.linalg.eigh(usable.double())
             return [
                 values.clamp(min=0).to(mine.dtype),
                 vectors.where(finite, torch.nan).to(mine.dtype),

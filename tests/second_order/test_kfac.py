@@ -161,6 +161,23 @@ def invert(layer, spec):
         layer.install(side, layer.inverse(side, spec), 0)
 
 
+def test_eigenvalues_that_do_not_converge_are_looked_for_in_float64(monkeypatch):
+    layer, spec = KFACLayer("it", nn.Linear(5, 3)), KFAC(method="eigen")
+    layer.a.copy_(torch.eye(6))
+    layer.taken, plain, types = 1.0, torch.linalg.eigh, []
+
+    def eigh(matrix):
+        types.append(matrix.dtype)
+        if matrix.dtype is torch.float32:
+            raise torch.linalg.LinAlgError("failed to converge")
+        return plain(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", eigh)
+    values, vectors = layer.inverse("a", spec)
+    assert types == [torch.float32, torch.float64] and values.dtype is torch.float32
+    assert torch.allclose((vectors * values) @ vectors.T, torch.eye(6))
+
+
 def seen(run):
     """The preconditioner after one step, and the parameters' gradients then."""
     parts = build(run, HOW)
