@@ -145,7 +145,7 @@ def test_workers_do_not_import_modules_of_the_working_folder(tmp_path):
 
 def test_links_beside_a_table_are_refused(tmp_path, capsys):
     assert main(["predict", "--rows", "rows.csv", "--links", "iperf.json"]) != 0
-    assert "--trace only" in capsys.readouterr().err
+    assert "--trace and --model only" in capsys.readouterr().err
 
 
 def test_tern_sends_a_constant_message_only_without_its_clip():

@@ -58,7 +58,7 @@ def test_a_code_of_ones_own_quickly(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(TEMPLATE.read_text())
     assert main(["score", "mine.py:RowSigns,k=4", "--quick", "--role", "activations"]) == 0
     text = capsys.readouterr().out
-    assert "mine.py:RowSigns,k=4 as activations" in text and "forecast" in text
+    assert "mine.py:RowSigns,k=4 as activations" in text and "bits a byte" in text
     assert not (tmp_path / "store").exists()
 
 
