@@ -1,8 +1,8 @@
 """`commsweep bench sweep`: small runs of a sweep beside the same trainings in bare processes.
 
 Both sides: as many processes as the sweep has workers, with one thread each, from their start to
-the last score. A bare process builds the same models and batches and takes the same steps, without
-Lightning's loop, a store or records.
+the last score. A bare process loads the same libraries, builds the same models and batches and
+takes the same steps, without Lightning's loop, a store or records.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import torch
 from commsweep.bench import Result, alternate, paired
 from commsweep.config import Execution, Run, override
 from commsweep.launching.grid import seeds
-from commsweep.launching.launch import launch
+from commsweep.lean_imports import loading
 from commsweep.registry import preset
-from commsweep.store import Store
 from commsweep.training import optim
-from commsweep.training.run import build
 
-RUNS, WORKERS, EPOCHS, ROUNDS = 24, 2, 6, 2
-SWEEP = "sweep"  # the word of the process that launches
+with loading():  # both sides load the same libraries as fast
+    from commsweep.training.run import build
+
+RUNS, WORKERS, ROUNDS = 24, 2, 3
+CHANGES = {"epochs": 6, "eval_every": 6, "schedule.t_max": 6}
 
 
 def bench() -> Iterator[Result]:
@@ -38,30 +39,24 @@ def bench() -> Iterator[Result]:
 
 def runs() -> list[Run]:
     """Return the trainings: short ones, scored once."""
-    changes = {"epochs": EPOCHS, "eval_every": EPOCHS, "schedule.t_max": EPOCHS}
-    return seeds([override(preset("digits"), changes)], RUNS, 0)
+    return seeds([override(preset("digits"), CHANGES)], RUNS, 0)
 
 
 def _sweep() -> None:
-    _processes(SWEEP)
+    settings = [f"{name}={value}" for name, value in CHANGES.items()]
+    with tempfile.TemporaryDirectory() as store:
+        words = ["sweep", "launch", "small", "--base", "digits", *settings, "--store", store]
+        words += ["--seeds", str(RUNS), "--workers", str(WORKERS)]
+        subprocess.run([sys.executable, "-m", "commsweep", *words], check=True, capture_output=True)
 
 
 def _bare() -> None:
-    _processes(*map(str, range(WORKERS)))
-
-
-def _processes(*words: str) -> None:
-    """Start this file as a process a word, and wait for all."""
-    lines = [[sys.executable, "-m", "commsweep.bench.sweep", word] for word in words]
+    lines = [
+        [sys.executable, "-m", "commsweep.bench.sweep", str(number)] for number in range(WORKERS)
+    ]
     processes = [subprocess.Popen(line) for line in lines]
     codes = [process.wait() for process in processes]
     assert not any(codes)
-
-
-def _launch() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        launched = launch(runs(), Store(folder), Execution("cpu"), WORKERS)
-        assert launched.outcomes == {"finished": RUNS}
 
 
 def _train(run: Run) -> float:
@@ -90,9 +85,6 @@ def _train(run: Run) -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == SWEEP:
-        _launch()
-    else:
-        torch.set_num_threads(1)
-        for trained in runs()[int(sys.argv[1]) :: WORKERS]:
-            _train(trained)
+    torch.set_num_threads(1)
+    for trained in runs()[int(sys.argv[1]) :: WORKERS]:
+        _train(trained)
