@@ -227,17 +227,18 @@ def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
     seeds = frame.get(columns.seed)
     if seeds is None:  # in their order
         seeds = labels.groupby(labels).cumcount()
-    numbered = frame.assign(_label=labels, _seed=seeds, _done=_finished(frame))
+    numbers = range(1, len(frame) + 1)
+    numbered = frame.assign(_label=labels, _seed=seeds, _done=_finished(frame), _row=numbers)
     keys = ["_label", "_seed"] if columns.step is None else ["_label", "_seed", columns.step]
     with_score = numbered if columns.step is None else numbered[numbered[columns.score].notna()]
-    if (twice := with_score[with_score.duplicated(keys)]).size:
-        label, seed = twice.iloc[0][["_label", "_seed"]]
-        same = (with_score["_label"] == label) & (with_score["_seed"] == seed)
-        numbers = [str(at + 1) for at in with_score.index[same]]
+    if with_score.duplicated(keys).any():
+        groups = with_score.groupby(keys, sort=False, dropna=False)
+        first, second = next(rows for _, rows in groups if len(rows) > 1).to_dict("records")[:2]
+        label, seed = first["_label"], first["_seed"]
         raise UserError(
-            f"rows {' and '.join(numbers[:2])} both are of setting '{label}', seed {seed}: remove "
-            "one, name the columns that tell them apart with --setting COLUMN, or use --seed "
-            f"{ORDER}; {_listed(frame)}"
+            f"rows {first['_row']} and {second['_row']} both are of setting '{label}', seed "
+            f"{seed}: remove one, name the columns that tell them apart with --setting COLUMN, or "
+            f"use --seed {ORDER}; {_listed(frame)}"
         )
     if columns.step is not None:
         numbered = numbered.sort_values(columns.step, kind="stable")
@@ -384,7 +385,7 @@ def _wrong_cell(values: pd.Series) -> tuple[int, str] | None:
     """Return (row from 1, text) of the first cell that is no number, of a column that has numbers
     otherwise; None of any other column.
     """
-    if is_numeric_dtype(values) or is_bool_dtype(values):
+    if is_numeric_dtype(values):
         return None
     wrong = pd.to_numeric(values, errors="coerce").isna() & values.notna()
     if 2 * wrong.sum() >= values.notna().sum() or not wrong.any():

@@ -270,3 +270,11 @@ def test_bad_input_ends_in_a_line(tmp_path, monkeypatch, capsys, case):
     printed = capsys.readouterr().err
     assert sentence in printed and printed.count("\n") == 1
     assert not Path("judge").exists()
+
+
+def test_a_repeated_training_is_named_by_its_rows_whatever_the_index(tmp_path, capsys):
+    columns = {"codec": ["a", "a", "b"], "seed": [None, None, 1], "acc": [1.0, 2.0, 3.0]}
+    frame = pd.DataFrame(columns, index=["x", "y", "z"])
+    frame.to_parquet(tmp_path / "rows.parquet")
+    assert main(["judge", str(tmp_path / "rows.parquet"), "--out", str(tmp_path / "out")]) == 2
+    assert "rows 1 and 2 both are of setting 'a'" in capsys.readouterr().err
