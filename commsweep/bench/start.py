@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from commsweep.bench import Result, alternate, paired
 
 ROUNDS = 7
-TORCH = "import torch"
+TORCH, LIST = "import torch", "list"
 
 
 def bench() -> Iterator[Result]:
@@ -25,16 +25,19 @@ def bench() -> Iterator[Result]:
         sides: dict[str, Callable[[], object]] = {
             TORCH: lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True),
             "--help": _command("--help"),
-            "list": _command("list", *at),
+            LIST: _command("list", *at),
             "a refusal": _command("run", "synthetic", "optim.lr=-1", *at),
             "a recorded run": _command("run", "synthetic", *at),
             "run synthetic": lambda: _command("run", "synthetic", f"seed={next(seeds)}", *at)(),
         }
         seconds = alternate(sides, ROUNDS)
-    for name in ("--help", "list", "a refusal", "a recorded run", "run synthetic"):
-        bound = 2.0 if name == "run synthetic" else 0.4
+    bounds = {"--help": 0.4, LIST: 0.4, "a refusal": 0.4, "run synthetic": 2.0}
+    for name, bound in bounds.items():
         ratio = paired(seconds, name, TORCH)
         yield Result(f"{name} over {TORCH}", ratio, bound, medians=_medians(seconds, name, TORCH))
+    ratio = paired(seconds, "a recorded run", LIST)
+    medians = _medians(seconds, "a recorded run", LIST)
+    yield Result(f"a recorded run over {LIST}", ratio, 1.0, medians=medians)
 
 
 def _command(*words: str) -> Callable[[], object]:
