@@ -24,7 +24,7 @@ from commsweep.config import Execution, Run, override
 from commsweep.registry import preset
 from commsweep.store import Store
 from commsweep.training import optim
-from commsweep.training.run import build, execute
+from commsweep.training.run import Parts, build, execute
 from commsweep.training.step import Task
 
 EPOCHS, ROUNDS = 10, 3  # of a run; measurements, both sides in turn
@@ -98,22 +98,31 @@ def training(run: Run) -> float:
 
 def bare_loop(run: Run) -> float:
     """Seconds of a step of the loop that one would write, with the same threads."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = build(run, Execution("cpu"), Path(folder))
-    task, boundaries = built.task, built.task.components["boundaries"]
-    for hook in boundaries.hooks:
-        hook.remove()
-    model = task.model.train()
-    optimizer = optim.optimizer(run, list(model.parameters()))
-    starts, steps = [], 0
+    built, optimizer = bare(run)
+    starts = []
     for _ in range(EPOCHS):
         starts.append(time.perf_counter())
-        for x, y, _ in built.data.train:
-            optimizer.zero_grad()
-            task.loss(task.logits(x), y).backward()
-            optimizer.step()
-            steps += 1
-    return _median_epoch(starts) * EPOCHS / steps
+        bare_epoch(built, optimizer)
+    return _median_epoch(starts) / len(built.data.train)
+
+
+def bare(run: Run) -> tuple[Parts, torch.optim.Optimizer]:
+    """Return a run's model in training, without boundaries, its batches and its optimizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(run, Execution("cpu"), Path(folder))
+    for hook in built.task.components["boundaries"].hooks:
+        hook.remove()
+    model = built.task.model.train()
+    return built, optim.optimizer(run, list(model.parameters()))
+
+
+def bare_epoch(built: Parts, optimizer: torch.optim.Optimizer) -> None:
+    """Take the steps of an epoch."""
+    task = built.task
+    for x, y, _ in built.data.train:
+        optimizer.zero_grad()
+        task.loss(task.logits(x), y).backward()
+        optimizer.step()
 
 
 def _median_epoch(starts: list[float]) -> float:

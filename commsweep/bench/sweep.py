@@ -11,19 +11,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from commsweep.bench import Result, alternate, paired
-from commsweep.config import Execution, Run, override
+from commsweep.config import Run, override
 from commsweep.launching.grid import seeds
 from commsweep.lean_imports import loading
 from commsweep.registry import preset
 from commsweep.training import optim
 
 with loading():  # both sides load the same libraries as fast
-    from commsweep.training.run import build
+    from commsweep.bench.steps import bare, bare_epoch
 
 RUNS, WORKERS, ROUNDS = 24, 2, 3
 CHANGES = {"epochs": 6, "eval_every": 6, "schedule.t_max": 6}
@@ -61,21 +60,13 @@ def _bare() -> None:
 
 def _train(run: Run) -> float:
     """Train and score a run as a script of one's own would; return its mean loss."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = build(run, Execution("cpu"), Path(folder))
-    task, model = built.task, built.task.model
-    for hook in task.components["boundaries"].hooks:
-        hook.remove()
-    optimizer = optim.optimizer(run, list(model.parameters()))
+    built, optimizer = bare(run)
     scheduler, _ = optim.rates(run, optimizer, len(built.data.train) * run.epochs)
-    model.train()
     for _ in range(run.epochs):
-        for x, y, _ in built.data.train:
-            optimizer.zero_grad()
-            task.loss(task.logits(x), y).backward()
-            optimizer.step()
+        bare_epoch(built, optimizer)
         scheduler.step()
-    model.eval()
+    task = built.task
+    task.model.eval()
     loaders = built.data.val_dataloader()
     losses = []
     with torch.no_grad():

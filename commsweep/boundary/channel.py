@@ -230,19 +230,19 @@ class Counts:
             self._sums.zero_()
         # one launch a message
         torch.sum(x, tuple(range(x.dim())), dtype=torch.float32, out=self._sums[slot])
-        self.calls += 1
-        self.samples += x.shape[0]
-        self.dense_bytes += round(x.numel() * x.element_size() * stretch)
+        self._count(x, stretch)
 
     def saw_plain(self, x: Tensor) -> None:
         """A training message as it is was sent. Nothing looks at its values: what is not finite in
         it reaches the loss.
         """
-        nbytes = x.numel() * x.element_size()
+        self._count(x)
+        self.nbytes += x.numel() * x.element_size()
+
+    def _count(self, x: Tensor, stretch: float = 1.0) -> None:
         self.calls += 1
         self.samples += x.shape[0]
-        self.nbytes += nbytes
-        self.dense_bytes += nbytes
+        self.dense_bytes += round(x.numel() * x.element_size() * stretch)
 
     @property
     def first_bad(self) -> Tensor | None:

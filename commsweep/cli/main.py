@@ -35,7 +35,7 @@ from commsweep.cli import (
     verify,
     wandb,
 )
-from commsweep.cli.options import Parser, folder
+from commsweep.cli.options import Parser, folder, usual_store
 from commsweep.errors import UserError
 from commsweep.registry import PROJECT
 
@@ -168,7 +168,7 @@ def build_parser() -> Parser:
     shared.add_argument(
         "--store",
         type=folder,
-        default=folder(os.environ.get("COMMSWEEP_STORE") or "store"),
+        default=usual_store(),
         help="folder of run folders (default: $COMMSWEEP_STORE or ./store)",
     )
     shared.add_argument("--json", action="store_true", help="print JSON for programs")

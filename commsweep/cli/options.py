@@ -67,6 +67,11 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def usual_store() -> Path:
+    """Return the store where --store names none."""
+    return folder(os.environ.get("COMMSWEEP_STORE") or "store")
+
+
 def writable(path: Path, file: bool = False) -> None:
     """Raise UserError, before any work, unless a folder (or file) of this name can be written."""
     folder = path.parent if file else path

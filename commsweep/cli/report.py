@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from commsweep.cli.options import folder, whole_number, words, writable
+from commsweep.cli.options import folder, usual_store, whole_number, words, writable
 from commsweep.errors import UserError
 from commsweep.store import WITHOUT_OUTCOME
 
@@ -111,8 +111,7 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     print(written.terminal())
     if written.commands:
-        usual = folder(os.environ.get("COMMSWEEP_STORE") or "store")
-        store = "" if args.store == usual else f" --store {args.store}"
+        store = "" if args.store == usual_store() else f" --store {args.store}"
         print(
             f"undecided: commsweep sweep launch {name} --decide{store} runs the seeds that would "
             "decide"

@@ -350,7 +350,8 @@ def logarithmic(*axes: Axis) -> None:
         smallest = float(axis.get_minpos())
         if not np.isfinite(smallest):
             continue
-        set_scale = getattr(axis.axes, f"set_{axis.axis_name}scale")  # pyright: ignore[reportAttributeAccessIssue]
+        name = axis.axis_name  # pyright: ignore[reportAttributeAccessIssue]
+        set_scale = getattr(axis.axes, f"set_{name}scale")
         if axis.get_data_interval()[0] == 0:
             set_scale("symlog", linthresh=smallest)
         else:

@@ -10,6 +10,7 @@ Nothing is unpickled, and no tool's server is asked.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
@@ -74,8 +75,8 @@ def _table(path: Path) -> pd.DataFrame:
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         if not lines:
             raise UserError(f"'{path}' has no rows")
-        separator = _separator(lines[0])
-        return pd.read_csv(path, sep=separator, engine="python", comment="#", skipinitialspace=True)
+        options: dict[str, Any] = {"comment": "#", "skipinitialspace": True, "engine": "python"}
+        return pd.read_csv(io.StringIO(text), sep=_separator(lines[0]), **options)
     if suffix == ".parquet":
         return pd.read_parquet(path)
     if suffix in (".jsonl", ".ndjson", ".json"):

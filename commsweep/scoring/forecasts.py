@@ -21,6 +21,7 @@ import pandas as pd
 from commsweep.config import Execution, override, run_id
 from commsweep.errors import UserError
 from commsweep.integrations.forecast import Bound, Forecast, features_of
+from commsweep.launching.codecs import listed
 from commsweep.launching.grid import seeds
 from commsweep.registry import preset, sweep
 from commsweep.scoring import board as boards
@@ -113,8 +114,7 @@ def unseen(folder: Path) -> list[Unseen]:
     for line in lines(folder):
         if line.section == UNSEEN:
             base = override(preset(line.source), _changes(line.settings))
-            names = [name.strip() for name in line.codecs.split(";")] if line.codecs else None
-            codecs_ = names or codecs(folder)
+            codecs_ = listed(line.codecs) if line.codecs else codecs(folder)
             for role in ROLES:
                 trainings.append(Unseen(at_boundaries(role, line.study, base), codecs_))
     return trainings

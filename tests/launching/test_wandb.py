@@ -37,7 +37,9 @@ def finished(path):
 
 
 def shown(store):
-    """{run id: (group, config, history, summary, exit code, name)} of all offline files of a store."""
+    """{run id: (group, config, history, summary, exit code, name)} of all offline files of a
+    store.
+    """
     out = {}
     for path in sorted((store.root / ".wandb" / "wandb").glob("offline-run-*/run-*.wandb")):
         run, history, summary, code = None, [], {}, None
