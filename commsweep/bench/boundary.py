@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from commsweep import compressors
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared
 from commsweep.boundary.insert import Boundaries, message_shapes
 from commsweep.config import Run, override
 from commsweep.config.training import ImageModel
@@ -58,19 +57,9 @@ def _selection() -> Iterator[Result]:
             rounds=15,
             warmup=3,
         )
-    yield Result(
-        "TopK 10 % of [128, 65536]: kthvalue way / ours",
-        paired(seconds, "public", "ours"),
-        3.0,
-        False,
-        _milliseconds(seconds),
-    )
-    yield Result(
-        "TopK 10 % of [128, 65536]: ours / an allocating copy",
-        paired(seconds, "ours", "copy"),
-        1.5,
-        medians=_milliseconds(seconds),
-    )
+    what = "TopK 10 % of [128, 65536]"
+    yield compared(f"{what}: kthvalue way / ours", seconds, "public", "ours", 3.0, at_most=False)
+    yield compared(f"{what}: ours / an allocating copy", seconds, "ours", "copy", 1.5)
 
 
 def _public(x: Tensor) -> Tensor:
@@ -82,15 +71,9 @@ def _public(x: Tensor) -> Tensor:
 
 def _step() -> Iterator[Result]:
     seconds = alternate({name: step_of(links) for name, links in LINKS.items()}, rounds=5)
-    medians = _milliseconds(seconds)
     for name, label, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
-        pair = {key: medians[key] for key in ("dense ms", f"{name} ms")}
-        yield Result(
-            f"ResNet-18 step, batch {BATCH}, {label} at 3 boundaries both ways / dense",
-            paired(seconds, name, "dense"),
-            bound,
-            medians=pair,
-        )
+        what = f"ResNet-18 step, batch {BATCH}, {label} at 3 boundaries both ways / dense"
+        yield compared(what, seconds, name, "dense", bound)
 
 
 def step_of(
@@ -173,7 +156,3 @@ def _memory() -> Result:
         1.15,
         medians={f"{name} MiB": value for name, value in peak.items()},
     )
-
-
-def _milliseconds(seconds: dict[str, list[float]]) -> dict[str, float]:
-    return {f"{name} ms": 1e3 * statistics.median(values) for name, values in seconds.items()}

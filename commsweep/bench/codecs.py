@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared
 from commsweep.compressors import build
 from commsweep.config.compressors.base import Compression
 from commsweep.config.compressors.qsgd import QSGDSpec
@@ -113,5 +113,4 @@ def bench() -> Iterator[Result]:
 
 def _ratio_to(name: str, sides: dict[str, Callable[[], object]]) -> Result:
     seconds = alternate(sides, ROUNDS, warmup=2)
-    medians = {side: sorted(seconds[side])[ROUNDS // 2] for side in sides}
-    return Result(name, paired(seconds, "ours", "peer"), 1.0, medians=medians)
+    return compared(name, seconds, "ours", "peer", 1.0)

@@ -10,7 +10,7 @@ from copy import deepcopy
 import torch
 from torch.nn.functional import cross_entropy
 
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared, of_rounds
 from commsweep.component import Moment
 from commsweep.config.compressors.joint import AdaCompSpec
 from commsweep.config.compressors.sparse import TopKSpec
@@ -64,26 +64,18 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
     sides["public"] = lambda: [_public(grad, e) for grad, e in zip(grads, residues, strict=True)]
     with torch.no_grad():
         seconds = alternate(sides, rounds=9, warmup=2)
-    medians = {
-        f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()
-    }
-    yield Result(
+    yield of_rounds(
         f"AdaComp with its residue, 11.2 M gradients: milliseconds / {MILLISECONDS:g}",
-        medians["adacomp ms"] / MILLISECONDS,
+        [1e3 * taken / MILLISECONDS for taken in seconds["adacomp"]],
         1.0,
-        medians=medians,
     )
     for name, label, bound in (
         ("adacomp", "AdaComp", 0.3),
         ("sparseloco", "SparseLoCo's message (tiles, 2-bit levels)", 0.6),
         ("topk", "exact TopK 1 %", 0.4),
     ):
-        yield Result(
-            f"{label} / TopK 1 % by torch.topk, both with residue, 11.2 M",
-            paired(seconds, name, "public"),
-            bound,
-            medians=medians,
-        )
+        what = f"{label} / TopK 1 % by torch.topk, both with residue, 11.2 M"
+        yield compared(what, seconds, name, "public", bound)
 
 
 def _public(grad: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
@@ -153,23 +145,25 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
         },
         rounds=4,
     )
-    medians = {
-        f"{name} ms": 1000 * sorted(times)[len(times) // 2] for name, times in seconds.items()
-    }
-    yield Result(
+    yield compared(
         f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, "
         f"minibatch {BATCH}",
-        paired(seconds, "learners", "passes"),
+        seconds,
+        "learners",
+        "passes",
         1.15,
-        medians=medians,
     )
     seconds["plain"] = [a + b for a, b in zip(seconds["passes"], seconds["updates"], strict=True)]
-    yield Result(
+    seconds["apart"] = [
+        a + b / INTERVAL for a, b in zip(seconds["apart"], seconds["exchange"], strict=True)
+    ]
+    yield compared(
         f"step of {LEARNERS} learners that meet every {INTERVAL} / its plain passes and SGD "
         f"steps, ResNet-18, minibatch {BATCH}",
-        paired(seconds, "apart", "plain") + paired(seconds, "exchange", "plain") / INTERVAL,
+        seconds,
+        "apart",
+        "plain",
         1.05,
-        medians=medians,
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from commsweep.bench import Result
+from commsweep.bench import Result, compared
 from commsweep.config.execution import Cable
 from commsweep.config.training import ImageModel
 from commsweep.errors import UserError, notice
@@ -66,9 +65,7 @@ def _results(
 def _ratio(
     where: str, seconds: dict[str, list[float]], a: str, b: str, bound: float | None
 ) -> Result:
-    ratios = [first / second for first, second in zip(seconds[a], seconds[b], strict=True)]
-    medians = {f"{name} ms": 1e3 * statistics.median(seconds[name]) for name in (a, b)}
-    return Result(f"{where}: {a} / {b}", statistics.median(ratios), bound, medians=medians)
+    return compared(f"{where}: {a} / {b}", seconds, a, b, bound)
 
 
 def _taken(commands: list[list[str]], environments: list[dict[str, str]]) -> dict[str, list[float]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, unfold
 
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared
 from commsweep.component import Moment, Pass
 from commsweep.config.second_order import KFAC
 from commsweep.config.training import ImageModel
@@ -44,12 +43,8 @@ def _factor() -> Result:
         rounds=9,
         warmup=2,
     )
-    return Result(
-        "A of a 3x3 convolution, 64 channels / its unfold and symmetric product by hand",
-        paired(seconds, "ours", "hand"),
-        1.3,
-        medians=_medians(seconds),
-    )
+    what = "A of a 3x3 convolution, 64 channels / its unfold and symmetric product by hand"
+    return compared(what, seconds, "ours", "hand", 1.3)
 
 
 def _product(columns: Tensor) -> Tensor:
@@ -75,12 +70,8 @@ def _inversion() -> Result:
         rounds=15,
         warmup=3,
     )
-    return Result(
-        f"inverse of a factor of {ROWS} rows as it travels / torch's cholesky and cholesky_inverse",
-        paired(seconds, "ours", "torch"),
-        1.2,
-        medians=_medians(seconds),
-    )
+    what = f"inverse of a factor of {ROWS} rows / torch's cholesky and cholesky_inverse"
+    return compared(what, seconds, "ours", "torch", 1.2)
 
 
 class _Training:
@@ -167,24 +158,16 @@ def _steps() -> Iterator[Result]:
             fixed_share + share * round_["factors by hand"]
             for fixed_share, round_ in zip(fixed, turns, strict=True)
         ]
-    medians = _medians(seconds)
+    what = "K-FAC step of a ResNet-18 of half width, batch 64"
     for name, label in (
         ("every 10", "factors and inverses every 10"),
         ("every 1", "factors in every one"),
     ):
-        yield Result(
-            f"K-FAC step of a ResNet-18 of half width, batch 64, {label} / plain step and the same "
-            "by hand",
-            paired(seconds, name, f"{name} by hand"),
-            1.2,
-            medians=medians,
-        )
-    yield Result(
-        "K-FAC step of a ResNet-18 of half width, batch 64, factors and inverses every 10 / plain "
-        "step",
-        paired(seconds, "every 10", "plain"),
-        None,
-    )
+        by_hand = f"{name} by hand"
+        what_by_hand = f"{what}, {label} / plain step and the same by hand"
+        yield compared(what_by_hand, seconds, name, by_hand, 1.2)
+    what_plain = f"{what}, factors and inverses every 10 / plain step"
+    yield compared(what_plain, seconds, "every 10", "plain", None)
 
 
 class _ByHand:
@@ -230,7 +213,3 @@ class _ByHand:
             grad = factors.weight_matrix(module)
             bias: Any = module.bias
             _ = g @ (grad if bias is None else torch.cat([grad, bias[:, None]], 1)) @ a
-
-
-def _medians(seconds: dict[str, list[float]], count: int = 1) -> dict[str, float]:
-    return {f"{name} ms": 1000 * median(times) / count for name, times in seconds.items()}

@@ -7,14 +7,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared
 from commsweep.component import Moment, Pass
 from commsweep.config import Execution, override
 from commsweep.registry import preset
@@ -62,12 +61,7 @@ def _steps() -> Iterator[Result]:
             for growth in updates
         ),
     ):
-        yield Result(
-            label,
-            paired(seconds, side, "dense"),
-            bound,
-            medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (side, "dense")},
-        )
+        yield compared(label, seconds, side, "dense", bound)
 
 
 def _task(settings: dict[str, Any]) -> tuple:
@@ -136,12 +130,8 @@ def _attention(tokens: int) -> Iterator[Result]:
     }
     seconds = alternate(sides, rounds=7, warmup=2)
     for kind in kinds:
-        yield Result(
-            f"attention, {tokens} tokens, {kind} {BAND}, forward and backward / dense causal",
-            paired(seconds, kind, "dense"),
-            BOUNDS.get((kind, tokens)),
-            medians={f"{name} ms": 1e3 * median(seconds[name]) for name in (kind, "dense")},
-        )
+        what = f"attention, {tokens} tokens, {kind} {BAND}, forward and backward / dense causal"
+        yield compared(what, seconds, kind, "dense", BOUNDS.get((kind, tokens)))
 
 
 def _linear() -> Iterator[Result]:
@@ -162,13 +152,8 @@ def _linear() -> Iterator[Result]:
             seconds = alternate(sides, rounds=9, warmup=2)
     for level in LEVELS:
         for kind in ("masked", "CSR"):
-            name = f"{kind} {level}"
-            yield Result(
-                f"linear layer, {100 * level:g} % zero, {kind} / dense",
-                paired(seconds, name, "dense"),
-                None,
-                medians={f"{key} ms": 1e3 * median(seconds[key]) for key in (name, "dense")},
-            )
+            what = f"linear layer, {100 * level:g} % zero, {kind} / dense"
+            yield compared(what, seconds, f"{kind} {level}", "dense", None)
 
 
 def _two_in_four() -> Iterator[Result]:
@@ -192,9 +177,5 @@ def _two_in_four() -> Iterator[Result]:
     seconds = alternate(
         {"dense": timed(lambda: linear(x, weight)), "2:4": timed(lambda: linear(x, packed))}, 50, 10
     )
-    yield Result(
-        "linear layer on a GPU, two of four zero / dense",
-        paired(seconds, "2:4", "dense"),
-        None,
-        medians={f"{name} ms": 1e3 * median(seconds_of) for name, seconds_of in seconds.items()},
-    )
+    what = "linear layer on a GPU, two of four zero / dense"
+    yield compared(what, seconds, "2:4", "dense", None)

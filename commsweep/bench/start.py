@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared
 
 ROUNDS = 7
 TORCH, LIST = "import torch", "list"
@@ -33,17 +33,10 @@ def bench() -> Iterator[Result]:
         seconds = alternate(sides, ROUNDS)
     bounds = {"--help": 0.4, LIST: 0.4, "a refusal": 0.4, "run synthetic": 2.0}
     for name, bound in bounds.items():
-        ratio = paired(seconds, name, TORCH)
-        yield Result(f"{name} over {TORCH}", ratio, bound, medians=_medians(seconds, name, TORCH))
-    ratio = paired(seconds, "a recorded run", LIST)
-    medians = _medians(seconds, "a recorded run", LIST)
-    yield Result(f"a recorded run over {LIST}", ratio, 1.0, medians=medians)
+        yield compared(f"{name} over {TORCH}", seconds, name, TORCH, bound)
+    yield compared(f"a recorded run over {LIST}", seconds, "a recorded run", LIST, 1.0)
 
 
 def _command(*words: str) -> Callable[[], object]:
     line = [sys.executable, "-m", "commsweep", *words]
     return lambda: subprocess.run(line, check=False, capture_output=True)
-
-
-def _medians(seconds: dict[str, list[float]], *names: str) -> dict[str, float]:
-    return {name: sorted(seconds[name])[len(seconds[name]) // 2] for name in names}

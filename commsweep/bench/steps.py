@@ -1,16 +1,14 @@
 """`commsweep bench steps`: what a step of a whole run costs beside a bare loop over the same model,
 batches and optimizer.
 
-The median epoch counts, from its start to the start of the next one; the first two do not.
+Each epoch of the run is followed by one of the bare loop; the first ones do not count.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from commsweep.bench import Result
+from commsweep.bench import Result, compared
 from commsweep.compressors.own import Own
 from commsweep.config import Execution, Run, override
 from commsweep.registry import preset
@@ -27,7 +25,7 @@ from commsweep.training import optim
 from commsweep.training.run import Parts, build, execute
 from commsweep.training.step import Task
 
-EPOCHS, ROUNDS = 10, 3  # of a run; measurements, both sides in turn
+EPOCHS, SKIPPED = 21, 2  # of a run; of them the first, which do not count
 RUNS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
     ("digits, dense", "digits", {}, 1.10),
     ("a nano GPT-2, dense", "sotu_nano", {"data.train_blocks": 160}, 1.05),
@@ -35,19 +33,24 @@ RUNS: tuple[tuple[str, str, dict[str, Any], float], ...] = (
 
 
 def bench() -> Iterator[Result]:
-    """Ratios of the medians over rounds; the first round of each does not count."""
+    """Ratios of the epochs, both sides in turn."""
     for name, base, changes, bound in RUNS:
-        run = override(preset(base), changes)
-        ours, bare = [], []
-        for _ in range(1 + ROUNDS):
-            ours.append(training(run))
-            bare.append(bare_loop(run))
-        ours_median, bare_median = statistics.median(ours[1:]), statistics.median(bare[1:])
-        medians = {"run ms": 1e3 * ours_median, "loop ms": 1e3 * bare_median}
-        yield Result(
-            f"{name}: a run's step / a bare loop's", ours_median / bare_median, bound, True, medians
-        )
+        seconds = _beside_a_loop(override(preset(base), changes))
+        yield compared(f"{name}: a run's step / a bare loop's", seconds, "run", "loop", bound)
     yield _own_codec()
+
+
+def _beside_a_loop(run: Run) -> dict[str, list[float]]:
+    built, optimizer = bare(run)
+    loop: list[float] = []
+
+    def turn(_: int) -> None:
+        started = time.perf_counter()
+        bare_epoch(built, optimizer)
+        loop.append((time.perf_counter() - started) / len(built.data.train))
+
+    taken = _steps(run, turn)
+    return {"run": taken[SKIPPED:], "loop": loop[SKIPPED : len(taken)]}
 
 
 def _own_codec() -> Result:
@@ -57,19 +60,21 @@ def _own_codec() -> Result:
     links = {
         f"{side}.compressor": "commsweep.template.codec:RowSigns,k=4" for side in ("fwd", "bwd")
     }
-    run = override(preset("digits"), links)
-    checked, direct = [], []
-    for _ in range(1 + ROUNDS):
-        checked.append(training(run))
-        with patch.object(Own, "apply", _unchecked):
-            direct.append(training(run))
-    medians = [statistics.median(seconds[1:]) for seconds in (checked, direct)]
-    return Result(
-        "digits, a codec of one's own: a step / the same code shipped",
-        medians[0] / medians[1],
-        1.10,
-        medians={"own ms": 1e3 * medians[0], "shipped ms": 1e3 * medians[1]},
-    )
+    unchecked = patch.object(Own, "apply", _unchecked)
+
+    def turn(number: int) -> None:
+        if number % 2:
+            unchecked.stop()
+        else:
+            unchecked.start()
+
+    try:
+        taken = _steps(override(preset("digits"), links), turn)[SKIPPED:]
+    finally:
+        patch.stopall()
+    seconds = {"shipped": taken[::2], "own": taken[1::2]}
+    title = "digits, a codec of one's own: a step / the same code shipped"
+    return compared(title, seconds, "own", "shipped", 1.10)
 
 
 def _unchecked(codec: Own, x: Tensor, seed: int = 0) -> Tensor:
@@ -78,12 +83,17 @@ def _unchecked(codec: Own, x: Tensor, seed: int = 0) -> Tensor:
     return codec.receiver.decode(sent, torch.zeros((), dtype=x.dtype).expand(x.shape))
 
 
-def training(run: Run) -> float:
-    """Seconds of a step of a run."""
+def _steps(run: Run, between: Callable[[int], None]) -> list[float]:
+    """Seconds of a step in each epoch of a run but the last; `between` is called before each epoch,
+    with its number, and is not counted.
+    """
     starts: list[float] = []
+    ends: list[float] = []  # of the epochs before
     begin = Task.on_train_epoch_start
 
     def noted(task: Task) -> None:
+        ends.append(time.perf_counter())
+        between(len(starts))
         starts.append(time.perf_counter())
         begin(task)
 
@@ -93,17 +103,8 @@ def training(run: Run) -> float:
         patch.object(Task, "on_train_epoch_start", noted),
     ):
         row = execute(trained, Store(folder), Execution("cpu"))
-    return _median_epoch(starts) * EPOCHS / row["steps"]
-
-
-def bare_loop(run: Run) -> float:
-    """Seconds of a step of the loop that one would write, with the same threads."""
-    built, optimizer = bare(run)
-    starts = []
-    for _ in range(EPOCHS):
-        starts.append(time.perf_counter())
-        bare_epoch(built, optimizer)
-    return _median_epoch(starts) / len(built.data.train)
+    per_epoch = row["steps"] / EPOCHS
+    return [(end - start) / per_epoch for start, end in zip(starts[:-1], ends[1:], strict=True)]
 
 
 def bare(run: Run) -> tuple[Parts, torch.optim.Optimizer]:
@@ -123,7 +124,3 @@ def bare_epoch(built: Parts, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
         task.loss(task.logits(x), y).backward()
         optimizer.step()
-
-
-def _median_epoch(starts: list[float]) -> float:
-    return statistics.median(later - start for start, later in pairwise(starts[2:]))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared
 from commsweep.config import Run, override
 from commsweep.launching.grid import seeds
 from commsweep.lean_imports import loading
@@ -31,9 +31,8 @@ CHANGES = {"epochs": 6, "eval_every": 6, "schedule.t_max": 6}
 def bench() -> Iterator[Result]:
     """The ratio of whole sweeps, started in turn."""
     seconds = alternate({"sweep": _sweep, "bare": _bare}, ROUNDS)
-    ratio = paired(seconds, "sweep", "bare")
-    medians = {side: sorted(seconds[side])[ROUNDS // 2] for side in seconds}
-    yield Result(f"{RUNS} digits runs: a sweep / bare processes", ratio, 1.05, medians=medians)
+    what = f"{RUNS} digits runs: a sweep / bare processes"
+    yield compared(what, seconds, "sweep", "bare", 1.05)
 
 
 def runs() -> list[Run]:

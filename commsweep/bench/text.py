@@ -5,7 +5,6 @@ text.
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared
 from commsweep.boundary.insert import Boundaries
 from commsweep.config import Execution, override
 from commsweep.config.training import TextModel, TextSet
@@ -55,8 +54,7 @@ def bench() -> Iterator[Result]:
         ("topk", "dense", "TopK 10 % per token / dense"),
         ("aqsgd", "topk", "AQ-SGD, mapped bfloat16 buffers / the same TopK without memory"),
     ):
-        raw = {f"{name} ms": 1e3 * statistics.median(seconds[name]) for name in (a, b)}
-        yield Result(f"GPT-2 micro step, {label}", paired(seconds, a, b), 1.10, medians=raw)
+        yield compared(f"GPT-2 micro step, {label}", seconds, a, b, 1.10)
     yield _tokenising()
 
 

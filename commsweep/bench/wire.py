@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import zlib
 from collections.abc import Iterator
 
 import torch
 
 from commsweep import compressors
-from commsweep.bench import Result, alternate, paired
+from commsweep.bench import Result, alternate, compared, of_rounds, paired
 from commsweep.compressors import message, rans, rotation
 
 SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
@@ -50,11 +51,8 @@ def _floats(x: torch.Tensor) -> Iterator[Result]:
         floats = compressors.build({"kind": "mx", "format": format_})
         sides = {"floats": lambda f=floats: f.apply(x), "groups": lambda: groups.apply(x)}
         seconds = alternate(sides, rounds=15, warmup=3)
-        yield Result(
-            f"{format_}: what arrives, over 4-bit groups of 32",
-            paired(seconds, "floats", "groups"),
-            1.3,
-        )
+        what = f"{format_}: what arrives, over 4-bit groups of 32"
+        yield compared(what, seconds, "floats", "groups", 1.3)
 
 
 def _streams(x: torch.Tensor) -> Iterator[Result]:
@@ -69,16 +67,16 @@ def _streams(x: torch.Tensor) -> Iterator[Result]:
         "decode": lambda: rans.decode(stream, table, n),
     }
     for operation, seconds in alternate(sides, rounds=15, warmup=2).items():
-        speed = n / sorted(seconds)[len(seconds) // 2] / 1e9
-        yield Result(f"rANS: {operation}, 10^9 codes a second on one core", speed, 0.2, False)
+        speeds = [n / taken / 1e9 for taken in seconds]
+        yield of_rounds(f"rANS: {operation}, 10^9 codes a second on one core", speeds, 0.2, False)
 
 
 def _rotation(x: torch.Tensor) -> Result:
     flat = x.reshape(x.shape[0], -1)
     sides = {"rotation": lambda: rotation.hadamard(flat, BLOCK), "copy": lambda: flat.clone()}
     seconds = alternate(sides, rounds=15, warmup=3)
-    ratio = paired(seconds, "rotation", "copy")
-    return Result(f"Hadamard of {BLOCK}, over an allocating copy", ratio, 2.0)
+    what = f"Hadamard of {BLOCK}, over an allocating copy"
+    return compared(what, seconds, "rotation", "copy", 2.0)
 
 
 def _codec(
@@ -112,6 +110,6 @@ def _codec(
             {
                 f"{peer} level 1 GB/s" if peer == "zlib" else "unzip GB/s": speed[peer],
                 "memory copy GB/s": speed["copy"],
-                "copies it takes": paired(seconds, operation, "copy"),
+                "copies it takes": statistics.median(paired(seconds, operation, "copy")),
             },
         )

@@ -12,6 +12,9 @@ from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, 
 from commsweep.compressors.features import columns, matrix, tensor
 from commsweep.config.compressors.lowrank import LowRankSpec
 
+CHOLESKY_RANK = 16  # below it Householder's QR is as fast
+CONDITION = 1e4  # float64's rounding times its square is below float32's
+
 
 @COMPRESSORS.of(LowRankSpec)
 class LowRank(Compressor[LowRankSpec]):
@@ -63,7 +66,7 @@ class LowRank(Compressor[LowRankSpec]):
         m = matrix(x).float()
         rank = min(self.spec.rank, *m.shape)
         q = draws.normal(torch.Size([m.shape[1], rank]), seed, x.device) if start is None else start
-        p = torch.linalg.qr(m @ q[:, :rank]).Q
+        p = orthonormal(m @ q[:, :rank])
         return p.to(x.dtype), (m.mT @ p).to(x.dtype)
 
     def _encode(self, x: Tensor, seed: int) -> Payload:
@@ -75,6 +78,25 @@ class LowRank(Compressor[LowRankSpec]):
 
     def _decode(self, payload: Payload) -> Tensor:
         return tensor(_product(payload.parts["p"], payload.parts["q"]), payload)
+
+
+def orthonormal(factor: Tensor) -> Tensor:
+    """Orthonormal columns that span those of a factor [rows, rank].
+
+    A tall factor on the CPU takes a Cholesky QR in float64 (Stathopoulos and Wu 2002), which is
+    2 to 6 times as fast as Householder's. Its error grows with the squared condition number, so a
+    factor whose columns are nearly dependent takes Householder's.
+    """
+    rows, rank = factor.shape
+    if factor.device.type == "cpu" and rank >= CHOLESKY_RANK and rows >= 2 * rank:
+        exact = factor.double()
+        upper, failed = torch.linalg.cholesky_ex(exact.mT @ exact, upper=True)
+        if not failed:
+            identity = torch.eye(rank, dtype=torch.float64)
+            inverse = torch.linalg.solve_triangular(upper, identity, upper=True)
+            if upper.norm() * inverse.norm() < CONDITION:
+                return (exact @ inverse).to(factor.dtype)
+    return torch.linalg.qr(factor).Q
 
 
 def _next(q: Tensor, start: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from commsweep import compressors
 from commsweep.collectives import Collectives, Parts
 from commsweep.compressors import Compressor
 from commsweep.compressors.bits import mask_bytes, pack_mask, taken, unpack_mask
+from commsweep.compressors.lowrank import orthonormal
 from commsweep.compressors.sparse import budget, keep_largest
 from commsweep.config.base import Implementations
 from commsweep.config.compressors.joint import CLTKSpec
@@ -179,7 +180,7 @@ class PowerIteration(JointCompressor[RankT]):
         left = collectives.all_reduce(
             [[m @ q for m, q in zip(learner, starts, strict=True)] for learner in matrices], WHAT
         )
-        p = [torch.linalg.qr(product).Q for product in left.wait()]
+        p = [orthonormal(product) for product in left.wait()]
         return p, collectives.all_reduce(
             [
                 [m.mT @ product for m, product in zip(learner, p, strict=True)]
@@ -235,7 +236,7 @@ class Orthonormal(PowerIteration[DionFactorsSpec]):
         ]
         _keep(states, q)
         arrived = [a @ b.mT for a, b in zip(p, r, strict=True)]
-        updates = [(a @ b.mT).mul_((len(a) / len(b)) ** 0.5) for a, b in zip(p, q, strict=True)]
+        updates = [a @ b.mT.mul((len(a) / len(b)) ** 0.5) for a, b in zip(p, q, strict=True)]
         return [arrived] * collectives.learners, updates
 
     @property
