@@ -11,10 +11,11 @@ What happens at these moments beside the model is the components' (`commsweep/co
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sized
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -48,7 +49,7 @@ class Task(pl.LightningModule):
     ) -> None:
         """divide: the passes that a batch of so many rows is worked on in."""
         super().__init__()
-        self.run, self.model, self.divide = run, model, divide
+        self.run, self.model, self.divide = run, model, cache(divide)
         # Any: the run names some of them for what they are (boundaries, learners).
         self.components: NamedModules[Any] = NamedModules(components)
         self.clip = getattr(run.optim, "clip", 0.0)
@@ -122,7 +123,7 @@ class Task(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Take a step; the loss of its last pass. Only the forward passes run in the precision of
-        the trainer.
+        the trainer (`OneDevice`): a backward computes in the types of its forward.
         """
         began = time.perf_counter()
         x, y, samples = batch
@@ -135,25 +136,22 @@ class Task(pl.LightningModule):
             self.passed,
             self.crossed + len(passes),
         )
-        optimizer.zero_grad()
-        # a backward computes in the types of its forward
-        with torch.autocast(x.device.type, enabled=False):
-            loss = self._passes(moment, passes, x, y, samples)
-            self.passed += passes[0].of
-            self.crossed += len(passes)
-            finish_step(
-                dict(self.components.items()),
-                moment,
-                optimizer,
-                self._shorten,
-                self.clip,
-                self.spent,
-            )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        loss = self._passes(moment, passes, x, y, samples)
+        self.passed += passes[0].of
+        self.crossed += len(passes)
+        components = dict(self.components.items())
+        finish_step(components, moment, optimizer, self._shorten, self.clip, self.spent)
         self._next_rate()
         if self.global_step % CHECK_EVERY == 0:
             self._check_finite()
         self.seconds["train"] += time.perf_counter() - began
         return {"loss": loss.detach()}
+
+    # Lightning asks for it at every step.
+    training_step.__signature__ = inspect.signature(training_step)
 
     def _passes(
         self, moment: Moment, passes: list[Pass], x: Tensor, y: Tensor, samples: Tensor
