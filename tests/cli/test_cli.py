@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -557,6 +558,7 @@ def test_bench_prints_ratio_bound_and_verdict(capsys, monkeypatch):
     results = [
         bench.Result("a / b", 1.02, 1.08, medians={"a": 1.0}),
         bench.Result("c / d", 2.0, 3.0, False),
+        bench.Result("e / f", 2.0, 2.1, interval=(1.5, 2.5)),
     ]
     from commsweep.bench import boundary
 
@@ -564,24 +566,45 @@ def test_bench_prints_ratio_bound_and_verdict(capsys, monkeypatch):
     monkeypatch.setattr(boundary, "bench", lambda: results)
     code, out, _ = call(capsys, "bench", "boundary", "--json")
     assert code == 1  # the second misses its bound
-    assert [(r["name"], r["holds"], r["bound"]) for r in json.loads(out)] == [
-        ("a / b", True, 1.08),
-        ("c / d", False, 3.0),
+    assert [(r["name"], r["verdict"], r["bound"]) for r in json.loads(out)] == [
+        ("a / b", "holds", 1.08),
+        ("c / d", "missed", 3.0),
+        ("e / f", "unresolved", 2.1),
     ]
-    monkeypatch.setattr(boundary, "bench", lambda: results[:1])
+    monkeypatch.setattr(boundary, "bench", lambda: [results[0], results[2]])
     code, out, _ = call(capsys, "bench")
-    assert code == 0 and out.startswith("holds  a / b: 1.020 <= 1.08")
+    lines = out.splitlines()
+    assert code == 0 and lines[0].startswith("holds      a / b: 1.020 (one round) <= 1.08")
+    assert lines[1].startswith("unresolved e / f: 2.000 (1.50 to 2.50) <= 2.1")
     code, out, _ = call(capsys, "bench", "--table")
-    assert "| a / b | 1.02 | at most 1.08 | holds |" in out and out.startswith("## boundary")
+    assert out.startswith("## boundary")
+    assert "| a / b | 1.02 | one round | at most 1.08 | holds |" in out
 
 
 def test_bench_ratios_are_paired_medians():
-    assert bench.paired({"a": [2, 4, 9], "b": [1, 2, 3]}, "a", "b") == 2
+    result = bench.compared("a / b", {"a": [2, 4, 9], "b": [1, 2, 3]}, "a", "b", 2.5)
+    assert result.ratio == 2 and result.interval == (2, 3) and result.verdict == "unresolved"
     calls = []
     seconds = bench.alternate(
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, 1
     )
     assert "".join(calls) == "ababab" and len(seconds["a"]) == 2
+
+
+@pytest.mark.parametrize("rounds", [5, 6, 8, 9, 15, 40])
+def test_intervals_of_a_bench_hold_the_median_in_95_percent(rounds):
+    """Beside the binomial by hand: how often the median lies between two order statistics."""
+    result = bench.of_rounds("x", [float(number) for number in range(rounds)], None)
+    assert result.interval is not None
+    low, high = (int(end) for end in result.interval)
+
+    def held(low: int, high: int) -> float:
+        below = range(low + 1, high + 1)
+        return sum(math.comb(rounds, count) for count in below) / 2**rounds
+
+    assert high == rounds - 1 - low
+    assert held(low, high) >= 0.95 or low == 0
+    assert held(low + 1, high - 1) < 0.95
 
 
 @pytest.mark.parametrize("command", [["run"], ["ddp"], ["pipeline"]])
