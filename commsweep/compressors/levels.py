@@ -26,7 +26,7 @@ from commsweep.compressors.base import (
     unrows,
 )
 from commsweep.compressors.bits import pack, packed_bytes, unpack, unpack_flags
-from commsweep.compressors.kernels import cpu
+from commsweep.compressors.kernels import cpu, elias
 from commsweep.compressors.kernels import levels as kernels
 from commsweep.config.compressors.qsgd import QSGDSpec
 from commsweep.config.compressors.values.levels import (
@@ -388,7 +388,7 @@ class QSGD(Compressor[QSGDSpec]):
             return payload(
                 x, codes=pack(codes, 1 + self.spec.levels.bit_length()), norms=norms.contiguous()
             )
-        codes = torch.from_numpy(cpu.elias_encode(flat.cpu().numpy())).to(x.device)
+        codes = torch.from_numpy(elias.elias_encode(flat.cpu().numpy())).to(x.device)
         return payload(x, codes=codes, norms=norms.contiguous())
 
     def _decode(self, payload: Payload) -> Tensor:
@@ -402,13 +402,13 @@ class QSGD(Compressor[QSGDSpec]):
                 size = (packed >> 1).to(torch.int32)
                 flat = torch.where((packed & 1).bool(), -size, size)
         else:
-            flat = torch.from_numpy(cpu.elias_decode(codes.cpu().numpy(), n_rows * row)).to(
+            flat = torch.from_numpy(elias.elias_decode(codes.cpu().numpy(), n_rows * row)).to(
                 codes.device
             )
-        if flat.numel() and (
-            int(flat.max()) > self.spec.levels or int(flat.min()) < -self.spec.levels
-        ):
-            raise UserError(f"a code names a level beyond {self.spec.levels}")
+        if flat.numel():
+            lowest, highest = torch.aminmax(flat)
+            if int(highest) > self.spec.levels or int(lowest) < -self.spec.levels:
+                raise UserError(f"a code names a level beyond {self.spec.levels}")
         return unrows(self._values(flat.reshape(n_rows, row), norms).to(payload.dtype), payload)
 
 

@@ -17,25 +17,35 @@ def build(spec: ImageModel, channels: int, classes: int) -> nn.Module:
     """Four stages of widths w, 2w, 4w, 8w: two blocks each (resnet18, w = 64) or one
     (resnet_small).
     """
-    blocks = 2 if spec.name == "resnet18" else 1
-    # torchvision fixes the widths; build its shell without memory, then refill it
-    with torch.device("meta"):
-        net = ResNet(BasicBlock, [blocks] * 4, num_classes=classes)
-        net.conv1 = nn.Conv2d(channels, spec.width, 3, padding=1, bias=False)
-        net.bn1 = nn.BatchNorm2d(spec.width)
-        net.maxpool = nn.Identity()
-        net.inplanes = spec.width
-        for stage in range(4):
-            layer = net._make_layer(
-                BasicBlock, spec.width * 2**stage, blocks, stride=1 if stage == 0 else 2
-            )
-            setattr(net, f"layer{stage + 1}", layer)
-        net.fc = nn.Linear(spec.width * 8, classes)
-    net.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        net = _Stages(spec, channels, classes)
     for module in net.modules():
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     return net
+
+
+class _Stages(ResNet):
+    """torchvision's ResNet with layers of these widths, and without its own ones, which it would
+    fill first.
+    """
+
+    def __init__(self, spec: ImageModel, channels: int, classes: int) -> None:
+        nn.Module.__init__(self)
+        self._norm_layer = nn.BatchNorm2d
+        self.inplanes, self.dilation, self.groups, self.base_width = spec.width, 1, 1, 64
+        self.conv1 = nn.Conv2d(channels, spec.width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(spec.width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity()
+        blocks = 2 if spec.name == "resnet18" else 1
+        for stage in range(4):
+            layer = self._make_layer(
+                BasicBlock, spec.width * 2**stage, blocks, stride=1 if stage == 0 else 2
+            )
+            setattr(self, f"layer{stage + 1}", layer)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(spec.width * 8, classes)
 
 
 def legal_cuts(net: nn.Module) -> list[str]:

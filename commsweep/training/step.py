@@ -210,11 +210,16 @@ class Task(pl.LightningModule):
         self._loss_sum += loss
         self._samples += rows
 
+    def _log(self, values: dict[str, float]) -> None:
+        """Hand values to a logger, if there is one: the store is the record."""
+        if self.trainer.loggers:
+            self.log_dict(values)
+
     def on_train_epoch_end(self) -> None:
         self._check_finite()
         for component in self.components.values():
             component.epoch_ended(self.current_epoch)
-        self.log("train_loss", self.train_loss)
+        self._log({"train_loss": self.train_loss})
 
     @property
     def train_loss(self) -> float:
@@ -263,7 +268,7 @@ class Task(pl.LightningModule):
         scores = self.scores
         if bad := next((name for name, value in scores.items() if not math.isfinite(value)), None):
             raise Diverged(f"non-finite {bad}, epoch {self.current_epoch + 1}")
-        self.log_dict(scores)
+        self._log(scores)
         self.seconds["eval"] += time.perf_counter() - self._clock
 
     def _score_recalibrated(self) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from commsweep.cli.main import main
 from commsweep.collectives import Handle, Simulated
 from commsweep.compressors.adacomp import AdaComp
-from commsweep.compressors.kernels import cpu
+from commsweep.compressors.kernels import cpu, elias
 from commsweep.config import Execution, override, record
 from commsweep.config.compressors.dense import NoCompressorSpec
 from commsweep.config.compressors.joint import AdaCompSpec
@@ -480,15 +480,44 @@ def test_qsgds_code_has_the_published_length(spec, values, code_bits):
 
 def test_elias_gamma_lengths_are_the_published_ones():
     for value, bits in zip((1, 2, 3, 4, 7, 8, 15, 16), (1, 3, 3, 5, 5, 7, 7, 9), strict=True):
-        code = cpu.elias_encode(np.array([value], np.int32))
+        code = elias.elias_encode(np.array([value], np.int32))
         assert len(code) == math.ceil((1 + 1 + bits) / 8)  # a run of one, a sign, the level
-        assert cpu.elias_decode(code, 1).tolist() == [value]
+        assert elias.elias_decode(code, 1).tolist() == [value]
 
 
 @given(st.lists(st.integers(-300, 300) | st.just(0), min_size=1, max_size=120))
 def test_elias_codes_come_back(levels):
-    code = cpu.elias_encode(np.array(levels, np.int32))
-    assert cpu.elias_decode(code, len(levels)).tolist() == levels
+    code = elias.elias_encode(np.array(levels, np.int32))
+    assert elias.elias_decode(code, len(levels)).tolist() == levels
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 20000),
+    st.sampled_from([0.5, 0.05, 0.001]),
+    st.sampled_from([1, 7, 300, 2**31 - 1]),
+)
+@settings(max_examples=60, deadline=None)
+def test_long_elias_codes_come_back_and_are_the_published_bits(seed, n, share, largest):
+    """Few and many non-zeros, short and long runs, beside gamma codes in text."""
+    rng = np.random.default_rng(seed)
+    levels = rng.integers(-largest, largest + 1, n).astype(np.int32)
+    levels[rng.random(n) >= share] = 0
+    code = elias.elias_encode(levels)
+    np.testing.assert_array_equal(elias.elias_decode(code, n), levels)
+    places = np.flatnonzero(levels)
+    runs = np.diff(places, prepend=-1)
+    text = "".join(
+        f"{_gamma(run)}{int(level < 0)}{_gamma(abs(int(level)))}"
+        for run, level in zip(runs.tolist(), levels[places].tolist(), strict=True)
+    )
+    bits = np.frombuffer(text.encode(), np.uint8) - ord("0")
+    np.testing.assert_array_equal(code, np.packbits(bits, bitorder="little"))
+    assert elias.elias_bits(levels) == len(text)
+
+
+def _gamma(value: int) -> str:
+    return "0" * (value.bit_length() - 1) + f"{value:b}"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commsweep.compressors.kernels.cpu import _compiled, _over_rows, elias_bits
+from commsweep.compressors.kernels.cpu import _compiled, _over_rows
+from commsweep.compressors.kernels.elias import elias_bits
 
 _PIECE = 1 << 14  # entries a task begins and ends at, at least
 
@@ -77,7 +78,7 @@ def unfolded(codes: Tensor) -> Tensor:
 
 
 def elias_bytes(levels: Tensor) -> int:
-    """Bytes of `cpu.elias_encode` of int32 levels, without writing them."""
+    """Bytes of `elias_encode` of int32 levels, without writing them."""
     return (elias_bits(_flat(levels)) + 7) // 8
 
 
