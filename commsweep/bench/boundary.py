@@ -57,9 +57,9 @@ def _selection() -> Iterator[Result]:
             rounds=15,
             warmup=3,
         )
-    what = "TopK 10 % of [128, 65536]"
-    yield compared(f"{what}: kthvalue way / ours", seconds, "public", "ours", 3.0, at_most=False)
-    yield compared(f"{what}: ours / an allocating copy", seconds, "ours", "copy", 1.5)
+    title = "TopK 10 % of [128, 65536]"
+    yield compared(f"{title}: kthvalue way / ours", seconds, "public", "ours", 3.0, at_most=False)
+    yield compared(f"{title}: ours / an allocating copy", seconds, "ours", "copy", 1.5)
 
 
 def _public(x: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ def _public(x: Tensor) -> Tensor:
 def _step() -> Iterator[Result]:
     seconds = alternate({name: step_of(links) for name, links in LINKS.items()}, rounds=5)
     for name, label, bound in (("topk", "TopK 10 %", 1.08), ("uniform", "4-bit min-max", 1.05)):
-        what = f"ResNet-18 step, batch {BATCH}, {label} at 3 boundaries both ways / dense"
-        yield compared(what, seconds, name, "dense", bound)
+        title = f"ResNet-18 step, batch {BATCH}, {label} at 3 boundaries both ways / dense"
+        yield compared(title, seconds, name, "dense", bound)
 
 
 def step_of(

@@ -74,8 +74,8 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
         ("sparseloco", "SparseLoCo's message (tiles, 2-bit levels)", 0.6),
         ("topk", "exact TopK 1 %", 0.4),
     ):
-        what = f"{label} / TopK 1 % by torch.topk, both with residue, 11.2 M"
-        yield compared(what, seconds, name, "public", bound)
+        title = f"{label} / TopK 1 % by torch.topk, both with residue, 11.2 M"
+        yield compared(title, seconds, name, "public", bound)
 
 
 def _public(grad: torch.Tensor, e: torch.Tensor) -> torch.Tensor:

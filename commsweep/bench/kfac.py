@@ -43,8 +43,8 @@ def _factor() -> Result:
         rounds=9,
         warmup=2,
     )
-    what = "A of a 3x3 convolution, 64 channels / its unfold and symmetric product by hand"
-    return compared(what, seconds, "ours", "hand", 1.3)
+    title = "A of a 3x3 convolution, 64 channels / its unfold and symmetric product by hand"
+    return compared(title, seconds, "ours", "hand", 1.3)
 
 
 def _product(columns: Tensor) -> Tensor:
@@ -70,8 +70,8 @@ def _inversion() -> Result:
         rounds=15,
         warmup=3,
     )
-    what = f"inverse of a factor of {ROWS} rows / torch's cholesky and cholesky_inverse"
-    return compared(what, seconds, "ours", "torch", 1.2)
+    title = f"inverse of a factor of {ROWS} rows / torch's cholesky and cholesky_inverse"
+    return compared(title, seconds, "ours", "torch", 1.2)
 
 
 class _Training:
@@ -158,16 +158,16 @@ def _steps() -> Iterator[Result]:
             fixed_share + share * round_["factors by hand"]
             for fixed_share, round_ in zip(fixed, turns, strict=True)
         ]
-    what = "K-FAC step of a ResNet-18 of half width, batch 64"
+    title = "K-FAC step of a ResNet-18 of half width, batch 64"
     for name, label in (
         ("every 10", "factors and inverses every 10"),
         ("every 1", "factors in every one"),
     ):
         by_hand = f"{name} by hand"
-        what_by_hand = f"{what}, {label} / plain step and the same by hand"
-        yield compared(what_by_hand, seconds, name, by_hand, 1.2)
-    what_plain = f"{what}, factors and inverses every 10 / plain step"
-    yield compared(what_plain, seconds, "every 10", "plain", None)
+        hand_title = f"{title}, {label} / plain step and the same by hand"
+        yield compared(hand_title, seconds, name, by_hand, 1.2)
+    plain_title = f"{title}, factors and inverses every 10 / plain step"
+    yield compared(plain_title, seconds, "every 10", "plain", None)
 
 
 class _ByHand:

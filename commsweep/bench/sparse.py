@@ -130,8 +130,8 @@ def _attention(tokens: int) -> Iterator[Result]:
     }
     seconds = alternate(sides, rounds=7, warmup=2)
     for kind in kinds:
-        what = f"attention, {tokens} tokens, {kind} {BAND}, forward and backward / dense causal"
-        yield compared(what, seconds, kind, "dense", BOUNDS.get((kind, tokens)))
+        title = f"attention, {tokens} tokens, {kind} {BAND}, forward and backward / dense causal"
+        yield compared(title, seconds, kind, "dense", BOUNDS.get((kind, tokens)))
 
 
 def _linear() -> Iterator[Result]:
@@ -152,8 +152,8 @@ def _linear() -> Iterator[Result]:
             seconds = alternate(sides, rounds=9, warmup=2)
     for level in LEVELS:
         for kind in ("masked", "CSR"):
-            what = f"linear layer, {100 * level:g} % zero, {kind} / dense"
-            yield compared(what, seconds, f"{kind} {level}", "dense", None)
+            title = f"linear layer, {100 * level:g} % zero, {kind} / dense"
+            yield compared(title, seconds, f"{kind} {level}", "dense", None)
 
 
 def _two_in_four() -> Iterator[Result]:
@@ -177,5 +177,5 @@ def _two_in_four() -> Iterator[Result]:
     seconds = alternate(
         {"dense": timed(lambda: linear(x, weight)), "2:4": timed(lambda: linear(x, packed))}, 50, 10
     )
-    what = "linear layer on a GPU, two of four zero / dense"
-    yield compared(what, seconds, "2:4", "dense", None)
+    title = "linear layer on a GPU, two of four zero / dense"
+    yield compared(title, seconds, "2:4", "dense", None)

@@ -44,12 +44,12 @@ def _beside_a_loop(run: Run) -> dict[str, list[float]]:
     built, optimizer = bare(run)
     loop: list[float] = []
 
-    def turn(_: int) -> None:
+    def bare_turn(_: int) -> None:
         started = time.perf_counter()
         bare_epoch(built, optimizer)
         loop.append((time.perf_counter() - started) / len(built.data.train))
 
-    taken = _steps(run, turn)
+    taken = _steps(run, bare_turn)
     return {"run": taken[SKIPPED:], "loop": loop[SKIPPED : len(taken)]}
 
 
@@ -62,14 +62,14 @@ def _own_codec() -> Result:
     }
     unchecked = patch.object(Own, "apply", _unchecked)
 
-    def turn(number: int) -> None:
+    def switch(number: int) -> None:
         if number % 2:
             unchecked.stop()
         else:
             unchecked.start()
 
     try:
-        taken = _steps(override(preset("digits"), links), turn)[SKIPPED:]
+        taken = _steps(override(preset("digits"), links), switch)[SKIPPED:]
     finally:
         patch.stopall()
     seconds = {"shipped": taken[::2], "own": taken[1::2]}

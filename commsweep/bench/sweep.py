@@ -31,8 +31,8 @@ CHANGES = {"epochs": 6, "eval_every": 6, "schedule.t_max": 6}
 def bench() -> Iterator[Result]:
     """The ratio of whole sweeps, started in turn."""
     seconds = alternate({"sweep": _sweep, "bare": _bare}, ROUNDS, warmup=0)
-    what = f"{RUNS} digits runs: a sweep / bare processes"
-    yield compared(what, seconds, "sweep", "bare", 1.05)
+    title = f"{RUNS} digits runs: a sweep / bare processes"
+    yield compared(title, seconds, "sweep", "bare", 1.05)
 
 
 def runs() -> list[Run]:

@@ -51,8 +51,8 @@ def _floats(x: torch.Tensor) -> Iterator[Result]:
         floats = compressors.build({"kind": "mx", "format": format_})
         sides = {"floats": lambda f=floats: f.apply(x), "groups": lambda: groups.apply(x)}
         seconds = alternate(sides, rounds=15, warmup=3)
-        what = f"{format_}: what arrives, over 4-bit groups of 32"
-        yield compared(what, seconds, "floats", "groups", 1.3)
+        title = f"{format_}: what arrives, over 4-bit groups of 32"
+        yield compared(title, seconds, "floats", "groups", 1.3)
 
 
 def _streams(x: torch.Tensor) -> Iterator[Result]:
@@ -75,8 +75,8 @@ def _rotation(x: torch.Tensor) -> Result:
     flat = x.reshape(x.shape[0], -1)
     sides = {"rotation": lambda: rotation.hadamard(flat, BLOCK), "copy": lambda: flat.clone()}
     seconds = alternate(sides, rounds=15, warmup=3)
-    what = f"Hadamard of {BLOCK}, over an allocating copy"
-    return compared(what, seconds, "rotation", "copy", 2.0)
+    title = f"Hadamard of {BLOCK}, over an allocating copy"
+    return compared(title, seconds, "rotation", "copy", 2.0)
 
 
 def _codec(

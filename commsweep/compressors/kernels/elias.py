@@ -11,7 +11,7 @@ import numpy as np
 from commsweep.compressors.kernels.cpu import _compiled
 
 _PEEK = 12  # bits of a code that are looked up at once
-_BLOCK = 4096  # levels whose places stay in a core's nearest memory
+_BLOCK = 4096  # levels whose non-zeros stay in a core's nearest memory
 
 
 def elias_encode(levels: np.ndarray) -> np.ndarray:
@@ -20,14 +20,14 @@ def elias_encode(levels: np.ndarray) -> np.ndarray:
     largest = max(1, int(levels.max(initial=0)), -int(levels.min(initial=0)))
     most = levels.size * (3 + 2 + 4 * largest.bit_length()) // 2
     words = np.zeros(most // 32 + 2, np.uint32)
-    places = np.empty(min(_BLOCK, levels.size), np.int32)
-    return words.view(np.uint8)[: _elias(levels, places, words)]
+    nonzero = np.empty(min(_BLOCK, levels.size), np.int32)
+    return words.view(np.uint8)[: _elias(levels, nonzero, words)]
 
 
 def elias_decode(code: np.ndarray, n: int) -> np.ndarray:
     """Inverse of `elias_encode`: int32 [n]."""
-    whole = code[: code.size // 4 * 4]
-    return _elias_back(code, np.frombuffer(whole.tobytes(), np.uint32), np.zeros(n, np.int32))
+    words = np.frombuffer(code[: code.size // 4 * 4].tobytes(), np.uint32)
+    return _elias_back(code, words, np.zeros(n, np.int32))
 
 
 def _gamma_words() -> tuple[np.ndarray, np.ndarray]:
@@ -92,21 +92,21 @@ def _flushed(waiting, held, words, at):
     returns what is left.
     """
     words[at] = np.uint32(waiting & np.uint64(0xFFFFFFFF))
-    whole = held >> 5
-    return waiting >> np.uint64(whole << 5), held & 31, at + whole
+    full = held >> 5
+    return waiting >> np.uint64(full << 5), held & 31, at + full
 
 
 @_compiled
-def _elias(levels, places, words):
-    """Returns how many bytes of the words it has written."""
+def _elias(levels, nonzero, words):
+    """Returns how many bytes of the words it has written. nonzero: room for places of a block."""
     waiting, held, at, last = np.uint64(0), 0, 0, -1  # bits not yet in a word, and how many
     for block in range(0, levels.size, _BLOCK):
         count = 0
         for i in range(block, min(block + _BLOCK, levels.size)):
-            places[count] = i
+            nonzero[count] = i
             count += np.int64(levels[i] != 0)  # without a branch that depends on the level
-        for place in range(count):
-            i = np.int64(places[place])
+        for entry in range(count):
+            i = np.int64(nonzero[entry])
             level = np.int64(levels[i])
             run, size = i - last, abs(level)
             last = i
