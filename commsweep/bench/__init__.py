@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 
-from scipy.stats import binom
-
 from commsweep.errors import UserError, nearest
 
 
@@ -57,8 +55,12 @@ def alternate(
     return seconds
 
 
-def paired(seconds: dict[str, list[float]], a: str, b: str) -> list[float]:
-    """Ratios a / b of the rounds."""
+def paired(seconds: dict[str, list[float]], a: str, b: str) -> float:
+    """Median over rounds of a / b."""
+    return statistics.median(_ratios(seconds, a, b))
+
+
+def _ratios(seconds: dict[str, list[float]], a: str, b: str) -> list[float]:
     return [x / y for x, y in zip(seconds[a], seconds[b], strict=True)]
 
 
@@ -72,7 +74,7 @@ def compared(
 ) -> Result:
     """The result of one side over another."""
     medians = {f"{side} ms": 1e3 * statistics.median(seconds[side]) for side in (a, b)}
-    return of_rounds(name, paired(seconds, a, b), bound, at_most, medians)
+    return of_rounds(name, _ratios(seconds, a, b), bound, at_most, medians)
 
 
 def of_rounds(
@@ -85,6 +87,8 @@ def of_rounds(
     """The median of ratios, and its 95 % interval by order statistics (fewer than six: their
     range).
     """
+    from scipy.stats import binom  # it takes long to load
+
     ordered = sorted(ratios)
     outside = max(int(binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
     interval = ordered[outside], ordered[-1 - outside]
