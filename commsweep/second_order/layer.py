@@ -61,17 +61,16 @@ class KFACLayer(nn.Module):
         positive definite.
         """
         if spec.method == "eigen":
-            mine = getattr(self, side) / self.taken
-            finite = mine.isfinite().all()
-            usable = mine.where(finite, torch.eye(len(mine), device=mine.device, dtype=mine.dtype))
+            average = getattr(self, side) / self.taken
+            # eigh waits for the device, too, and refuses what is not finite
+            if not average.sum(dtype=torch.float64).isfinite():
+                vectors = torch.full_like(average, torch.nan)
+                return [vectors[0], vectors]
             try:
-                values, vectors = torch.linalg.eigh(usable)
+                values, vectors = torch.linalg.eigh(average)
             except RuntimeError:  # many equal eigenvalues keep it from converging in float32
-                values, vectors = torch.linalg.eigh(usable.double())
-            return [
-                values.clamp(min=0).to(mine.dtype),
-                vectors.where(finite, torch.nan).to(mine.dtype),
-            ]
+                values, vectors = torch.linalg.eigh(average.double())
+            return [values.clamp_(min=0).to(average.dtype), vectors.to(average.dtype)]
         # All in one place, and by columns, as LAPACK wants it: of large factors copies cost a third
         # of the time.
         inverse = getattr(self, f"{side}_inverse")
@@ -131,7 +130,7 @@ class KFACLayer(nn.Module):
         if spec.method == "inverse":
             return self.g_inverse @ grad @ self.a_inverse
         inner = self.g_inverse.mT @ grad @ self.a_inverse
-        inner = inner / (self.g_values[:, None] * self.a_values + spec.damping)
+        inner.div_(torch.outer(self.g_values, self.a_values).add_(spec.damping))
         return self.g_inverse @ inner @ self.a_inverse.mT
 
     def write(self, matrix: Tensor) -> None:
