@@ -151,7 +151,8 @@ def run(name: str | None, as_json: bool, as_table: bool = False) -> int:
                 shown = {"": "shown", "missed": "MISSED"}.get(result.verdict, result.verdict)
                 ratio = f"{result.ratio:.3f} ({_range(result)}){bound}"
                 raw = ", ".join(f"{key} {value:.4g}" for key, value in result.medians.items())
-                print(f"{shown:10} {result.name}: {ratio}   ({raw})", flush=True)
+                line = f"{shown:10} {result.name}: {ratio}" + (f"   ({raw})" if raw else "")
+                print(line, flush=True)
         if as_table:
             print(table(part_name, results[before:]), flush=True)
         if as_lines:

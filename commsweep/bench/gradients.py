@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from copy import deepcopy
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from commsweep.bench import Result, alternate, compared, of_rounds
 from commsweep.component import Moment
 from commsweep.config.compressors.joint import AdaCompSpec
+from commsweep.config.compressors.lowrank import DionFactorsSpec
 from commsweep.config.compressors.sparse import TopKSpec
 from commsweep.config.compressors.values.levels import StatisticalSpec
-from commsweep.config.feedback import AdaCompResidueSpec, ResidueSpec
+from commsweep.config.feedback import AdaCompResidueSpec, DecoupledSpec, ResidueSpec
 from commsweep.config.gradients import Gradients
 from commsweep.config.outer import Outer
 from commsweep.config.training import ImageModel
@@ -27,6 +29,7 @@ from commsweep.models import resnet
 LEARNERS, BATCH = 4, 128  # as AdaComp and PowerSGD train: 32 rows a learner
 INTERVAL = 20  # steps between two exchanges of learners that train apart
 MILLISECONDS = 60.0
+WIDTH = 512  # of the matrices that Dion steps
 
 
 def bench() -> Iterator[Result]:
@@ -36,6 +39,7 @@ def bench() -> Iterator[Result]:
     torch.manual_seed(0)
     net = resnet.build(ImageModel(name="resnet18", width=64), 3, 10)
     yield from _compression(net)
+    yield _dion()
     yield from _learners(net)
 
 
@@ -78,7 +82,52 @@ def _compression(net: torch.nn.Module) -> Iterator[Result]:
         yield compared(title, seconds, name, "public", bound)
 
 
-def _public(grad: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+def _dion() -> Result:
+    """A learner's step with Dion, beside the algorithm in a few lines of torch (arXiv 2504.05295:
+    the momentum keeps what is not sent).
+    """
+    shapes = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)] * 2
+    net = torch.nn.ModuleList(torch.nn.Linear(n, m, bias=False) for m, n in shapes)
+    spec = Gradients(compressor=DionFactorsSpec(fraction=0.25), feedback=DecoupledSpec())
+    exchange, optimizer = Exchange(spec, net, 0), _sgd(list(net.parameters()))
+    grads = [torch.randn(shape) for shape in shapes]
+    layers = [_Layer(shape) for shape in shapes]
+
+    def ours() -> None:
+        for parameter, grad in zip(net.parameters(), grads, strict=True):
+            parameter.grad = grad.clone()
+        exchange.collect(1.0)
+        exchange.reduce(0, 0)
+        optimizer.step()
+
+    def by_hand() -> None:
+        for layer, grad in zip(layers, grads, strict=True):
+            layer.step(grad.clone())
+
+    with torch.no_grad():
+        seconds = alternate({"ours": ours, "by hand": by_hand}, rounds=15, warmup=2)
+    return compared("Dion's step / by hand, 6.3 M", seconds, "ours", "by hand", 1.0)
+
+
+class _Layer:
+    """Dion's step of one weight [m, n], by hand."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.weight, self.momentum = torch.randn(shape), torch.zeros(shape)
+        self.start = torch.randn(shape[1], min(shape) // 4)
+        self.scale = (shape[0] / shape[1]) ** 0.5
+
+    def step(self, grad: Tensor) -> None:
+        """Take a step along the orthonormal factors of the momentum."""
+        self.momentum.add_(grad)
+        left = torch.linalg.qr(self.momentum @ self.start).Q
+        right = self.momentum.mT @ left
+        self.momentum.addmm_(left, right.mT, alpha=-0.05)
+        self.start = right / right.norm(dim=0, keepdim=True)
+        self.weight.addmm_(left, self.start.mT, alpha=-1e-3 * self.scale)
+
+
+def _public(grad: Tensor, e: Tensor) -> Tensor:
     """The common way to TopK with a residue: torch.topk of magnitudes, the rest stays."""
     flat = e.add_(grad).view(-1)
     top = flat.abs().topk(max(1, flat.numel() // 100), sorted=False).indices
