@@ -101,7 +101,7 @@ def counted(packed: Tensor, bits: int, count: int) -> Tensor:
     without a wait.
     """
     if cpu.numba is not None and packed.device.type == "cpu" and type(packed) is Tensor:
-        return torch.from_numpy(np.bincount(symbols(packed, bits, count), minlength=1 << bits))
+        return torch.from_numpy(_counts(symbols(packed, bits, count), 1 << bits))
     codes = unpack(packed, bits, count)
     zeros = torch.zeros(1 << bits, dtype=torch.int64, device=packed.device)
     return zeros.scatter_add_(0, codes, torch.ones_like(codes))
@@ -183,14 +183,15 @@ def symbols(packed: Tensor, bits: int, count: int) -> np.ndarray:
 def encode(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """The stream of uint8 codes [n] under frequencies: states, words, zeros; uint8."""
     most = (_length(codes, table) - STATES) // 4
-    words = np.zeros(most, np.uint32)
+    words = np.empty(1 + most, np.uint32)  # the first is room to write in
     states = np.full(LANES, LEAST, np.int64)
-    starts = np.cumsum(table) - table
-    inverse, scale = 1.0 / np.maximum(table, 1), _scale(table)
-    used = _write(codes, table, starts, inverse, scale, states, words)
+    entries = table << 16 | np.cumsum(table) - table
+    inverse = 1.0 / np.maximum(table, 1)
+    at = _write(codes, entries, inverse, _scale(table), states, words)
     stream = np.zeros(STATES + 4 * most, np.uint8)
     stream[:STATES] = states.astype("<i8").view(np.uint8)
-    stream[STATES : STATES + 4 * used] = words[most - used :].astype("<u4").view(np.uint8)
+    used = words[at:].astype("<u4").view(np.uint8)
+    stream[STATES : STATES + used.size] = used
     return stream
 
 
@@ -203,11 +204,13 @@ def decode(stream: np.ndarray, table: np.ndarray, count: int) -> np.ndarray:
     if int(table.sum()) != 1 << scale or stream.size < STATES or stream.size % 4:
         raise UserError(complaint)
     states = stream[:STATES].view("<i8").astype(np.int64)
-    words = stream[STATES:].view("<u4").astype(np.uint32)
-    slots = np.repeat(np.arange(len(table), dtype=np.uint8), table)
-    starts = np.cumsum(table) - table
+    words = np.zeros((stream.size - STATES) // 4 + LANES + 1, np.uint32)
+    words[: -LANES - 1] = stream[STATES:].view("<u4")
+    symbol = np.repeat(np.arange(len(table)), table)
+    slots = np.arange(1 << scale) - (np.cumsum(table) - table)[symbol]
+    entries = symbol << 32 | table[symbol] << 16 | slots
     codes = np.empty(count, np.uint8)
-    used = _read(words, slots, table, starts, scale, states, codes)
+    used = _read(words, entries, scale, states, codes)
     if used < 0 or words[used:].any() or (states != LEAST).any():
         raise UserError(complaint)
     if stream.size != _length(codes, table):
@@ -222,7 +225,7 @@ def _scale(table: np.ndarray) -> int:
 
 def _length(codes: np.ndarray, table: np.ndarray) -> int:
     """Bytes of the stream of codes. Raises UserError where the table is not of these codes."""
-    counts = torch.from_numpy(np.bincount(codes, minlength=len(table)))
+    counts = torch.from_numpy(_counts(codes, len(table)))
     if (frequencies(counts).numpy() != table).any():
         raise UserError("a table of frequencies that is not the message's")
     return int(coded_bytes(counts)) - 2 * len(table)
@@ -241,45 +244,98 @@ def _spread(packed, bits, out):
         filled -= bits
 
 
-@_compiled
-def _write(codes, table, starts, inverse, scale, states, words):
-    """Fills words from their end; how many. Codes are taken from the last to the first."""
-    at = words.size
-    for i in range(codes.size - 1, -1, -1):
-        x, code = states[i & 3], codes[i]
-        f = table[code]
-        if (x >> (63 - scale)) >= f:
-            at -= 1
-            words[at] = np.uint32(x & 0xFFFFFFFF)
-            x >>= 32
-        quotient = np.int64(np.float64(x) * inverse[code])  # off by one at most
-        remainder = x - quotient * f
-        if remainder < 0:
-            quotient -= 1
-            remainder += f
-        elif remainder >= f:
-            quotient += 1
-            remainder -= f
-        states[i & 3] = (quotient << scale) + remainder + starts[code]
-    return words.size - at
+def _counts(codes: np.ndarray, symbols_: int) -> np.ndarray:
+    """How often each of so many symbols occurs, int64. Raises UserError on another symbol."""
+    tables = np.zeros((LANES, 256), np.int64)
+    _count(codes, tables)
+    counts = tables.sum(0)
+    if counts[symbols_:].any():
+        raise UserError(f"a code names a symbol beyond {symbols_ - 1}")
+    return counts[:symbols_]
 
 
 @_compiled
-def _read(words, slots, table, starts, scale, states, codes):
-    """Fills codes; how many words were read, or -1 where they end too early or a state is none."""
-    at = 0
+def _count(codes, tables):
+    """In a table a lane: equal neighbours do not wait for each other."""
+    for i in range(codes.size):
+        tables[i & 3, codes[i]] += 1
+
+
+@_compiled
+def _pushed(x, entry, inverse, scale, words, at):
+    """Takes a symbol (its entry: 2^16 frequency + start) into a state; returns the state, and where
+    the words begin.
+    """
+    frequency = entry >> 16
+    words[at - 1] = np.uint32(x & 0xFFFFFFFF)
+    full = np.int64(x >> (63 - scale) >= frequency)  # without a branch that depends on the code
+    x >>= full << 5
+    quotient = np.int64(np.float64(x) * inverse)  # off by one at most
+    remainder = x - quotient * frequency
+    if remainder < 0:
+        quotient -= 1
+        remainder += frequency
+    elif remainder >= frequency:
+        quotient += 1
+        remainder -= frequency
+    return (quotient << scale) + remainder + (entry & 0xFFFF), at - full
+
+
+@_compiled
+def _write(codes, entries, inverse, scale, states, words):
+    """Fills words from their end; where they begin. Codes are taken from the last to the first."""
+    at, fours = words.size, codes.size // 4 * 4
+    for i in range(codes.size - 1, fours - 1, -1):
+        code = codes[i]
+        states[i & 3], at = _pushed(states[i & 3], entries[code], inverse[code], scale, words, at)
+    first, second, third, fourth = states
+    for i in range(fours - 4, -1, -4):
+        a, b, c, d = codes[i], codes[i + 1], codes[i + 2], codes[i + 3]
+        fourth, at = _pushed(fourth, entries[d], inverse[d], scale, words, at)
+        third, at = _pushed(third, entries[c], inverse[c], scale, words, at)
+        second, at = _pushed(second, entries[b], inverse[b], scale, words, at)
+        first, at = _pushed(first, entries[a], inverse[a], scale, words, at)
+    states[0], states[1], states[2], states[3] = first, second, third, fourth
+    return at
+
+
+@_compiled
+def _popped(x, entry, scale, words, at):
+    """Takes a symbol (its entry: 2^32 code + 2^16 frequency + place among its slots) out of a
+    state; returns the state, and how many words are read.
+    """
+    x = ((entry >> 16) & 0xFFFF) * (x >> scale) + (entry & 0xFFFF)
+    short = np.int64(x < 1 << 31)  # without a branch that depends on the code
+    return (x << (short << 5)) | np.int64(words[at]) * short, at + short
+
+
+@_compiled
+def _read(words, entries, scale, states, codes):
+    """Fills codes; how many words were read, or -1 where they end too early or a state is none.
+    words: those of the stream, and five zeros.
+    """
+    at, most, low = 0, words.size - 5, (1 << scale) - 1
     for lane in range(4):
         if states[lane] < 1 << 31:
             return -1
-    for i in range(codes.size):
-        x = states[i & 3]
-        slot = x & ((1 << scale) - 1)
-        code = slots[slot]
-        x = table[code] * (x >> scale) + slot - starts[code]
-        if x < 1 << 31:
-            if at == words.size:
-                return -1
-            x = (x << 32) | np.int64(words[at])
-            at += 1
-        codes[i], states[i & 3] = code, x
-    return at
+    first, second, third, fourth = states
+    for i in range(0, codes.size // 4 * 4, 4):
+        a, b, c, d = (
+            entries[first & low],
+            entries[second & low],
+            entries[third & low],
+            entries[fourth & low],
+        )
+        codes[i], codes[i + 1], codes[i + 2], codes[i + 3] = a >> 32, b >> 32, c >> 32, d >> 32
+        first, at = _popped(first, a, scale, words, at)
+        second, at = _popped(second, b, scale, words, at)
+        third, at = _popped(third, c, scale, words, at)
+        fourth, at = _popped(fourth, d, scale, words, at)
+        if at > most:
+            return -1
+    states[0], states[1], states[2], states[3] = first, second, third, fourth
+    for i in range(codes.size // 4 * 4, codes.size):
+        entry = entries[states[i & 3] & low]
+        codes[i] = entry >> 32
+        states[i & 3], at = _popped(states[i & 3], entry, scale, words, at)
+    return at if at <= most else -1

@@ -171,17 +171,3 @@ class Hops:
     def _count(self, messages: list[Message], times: int = 1) -> None:
         for row, sent in zip(self.nbytes, messages, strict=True):
             row.append(sent.nbytes * times)
-
-
-def hop_count(collective: str, learners: int) -> int:
-    """Return how many messages one after the other a sum takes, the one to all among them."""
-    if collective == TREE:
-        return 2 * (learners - 1).bit_length()
-    return 2 if collective == ALL_TO_ALL else 2 * (learners - 1)
-
-
-def roundings(collective: str, learners: int) -> int:
-    """Return how many codes lie between a learner's gradient and the mean, at most."""
-    if collective == ALL_TO_ALL:
-        return 2
-    return learners if collective == RING else (learners - 1).bit_length() + 1

@@ -343,8 +343,8 @@ def pareto(points: pd.DataFrame, worst: float = -1.0) -> pd.DataFrame:
 
 
 def logarithmic(*axes: Axis) -> None:
-    """Logarithmic axes with plain numbers at 1, 2 and 5, linear around a value of 0; left linear
-    where nothing is drawn.
+    """Logarithmic axes with plain numbers at 1, 2 and 5, linear around zero where values reach it,
+    so that none is lost; left linear where nothing positive is drawn.
     """
     for axis in axes:
         smallest = float(axis.get_minpos())
@@ -352,7 +352,7 @@ def logarithmic(*axes: Axis) -> None:
             continue
         name = axis.axis_name  # pyright: ignore[reportAttributeAccessIssue]
         set_scale = getattr(axis.axes, f"set_{name}scale")
-        if axis.get_data_interval()[0] == 0:
+        if axis.get_data_interval()[0] <= 0:
             set_scale("symlog", linthresh=smallest)
         else:
             set_scale("log")
@@ -362,19 +362,14 @@ def logarithmic(*axes: Axis) -> None:
 
 
 def rescale(figure: Figure, scale: str) -> None:
-    """Give vertical axes with numbers a scale, "linear" or "log". Where values reach zero, log is
-    linear around it, so that no value is lost.
-    """
+    """Give vertical axes with numbers a scale, "linear" or "log" (`logarithmic`)."""
     for axes in figure.axes:
         if isinstance(axes.yaxis.get_major_locator(), FixedLocator):  # names, or ticks of its own
             continue
-        smallest = float(axes.yaxis.get_minpos())
         if scale == "linear":
             axes.set_yscale("linear")
-        elif axes.dataLim.y0 >= 0:
+        else:
             logarithmic(axes.yaxis)
-        elif np.isfinite(smallest):
-            axes.set_yscale("symlog", linthresh=smallest)
 
 
 Draw = Callable[[pd.DataFrame, pd.DataFrame], Figure | None]

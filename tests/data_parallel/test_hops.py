@@ -125,12 +125,6 @@ def test_bytes_of_every_hop_are_counted(n):
     assert sum(map(int, summed(TREE, code, rows)[1])) == 2 * (n - 1) * layer
 
 
-def test_hops_and_roundings_of_a_sum():
-    assert [hops.hop_count(way, 8) for way in (RING, TREE, ALL_TO_ALL)] == [14, 6, 2]
-    assert [hops.roundings(way, 8) for way in (RING, TREE, ALL_TO_ALL)] == [8, 4, 2]
-    assert hops.roundings(TREE, 5) == 4
-
-
 def test_unbiased_codes_err_with_the_root_of_their_roundings():
     """The error of the sum grows with the number of roundings, not of learners."""
     errors = {}
