@@ -192,7 +192,7 @@ def _learners(net: torch.nn.Module) -> Iterator[Result]:
             "apart": training_apart,
             "exchange": lambda: local.after_backward(due),
         },
-        rounds=4,
+        rounds=3,
     )
     yield compared(
         f"step of {LEARNERS} learners with AdaComp / the plain passes in it, ResNet-18, "

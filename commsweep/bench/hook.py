@@ -29,7 +29,7 @@ from commsweep.errors import UserError, notice
 from commsweep.models import resnet
 
 WIDTH, BATCH = 32, 16  # a ResNet-18 of 2.8 M weights
-ROUNDS = 8
+ROUNDS = 6
 TOPK = {"compressor": {"kind": "topk", "ratio": 0.01}, "feedback": {"kind": "ef"}}
 
 

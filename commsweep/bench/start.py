@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from commsweep.bench import Result, alternate, compared
 
-ROUNDS = 7
+ROUNDS = 6
 TORCH, LIST = "import torch", "list"
 
 

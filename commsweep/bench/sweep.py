@@ -24,7 +24,7 @@ from commsweep.training import optim
 with loading():  # both sides load the same libraries as fast
     from commsweep.bench.steps import bare, bare_epoch
 
-RUNS, WORKERS, ROUNDS = 24, 2, 3
+RUNS, WORKERS, ROUNDS = 24, 2, 2
 CHANGES = {"epochs": 6, "eval_every": 6, "schedule.t_max": 6}
 
 

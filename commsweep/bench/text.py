@@ -49,7 +49,7 @@ def bench() -> Iterator[Result]:
         }
         for _ in range(BATCHES):  # AQ-SGD's first visits are dense
             sides["aqsgd"]()
-        seconds = alternate(sides, rounds=11, warmup=2)
+        seconds = alternate(sides, rounds=9, warmup=2)
     for a, b, label in (
         ("topk", "dense", "TopK 10 % per token / dense"),
         ("aqsgd", "topk", "AQ-SGD, mapped bfloat16 buffers / the same TopK without memory"),

@@ -85,7 +85,7 @@ def _in_folder(args: argparse.Namespace, settings: Execution) -> int:
         table = forecasts.table(home)
         fitted = fit.fit_all(table)
         if args.watch:
-            forecasts.predict(home, fitted, commit, settings, bar.update)
+            forecasts.predict(home, fitted, commit, settings, args.seeds, bar.update)
     fit.write_constants(table, fitted, commit, home / CONSTANTS)
     if args.train:
         train_cells(forecasts.cells(home, args.seeds), args, settings)

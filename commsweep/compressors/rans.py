@@ -245,7 +245,7 @@ def _spread(packed, bits, out):
 
 
 def _counts(codes: np.ndarray, symbols_: int) -> np.ndarray:
-    """How often each of so many symbols occurs, int64. Raises UserError on another symbol."""
+    """Counts of each of so many symbols, int64. Raises UserError on another symbol."""
     tables = np.zeros((LANES, 256), np.int64)
     _count(codes, tables)
     counts = tables.sum(0)

@@ -281,10 +281,12 @@ class CompressionHook(nn.Module):
         return dense and not self._keeps[index]
 
     def _taken(self, index: int, grad: Tensor) -> Tensor:
-        """Return what the exchange is given of a gradient: a tensor of its own, in float32 and not
+        """Return what the exchange is given of a gradient, which only reads it: in float32 and not
         scaled where it is compressed.
         """
-        return grad.clone() if self._plain(index) else grad.float() / self._scale
+        if self._plain(index):
+            return grad.clone()
+        return grad.float() if self._scale == 1 else grad.float() / self._scale
 
     def _finite(self, buffer: Tensor) -> bool:
         """Return whether these gradients of all learners are; the same answer at each."""

@@ -192,10 +192,11 @@ def predict(
     forecasts: dict[str, Forecast],
     commit: str,
     settings: Execution,
+    replicas: int,
     done: Callable[[], object],
 ) -> None:
     """Look at the dense training of each unseen study, and write what is foretold of its codecs.
-    Raises UserError where a codec was trained before.
+    Raises UserError where a codec was trained before with one of so many seeds.
     """
     path = folder / PREDICTIONS
     trained = boards.scores_of(folder / ROWS)
@@ -208,7 +209,7 @@ def predict(
             codec for codec in training.codecs if codec not in set(foretold.get("codec", []))
         ]
         for codec in missing:
-            if any(run_id(run) in trained for run in seeds([setup.coded(codec)], 3, SEED)):
+            if any(run_id(run) in trained for run in seeds([setup.coded(codec)], replicas, SEED)):
                 raise UserError(
                     f"{study.name}: {codec} as {study.role} was trained before its forecast; take "
                     f"the study out of {STUDIES}"

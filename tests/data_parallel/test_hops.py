@@ -16,7 +16,6 @@ from commsweep.compressors import build, message
 from commsweep.config import Execution, override, record, run_id
 from commsweep.config.gradients import RECODED
 from commsweep.config.override import parse_gradients
-from commsweep.data_parallel import hops
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.hook import CompressionHook
 from commsweep.data_parallel.hops import ALL_TO_ALL, RING, TREE, Hops
