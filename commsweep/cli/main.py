@@ -234,7 +234,8 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure speed as ratios, side by side in one process",
-        description="Print every measured ratio with its bound and whether it holds.",
+        description="Print every ratio with its 95 % interval and its bound: held, missed, or "
+        "unresolved where the interval holds the bound.",
     )
     bench.add_argument("name", nargs="?", help="one bench (default: all)")
     bench.add_argument("--json", action="store_true", help="print JSON for programs")

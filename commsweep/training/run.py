@@ -355,7 +355,7 @@ def trainer(
 class OneDevice(SingleDeviceStrategy):
     """Lightning's strategy for one device, without the hooks and the precision around a whole step.
 
-    A `Task` has no such hooks, and they take a tenth of a small step.
+    A `Task` has no such hooks, and they take three percent of a small step.
     """
 
     def batch_to_device(self, batch: Batch, device: Any = None, dataloader_idx: int = 0) -> Batch:
