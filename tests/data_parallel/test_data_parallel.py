@@ -516,6 +516,15 @@ def test_long_elias_codes_come_back_and_are_the_published_bits(seed, n, share, l
     assert elias.elias_bits(levels) == len(text)
 
 
+def test_elias_codes_come_back_without_a_compiler(monkeypatch):
+    for name in ("_elias", "_elias_back", "_flushed"):
+        monkeypatch.setattr(elias, name, getattr(elias, name).py_func)
+    levels = np.random.default_rng(0).integers(-3, 4, 300).astype(np.int32)
+    levels[150] = 70000
+    code = elias.elias_encode(levels)
+    assert elias.elias_decode(code, 300).tolist() == levels.tolist()
+
+
 def _gamma(value: int) -> str:
     return "0" * (value.bit_length() - 1) + f"{value:b}"
 

@@ -173,7 +173,7 @@ def _elias_back(code, words, levels):
                 return levels
             value = 0
             for _ in range(length + 1):
-                value = (value << 1) | ((code[bit >> 3] >> (bit & 7)) & 1)
+                value = (value << 1) | (np.int64(code[bit >> 3]) >> (bit & 7)) & 1
                 bit += 1
             if step == 0:
                 i += value
