@@ -62,15 +62,17 @@ class KFACLayer(nn.Module):
         """
         if spec.method == "eigen":
             average = getattr(self, side) / self.taken
-            # eigh waits for the device, too, and refuses what is not finite
-            if not average.sum(dtype=torch.float64).isfinite():
-                vectors = torch.full_like(average, torch.nan)
-                return [vectors[0], vectors]
+            finite = average.sum(dtype=torch.float64).isfinite()  # as all entries are
+            identity = torch.eye(len(average), device=average.device, dtype=average.dtype)
+            usable = average.where(finite, identity)
             try:
-                values, vectors = torch.linalg.eigh(average)
+                values, vectors = torch.linalg.eigh(usable)
             except RuntimeError:  # many equal eigenvalues keep it from converging in float32
-                values, vectors = torch.linalg.eigh(average.double())
-            return [values.clamp_(min=0).to(average.dtype), vectors.to(average.dtype)]
+                values, vectors = torch.linalg.eigh(usable.double())
+            return [
+                values.clamp_(min=0).to(average.dtype),
+                vectors.where(finite, torch.nan).to(average.dtype),
+            ]
         # All in one place, and by columns, as LAPACK wants it: of large factors copies cost a third
         # of the time.
         inverse = getattr(self, f"{side}_inverse")
