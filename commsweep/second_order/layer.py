@@ -65,10 +65,7 @@ class KFACLayer(nn.Module):
             finite = average.sum(dtype=torch.float64).isfinite()  # as all entries are
             identity = torch.eye(len(average), device=average.device, dtype=average.dtype)
             usable = average.where(finite, identity)
-            try:
-                values, vectors = torch.linalg.eigh(usable)
-            except RuntimeError:  # many equal eigenvalues keep it from converging in float32
-                values, vectors = torch.linalg.eigh(usable.double())
+            values, vectors = _decomposed(usable)
             return [
                 values.clamp_(min=0).to(average.dtype),
                 vectors.where(finite, torch.nan).to(average.dtype),
@@ -150,3 +147,17 @@ class KFACLayer(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.taken, self.inverted = state["taken"], state.get("inverted", True)
+
+
+def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a symmetric matrix. In float64 where many equal eigenvalues
+    keep float32 from converging, which LAPACK says, or answers with NaN.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except RuntimeError:
+        return torch.linalg.eigh(matrix.double())
+    # a GPU is not waited for
+    if matrix.device.type == "cpu" and not (values.sum() + vectors.sum()).isfinite():
+        return torch.linalg.eigh(matrix.double())
+    return values, vectors

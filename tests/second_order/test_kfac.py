@@ -395,3 +395,21 @@ def test_a_model_without_a_supported_layer_is_refused():
         Preconditioner(KFAC(), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4)), 1)
     with pytest.raises(UserError, match="at most kfac.max_factor=2 rows"):
         build(tiny(kfac__max_factor=2), HOW)
+
+
+def test_eigenvectors_that_are_no_numbers_are_found_in_float64(monkeypatch):
+    """LAPACK answers with NaN in float32 for some factors with many equal eigenvalues."""
+    decompose = torch.linalg.eigh
+
+    def nan_in_float32(x):
+        values, vectors = decompose(x)
+        return values, vectors * torch.nan if x.dtype == torch.float32 else vectors
+
+    monkeypatch.setattr(torch.linalg, "eigh", nan_in_float32)
+    layer = KFACLayer("fc", torch.nn.Linear(6, 4, bias=False))
+    sample = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    layer.a.copy_(sample @ sample.mT)
+    layer.taken = 1.0
+    values, vectors = layer.inverse("a", KFAC(method="eigen"))
+    assert vectors.dtype == values.dtype == torch.float32
+    torch.testing.assert_close((vectors * values) @ vectors.mT, layer.a)
