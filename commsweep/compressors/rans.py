@@ -74,11 +74,12 @@ class Ranged(Compressor[Any]):
         payload = self.code._encode(x, seed)
         fields = dict(payload.parts)
         packed = fields["codes"].cpu()
-        counts = counted(packed, self.bits, x.numel())
+        codes = symbols(packed, self.bits, x.numel())
+        counts = torch.from_numpy(_counts(codes, 1 << self.bits))
         if int(coded_bytes(counts)) >= packed.numel():
             return payload
         table = frequencies(counts).numpy()
-        coded = encode(symbols(packed, self.bits, x.numel()), table)
+        coded = encode(codes, table)
         del fields["codes"]
         table_bytes = torch.from_numpy(table.astype("<u2").view(np.uint8))
         sent = {"coded": torch.from_numpy(coded), "table": table_bytes}

@@ -442,7 +442,7 @@ def _coded(plane: np.ndarray) -> bytes:
     """Return the section of a byte plane: one byte where all are equal, else under rANS with its
     table, or as it is.
     """
-    counts = torch.from_numpy(np.bincount(plane, minlength=256))
+    counts = rans.counted(torch.from_numpy(plane), 8, len(plane))
     if len(plane) and int(counts.max()) == len(plane):
         return _section(CONSTANT, int(plane[0]), len(plane), b"")
     if len(plane) and int(rans.coded_bytes(counts)) < len(plane):

@@ -4,6 +4,7 @@ gradient.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -153,11 +154,9 @@ def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of a symmetric matrix. In float64 where many equal eigenvalues
     keep float32 from converging, which LAPACK says, or answers with NaN.
     """
-    try:
+    with suppress(RuntimeError):
         values, vectors = torch.linalg.eigh(matrix)
-    except RuntimeError:
-        return torch.linalg.eigh(matrix.double())
-    # a GPU is not waited for
-    if matrix.device.type == "cpu" and not (values.sum() + vectors.sum()).isfinite():
-        return torch.linalg.eigh(matrix.double())
-    return values, vectors
+        # a GPU is not waited for
+        if matrix.device.type != "cpu" or (values.sum() + vectors.sum()).isfinite():
+            return values, vectors
+    return torch.linalg.eigh(matrix.double())

@@ -146,7 +146,7 @@ class Task(pl.LightningModule):
         finish_step(components, moment, optimizer, self._shorten, self.clip, self.spent)
         self._next_rate()
         if self.global_step % CHECK_EVERY == 0:
-            self._check_finite()
+            self._finite_loss()
         self.seconds["train"] += time.perf_counter() - began
         return {"loss": loss.detach()}
 
@@ -216,10 +216,10 @@ class Task(pl.LightningModule):
             self.log_dict(values)
 
     def on_train_epoch_end(self) -> None:
-        self._check_finite()
+        loss = self._finite_loss()
         for component in self.components.values():
             component.epoch_ended(self.current_epoch)
-        self._log({"train_loss": self.train_loss})
+        self._log({"train_loss": loss})
 
     @property
     def train_loss(self) -> float:
@@ -237,9 +237,11 @@ class Task(pl.LightningModule):
                 self._samples += rows
         return float(self._loss_sum) / max(1, self._samples)
 
-    def _check_finite(self) -> None:
-        if math.isfinite(self.train_loss):
-            return
+    def _finite_loss(self) -> float:
+        """Return `train_loss`. Raises Diverged where it is not finite."""
+        loss = self.train_loss
+        if math.isfinite(loss):
+            return loss
         reasons = [
             where for component in self.components.values() if (where := component.non_finite())
         ]
@@ -262,7 +264,7 @@ class Task(pl.LightningModule):
             self._scores.add(split, modes, self.score(self.logits(x), y))
 
     def on_validation_epoch_end(self) -> None:
-        self._check_finite()  # which says where it began
+        self._finite_loss()  # which says where it began
         if "recalibration" in self.components and self.current_epoch + 1 == self.run.epochs:
             self._score_recalibrated()
         scores = self.scores
