@@ -103,6 +103,12 @@ class Component(nn.Module):
         """Return what it adds to the record of an evaluation."""
         return {}
 
+    def sent_bytes(self) -> dict[str, int]:
+        """Return the bytes that it has sent so far, by what they are called in the record of a
+        point (`training/points.py`). Asking changes nothing.
+        """
+        return {}
+
     def totals(self) -> dict[str, Any]:
         """Return what it adds to the row of the run."""
         return {}

@@ -6,6 +6,7 @@
                  run.json       the Run, whole, written before the first step
                  env.json       versions, device, git commit, who asked for the run
                  metrics.jsonl  one line an evaluation, appended
+                 points.jsonl   one line a point along the training, appended
                  log.txt        what the run printed
                  last.*.ckpt    to continue from (checkpoint.py); removed when the run ends well
                  done.json      the row, written last by rename: a run counts once this exists
@@ -98,6 +99,7 @@ class Row(TypedDict, total=False):
     timing: dict[str, Any]
     cores: Whole
     tries: Whole
+    points: dict[Text, Whole | Text]  # scores along the training: how many, of how many samples
     adopted: Text  # of an outcome measured elsewhere: the published file it was taken from
     weights: Text  # of learners as processes: SHA-256 over the trained network
 
@@ -108,6 +110,7 @@ RUN = tuple(name for name, field in Run.model_fields.items() if field.default is
 
 
 METRICS, DIAGNOSIS = "metrics.jsonl", "diagnosis.jsonl"  # a line an evaluation
+POINTS = "points.jsonl"  # a line a point along the training
 
 
 class Busy(Exception):
@@ -172,27 +175,29 @@ class RunFolder:
             os.fsync(handle.fileno())
 
     def metrics(self, file: str = METRICS) -> list[dict[str, Any]]:
-        """Evaluations by epoch; a resumed run repeats some, and the later line counts."""
-        by_epoch: dict[int, dict[str, Any]] = {}
+        """Evaluations in the order of their steps; a resumed run repeats some, and the later line
+        counts.
+        """
+        by_step: dict[float, dict[str, Any]] = {}
         path = self.path / file
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
-                epoch = int(record["epoch"])
-            except (ValueError, KeyError, TypeError):
+                epoch, step = float(record["epoch"]), float(record.get("step", record["epoch"]))
+            except (ValueError, KeyError, TypeError, AttributeError):
                 if line.endswith(b"\n"):  # another one was torn by a crash, and is made again
                     why = "torn by a crash, or damaged; it is left out"
                     notice(f"'{path}': line {number} is no evaluation ({why})")
                 continue
             if wrong := [key for key, value in record.items() if not _measured(key, value)]:
                 notice(
-                    f"'{path}': {wrong[0]} of epoch {epoch} is no number; this evaluation is "
+                    f"'{path}': {wrong[0]} of epoch {epoch:g} is no number; this evaluation is "
                     "left out"
                 )
                 continue
-            by_epoch[epoch] = record
-        return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+            by_step[step] = record
+        return [by_step[step] for step in sorted(by_step)]
 
     def finish(self, row: Row) -> None:
         """Record the outcome; never over another one."""
@@ -260,14 +265,28 @@ class RunFolder:
                 return True
             return False
 
+    def environment(self) -> dict[str, Any]:
+        """Return what the folder says of where and how its run was begun; empty before that."""
+        try:
+            return read_json(self.path / "env.json")
+        except (OSError, UserError):
+            return {}
+
+    def points(self, asked: int) -> int:
+        """Return how many points along its training this run has: as many as it was begun with,
+        else as are asked for.
+        """
+        begun = self.environment().get("points")
+        if not isinstance(begun, int) or isinstance(begun, bool) or begun == asked:
+            return asked
+        notice(f"run {self.path.name} was begun with --points {begun}, which stays")
+        return begun
+
     def begun_by(self) -> str:
         """Return who asked for this run: "sweep", "search", "run", or "" where the folder does not
         say.
         """
-        try:
-            return str(read_json(self.path / "env.json").get("by", ""))
-        except (OSError, UserError):
-            return ""
+        return str(self.environment().get("by", ""))
 
     def set_aside(self) -> Path:
         """Keep a recorded (or damaged) outcome under another name, so that the run can be executed
@@ -544,6 +563,9 @@ def _measured(key: str, value: Any) -> bool:
         "step",
         "seconds",
         "bytes",
+        "gradient_bytes",
+        "examples",
+        "tokens",
     )
     return (
         isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -269,9 +269,9 @@ def toy(run: Run) -> Run:
     return override(run, changes)
 
 
-def resumed(run: Run, folder: Path) -> dict[str, Any]:
+def resumed(run: Run, folder: Path, points: int = 0) -> dict[str, Any]:
     """The row of a run that was stopped after its first evaluated epoch and continued, in a store
-    of its own.
+    of its own, with so many points along it.
     """
     store, seen = Store(folder), []
 
@@ -280,8 +280,8 @@ def resumed(run: Run, folder: Path) -> dict[str, Any]:
         return len(seen) == 1
 
     with pytest.raises(KeyboardInterrupt):
-        execute(run, store, Execution("cpu", checkpoint_every=0), stopping=once)
-    return execute(run, store, Execution("cpu"))
+        execute(run, store, Execution("cpu", checkpoint_every=0, points=points), stopping=once)
+    return execute(run, store, Execution("cpu", points=points))
 
 
 def free_port() -> int:

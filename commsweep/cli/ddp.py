@@ -15,6 +15,7 @@ from commsweep.cli.runs import (
     compared_with_simulation,
     execution,
     execution_options,
+    points_option,
 )
 from commsweep.config import run_id
 from commsweep.config.execution import LearnerWiring
@@ -41,7 +42,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     """Register this file's subcommand."""
     parser = commands.add_parser(
         "ddp",
-        parents=[shared, execution_options()],
+        parents=[shared, execution_options(), points_option()],
         help="train with one real process a learner",
         description=(
             "Train a preset with one process a learner on this machine, packed payloads over "

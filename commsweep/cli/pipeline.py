@@ -17,6 +17,7 @@ from commsweep.cli.runs import (
     compared_with_simulation,
     execution,
     execution_options,
+    points_option,
 )
 from commsweep.config import Run, override, run_id
 from commsweep.config.execution import Cable, Wiring
@@ -30,7 +31,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     """Register this file's subcommand."""
     parser = commands.add_parser(
         "pipeline",
-        parents=[shared, execution_options()],
+        parents=[shared, execution_options(), points_option()],
         help="train with one real process a stage",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=(

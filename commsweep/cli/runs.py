@@ -10,7 +10,7 @@ from typing import Any
 
 from commsweep import input_digests
 from commsweep.cli.explain import meaning
-from commsweep.cli.options import check_roles, count, folder, number
+from commsweep.cli.options import check_roles, count, folder, number, whole_number
 from commsweep.config import Execution, Run, flatten, override, record, run_id
 from commsweep.config.execution import MODES, check_device
 from commsweep.data import sources
@@ -19,6 +19,7 @@ from commsweep.lean_imports import loading
 from commsweep.registry import grouped, preset, presets
 from commsweep.store import DIVERGED, FAILED, FINISHED, Busy, Row, Store
 
+POINTS = 10  # along a training, where nothing else is said
 SWEPT_ROLES = ("activations", "gradients", "learners")
 
 
@@ -26,7 +27,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     """Register this file's subcommands."""
     run = commands.add_parser(
         "run",
-        parents=[shared, execution_options(), simulation_options()],
+        parents=[shared, execution_options(), simulation_options(), points_option()],
         help="execute one run",
         description=(
             "Execute one run: a preset with some settings changed. A finished run is shown, not "
@@ -143,6 +144,22 @@ def execution_options() -> argparse.ArgumentParser:
     return options
 
 
+def points_option() -> argparse.ArgumentParser:
+    """The option of commands that train runs to their end."""
+    option = argparse.ArgumentParser(add_help=False)
+    option.add_argument(
+        "--points",
+        type=whole_number(0),
+        metavar="N",
+        help=(
+            "scores of a fixed part of the validation set along a training, for curves: N evenly "
+            f"over its steps (default: {POINTS}; 0: none); they change no result and lie in "
+            "points.jsonl of the run's folder"
+        ),
+    )
+    return option
+
+
 def simulation_options() -> argparse.ArgumentParser:
     """Options of commands that execute simulated runs."""
     option = argparse.ArgumentParser(add_help=False)
@@ -188,8 +205,21 @@ def execution(args: argparse.Namespace, progress: bool = False, by: str = "run")
         args.tensorboard,
         args.threads,
         compile=getattr(args, "compile", None),
+        points=_points(args),
         by=by,
     )
+
+
+def _points(args: argparse.Namespace) -> int:
+    """Return the points along a training that these options mean. Raises UserError where nothing is
+    trained to its end.
+    """
+    asked, steps = getattr(args, "points", None), getattr(args, "steps", 0)
+    if asked is not None and steps:
+        raise UserError(f"--points {asked}: with --steps {steps} nothing is scored; leave one out")
+    if not hasattr(args, "points") or steps:
+        return 0
+    return POINTS if asked is None else asked
 
 
 def changes(settings: list[str]) -> dict[str, str]:

@@ -10,7 +10,15 @@ import sys
 from typing import Any
 
 from commsweep.cli.options import count, name
-from commsweep.cli.runs import add_codecs, changes, chosen, codecs_of, execution, execution_options
+from commsweep.cli.runs import (
+    add_codecs,
+    changes,
+    chosen,
+    codecs_of,
+    execution,
+    execution_options,
+    points_option,
+)
 from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.store import Store
@@ -20,7 +28,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     """Register this file's subcommands."""
     parser = commands.add_parser(
         "search",
-        parents=[shared, execution_options()],
+        parents=[shared, execution_options(), points_option()],
         help="search for the best settings with Optuna",
         description=(
             "Search over K, bits, scales and feedback of both directions: the best validation "

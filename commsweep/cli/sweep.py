@@ -22,6 +22,7 @@ from commsweep.cli.runs import (
     codecs_of,
     execution,
     execution_options,
+    points_option,
     simulation_options,
 )
 from commsweep.config import Execution, Run, record, run_id
@@ -101,7 +102,7 @@ def _add_plan(kinds: argparse._SubParsersAction, shared: argparse.ArgumentParser
 def _add_launch(kinds: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     start = kinds.add_parser(
         "launch",
-        parents=[shared, execution_options(), simulation_options()],
+        parents=[shared, execution_options(), simulation_options(), points_option()],
         help="execute the missing cells",
     )
     start.add_argument(

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from commsweep.cli.runs import changes, execution, execution_options
+from commsweep.cli.runs import changes, execution, execution_options, points_option
 from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.views.wandb import MODES, View, definition, report_cell
@@ -53,7 +53,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     define.set_defaults(command=_define)
     cell = kinds.add_parser(
         "cell",
-        parents=[shared, execution_options()],
+        parents=[shared, execution_options(), points_option()],
         help="what a W&B agent runs: one cell",
         description="Execute one cell of a sweep and fill in the run of the W&B agent that asked.",
     )

@@ -47,24 +47,28 @@ class Execution:
     threads: int | None = None  # of the computation; None: by the model's size
     cores: int | None = None  # that this process may use; None: all there are
     compile: str | None = None  # one of MODES: torch.compile for the blocks between boundaries
+    points: int = 0  # scores along a training, of a part of the validation set (training/points.py)
     by: str = "run"  # who asks for the run: run, sweep or search
 
     def record(self) -> dict[str, Any]:
-        """Return the settings as JSON takes them, for a process that is to execute likewise."""
+        """Return the settings as JSON takes them, for a process that is to execute likewise. JSON
+        has no infinity: that is a word.
+        """
         return {
             key: str(value.resolve()) if isinstance(value, Path) else value
             for key, value in vars(self).items()
-        }
+        } | {"checkpoint_every": str(self.checkpoint_every)}
 
     @classmethod
     def read(cls, settings: dict[str, Any]) -> Execution:
         """Inverse of `record`."""
-        roots: dict[str, Any] = {
+        typed: dict[str, Any] = {
             key: Path(settings[key])
             for key in ("data_root", "model_root")
             if settings[key] is not None
         }
-        return cls(**(settings | roots))
+        typed["checkpoint_every"] = float(settings["checkpoint_every"])
+        return cls(**(settings | typed))
 
     def torch_device(self) -> torch.device:
         """The device meant. Raises UserError when there is none such."""

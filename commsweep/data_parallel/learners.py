@@ -167,6 +167,12 @@ class Learners(Component):
         """Bytes of the exchange; empty without one."""
         return {"gradients": {} if self.exchange is None else self.exchange.ledger.totals()}
 
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes that the learners here have sent up so far; nothing without an exchange."""
+        if self.exchange is None:
+            return {}
+        return {"gradient_bytes": self.exchange.ledger.up_bytes}
+
     def evaluation(self) -> dict[str, Any]:
         """The layers' rates since the last evaluation."""
         return {} if self.exchange is None else {"rates": self.exchange.ledger.rates()}

@@ -167,6 +167,11 @@ class Ledger:
         self._seen, self._seen_steps = up, self.steps
         return out
 
+    @property
+    def up_bytes(self) -> int:
+        """Bytes that the learners have sent up so far (waits for the device)."""
+        return sum(int(nbytes) for nbytes in self.up)
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return {

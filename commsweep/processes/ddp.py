@@ -32,7 +32,17 @@ from commsweep.errors import Diverged, UserError
 from commsweep.feedback.boundaries import sample_keyed
 from commsweep.lean_imports import leaving
 from commsweep.processes import launcher, supervisor
-from commsweep.store import DIVERGED, FINISHED, Busy, Row, RunFolder, Store, read_json, write_json
+from commsweep.store import (
+    DIVERGED,
+    FINISHED,
+    POINTS,
+    Busy,
+    Row,
+    RunFolder,
+    Store,
+    read_json,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from commsweep.collectives import Processes
@@ -132,6 +142,7 @@ def work(store: Store, folder: RunFolder) -> None:
     import torch
     import torch.distributed as dist
 
+    from commsweep.collectives import gathered
     from commsweep.processes import namespaces
     from commsweep.processes.timing import Calm
     from commsweep.training.record import environment
@@ -156,14 +167,20 @@ def work(store: Store, folder: RunFolder) -> None:
                 "learner"
             )
         agree(run)
+        points = gathered(recorded.points(execution.points) if rank == 0 else 0)[0]
         if rank == 0:
             recorded.make()
-            launcher.begin(recorded, run, wiring, environment("cpu"))
+            launcher.begin(recorded, run, wiring, environment("cpu") | {"points": points})
             if namespaces.CHAIN in os.environ:
                 namespaces.shape(wiring.bandwidth)
         dist.barrier()
         train = partial(
-            _train, run, wiring, replace(execution, threads=wiring.threads), recorded, keep
+            _train,
+            run,
+            wiring,
+            replace(execution, threads=wiring.threads, points=points),
+            recorded,
+            keep,
         )
         own_code = own.no_exit(run.model.build) if isinstance(run.model, OwnModel) else None
         with own_code or nullcontext():
@@ -223,6 +240,10 @@ def _train(
             self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, number: int
         ) -> None:
             watch.end(task)
+            if task.points is not None and task.points.due(task.global_step):
+                record = task.point()
+                if rank == 0:
+                    recorded.append(record, POINTS)
 
         def on_validation_end(self, trainer: pl.Trainer, task: Any) -> None:
             record = evaluation_of(gathered(task.evaluation()))
@@ -289,6 +310,7 @@ def _train(
         inputs=built.inputs,
         timing=timing,
         cores=len(os.sched_getaffinity(0)),
+        **({"points": built.task.points.plan} if built.task.points else {}),
     )
 
 

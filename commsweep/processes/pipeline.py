@@ -63,7 +63,8 @@ def execute(
                     "common switch; use --bandwidth and --latency"
                 )
             cables = wiring.cables(stages.count(run))
-            launcher.begin(folder, run, wiring, {})
+            execution = replace(execution, points=folder.points(execution.points))
+            launcher.begin(folder, run, wiring, {"points": execution.points})
             write_json(folder.path / "execution.json", {**execution.record(), "patience": patience})
             shaped = cables if any(cable != Cable() for cable in cables) else None
             launcher.start(folder, MODULE, folder.path, n, shaped, show, patience, who)
@@ -85,6 +86,7 @@ def work(
     """
     import torch.distributed as dist
 
+    from commsweep.collectives import gathered
     from commsweep.processes.pipeline_row import trained
     from commsweep.processes.trainer import Trainer, connect
     from commsweep.training.record import environment
@@ -92,9 +94,12 @@ def work(
     first = os.environ["RANK"] == "0"
     if (row := folder.row()) is not None:
         return row if first else None
+    points = folder.points(execution.points) if first else 0
     if first:
-        launcher.begin(folder, run, wiring, environment(str(execution.torch_device())))
+        device = str(execution.torch_device())
+        launcher.begin(folder, run, wiring, environment(device) | {"points": points})
     device = connect(run, execution, patience)
+    execution = replace(execution, points=gathered(points)[0])
     row = trained(Trainer(run, wiring, execution, folder, device))
     dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
     if first and row is not None:

@@ -12,7 +12,6 @@ from commsweep.boundary.insert import sections
 from commsweep.collectives import gathered, gathered_tensors
 from commsweep.config import run_id
 from commsweep.config.links import Links
-from commsweep.data_parallel.ledger import Ledger
 from commsweep.processes.timing import summary
 from commsweep.processes.trainer import Trainer
 from commsweep.store import FINISHED, Row
@@ -57,10 +56,7 @@ def trained(trainer: Trainer) -> Row | None:
     )
     records = gathered(ran.record())
     transport = gathered(_transport(trainer))
-    exchange = trainer.learners.exchange
-    exchanged = gathered(
-        exchange and ([layer.place for layer in exchange.layers], exchange.ledger.state())
-    )
+    gradients = {} if trainer.learners.exchange is None else trainer.ledger().totals()
     if not trainer.records:
         return None
     nothing_lost(
@@ -68,11 +64,6 @@ def trained(trainer: Trainer) -> Row | None:
         *records,
         only=lambda key: status == FINISHED or key not in ("epochs", "eval_every"),
     )
-    gradients = {}
-    if exchange is not None:
-        ledger = Ledger(list(network.layers.values()), trainer.run.grad, trainer.run.grad.learners)
-        ledger.take(exchanged, trainer.world)
-        gradients = ledger.totals()
     return row(  # pyright: ignore[reportReturnType]
         trainer.run,
         status,
@@ -91,6 +82,7 @@ def trained(trainer: Trainer) -> Row | None:
         transport=transport,
         timing=summary(timing),
         cores=len(os.sched_getaffinity(0)),
+        **({"points": trainer.points.plan} if trainer.points else {}),
     ) | {"id": trainer.folder.path.name}
 
 

@@ -31,7 +31,8 @@ from commsweep.config import Execution, Run
 from commsweep.config.execution import Wiring
 from commsweep.config.run import canonical
 from commsweep.data import load as datasets
-from commsweep.data.module import Batch
+from commsweep.data.module import Batch, Batches
+from commsweep.data_parallel.ledger import Ledger
 from commsweep.data_parallel.memory import memory_bytes as learner_memory
 from commsweep.errors import UserError, notice
 from commsweep.feedback.memory import Keys
@@ -42,8 +43,9 @@ from commsweep.processes.engine import SCHEDULES, Stage, Turn
 from commsweep.processes.network import StageNetwork
 from commsweep.processes.timing import KEPT
 from commsweep.processes.weight_versions import Versions, memory_bytes
-from commsweep.store import DIVERGED, FINISHED, RunFolder
+from commsweep.store import DIVERGED, FINISHED, POINTS, RunFolder
 from commsweep.training import arithmetic, optim
+from commsweep.training.points import Points, scoring
 from commsweep.training.run import divided, quiet, sharing
 from commsweep.training.step import (
     Scores,
@@ -157,6 +159,7 @@ class Trainer:
         self._loss_sum, self._samples = torch.zeros((), device=device), 0
         self.step = self.passes = self.crossed = self.epoch = 0
         self.seconds = {"train": 0.0, "eval": 0.0}
+        self.points = self._points()
         self.pace = checkpoint.Pace(execution.checkpoint_every)
         self._shown = 0.0
 
@@ -261,6 +264,19 @@ class Trainer:
                 "--schedule gpipe"
             ) from None
 
+    def _points(self) -> Points | None:
+        """The points along this training, where it has some."""
+        if not self.execution.points or self.wiring.steps:
+            return None
+        if self.continuous is not None:
+            if self.records:
+                notice(
+                    f"pipeline {self.folder.path.name}: no points along the training, because "
+                    "passes of several steps are under way at once (delay.steps)"
+                )
+            return None
+        return Points(self.run, self.data, self.execution.points)
+
     @property
     def tied_bytes(self) -> int:
         """Bytes of tied embeddings' gradients that this stage has sent."""
@@ -276,6 +292,8 @@ class Trainer:
         y, share = target
         with self._precision():
             loss = self.kind.loss(logits, y)
+        if self.points is not None:
+            self.points.note(loss.detach() * share.size, share.size)
         self._loss_sum += loss.detach() * share.size
         self._samples += share.size
         return weighted(loss, share, self.engine, self.run.microbatches)
@@ -313,6 +331,10 @@ class Trainer:
         clock = time.perf_counter()
         for batch, following in self._batches():
             self._step(batch, following)
+            if self.points is not None and self.points.due(self.step):
+                paused = time.perf_counter()
+                self._point(self.points, self.seconds["train"] + paused - clock)
+                clock += time.perf_counter() - paused
             self._progress()
             if self.step == self.wiring.steps:
                 break
@@ -402,29 +424,50 @@ class Trainer:
 
     # Evaluation.
 
-    @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
         """Scores of validation and test set with compression on and off, at the last stage."""
+        loaders = self.data.val_dataloader()
+        return self._scores([(split_of(i, loaders), loader) for i, loader in enumerate(loaders)])
+
+    def _scores(self, loaders: list[tuple[str, Batches]]) -> dict[str, float]:
+        """Scores of these splits with compression on and off, at the last stage."""
         clock, scores = time.perf_counter(), Scores(self.kind.means)
         for component in self.components.values():
             component.before_scoring(self.epoch, 0, compress=True)
-        self.network.body.eval()
         step = self.network.boundaries.step
         step.training = False
-        loaders = self.data.val_dataloader()
-        for index, loader in enumerate(loaders):
-            split = split_of(index, loaders)
-            for number, (x, y, _) in enumerate(loader):
-                for modes in scored(self.run.scores_alike(self.epoch)):
-                    step.compress = modes[0] == "on"
-                    self.scorer.begin([Turn(number, len(y), None)])
-                    logits = self.scoring.step(*([laid_out(self.run, x)] if self.first else []))
-                    if self.last:
-                        with self._precision():
-                            scores.add(split, modes, self.kind.score(logits, y))
-        self.network.body.train()
+        with scoring(self.network.body, self.device):
+            for split, loader in loaders:
+                for number, (x, y, _) in enumerate(loader):
+                    for modes in scored(self.run.scores_alike(self.epoch)):
+                        step.compress = modes[0] == "on"
+                        self.scorer.begin([Turn(number, len(y), None)])
+                        logits = self.scoring.step(*([laid_out(self.run, x)] if self.first else []))
+                        if self.last:
+                            with self._precision():
+                                scores.add(split, modes, self.kind.score(logits, y))
         self.seconds["eval"] += time.perf_counter() - clock
         return scores.values()
+
+    def _point(self, points: Points, seconds: float) -> None:
+        """Score the samples of a point and record it; seconds: of training so far."""
+        scores = gathered(self._scores([(points.split, points.samples)]))
+        loss = points.loss(gathered)
+        sent = {"bytes": sum(gathered(self._bytes()))}
+        if self.learners.exchange is not None:
+            sent["gradient_bytes"] = self.ledger().up_bytes
+        if self.records:
+            record = points.record(self.step, scores[self.world - 1], loss, seconds)
+            self.folder.append(record | sent, POINTS)
+
+    def ledger(self) -> Ledger:
+        """The bytes that all learners have exchanged so far. All processes must call it."""
+        exchange = self.learners.exchange
+        assert exchange is not None
+        exchanged = gathered(([layer.place for layer in exchange.layers], exchange.ledger.state()))
+        ledger = Ledger(list(self.network.layers.values()), self.run.grad, self.run.grad.learners)
+        ledger.take(exchanged, self.world)
+        return ledger
 
     def _epoch_ended(self, evaluate: bool) -> str | None:
         """Evaluate and record; returns where the training diverged, if it did."""
@@ -522,6 +565,7 @@ class Trainer:
             "framing": self.stage.framing,
             "tied": self.tied_bytes,
             "versions": self.continuous and self.continuous.versions.state_dict(),
+            "points": self.points and self.points.state(),
         }
         checkpoint.save(state, self.folder.path, f"stage{self.place}", self.epoch)
         gathered(None)  # all have theirs
@@ -540,6 +584,8 @@ class Trainer:
             return
         self.epoch, self.step, self.passes = state["epoch"], state["step"], state["passes"]
         self.seconds, self.crossed = state["seconds"], state["crossed"]
+        if self.points is not None and state.get("points"):
+            self.points.load(state["points"])
         if isinstance(tied := self.components.get("tied"), TiedEmbeddings):
             tied.sent = state["tied"]
         self.stage.sent, self.stage.framing = state["sent"], state["framing"]

@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,14 @@ from commsweep.store import (
     FAILED,
     FINISHED,
     OOM,
+    POINTS,
     Row,
     RunFolder,
     Store,
 )
 from commsweep.training import arithmetic, compiled, delay, optim
 from commsweep.training.delay import Delayed
+from commsweep.training.points import Points
 from commsweep.training.readback import Installed, model_of, nothing_lost
 from commsweep.training.recalibration import Recalibration
 from commsweep.training.record import environment, row
@@ -96,7 +98,9 @@ def execute(
             return recorded
         started = time.perf_counter()
         device = execution.torch_device()
+        execution = replace(execution, points=folder.points(execution.points))
         surroundings = environment(str(device)) | {
+            "points": execution.points,
             "threads": torch.get_num_threads(),
             "by": execution.by,
             "compile": execution.compile,
@@ -198,6 +202,8 @@ def build(
     if execution.compile is not None:
         compiled.install(model, execution.compile, device)
     task = kind(run)(run, model, components, divide)
+    if execution.points and not (wiring and wiring.steps):
+        task.points = Points(run, data, execution.points)
     return Parts(task, modules, data, device, need, loaded)
 
 
@@ -448,6 +454,12 @@ class Recorder(Checkpoint):
     def __init__(self, folder: RunFolder, seconds: float, stopping: Callable[[], bool]) -> None:
         self.folder, self.pace, self.stopping = folder, checkpoint.Pace(seconds), stopping
 
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, task: Task, outputs: Any, batch: Batch, number: int
+    ) -> None:
+        if task.points is not None and task.points.due(task.global_step):
+            self.folder.append(task.point(), POINTS)
+
     def on_validation_end(self, trainer: pl.Trainer, task: Task) -> None:
         record = task.evaluation()
         self.folder.append(record)
@@ -550,6 +562,7 @@ def _outcome(
         memory_bytes=built.memory,
         inputs=built.inputs,
         **({"diagnosis": diagnosis[-1]["messages"]} if diagnosis else {}),
+        **({"points": built.task.points.plan} if built.task.points else {}),
     )
 
 

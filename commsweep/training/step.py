@@ -28,6 +28,7 @@ from commsweep.data.module import Batch
 from commsweep.errors import Diverged, UserError
 from commsweep.modules import NamedModules
 from commsweep.training import optim
+from commsweep.training.points import Points, scoring
 from commsweep.training.recalibration import MODE
 
 CHECK_EVERY = 50  # steps between looks at the loss, each of which waits for the device once
@@ -66,6 +67,7 @@ class Task(pl.LightningModule):
         self.gather: Callable[[Any], list[Any]] | None = None
         # number, rows and loss of passes not gathered yet
         self._untold: list[tuple[int, int, Tensor]] = []
+        self.points: Points | None = None  # scores along the way, where they are asked for
 
     def logits(self, x: Tensor) -> Tensor:
         """Return what the model says of a batch."""
@@ -204,6 +206,8 @@ class Task(pl.LightningModule):
 
     def _note_loss(self, number: int, loss: Tensor, rows: int) -> None:
         """Count the loss of pass `number`, summed over its rows."""
+        if self.points is not None:
+            self.points.note(loss, rows)
         if self.gather is not None:
             self._untold.append((number, rows, loss))
             return
@@ -211,9 +215,11 @@ class Task(pl.LightningModule):
         self._samples += rows
 
     def _log(self, values: dict[str, float]) -> None:
-        """Hand values to a logger, if there is one: the store is the record."""
-        if self.trainer.loggers:
-            self.log_dict(values)
+        """Hand values to a logger, if there is one, under the store's number of steps: the store
+        is the record.
+        """
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.global_step)
 
     def on_train_epoch_end(self) -> None:
         loss = self._finite_loss()
@@ -270,7 +276,7 @@ class Task(pl.LightningModule):
         scores = self.scores
         if bad := next((name for name, value in scores.items() if not math.isfinite(value)), None):
             raise Diverged(f"non-finite {bad}, epoch {self.current_epoch + 1}")
-        self._log(scores)
+        self._log(scores | self.components["boundaries"].sent_bytes())
         self.seconds["eval"] += time.perf_counter() - self._clock
 
     def _score_recalibrated(self) -> None:
@@ -306,6 +312,32 @@ class Task(pl.LightningModule):
             record |= component.evaluation()
         return record
 
+    def point(self) -> dict[str, Any]:
+        """Score the samples of a point now, and return its record, of all processes that train
+        together. Weights, memories and random states stay as they are.
+        """
+        assert self.points is not None
+        began, scores, epoch = time.perf_counter(), Scores(self.means), self.current_epoch
+        with scoring(self.model, self.device), self.trainer.precision_plugin.forward_context():
+            for number, (x, y, _) in enumerate(self.points.samples):
+                for modes in scored(self.run.scores_alike(epoch)):
+                    for component in self.components.values():
+                        component.before_scoring(epoch, number, modes[0] == "on")
+                    scores.add(self.points.split, modes, self.score(self.logits(x), y))
+        record = self.points.record(
+            self.global_step, scores.values(), self.points.loss(self.gather), self.seconds["train"]
+        )
+        sent = {
+            key: nbytes
+            for component in self.components.values()
+            for key, nbytes in component.sent_bytes().items()
+        }
+        reports = [sent] if self.gather is None else self.gather(sent)
+        record |= {key: sum(report[key] for report in reports) for key in sent}
+        self._log({f"point_{key}": value for key, value in record.items() if key != "step"})
+        self.seconds["eval"] += time.perf_counter() - began
+        return record
+
     def totals(self) -> dict[str, Any]:
         """Return what the components add to the row."""
         return {
@@ -317,12 +349,16 @@ class Task(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["seconds"], checkpoint["crossings"] = self.seconds, (self.passed, self.crossed)
         checkpoint["random"] = torch.get_rng_state()
+        if self.points is not None:
+            checkpoint["points"] = self.points.state()
         if self.device.type == "cuda":
             checkpoint["random_cuda"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.seconds, (self.passed, self.crossed) = checkpoint["seconds"], checkpoint["crossings"]
         torch.set_rng_state(checkpoint["random"])
+        if self.points is not None and "points" in checkpoint:
+            self.points.load(checkpoint["points"])
         if "random_cuda" in checkpoint and self.device.type == "cuda":
             torch.cuda.set_rng_state(checkpoint["random_cuda"].cpu(), self.device)
 

@@ -1,11 +1,14 @@
 """What `commsweep ddp` tells of a row."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from commsweep.cli.ddp import describe
-from commsweep.store import RunFolder
+from commsweep.cli.main import main
+from commsweep.config import Execution
+from commsweep.store import RunFolder, read_json, write_json
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,14 @@ def test_a_step_is_told_with_what_it_waited_and_what_late_links_took(timing, say
         and all(one in told for one in says)
         and silent not in told
     )
+
+
+def test_every_way_to_execute_survives_its_file(tmp_path):
+    ways = Execution("cpu", tmp_path, None, "mmap", math.inf, threads=2, points=7, by="sweep")
+    write_json(tmp_path / "execution.json", ways.record())
+    assert Execution.read(read_json(tmp_path / "execution.json")) == ways
+
+
+def test_points_are_refused_where_nothing_is_trained_to_its_end(capsys):
+    assert main(["ddp", "digits_adacomp", "--points", "3", "--steps", "2"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

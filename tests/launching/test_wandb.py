@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commsweep.cli.main import main
 from commsweep.config import Execution, flatten, run_id
@@ -20,7 +21,7 @@ from commsweep.launching.launch import launch, register
 from commsweep.launching.views.wandb import Follower, View, definition
 from commsweep.registry import sweep
 from commsweep.reporting.foreign_rows import wandb_key, wandb_records
-from commsweep.store import Store
+from commsweep.store import METRICS, POINTS, Store
 from tests.helpers import tiny
 
 
@@ -141,7 +142,12 @@ def test_a_launch_shows_its_runs_and_its_report(tmp_path, capsys):
     assert "figures/on_off" in pictures
     assert main(["wandb", "push", "smoke", "--store", str(tmp_path), "--wandb", "offline"]) == 0
     assert "0 runs sent" in capsys.readouterr().out
-    assert all(list(tmp_path.glob(f"{name}/tensorboard/*, seed */events*")) for name in ids)
+    for name in ids:
+        (folder,) = tmp_path.glob(f"{name}/tensorboard/*, seed *")
+        events = EventAccumulator(str(folder)).Reload()
+        for tag, file in (("bytes", METRICS), ("point_bytes", POINTS)):
+            recorded = [(r["step"], r["bytes"]) for r in store.folder(name).metrics(file)]
+            assert [(e.step, e.value) for e in events.Scalars(tag)] == recorded
 
 
 def test_the_sweep_for_agents_names_no_path_of_this_machine():

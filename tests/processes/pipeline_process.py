@@ -22,7 +22,7 @@ def main(root: Path) -> None:
     """Every run of root/runs.json; rows, weights and losses go to root/0, root/1, ... Some go on
     from what another one has left there.
     """
-    how = Execution(device="cpu", checkpoint_every=0.0)
+    how = Execution(device="cpu", checkpoint_every=0.0, points=3)
     device = None
     for place, (run, wiring, after) in enumerate(json.loads((root / "runs.json").read_text())):
         run, folder = parse(run), RunFolder(root / str(place))

@@ -16,6 +16,8 @@ import torch
 from commsweep.compressors import message
 from commsweep.config import Execution, Run, record
 from commsweep.models.causal_lm import tied_bytes
+from commsweep.store import POINTS, RunFolder
+from commsweep.training.points import Points
 from commsweep.training.run import build, trainer
 from tests.helpers import COMPRESSORS, FEEDBACKS, free_port, linked, name, tiny, tiny_text
 
@@ -196,6 +198,8 @@ def simulate(run):
         parts, losses = build(run, Execution(device="cpu")), Losses()
         made = trainer(run, parts, [losses], False)
         made.fit(parts.task, parts.data.train, parts.data.val_dataloader())
+        parts.task.points = Points(run, parts.data, 3)
+        losses.point = parts.task.point()
     finally:
         torch.set_num_threads(threads)
     return parts.task, losses
@@ -225,6 +229,19 @@ def check(run, folder) -> None:
     assert row["boundaries"] == task.components["boundaries"].ledger()
     assert row["run"] == record(run)  # read back from what every stage installed
     check_bytes(row)
+    check_points(losses.point, row, folder)
+
+
+def check_points(expected, row, folder) -> None:
+    """The last point along the training is what the simulation scores at its end."""
+    points = RunFolder(folder).metrics(POINTS)
+    if row["run"].get("delay") and row["run"]["delay"]["steps"]:
+        assert not points  # passes of several steps are under way at once
+        return
+    assert points[-1]["step"] == expected["step"] == row["steps"]
+    assert len(points) == 3 == row["points"]["count"]
+    for key in expected.keys() - {"seconds", "train_loss"}:
+        assert points[-1][key] == expected[key], key
 
 
 def check_bytes(row) -> None:

@@ -9,6 +9,7 @@ import pytest
 from commsweep.config import Execution, override
 from commsweep.config.execution import LearnerWiring
 from commsweep.processes import ddp
+from commsweep.store import POINTS
 from commsweep.training.run import execute
 from tests.helpers import tiny_text
 
@@ -72,7 +73,10 @@ SAME = ("run", "metrics", "steps", "boundaries", "bytes", "gradients", "kfac", "
     ],
 )
 def test_a_row_of_processes_is_the_simulations(names, store):
-    how, runs = Execution("cpu"), [override(tiny_text(), SMALL | RUNS[name]) for name in names]
+    how, runs = (
+        Execution("cpu", points=3),
+        [override(tiny_text(), SMALL | RUNS[name]) for name in names],
+    )
     rows = ddp.execute([(run, LearnerWiring()) for run in runs], store, how)
     for name, run, row in zip(names, runs, rows, strict=True):
         simulated = execute(run, store, how)
@@ -83,6 +87,11 @@ def test_a_row_of_processes_is_the_simulations(names, store):
             store.learners(row["id"]).metrics(),
             store.folder(simulated["id"]).metrics(),
         )
+        points = [
+            [record | {"seconds": 0} for record in folder.metrics(POINTS)]
+            for folder in (store.learners(row["id"]), store.folder(simulated["id"]))
+        ]
+        assert points[0] == points[1] and len(points[0]) == 3, name
         for one, other in zip(real, recorded, strict=True):
             rates = one.pop("rates", {}), other.pop("rates", {})
             assert one | {"seconds": 0} == other | {"seconds": 0}, name

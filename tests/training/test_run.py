@@ -9,7 +9,7 @@ import torch
 
 from commsweep.config import Execution, record, run_id
 from commsweep.errors import UserError
-from commsweep.store import Busy
+from commsweep.store import METRICS, POINTS, Busy
 from commsweep.training import run as running
 from commsweep.training import tasks
 from commsweep.training.run import execute
@@ -107,7 +107,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         schedule__t_max=4,
         data__augment="shift",
     )
-    how = Execution("cpu", buffers=buffers, checkpoint_every=0)
+    how = Execution("cpu", buffers=buffers, checkpoint_every=0, points=7)
     kept = weights(monkeypatch)
     whole = execute(run, Store(tmp_path / "whole"), how)
 
@@ -129,11 +129,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert numbers(resumed) == numbers(whole)
     assert kept[0].keys() == kept[1].keys()
     assert all(torch.equal(kept[0][key], kept[1][key]) for key in kept[0])
-    a, b = (
-        [record | {"seconds": 0.0} for record in s.folder(run_id(run)).metrics()]
-        for s in (Store(tmp_path / "whole"), cut)
-    )
-    assert a == b
+    for file in (METRICS, POINTS):
+        a, b = (
+            [record | {"seconds": 0.0} for record in s.folder(run_id(run)).metrics(file)]
+            for s in (Store(tmp_path / "whole"), cut)
+        )
+        assert a == b and len(a) == (7 if file == POINTS else 2)
     assert not list(cut.folder(run_id(run)).path.glob("*.buffer"))
 
 
