@@ -4,8 +4,9 @@ loss.
 An update holds the places that changed and their bits, exclusive-or of old and new. Places travel
 as Rice codes of gaps or as a bit mask, bits as byte planes under rANS, each in the shorter form. A
 full snapshot stands at the start and every so many updates, for receivers that come late or lost a
-message. Nothing is pickled. Sparse lossless updates for reinforcement learning: PULSE, arXiv
-2602.03839.
+message. A sender that begins anew, from an older checkpoint for instance, is another run: its first
+message is a full snapshot, and receivers follow it, backwards too. Nothing is pickled. Sparse
+lossless updates for reinforcement learning: PULSE, arXiv 2602.03839.
 
     sender = WeightSender(model, Folder("weights"), dtype=torch.bfloat16)
     sender.publish(step)                       # after the optimizer's step
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,21 +35,26 @@ from commsweep.compressors import rans, rice
 from commsweep.compressors.kernels.changes import change, changes, complement
 from commsweep.errors import UserError
 
-# magic, 1 for a full snapshot, step, step before, digest of the message before, bytes of the body
-HEADER = struct.Struct("<4sBqq16sQ")
-MAGIC, DIGEST = b"CSW1", 16
+# magic, 1 for a full snapshot, run of the sender, step, step before, digest of the message before,
+# bytes of the body
+HEADER = struct.Struct("<4sB8sqq16sQ")
+MAGIC, DIGEST, RUN = b"CSW2", 16, 8
+EARLIER = b"CSW1"
+FILE = re.compile(r"(?:(\d+)-)?(\d+)\.(full|update)")
 SECTION = struct.Struct("<BBQQ")  # form, parameter, count, bytes
 RAW, CODED, CONSTANT, MASK, CHANGED, UNCHANGED, ALL = range(7)
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FULL_EVERY = 64
+TRIES = 20  # to read messages that their sender removes meanwhile
 
 
 @dataclass(frozen=True)
 class Published:
-    """A message of weights: its step, whether it is a full snapshot, its bytes, the share of
-    entries that changed, and the bytes of all weights.
+    """A message of weights: the run of its sender, its step, whether it is a full snapshot, its
+    bytes, the share of entries that changed, and the bytes of all weights.
     """
 
+    run: bytes
     step: int
     full: bool
     nbytes: int
@@ -56,10 +64,19 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Position:
+    """The message that a receiver has last taken: the run of its sender, and its step."""
+
+    run: bytes
+    step: int
+
+
+@dataclass(frozen=True)
 class Head:
     """The fields of a message that its receiver needs before it reads the body."""
 
     full: bool
+    run: bytes
     step: int
     base: int
     chain: bytes  # digest of the message before; zeros of a full one
@@ -74,55 +91,113 @@ class Transport(Protocol):
         """Send a message."""
         ...
 
-    def after(self, step: int | None) -> Iterable[bytes]:
-        """Return the messages that lead from a step (None: from nothing) to the newest one."""
+    def after(self, position: Position | None) -> Iterable[bytes]:
+        """Return the messages that lead from a position (None: from nothing) to the newest one."""
         ...
 
 
+@dataclass(frozen=True)
+class _File:
+    """A message in a folder."""
+
+    generation: int
+    step: int
+    full: bool
+    path: Path
+
+
 class Folder:
-    """Messages as files of a folder, whole or not there; the updates before the last `keep` full
-    snapshots are removed.
+    """Messages as files of a folder, whole or not there: GENERATION-STEP.full or .update.
+
+    Each run of a sender is a generation, whose first snapshot replaces all earlier ones. The
+    updates before the last `keep` full snapshots are removed.
     """
 
     def __init__(self, path: str | Path, keep: int = 2) -> None:
         self.path, self.keep = Path(path), keep
+        self._run, self._generation = b"", 0  # of the sender that sends here
 
     def send(self, message: Published) -> None:
+        """Raises UserError where another sender has begun in this folder since."""
         self.path.mkdir(parents=True, exist_ok=True)
+        files = self._files()
+        if message.run != self._run:
+            self._run = message.run
+            self._generation = files[-1].generation + 1 if files else 0
+        elif files and self._head(files[-1]).run != self._run:
+            raise UserError(
+                f"'{self.path}': another sender has begun there since; give each a folder"
+            )
         kind = "full" if message.full else "update"
-        partial = self.path / ".part"
+        partial = self.path / f".part-{self._run.hex()}"
         partial.write_bytes(message.data)
-        partial.replace(self.path / f"{message.step:012}.{kind}")
-        snapshots = sorted(self.path.glob("*.full"))
-        if len(snapshots) > self.keep:
-            oldest = snapshots[-self.keep].name
-            for path in (*self.path.glob("*.full"), *self.path.glob("*.update")):
-                if path.name < oldest:
-                    path.unlink()
+        partial.replace(self.path / f"{self._generation:04}-{message.step:012}.{kind}")
+        self._prune()
 
-    def after(self, step: int | None) -> Iterator[bytes]:
+    def _prune(self) -> None:
+        """Remove earlier generations, and what lies before the last snapshots of this one."""
+        files = [file for file in self._files() if file.generation <= self._generation]
+        ours = [f.step for f in files if f.full and f.generation == self._generation]
+        for file in files:
+            if file.generation < self._generation or file.step < ours[-self.keep :][0]:
+                file.path.unlink(missing_ok=True)
+
+    def after(self, position: Position | None) -> Iterator[bytes]:
         """Raises UserError where a late receiver finds no full snapshot."""
-        files = {int(path.stem): path for path in sorted(self.path.glob("*.update"))}
-        snapshots = {int(path.stem): path for path in self.path.glob("*.full")}
-        newer = [number for number in files if step is not None and number > step]
-        if step is None or (newer and not self._follows(files[min(newer)], step)):
-            later = [number for number in snapshots if step is None or number > step]
-            if not later:
-                if step is None and not files:
-                    return
-                raise UserError(
-                    f"'{self.path}': no full snapshot after step {step}, and a message between is "
-                    "missing; wait for the next full snapshot"
-                )
-            step = max(later)
-            yield snapshots[step].read_bytes()
-        for number in sorted(files.keys() | snapshots.keys()):
-            if number > step:
-                yield (files.get(number) or snapshots[number]).read_bytes()
+        for _ in range(TRIES):
+            try:
+                for file in self._way(position):
+                    data = file.path.read_bytes()
+                    position = Position(read_head(data, whole=False).run, file.step)
+                    yield data
+                return
+            except FileNotFoundError:  # the sender has removed it meanwhile
+                continue
+        raise UserError(
+            f"'{self.path}': messages are removed before they are read; keep more of them: "
+            f"Folder(..., keep={2 * self.keep})"
+        )
 
-    def _follows(self, path: Path, step: int) -> bool:
-        with open(path, "rb") as handle:
-            return HEADER.unpack(handle.read(HEADER.size))[3] == step
+    def _way(self, position: Position | None) -> list[_File]:
+        """The files that lead from a position to the newest message."""
+        files = self._files()
+        files = [file for file in files if file.generation == files[-1].generation]
+        if not files:
+            return []
+        step = None
+        if position is not None and self._head(files[-1]).run == position.run:
+            step = position.step
+            later = [file for file in files if file.step > step]
+            if self._unbroken(later, step):
+                return later
+        snapshots = [file for file in files if file.full and (step is None or file.step > step)]
+        if not snapshots:
+            raise UserError(
+                f"'{self.path}': no full snapshot after step {step}, and a message between is "
+                "missing; wait for the next full snapshot"
+            )
+        return [file for file in files if file.step >= snapshots[-1].step]
+
+    def _unbroken(self, files: list[_File], step: int) -> bool:
+        """Return whether each of these messages follows the one before, the first one `step`."""
+        for file in files:
+            if not file.full and self._head(file).base != step:
+                return False
+            step = file.step
+        return True
+
+    def _files(self) -> list[_File]:
+        """The messages of the folder, by generation and step."""
+        files = []
+        for path in self.path.glob("*.*"):
+            if parts := FILE.fullmatch(path.name):
+                generation, step, kind = parts.groups()
+                files.append(_File(int(generation or 0), int(step), kind == "full", path))
+        return sorted(files, key=lambda file: (file.generation, file.step, file.full))
+
+    def _head(self, file: _File) -> Head:
+        with open(file.path, "rb") as handle:
+            return read_head(handle.read(HEADER.size + DIGEST), whole=False)
 
 
 class Broadcast:
@@ -137,7 +212,7 @@ class Broadcast:
         self._send(torch.tensor([len(message.data)]))
         self._send(torch.frombuffer(bytearray(message.data), dtype=torch.uint8))
 
-    def after(self, step: int | None) -> Iterator[bytes]:
+    def after(self, position: Position | None) -> Iterator[bytes]:
         length = torch.zeros(1, dtype=torch.int64)
         self._send(length)
         data = torch.zeros(int(length), dtype=torch.uint8)
@@ -165,7 +240,9 @@ class WeightSender:
         """Raises UserError on weights of a type without bits."""
         self.weights, self.transport, self.dtype = weights, transport, dtype
         self.full_every, self._since_full = full_every, 0
+        self.run = secrets.token_bytes(RUN)  # each sender is another one
         self._sent: dict[str, Tensor] = {}
+        self._aliases: dict[str, str] = {}
         self._step, self._chain = -1, bytes(DIGEST)
 
     def publish(self, step: int) -> Published:
@@ -178,24 +255,28 @@ class WeightSender:
         return message
 
     def encode(self, step: int) -> Published:
-        """Return the message of a step, for a transport of your own: `data` is what travels."""
+        """Return the message of a step, for a transport of your own: `data` is what travels. Raises
+        UserError as `publish` does, and where names, types or ties of the weights have changed.
+        """
         if step <= self._step:
             raise UserError(f"step {step} was published already, or step {self._step} after it")
-        tensors = _host(self.weights, self.dtype)
+        tensors, aliases = _host(self.weights, self.dtype)
         full = not self._sent or self._since_full >= self.full_every
         dense = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         entries = sum(tensor.numel() for tensor in tensors.values())
         if full:
-            body, changed = _snapshot(tensors), entries
+            body, changed = _snapshot(tensors, aliases), entries
         else:
+            if aliases != self._aliases:
+                raise UserError("other weights are tied than before; make another WeightSender")
             body, changed = _update(self._sent, tensors)
         chain = bytes(DIGEST) if full else self._chain
-        head = HEADER.pack(MAGIC, full, step, self._step, chain, len(body))
+        head = HEADER.pack(MAGIC, full, self.run, step, self._step, chain, len(body))
         digest = _digest(head, body)
-        self._sent, self._step, self._chain = tensors, step, digest
+        self._sent, self._aliases, self._step, self._chain = tensors, aliases, step, digest
         self._since_full = 1 if full else self._since_full + 1
         data = head + body + digest
-        return Published(step, full, len(data), changed / max(1, entries), dense, data)
+        return Published(self.run, step, full, len(data), changed / max(1, entries), dense, data)
 
 
 class WeightReceiver:
@@ -207,61 +288,151 @@ class WeightReceiver:
     def __init__(self, transport: Transport | None = None, model: nn.Module | None = None) -> None:
         self.transport, self.model = transport, model
         self.tensors: dict[str, Tensor] = {}
-        self.step: int | None = None
+        self.position: Position | None = None
         self._chain = bytes(DIGEST)
+        self._aliases: dict[str, str] = {}  # of tied weights: other names, and the one in `tensors`
+        self._loaded = True  # whether the model has the tensors
+
+    @property
+    def step(self) -> int | None:
+        """The step reached; None while nothing was published."""
+        return None if self.position is None else self.position.step
 
     def update(self) -> int | None:
         """Take all messages that the transport has, and return the step reached; None while nothing
-        was published. Raises UserError on a lost or damaged message; the weights are then those of
-        the step before.
+        was published. Raises UserError on a lost or damaged message that no later full snapshot
+        makes up for; the weights are then those of the step before.
         """
         assert self.transport is not None
-        for data in self.transport.after(self.step):
-            self.apply(data)
+        if not self._loaded:
+            self._load(self.tensors, self._aliases)
+        try:
+            for data in self.transport.after(self.position):
+                self.apply(data)
+        except UserError:
+            if not isinstance(self.transport, Folder) or not self._jumped(self.transport):
+                raise
         return self.step
+
+    def _jumped(self, folder: Folder) -> bool:
+        """Return whether a full snapshot further on made up for a message."""
+        try:
+            messages = folder.after(None)
+            first = next(messages)
+            head = read_head(first)
+            here = self.position
+            if here is not None and head.run == here.run and head.step <= here.step:
+                return False
+            self.apply(first)
+            for data in messages:
+                self.apply(data)
+        except (UserError, StopIteration):
+            return False
+        return True
 
     def apply(self, data: bytes) -> int:
         """Take one message. Raises UserError as `update` does."""
-        head = read_head(data)
+        head, here = read_head(data), self.position
         if head.full:
-            tensors = _from_snapshot(head.body)
-        elif self.step is None or head.chain != self._chain:
-            where = "nothing" if self.step is None else f"step {self.step}"
+            if here is not None and head.run == here.run and head.step < here.step:
+                raise UserError(
+                    f"the snapshot of step {head.step} comes after the message of step {here.step}"
+                )
+            tensors, aliases = _from_snapshot(head.body)
+            self._check(tensors, aliases)
+        elif here is None or head.chain != self._chain:
+            where = "nothing" if here is None else f"step {here.step}"
+            what = f"the update of step {head.step} follows step {head.base}"
+            if here is not None and head.run != here.run:
+                what += " of another run of the sender"
             raise UserError(
-                f"the update of step {head.step} follows step {head.base}, and this receiver has "
-                f"{where}: a message was lost; the next full snapshot mends it"
+                f"{what}, and this receiver has {where}: a message was lost, or came twice; the "
+                "next full snapshot mends it"
             )
         else:
-            tensors = self.tensors
+            tensors, aliases = self.tensors, self._aliases
+            self._check(tensors, aliases)
             _updated(tensors, head.body)
-        if self.model is not None:
-            _load(self.model, tensors)
-        self.tensors, self.step, self._chain = tensors, head.step, head.digest
+        self.tensors, self._aliases, self._chain = tensors, aliases, head.digest
+        self.position, self._loaded = Position(head.run, head.step), False
+        self._load(tensors, aliases)
         return head.step
 
+    def _check(self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+        """Raise UserError unless the model has all of these weights."""
+        if self.model is None:
+            return
+        own = self.model.state_dict()
+        for name in (*tensors, *aliases):
+            tensor = tensors[aliases.get(name, name)]
+            if name not in own or own[name].shape != tensor.shape:
+                raise UserError(
+                    f"the model has no weight '{name}' of shape {list(tensor.shape)}, which the "
+                    "sender publishes"
+                )
 
-def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    own_tensors = _named(model)
+    @torch.no_grad()
+    def _load(self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+        """Set the model's weights. Raises UserError where some share memory that the sender has
+        apart, with other values.
+        """
+        if self.model is not None:
+            own = self.model.state_dict()
+            for name in (*tensors, *aliases):
+                _set(name, own[name].detach(), tensors[aliases.get(name, name)])
+            for names in _sharing(own):
+                self._check_shared(own, tensors, [name for name in names if name in tensors])
+        self._loaded = True
+
+    def _check_shared(
+        self, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: list[str]
+    ) -> None:
+        for name in names:
+            sent = tensors[name].to(own[name].dtype)
+            if len(names) > 1 and not torch.equal(_bits(own[name].cpu()), _bits(sent)):
+                others = ", ".join(f"'{other}'" for other in names if other != name)
+                raise UserError(
+                    f"the model's '{name}' shares memory with {others}, and the sender's does not: "
+                    "tie them there, too, or untie them here"
+                )
+
+
+def _set(name: str, own: Tensor, sent: Tensor) -> None:
+    """Set a weight; one that repeats itself along a dimension (stride 0) is set once there."""
+    repeated = [dim for dim in range(own.dim()) if own.stride(dim) == 0 and own.shape[dim] > 1]
+    once = own
+    for dim in repeated:
+        once, first = once.narrow(dim, 0, 1), sent.narrow(dim, 0, 1)
+        if not torch.equal(_bits(first.expand_as(sent)), _bits(sent)):
+            raise UserError(f"the model's '{name}' is one row repeated, and the sender's is not")
+        sent = first
+    once.copy_(sent)
+
+
+def _sharing(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of tensors that lie in the same memory, for each such memory."""
+    names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
-        if name not in own_tensors or own_tensors[name].shape != tensor.shape:
-            raise UserError(
-                f"the model has no weight '{name}' of shape {list(tensor.shape)}, which the sender "
-                "publishes"
-            )
-    for name, tensor in tensors.items():
-        own_tensors[name].detach().copy_(tensor)
+        if tensor.numel():
+            names.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
 
 
-def read_head(data: bytes) -> Head:
-    """Return what a message says of itself. Raises UserError on bytes that are none, or damaged."""
+def read_head(data: bytes, whole: bool = True) -> Head:
+    """Return what a message says of itself. Raises UserError on bytes that are none, or damaged.
+
+    whole: read the body and check the digest, too; else the first bytes of a message suffice.
+    """
+    if data[:4] == EARLIER:
+        raise UserError("the message of weights is of an earlier commsweep; publish anew")
     if len(data) < HEADER.size + DIGEST or data[:4] != MAGIC:
         raise UserError(f"{len(data)} bytes are no message of weights")
-    _, full, step, base, chain, length = HEADER.unpack(data[: HEADER.size])
+    _, full, run, step, base, chain, length = HEADER.unpack(data[: HEADER.size])
     body = memoryview(data)[HEADER.size : -DIGEST]
     digest = data[-DIGEST:]
-    if len(body) != length or _digest(data[: HEADER.size], body) != digest:
+    if whole and (len(body) != length or _digest(data[: HEADER.size], body) != digest):
         raise UserError(f"the message of step {step} is damaged: its digest does not match")
-    return Head(bool(full), step, base, chain, digest, body)
+    return Head(bool(full), run, step, base, chain, digest, body)
 
 
 @dataclass(frozen=True)
@@ -282,7 +453,7 @@ def changes_of(
     """Return the size of the update from some weights to others, which have the same names and
     shapes; dtype: that they travel in (None: their own).
     """
-    tensors = [_host(weights, dtype) for weights in (before, after)]
+    tensors = [_host(weights, dtype)[0] for weights in (before, after)]
     body, changed = _update(*tensors)
     entries = sum(tensor.numel() for tensor in tensors[1].values())
     return Changes(entries, changed, len(body), entropy(*tensors))
@@ -311,31 +482,46 @@ def _entropy(counts: np.ndarray) -> float:
     return float((present * np.log2(present.sum() / present)).sum())
 
 
-def _named(weights: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by name; of tied ones the first name."""
+def _named(
+    weights: nn.Module | Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return (the tensors by name, of tied ones under the first name; the other names of tied ones,
+    with the first one). Tied tensors are equal views: memory, offset, type, shape and strides.
+    """
     tensors = weights.state_dict() if isinstance(weights, nn.Module) else weights
     named: dict[str, Tensor] = {}
-    seen_at: set[tuple[int, torch.Size]] = set()
+    aliases: dict[str, str] = {}
+    first_names: dict[tuple, str] = {}
     for name, tensor in tensors.items():
-        address = tensor.data_ptr(), tensor.shape
-        if tensor.numel() and address in seen_at:
-            continue
-        seen_at.add(address)
-        named[name] = tensor
-    return named
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise UserError(f"weight '{name}' is sparse or has no values, which no message holds")
+        view = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+        )
+        first = first_names.setdefault(view, name) if tensor.numel() else name
+        if first == name:
+            named[name] = tensor
+        else:
+            aliases[name] = first
+    return named, aliases
 
 
 def _host(
     weights: nn.Module | Mapping[str, Tensor], dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """Return copies in host memory of what travels."""
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return (copies in host memory of what travels, further names of tied weights)."""
     tensors: dict[str, Tensor] = {}
-    for name, tensor in _named(weights).items():
+    named, aliases = _named(weights)
+    for name, tensor in named.items():
         if tensor.is_complex() or tensor.element_size() not in BITS:
             raise UserError(f"weight '{name}' is of {tensor.dtype}, which no message holds")
         rounded = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         tensors[name] = tensor.detach().to("cpu", rounded, copy=True).contiguous()
-    return tensors
+    return tensors, aliases
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -349,12 +535,12 @@ def _planes(bits: np.ndarray, size: int) -> list[np.ndarray]:
     return [np.ascontiguousarray(octets[:, plane]) for plane in range(size)]
 
 
-def _snapshot(tensors: Mapping[str, Tensor]) -> bytes:
+def _snapshot(tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> bytes:
     manifest = [
         [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         for name, tensor in tensors.items()
     ]
-    text = json.dumps(manifest).encode()
+    text = json.dumps({"tensors": manifest, "aliases": aliases}).encode()
     sections = [_section(RAW, 0, len(text), text)]
     for size in BITS:
         values = [
@@ -365,11 +551,13 @@ def _snapshot(tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join(sections)
 
 
-def _from_snapshot(body: memoryview) -> dict[str, Tensor]:
+def _from_snapshot(body: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return (the tensors by name, further names of tied ones)."""
     reader = _Reader(body)
     manifest = json.loads(bytes(reader.section()[3]))
     tensors = {
-        name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in manifest
+        name: torch.empty(shape, dtype=getattr(torch, kind))
+        for name, kind, shape in manifest["tensors"]
     }
     for size in BITS:
         group = [tensor for tensor in tensors.values() if tensor.element_size() == size]
@@ -380,7 +568,7 @@ def _from_snapshot(body: memoryview) -> dict[str, Tensor]:
         for tensor, values in zip(group, bits.split(counts), strict=True):
             _bits(tensor).copy_(values)
     reader.finish()
-    return tensors
+    return tensors, manifest["aliases"]
 
 
 def _update(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[bytes, int]:
@@ -389,8 +577,14 @@ def _update(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[
     values: dict[int, list[np.ndarray]] = {}
     count = 0
     for name, tensor in after.items():
-        if name not in before or before[name].shape != tensor.shape:
+        if name not in before:
             raise UserError(f"weight '{name}' was not published before; make another WeightSender")
+        old = before[name]
+        if (old.shape, old.dtype) != (tensor.shape, tensor.dtype):
+            raise UserError(
+                f"weight '{name}' was published as {old.dtype} {list(old.shape)}, and is now "
+                f"{tensor.dtype} {list(tensor.shape)}; make another WeightSender"
+            )
         positions, bits = changes(_bits(before[name]).numpy(), _bits(tensor).numpy())
         sections.append(_positions_section(positions, tensor.numel()))
         values.setdefault(tensor.element_size(), []).append(bits)

@@ -175,7 +175,7 @@ def test_receivers_of_a_folder_may_come_late_and_lose_files(tmp_path):
         if step == 1:
             assert early.update() == 1
         if step == 2:
-            (tmp_path / f"{2:012}.update").unlink()
+            (tmp_path / f"0000-{2:012}.update").unlink()
         if step == 3:
             with pytest.raises(UserError, match="no full snapshot after step 1"):
                 early.update()
@@ -203,7 +203,9 @@ def test_a_folder_keeps_what_a_late_receiver_needs(tmp_path):
     assert late.update() == 10 and same(late.tensors, state)
     assert slow.update() == 10 and same(slow.tensors, state)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [f"{step:012}.{'full' if step % 3 == 0 else 'update'}" for step in range(6, 11)]
+    assert names == [
+        f"0000-{step:012}.{'full' if step % 3 == 0 else 'update'}" for step in range(6, 11)
+    ]
 
 
 def _process(rank, port, said):
@@ -228,3 +230,149 @@ def _process(rank, port, said):
 def test_processes_receive_by_broadcast():
     told = dict(spawned(_process, 2, answers=2))
     assert told[0] == told[1]
+
+
+def publish(sender: WeightSender, weights: dict, steps: range, generator) -> None:
+    for step in steps:
+        weights.update(changed(weights, 0.2, generator))
+        sender.publish(step)
+
+
+@pytest.mark.parametrize("follows", [10, 3, None])
+def test_a_trainer_that_goes_on_from_an_older_checkpoint_is_followed(tmp_path, follows):
+    """Receivers follow its new run, backwards too, and late ones; nothing of the dead run stays."""
+    generator = torch.Generator().manual_seed(1)
+    weights = {"w": torch.randn(50, generator=generator)}
+    dead = WeightSender(weights, Folder(tmp_path), full_every=64)
+    publish(dead, weights, range(4), generator)
+    receiver = WeightReceiver(Folder(tmp_path))
+    assert follows != 3 or receiver.update() == 3
+    publish(dead, weights, range(4, 11), generator)
+    assert follows != 10 or receiver.update() == 10
+    anew = WeightSender(weights, Folder(tmp_path), full_every=64)
+    publish(anew, weights, range(8, 9), generator)
+    assert receiver.update() == 8 and same(receiver.tensors, weights)
+    publish(anew, weights, range(9, 14), generator)
+    assert receiver.update() == 13 and same(receiver.tensors, weights)
+    late = WeightReceiver(Folder(tmp_path))
+    assert late.update() == 13 and same(late.tensors, weights)
+    assert {path.name[:4] for path in tmp_path.iterdir()} == {"0001"}
+    with pytest.raises(UserError, match="another sender has begun there since"):
+        dead.publish(20)
+
+
+def test_a_damaged_update_is_made_up_for_by_a_later_snapshot(tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    weights = {"w": torch.randn(50, generator=generator)}
+    sender, receiver = (
+        WeightSender(weights, Folder(tmp_path), full_every=4),
+        WeightReceiver(Folder(tmp_path)),
+    )
+    publish(sender, weights, range(2), generator)
+    assert receiver.update() == 1
+    publish(sender, weights, range(2, 4), generator)
+    damaged = tmp_path / f"0000-{2:012}.update"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="damaged"):
+        receiver.update()
+    publish(sender, weights, range(4, 6), generator)
+    assert receiver.update() == 5 and same(receiver.tensors, weights)
+
+
+def test_messages_that_are_removed_while_they_are_read_are_no_end(tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    weights = {"w": torch.randn(50, generator=generator)}
+    sender = WeightSender(weights, Folder(tmp_path, keep=1), full_every=3)
+    receiver = WeightReceiver(Folder(tmp_path))
+    publish(sender, weights, range(2), generator)
+    receiver.update()
+    publish(sender, weights, range(2, 3), generator)
+    way = Folder._way
+
+    def late(folder: Folder, position):
+        files = way(folder, position)
+        if sender._step == 2:  # the sender goes on once between a look and its reading
+            publish(sender, weights, range(3, 8), generator)
+        return files
+
+    monkeypatch.setattr(Folder, "_way", late)
+    assert receiver.update() == 7 and same(receiver.tensors, weights)
+
+
+SQUARE = torch.arange(16.0).reshape(4, 4)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [SQUARE.T, SQUARE.view(torch.int32), SQUARE[0].expand(4, 4), SQUARE[:, ::2], SQUARE[:2]],
+    ids=["transposed", "other type", "repeated row", "columns", "rows"],
+)
+def test_weights_that_share_memory_without_being_equal_views_all_arrive(view):
+    class Both(nn.Module):
+        def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("a", a)
+            self.register_buffer("b", b)
+
+    other = Both(torch.zeros(4, 4), torch.zeros_like(view))
+    alike = torch.zeros(4, 4)
+    stored = alike.view(view.dtype).as_strided(view.shape, view.stride(), view.storage_offset())
+    for model in (other, Both(alike, stored)):
+        WeightReceiver(model=model).apply(WeightSender(Both(SQUARE, view)).encode(0).data)
+        assert torch.equal(model.a, SQUARE) and torch.equal(model.b, view)
+
+
+def test_ties_of_one_side_only_are_set_or_refused():
+    def pair(tied: bool) -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        if tied:
+            model[1].weight = model[0].weight
+        return model
+
+    sender, untied = pair(True), pair(False)
+    receiver, publisher = WeightReceiver(model=untied), WeightSender(sender)
+    for step in range(2):
+        receiver.apply(publisher.encode(step).data)
+        assert torch.equal(untied[0].weight, sender[0].weight)
+        assert torch.equal(untied[1].weight, sender[0].weight)
+        nn.init.normal_(sender[0].weight)
+    with pytest.raises(UserError, match="shares memory with '1.weight', and the sender's does not"):
+        WeightReceiver(model=pair(True)).apply(WeightSender(pair(False)).encode(0).data)
+
+
+def test_a_type_that_changes_is_refused_and_a_load_that_fails_is_made_up_for():
+    weights = {"w": torch.ones(4)}
+    sender = WeightSender(weights)
+    data = sender.encode(0).data
+    model = nn.Module()
+    model.register_buffer("w", torch.zeros(3))
+    receiver = WeightReceiver(model=model)
+    with pytest.raises(UserError, match="no weight 'w'"):
+        receiver.apply(data)
+    model.w = torch.zeros(4)
+    receiver.apply(data)
+    weights["w"] = torch.full((4,), 2.0)
+    update = sender.encode(1).data
+    model.w = torch.zeros(3)
+    with pytest.raises(UserError, match="no weight 'w'"):
+        receiver.apply(update)
+    model.w = torch.zeros(4)
+    assert receiver.apply(update) == 1 and model.w.tolist() == [2.0] * 4
+    weights["w"] = torch.ones(4, dtype=torch.int32)
+    with pytest.raises(
+        UserError, match=r"published as torch.float32 \[4\], and is now torch.int32"
+    ):
+        sender.encode(2)
+
+
+def test_messages_that_come_twice_or_late_are_refused_and_change_nothing():
+    data, states = messages(6, full_every=4)
+    receiver = WeightReceiver()
+    for step in (0, 1, 2):
+        receiver.apply(data[step])
+    for step in (1, 2, 0):
+        with pytest.raises(UserError, match="came twice|comes after"):
+            receiver.apply(data[step])
+        assert receiver.step == 2 and same(receiver.tensors, states[2])
+    receiver.apply(data[3])
+    assert same(receiver.tensors, states[3])
