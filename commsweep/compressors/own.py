@@ -20,7 +20,8 @@ _tried: set[str] = set()
 
 @COMPRESSORS.of(OwnCodeSpec)
 class Own(Compressor[OwnCodeSpec]):
-    """Two instances of the class, one at each end, so that only what `encode` returns arrives.
+    """Two instances of the class, one at each end, so that only what `encode` returns arrives. The
+    receiver's is of a module loaded a second time, so that nothing arrives through globals either.
 
     A class with `begin` and `next_kept` has a state that both ends of a boundary keep; one with
     `sender_state`, a state that a learner keeps of each layer. A message of neither has the first
@@ -31,7 +32,8 @@ class Own(Compressor[OwnCodeSpec]):
     def __init__(self, spec: OwnCodeSpec) -> None:
         """Raises UserError where the class is none, or breaks a rule on a small message."""
         super().__init__(spec)
-        self.sender, self.receiver = self._instance(), self._instance()
+        state = _state_of_torch()
+        self.sender, self.receiver = self._instance(), self._instance(receives=True)
         self._nbytes = 0
         self._learner_state: Tensor | None = None
         self.keeps = hasattr(self.sender, "begin")  # both ends of a boundary keep a state
@@ -39,7 +41,15 @@ class Own(Compressor[OwnCodeSpec]):
         self._works_on_gpu = bool(getattr(self.sender, "gpu", False))
         self._forms: dict[torch.Size, dict[str, Field]] = {}
         if spec.model_dump_json() not in _tried:
-            self._try()
+            try:
+                self._try()
+                changed = [
+                    name for name, value in _state_of_torch().items() if value != state[name]
+                ]
+            finally:
+                _restore(state)
+            if changed:
+                self._refuse(f"it changes {changed[0]}, which the whole training has; leave it")
             _tried.add(spec.model_dump_json())
 
     def apply(self, x: Tensor, seed: int = 0) -> Tensor:
@@ -119,6 +129,8 @@ class Own(Compressor[OwnCodeSpec]):
         for name, tensor in tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 self._refuse(f"part {name!r} is {type(tensor).__name__}; a tensor is wanted")
+            if tensor.layout != torch.strided or tensor.is_meta:
+                self._refuse(f"part {name!r} is sparse or on meta; a dense tensor is wanted")
             if tensor.dtype not in TYPES:
                 types = ", ".join(str(kind).removeprefix("torch.") for kind in TYPES)
                 self._refuse(f"part {name!r} is of {tensor.dtype}; messages hold {types}")
@@ -147,8 +159,9 @@ class Own(Compressor[OwnCodeSpec]):
     def _decoded(self, payload: Payload, state: Tensor | None) -> Tensor:
         tensors, like = self._arrived(payload)
         y = self._call(self.receiver.decode, tensors, like, *(() if state is None else (state,)))
-        if not isinstance(y, Tensor):
-            self._refuse(f"decode returned {type(y).__name__}; a tensor is wanted")
+        if not isinstance(y, Tensor) or y.layout != torch.strided or y.is_meta:
+            what = "a sparse or meta one" if isinstance(y, Tensor) else type(y).__name__
+            self._refuse(f"decode returned {what}; a dense tensor is wanted")
         if y.shape != like.shape or y.dtype != payload.dtype:
             self._refuse(
                 f"decode returned {y.dtype} {tuple(y.shape)}; {payload.dtype} "
@@ -175,9 +188,9 @@ class Own(Compressor[OwnCodeSpec]):
             self._refuse(f"{method.__name__} returned {type(state).__name__}; a tensor is wanted")
         return state
 
-    def _instance(self) -> Any:
+    def _instance(self, receives: bool = False) -> Any:
         spec = self.spec
-        instance = own.call(spec.code, spec.source, **spec.options)
+        instance = own.call(spec.code, spec.source, twin=receives, **spec.options)
         for name in ("encode", "decode"):
             if not callable(getattr(instance, name, None)):
                 self._refuse(f"it has no method '{name}'")
@@ -193,19 +206,18 @@ class Own(Compressor[OwnCodeSpec]):
         """
         generator = torch.Generator().manual_seed(0)
         x, second = torch.randn(2, *SAMPLE, generator=generator)
-        before = x.clone()
         sent = self._encode(x, 7)
-        first = self._decode(sent)
-        states = (self._state(x.shape),) if self.keeps else ()
-        if not torch.equal(first, self._call(self.sender.decode, dict(sent.parts), x * 0, *states)):
+        if x._version:  # counts what was written in place, the same values included
+            self._refuse("encode changes the message that it is given; work on a copy")
+        first = self._decode_alone(sent)
+        if lost := int((~first.isfinite()).sum()):
             self._refuse(
-                "decode reads what encode left in self, which does not travel; put it in the dict"
+                f"decode returned {lost} of {first.numel()} values that are not finite, for a "
+                "message of finite ones"
             )
         self._encode(second, 8)
         sent = self._encode(x, 7)
-        if not torch.equal(x, before):
-            self._refuse("encode changes the message that it is given; work on a copy")
-        self.receiver = self._instance()
+        self.receiver = self._instance(receives=True)
         if not torch.equal(first, self._decode(sent)):
             self._refuse(
                 "one message with one seed arrived as two different ones; draw from "
@@ -220,6 +232,29 @@ class Own(Compressor[OwnCodeSpec]):
             self._try_state(sent)
         if getattr(self.sender, "unbiased", False):
             self._try_bias(x)
+
+    def _decode_alone(self, sent: Payload) -> Tensor:
+        """Return a message as its receiver decodes it. Refuse a class whose sender, which has more
+        than the message, decodes it to something else.
+        """
+        states = (self._state(sent.shape),) if self.keeps else ()
+        parts, like = self._arrived(sent)
+        by_sender: Tensor = self._call(self.sender.decode, dict(parts), like, *states)
+        reads = (
+            "decode reads what encode left in self, its class or its module, which does not "
+            "travel; put it in the dict"
+        )
+        try:
+            arrived = self._decode(sent)
+        except UserError as error:  # which the sender's decode, with more than the message, has not
+            if "decode failed" in str(error):
+                self._refuse(f"{reads} ({str(error).partition(': ')[2]})")
+            raise
+        if by_sender.shape != arrived.shape or not torch.equal(
+            arrived.nan_to_num(), by_sender.nan_to_num()
+        ):
+            self._refuse(reads)
+        return arrived
 
     def _try_state(self, sent: Payload) -> None:
         """Refuse a state that two receivers of one message would keep differently, or that changes
@@ -237,7 +272,7 @@ class Own(Compressor[OwnCodeSpec]):
         if not torch.equal(state, before):
             self._refuse("next_kept changes the state that it is given; work on a copy")
         again = self.next_kept(sent, state)
-        self.receiver = self._instance()
+        self.receiver = self._instance(receives=True)
         if not (torch.equal(after, again) and torch.equal(after, self.next_kept(sent, state))):
             self._refuse(
                 "two receivers of one message kept different states; next_kept may depend on "
@@ -256,14 +291,39 @@ class Own(Compressor[OwnCodeSpec]):
 
     def _call(self, method: Any, *args: Any) -> Any:
         try:
-            return method(*args)
+            with own.no_exit(self.spec.code):
+                return method(*args)
         except (UserError, KeyboardInterrupt, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if "written-to tensor refers to a single memory location" in str(error):
+                self._refuse(
+                    f"{method.__name__} changes like in place, which has no values of its own; "
+                    "begin with torch.zeros_like(like)"
+                )
             self._refuse(f"{method.__name__} failed ({type(error).__name__}: {error})")
 
     def _refuse(self, problem: str) -> Any:
         raise UserError(f"compressor '{self.spec.code}': {problem}")
+
+
+def _state_of_torch() -> dict[str, Any]:
+    """What of torch's own state a codec must leave as it is, by name."""
+    return {
+        "torch's default type": torch.get_default_dtype(),
+        "whether gradients are recorded": torch.is_grad_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "torch's global random numbers": tuple(torch.get_rng_state().tolist()),
+    }
+
+
+def _restore(state: dict[str, Any]) -> None:
+    torch.set_default_dtype(state["torch's default type"])
+    torch.set_grad_enabled(state["whether gradients are recorded"])
+    if torch.get_num_threads() != state["the number of threads"]:
+        torch.set_num_threads(state["the number of threads"])
+    numbers = state["torch's global random numbers"]
+    torch.set_rng_state(torch.tensor(numbers, dtype=torch.uint8))
 
 
 def is_biased(draws: Tensor, x: Tensor) -> bool:

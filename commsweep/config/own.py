@@ -241,8 +241,10 @@ def load(name: str, function: str = "") -> Callable[..., Any]:
     return _loaded(name, function)[0]
 
 
-def _loaded(name: str, function_name: str) -> tuple[Callable[..., Any], list[Path]]:
-    """The function, and the files that its hash is of."""
+def _loaded(
+    name: str, function_name: str, twin: bool = False
+) -> tuple[Callable[..., Any], list[Path]]:
+    """The function, and the files that its hash is of; twin: as `call` says."""
     path, function = locate(name)
     paths = files(path)
     is_now = _digest(paths)
@@ -256,7 +258,7 @@ def _loaded(name: str, function_name: str) -> tuple[Callable[..., Any], list[Pat
             f"'{name}': {which} has changed since the run was made (source {function_name}, now "
             f"{is_now}); bring the old one back, or make a new run"
         )
-    module = _module(path.resolve(), is_now, tuple(paths[1:]))
+    module = (_twin if twin else _module)(path.resolve(), is_now, tuple(paths[1:]))
     value = getattr(module, function, None)
     if not callable(value):
         callables = [
@@ -268,11 +270,12 @@ def _loaded(name: str, function_name: str) -> tuple[Callable[..., Any], list[Pat
     return value, paths
 
 
-def call(name: str, what_for: str, *args: Any, **options: Any) -> Any:
-    """Return what the function of a name returns. Raises UserError naming the line where
-    it fails.
+def call(name: str, what_for: str, *args: Any, twin: bool = False, **options: Any) -> Any:
+    """Return what the function of a name returns. twin: of its module loaded a second time, which
+    shares no globals and no classes with the first. Raises UserError naming the line where it
+    fails.
     """
-    function, paths = _loaded(name, what_for)
+    function, paths = _loaded(name, what_for, twin)
     try:
         with guarded(name), _watched(name, paths):
             return function(*args, **options)
@@ -360,12 +363,37 @@ def _where(error: BaseException, path: Path) -> str:
 
 
 @cache
+def _twin(path: Path, digest: str, imported: tuple[Path, ...]) -> Any:
+    """The module loaded a second time, with modules of its project of its own."""
+    first = _module(path, digest, imported)
+    shared = _without(imported)
+    try:
+        return _executed(path, digest, imported)
+    except UserError as error:  # a module may register what can be registered once only
+        notice(f"{error}; this was its second import, for what receives, which shares the first")
+        return first
+    finally:
+        _without(imported)
+        sys.modules.update(shared)
+
+
+@cache
 def _module(path: Path, digest: str, imported: tuple[Path, ...]) -> Any:
-    # what it imports may have changed since it was imported last
+    _without(imported)  # what it imports may have changed since it was imported last
+    return _executed(path, digest, imported)
+
+
+def _without(files: tuple[Path, ...]) -> dict[str, Any]:
+    """Forget the imported modules of these files, and return them by name."""
+    forgotten = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and Path(file).resolve() in imported:
-            del sys.modules[name]
+        if file and Path(file).resolve() in files:
+            forgotten[name] = sys.modules.pop(name)
+    return forgotten
+
+
+def _executed(path: Path, digest: str, imported: tuple[Path, ...]) -> Any:
     spec = spec_from_file_location(f"{path.stem}_{digest}", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

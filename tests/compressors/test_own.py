@@ -39,7 +39,7 @@ BROKEN = {
     ),
     "class A:\n def encode(self, x, seed): self.x = x; return {}\n"
     " def decode(self, parts, like): return getattr(self, 'x', like)": (
-        "decode reads what encode left in self, which does not travel"
+        "decode reads what encode left in self, its class or its module, which does not travel"
     ),
     "import torch\nclass A:\n def encode(self, x, seed): return {'x': x + torch.randn_like(x)}\n"
     " def decode(self, parts, like): return parts['x']": (
@@ -83,7 +83,33 @@ class Smooth:
     def decode(self, parts, like):
         return torch.where(parts['signs'], parts['scale'], -parts['scale']).to(like.dtype)
 """
+DECODES = " def decode(self, parts, like): return parts['x']"
+ENCODES = "import torch, os\nclass A:\n def encode(self, x, seed): {}return {{'x': {}}}\n" + DECODES
 BROKEN |= {
+    # tensors that arrive through a class or a module, NaN and in place, the state of the process
+    "class A:\n def encode(self, x, seed): type(self).x = x.clone(); return {}\n"
+    " def decode(self, parts, like): return getattr(type(self), 'x', like)": (
+        "decode reads what encode left in self, its class or its module"
+    ),
+    "KEPT = {}\nclass A:\n def encode(self, x, seed): KEPT[0] = x.clone(); return {}\n"
+    " def decode(self, parts, like): return KEPT[0]": (
+        r"decode reads what encode left in self, its class or its module.*KeyError"
+    ),
+    ENCODES.format("", "x * float('nan')"): "decode returned 96 of 96 values that are not finite",
+    ENCODES.format("x.clamp_(-9, 9); ", "x"): "encode changes the message",
+    ENCODES.format("", "x.to_sparse()"): "part 'x' is sparse or on meta",
+    ENCODES.format("", "x.to('meta')"): "part 'x' is sparse or on meta",
+    ENCODES.format("", "x").replace("return parts['x']", "return parts['x'].to_sparse()"): (
+        "decode returned a sparse or meta one"
+    ),
+    ENCODES.format("", "x").replace("return parts['x']", "return like.add_(parts['x'])"): (
+        "decode changes like in place"
+    ),
+    ENCODES.format("raise SystemExit(0); ", "x"): r"encode failed \(SystemExit: 0\)",
+    ENCODES.format("os._exit(0); ", "x"): r"encode failed \(RuntimeError: os._exit\(0\)",
+    ENCODES.format("torch.set_default_dtype(torch.float64); ", "x"): "it changes torch's default",
+    ENCODES.format("torch.manual_seed(seed); ", "x"): "it changes torch's global random numbers",
+    ENCODES.format("torch.set_grad_enabled(False); ", "x"): "it changes whether gradients",
     DELTA.replace("def next_kept", "def other").replace("Delta", "A"): (
         "begin and next_kept belong together"
     ),

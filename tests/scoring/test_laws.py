@@ -36,14 +36,17 @@ def test_shipped_codecs_keep_all(codec):
             "second instance",
         ),
         (
-            "{'x': x[:, :1].expand_as(x) if x.shape == (24, 4) else x, 'y': torch.rand(1) * 0}",
+            "{'x': x, 'y': torch.rand(1) * 0 if self.LATER.pop(0) else torch.zeros(1)}",
             "the same seed gives the same message",
             "global random numbers",
         ),
     ],
 )
 def test_a_broken_law_is_named(tmp_path, monkeypatch, encode, law, seen):
-    body = f"    def encode(self, x, seed):\n        return {encode}\n{SAME}"
+    later = (
+        "    LATER = [0] * 9 + [1] * 9999\n" if "LATER" in encode else ""
+    )  # after the first check
+    body = later + f"    def encode(self, x, seed):\n        return {encode}\n{SAME}"
     broken = outcome(tmp_path, monkeypatch, body)[law]
     assert not broken.holds and seen in broken.note
 
