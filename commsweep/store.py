@@ -167,7 +167,7 @@ class RunFolder:
         """Add one evaluation. A line torn by a crash is closed first, so it never swallows this
         one.
         """
-        path, metrics = self.path / file, _finite(metrics)
+        path, metrics = self.path / file, finite(metrics)
         torn = path.exists() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
         with open(path, "a", encoding="utf-8") as handle:
             handle.write("\n" * torn + json.dumps(metrics, allow_nan=False) + "\n")
@@ -574,12 +574,12 @@ def _measured(key: str, value: Any) -> bool:
     )
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Content as JSON has it, which knows no NaN and no infinity: null stands for them."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -603,7 +603,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.part-{socket.gethostname()}-{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as handle:
-            json.dump(_finite(content), handle, indent=1, allow_nan=False)
+            json.dump(finite(content), handle, indent=1, allow_nan=False)
             handle.write("\n")
             handle.flush()
             os.fsync(handle.fileno())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from commsweep.compressors.base import COMPRESSORS, Compressor, Field, Payload, laid_out, payload
+from commsweep.compressors.bias import hard_messages, worst_bias
 from commsweep.compressors.message import TYPES
 from commsweep.config import own
 from commsweep.config.compressors.own import OwnCodeSpec
@@ -190,7 +191,10 @@ class Own(Compressor[OwnCodeSpec]):
 
     def _instance(self, receives: bool = False) -> Any:
         spec = self.spec
-        instance = own.call(spec.code, spec.source, twin=receives, **spec.options)
+        if receives:
+            instance = own.call_apart(spec.code, spec.source, spec.options)
+        else:
+            instance = own.call(spec.code, spec.source, **spec.options)
         for name in ("encode", "decode"):
             if not callable(getattr(instance, name, None)):
                 self._refuse(f"it has no method '{name}'")
@@ -231,7 +235,7 @@ class Own(Compressor[OwnCodeSpec]):
         if self.keeps:
             self._try_state(sent)
         if getattr(self.sender, "unbiased", False):
-            self._try_bias(x)
+            self._try_bias()
 
     def _decode_alone(self, sent: Payload) -> Tensor:
         """Return a message as its receiver decodes it. Refuse a class whose sender, which has more
@@ -279,14 +283,17 @@ class Own(Compressor[OwnCodeSpec]):
                 "nothing but the message and the state"
             )
 
-    def _try_bias(self, x: Tensor, draws: int = 400) -> None:
-        """Refuse a mean over many seeds that lies further from the message than chance allows."""
-        arrived = torch.stack([self._decode(self._encode(x, seed)) for seed in range(draws)])
-        if is_biased(arrived, x):
-            away = float((arrived.mean(0) - x).norm() / x.norm())
+    def _try_bias(self) -> None:
+        """Refuse a mean over many seeds that lies further from a message than chance allows."""
+
+        def apply(x: Tensor, seed: int) -> Tensor:
+            return self._decode(self._encode(x, seed))
+
+        name, bias, certain = worst_bias(apply, hard_messages())
+        if certain:
             self._refuse(
-                f"it says unbiased = True, but the mean of {draws} messages lies {away:.3g} of the "
-                "message's length from what was sent"
+                f"it says unbiased = True, but its bias on {name} rows is {bias.text} of the "
+                "message's length"
             )
 
     def _call(self, method: Any, *args: Any) -> Any:
@@ -324,18 +331,3 @@ def _restore(state: dict[str, Any]) -> None:
         torch.set_num_threads(state["the number of threads"])
     numbers = state["torch's global random numbers"]
     torch.set_rng_state(torch.tensor(numbers, dtype=torch.uint8))
-
-
-def is_biased(draws: Tensor, x: Tensor) -> bool:
-    """Return whether the mean of many draws [n, *x] of a message x is not x.
-
-    Compared along x and along 32 random directions, where a code's rare outcomes count with its
-    frequent ones; along none may the mean be further off than five standard errors.
-    """
-    generator = torch.Generator().manual_seed(1)
-    directions = torch.randn(32, x.numel(), generator=generator)
-    directions = torch.cat([x.reshape(1, -1), directions])
-    away = (draws - x).reshape(len(draws), -1) @ directions.T
-    error = away.std(0) / len(draws) ** 0.5
-    rounding = 1e-5 * x.norm() * directions.norm(dim=1)
-    return bool((away.mean(0).abs() > 5 * error + rounding).any())

@@ -244,7 +244,7 @@ def load(name: str, function: str = "") -> Callable[..., Any]:
 def _loaded(
     name: str, function_name: str, twin: bool = False
 ) -> tuple[Callable[..., Any], list[Path]]:
-    """The function, and the files that its hash is of; twin: as `call` says."""
+    """The function, and the files that its hash is of; twin: of the module loaded a second time."""
     path, function = locate(name)
     paths = files(path)
     is_now = _digest(paths)
@@ -270,12 +270,27 @@ def _loaded(
     return value, paths
 
 
-def call(name: str, what_for: str, *args: Any, twin: bool = False, **options: Any) -> Any:
-    """Return what the function of a name returns. twin: of its module loaded a second time, which
-    shares no globals and no classes with the first. Raises UserError naming the line where it
-    fails.
+def call(name: str, what_for: str, *args: Any, **options: Any) -> Any:
+    """Return what the function of a name returns. Raises UserError naming the line where
+    it fails.
     """
-    function, paths = _loaded(name, what_for, twin)
+    return _call(_loaded(name, what_for), name, args, options)
+
+
+def call_apart(name: str, what_for: str, options: dict[str, Any]) -> Any:
+    """As `call`, by the function of the module loaded a second time, which shares no globals and no
+    classes with the first.
+    """
+    return _call(_loaded(name, what_for, twin=True), name, (), options)
+
+
+def _call(
+    loaded: tuple[Callable[..., Any], list[Path]],
+    name: str,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    function, paths = loaded
     try:
         with guarded(name), _watched(name, paths):
             return function(*args, **options)

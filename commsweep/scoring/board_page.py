@@ -164,7 +164,7 @@ def table(board: Board, role: str, of_role: Sequence[Training]) -> Table:
             row += ["", "", "", ""]
         else:
             message, speed = measures.messages, measures.speed
-            row += [f"{message.error:.3f}", f"{message.bias:.3f}", f"{speed.both:.3g}"]
+            row += [f"{message.error:.3f}", message.bias_text, f"{speed.both:.3g}"]
             row.append("BROKEN" if measures.broken else "hold")
         rows.append(row)
     header = ["codec"]
@@ -208,7 +208,7 @@ def _card(board: Board, entry: Entry, recorded: Sequence[Training]) -> str:
         message, speed = measures.messages, measures.speed
         sections.append(
             f"Real messages: {percent(message.share)} of the bytes of float32, error "
-            f"{message.error:.3f}, bias {message.bias:.3f}, cosine {message.cosine:.3f}, "
+            f"{message.error:.3f}, bias {message.bias_text}, cosine {message.cosine:.3f}, "
             f"{message.entropy:.2f} bits of entropy a byte. Speed: {speed.encode:.1f} copies to "
             f"encode, {speed.decode:.1f} to decode."
         )

@@ -26,6 +26,7 @@ from commsweep.scoring.laws import Law
 from commsweep.scoring.samples import Summary
 from commsweep.scoring.speed import Speed
 from commsweep.scoring.training import Outcome
+from commsweep.store import finite
 
 # A card's limits, printed with it.
 LIMITS = (
@@ -58,7 +59,10 @@ class Card:
         return [law for law in self.laws if not law.holds]
 
     def record(self) -> dict[str, Any]:
-        """Return the card for programs."""
+        """Return the card for programs: what is no number is null."""
+        return finite(self._record())
+
+    def _record(self) -> dict[str, Any]:
         return {
             "codec": self.codec,
             "role": self.role,
@@ -123,7 +127,7 @@ class Card:
                     summary.codec,
                     percent(summary.share),
                     f"{summary.error:.3f}",
-                    f"{summary.bias:.3f}",
+                    summary.bias_text,
                     f"{summary.cosine:.3f}",
                     f"{summary.entropy:.2f}",
                     *[summary.worth] * answers,
@@ -175,7 +179,7 @@ def comparison(cards: Sequence[Card]) -> list[Table]:
                     percent(message.share),
                     *(kept_by_name.get(name, "") for name in names),
                     f"{message.error:.3f}",
-                    f"{message.bias:.3f}",
+                    message.bias_text,
                     f"{card.speed.both:.3g}",
                     "BROKEN" if card.broken else "hold",
                 ]

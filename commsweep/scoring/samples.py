@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commsweep.compressors.bias import Bias, bias_of, drawn, mean_bias
 from commsweep.integrations.forecast import features_of, forecast
-from commsweep.integrations.measure import Measured, measure
+from commsweep.integrations.measure import Measured, codec, measure
 from commsweep.integrations.shadow import BACKWARD, FORWARD, PARAMETER
 
 FILE = Path(__file__).with_name("messages.npz")
@@ -42,6 +43,7 @@ RIVALS = (
 )
 # The kind of message that shadow mode takes a role's for, and that forecasts are of.
 MESSAGES = {"activations": FORWARD, "gradients": BACKWARD, "learners": PARAMETER}
+DRAWS = 32  # of a message, for the bias
 ALIKE = 0.05  # two codecs whose biases differ by less are ranked by error
 
 
@@ -66,6 +68,15 @@ class Summary:
     bias: float
     cosine: float
     entropy: float
+    bias_low: float | None = None  # its interval, where many draws were made
+    bias_high: float | None = None
+
+    @property
+    def bias_text(self) -> str:
+        """The bias with its interval, where it has one."""
+        if self.bias_low is None or self.bias_high is None:
+            return f"{self.bias:.3f}"
+        return f"{self.bias:.3f} [{self.bias_low:.3f}, {self.bias_high:.3f}]"
 
     @property
     def worth(self) -> str:
@@ -99,13 +110,13 @@ def samples() -> tuple[Sample, ...]:
 
 def measured(codecs: Sequence[str], role: str) -> list[tuple[Sample, Measured]]:
     """Measure codecs on all messages of a role, message after message."""
-    by_codec = [_measured(codec, role) for codec in codecs]
+    by_codec = [_measured(name, role) for name in codecs]
     return [entry for entries in zip(*by_codec, strict=True) for entry in entries]
 
 
 @cache
-def _measured(codec: str, role: str) -> list[tuple[Sample, Measured]]:
-    return [(sample, measure(sample.x, codec)[0]) for sample in samples() if sample.role == role]
+def _measured(name: str, role: str) -> list[tuple[Sample, Measured]]:
+    return [(sample, measure(sample.x, name)[0]) for sample in samples() if sample.role == role]
 
 
 def rows(measurements: Sequence[tuple[Sample, Measured]]) -> list[dict[str, Any]]:
@@ -125,18 +136,27 @@ def summaries(codecs: Sequence[str], role: str) -> dict[str, Summary]:
 
 def _summary(name: str, role: str, measurements: Sequence[Measured]) -> Summary:
     its = [measurement for measurement in measurements if measurement.codec == name]
-    # means of squares are unbiased where those of roots are not
-    bias = max(0.0, mean(measurement.bias_squared for measurement in its)) ** 0.5
+    bias = bias_on(name, role)
     error = mean(measurement.error**2 for measurement in its) ** 0.5
     return Summary(
         name,
         role,
         mean(measurement.share for measurement in its),
         error,
-        bias,
+        bias.value,
         mean(measurement.cosine for measurement in its),
         mean(measurement.entropy for measurement in its),
+        bias.low,
+        bias.high,
     )
+
+
+@cache
+def bias_on(name: str, role: str) -> Bias:
+    """Return the bias of a codec on the messages of a role, their root mean square."""
+    apply = codec(name).apply
+    messages = [sample.x for sample in samples() if sample.role == role]
+    return mean_bias([bias_of(drawn(apply, x, DRAWS), x) for x in messages])
 
 
 def rival(summary: Summary) -> Summary:

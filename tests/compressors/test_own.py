@@ -52,7 +52,7 @@ BROKEN = {
         r"bytes\(\(4, 24\)\) says 3, and 384 bytes travel"
     ),
     "class A:\n unbiased = True\n def encode(self, x, seed): return {'x': x / 2}\n"
-    " def decode(self, parts, like): return parts['x']": "it says unbiased = True, but",
+    " def decode(self, parts, like): return parts['x']": "it says unbiased = True, but its bias on",
     "class A:\n def encode(self, x, seed): return {'x': x.to(complex)}\n"
     " def decode(self, parts, like): return like": (
         "part 'x' is of torch.complex128; messages hold uint8, float32"
