@@ -56,7 +56,20 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     parser.add_argument(
         "--check",
         metavar="CODEC",
-        help="try an entry's laws, compare the ids of its rows with its code, and train one seed",
+        help=(
+            "try an entry's laws, compare the ids of its rows with its code, and repeat some of "
+            "its trainings"
+        ),
+    )
+    parser.add_argument(
+        "--repeat",
+        type=count,
+        default=2,
+        metavar="N",
+        help=(
+            "with --check: trainings to repeat, drawn from all roles by a digest of the entry's "
+            "rows (default: 2)"
+        ),
     )
     parser.add_argument(
         "--role",
@@ -154,25 +167,27 @@ def train_cells(cells: dict[str, Cell], args: argparse.Namespace, settings: Exec
 def _check(board: Board, args: argparse.Namespace, settings: Execution) -> int:
     """Print what is wrong with an entry, or that nothing is."""
     from commsweep.config import run_id
-    from commsweep.launching.grid import seeds
     from commsweep.scoring import board as boards
-    from commsweep.scoring.training import SEED, score
+    from commsweep.scoring.training import score
     from commsweep.training.run import execute
 
-    problems = boards.check(board, args.check, args.seeds)
+    entries = boards.entries_named(board, args.check)
+    problems = boards.check(board, entries, args.seeds)
+    cells = boards.entry_cells(entries, args.seeds)
+    drawn = [] if problems else boards.draw(board, cells, args.repeat)
     store = Store(args.store)
-    for entry in board.entries:
-        if problems or args.check not in (entry.name, entry.codec):
-            continue
-        setup = boards.trainings(entry.roles[0], boards.SHORT)[-1]
-        (run,) = seeds([setup.coded(entry.codec, entry.feedback)], 1, SEED)
-        print(f"training {entry.name} as {entry.roles[0]}: {setup.name}, seed {run.seed}")
-        loss = score(setup, execute(run, store, settings)).loss
-        recorded = board.scores[run_id(run)].loss
+    for cell in drawn:
+        where = f"{cell.name} as {cell.setup.role}, {cell.setup.name}, seed {cell.run.seed}"
+        print(f"training {where}")
+        loss = score(cell.setup, execute(cell.run, store, settings)).loss
+        recorded = board.scores[run_id(cell.run)].loss
         if not math.isclose(loss, recorded, rel_tol=NEARLY):
-            problems.append(f"{entry.name}: recorded loss {recorded}, this training's {loss}")
+            problems.append(f"{where}: recorded loss {recorded:.6g}, this training's {loss:.6g}")
     for problem in problems:
         print(problem)
     if not problems:
-        print(f"{args.check}: laws hold, rows are of this code, one seed gives the same loss")
+        print(
+            f"{args.check}: laws hold, rows are of this code, {len(drawn)} of {len(cells)} "
+            f"trainings repeated with the same loss; {len(cells) - len(drawn)} were not tried"
+        )
     return 1 if problems else 0

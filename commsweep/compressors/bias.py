@@ -111,8 +111,8 @@ def worst_bias(
     draws: int = DRAWS,
     more: int = MORE,
 ) -> tuple[str, Bias, bool]:
-    """Draw each of the messages many times through `apply(x, seed)`, and `more` times as often where
-    the bias may still be one that matters.
+    """Draw each of the messages many times through `apply(x, seed)`, and `more` times as often
+    where the bias may still be one that matters.
 
     Returns the name of the message whose bias is the largest that is certain (else the largest that
     is possible), that bias, and whether it is certain.

@@ -29,6 +29,7 @@ from commsweep.integrations import steps
 from commsweep.integrations.forecast import Bound, features_of, forecast, sentence
 from commsweep.integrations.measure import Measured, codec, compared, named, sent, with_error
 from commsweep.integrations.weights import Changes, changes_of
+from commsweep.reporting.words import without_empty
 
 ACTIVATIONS, GRADIENTS, WEIGHTS = "activations", "gradients", "weights"
 # Messages by what they are: forward and backward at a module, a parameter's gradient, and what a
@@ -373,23 +374,21 @@ class Shadow:
 
     def table(self) -> str:
         """The summary in Markdown."""
-        head = (
-            *("message", "codec", "bytes %", "error", "bias", "cosine", "energy", "repeat"),
-            "bits/byte",
-        )
-        rows = self.summary()
-        answers = any(math.isfinite(row["worth"]) for row in rows)
-        head += ("worth kept, forecast",) * answers
-        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        head = ["message", "codec", "bytes %", "error", "bias", "cosine", "energy", "repeat"]
+        head += ["bits/byte", "worth kept, forecast"]
+        rows, cells = self.summary(), []
         for row in rows:
             names = ("error", "bias", "cosine", "energy", "repeat")
             numbers = [f"{row[name]:.3f}" if math.isfinite(row[name]) else "-" for name in names]
-            cells = [row["message"], row["codec"], f"{100 * row['bytes_share']:.1f}", *numbers]
-            cells.append(f"{row['entropy']:.1f}")
-            if answers:
-                bound = Bound(row["low"], row["worth"], row["high"])
-                cells.append(bound.text if math.isfinite(row["worth"]) else "-")
-            lines.append("| " + " | ".join(cells) + " |")
+            bound = Bound(row["low"], row["worth"], row["high"])
+            worth = bound.text if math.isfinite(row["worth"]) else "-"
+            share = f"{100 * row['bytes_share']:.1f}"
+            cells.append(
+                [row["message"], row["codec"], share, *numbers, f"{row['entropy']:.1f}", worth]
+            )
+        head, cells = without_empty(head, cells)
+        lines = ["| " + " | ".join(line) + " |" for line in (head, *cells)]
+        lines.insert(1, "|" + "---|" * len(head))
         notes = []
         for message in dict.fromkeys(row["message"] for row in rows):
             notes.append(sentence(message))

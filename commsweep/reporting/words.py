@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+Entry = TypeVar("Entry")
 
 # What the name of a setting reads as, where it tells two rows apart.
 WORDS = (
@@ -35,3 +39,15 @@ def in_words(label: str) -> str:
     for pattern, text in WORDS:
         label = re.sub(rf"\b{pattern}\b", text, label)
     return label
+
+
+def without_empty(
+    header: Sequence[str], rows: Sequence[Sequence[Entry]]
+) -> tuple[list[str], list[list[Entry]]]:
+    """Return (header, rows) without the columns in which no row says anything ("" or "-")."""
+    said = [
+        column
+        for column in range(len(header))
+        if not rows or any(row[column] not in ("", "-") for row in rows)
+    ]
+    return [header[column] for column in said], [[row[column] for column in said] for row in rows]

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,8 @@ def scores_of(path: Path) -> dict[str, Score]:
         columns = frame["id"], frame["loss"].astype(float), frame["share"].astype(float)
     except (ValueError, KeyError, pd.errors.ParserError) as error:
         raise UserError(f"'{path}': no rows of a board ({error})") from None
+    if twice := frame["id"][frame["id"].duplicated()].tolist():
+        raise UserError(f"'{path}': two rows have the id {twice[0]}; keep the one that was trained")
     return {name: Score(loss, share) for name, loss, share in zip(*columns, strict=True)}
 
 
@@ -305,21 +308,22 @@ def write_rows(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
 def standings(board: Board, role: str, setup: Setup, count: int) -> list[Standing]:
     """Return the recorded entries of a training, fewest bytes first, with their rivals."""
     standings_: list[Standing] = []
+    runs: dict[str, Run] = {}
     for entry in board.of_role(role):
-        run = setup.coded(entry.codec, entry.feedback)
-        result = worth_kept(setup, run, count, board.score_of)
+        runs[entry.name] = setup.coded(entry.codec, entry.feedback)
+        result = worth_kept(setup, runs[entry.name], count, board.score_of)
         if result is not None:
             standings_.append(Standing(entry, result.kept, result.share))
     standings_.sort(key=lambda standing: (standing.share, -standing.worth.percent))
     for standing in standings_:
-        run = setup.coded(standing.entry.codec, standing.entry.feedback)
         rival, rival_run = _rival(standing, standings_), setup.control
         standing.front = standing.worth.percent > 0
         if rival is not None:
             standing.rival = rival.entry.name
             standing.front = standing.worth.percent > rival.worth.percent
-            rival_run = setup.coded(rival.entry.codec, rival.entry.feedback)
+            rival_run = runs[rival.entry.name]
         name = f"{standing.entry.name} over {standing.rival}"
+        run = runs[standing.entry.name]
         standing.gain = lead(setup, name, run, rival_run, count, board.score_of)
     return standings_
 
@@ -345,26 +349,53 @@ def judge(standings_: Iterable[Standing]) -> None:
     adjust([Claim("board", "an entry keeps more than all of at most its bytes", gains)])
 
 
-def check(board: Board, name: str, count: int) -> list[str]:
-    """Return what is wrong with an entry, by its laws and the ids of its rows; empty where nothing
-    is. Raises UserError where no entry has this name.
+def entries_named(board: Board, name: str) -> list[Entry]:
+    """Return the entries of a codec, or of a codec with its feedback. Raises UserError where there
+    is none.
     """
     named = [entry for entry in board.entries if name in (entry.name, entry.codec)]
     if not named:
         names = [entry.name for entry in board.entries]
         raise UserError(f"'{name}' is no entry of this board{nearest(name, names)}")
+    return named
+
+
+def entry_cells(entries: Iterable[Entry], count: int) -> dict[str, Cell]:
+    """Return the short trainings of entries in all of their roles, by id, a run a seed."""
+    cells_by_id: dict[str, Cell] = {}
+    for entry in entries:
+        for role in entry.roles:
+            for setup in trainings(role, SHORT):
+                run = setup.coded(entry.codec, entry.feedback)
+                settings = [(entry.name, entry.feedback, run)]
+                cells_by_id |= cells_of(setup, SHORT, settings, count)
+    return cells_by_id
+
+
+def draw(board: Board, cells_by_id: dict[str, Cell], count: int) -> list[Cell]:
+    """Return the trainings to repeat, in an order that follows from the entry's rows: whoever makes
+    rows up cannot choose which are tried.
+    """
+    losses = {name: board.scores[name].loss for name in sorted(cells_by_id)}
+    digest = sha256(json.dumps(losses).encode()).hexdigest()
+    order = sorted(cells_by_id, key=lambda name: sha256(f"{digest} {name}".encode()).hexdigest())
+    return [cells_by_id[name] for name in order[:count]]
+
+
+def check(board: Board, named: Iterable[Entry], count: int) -> list[str]:
+    """Return what is wrong with entries, by their laws and the ids of their rows; empty where
+    nothing is.
+    """
     problems = []
     for entry in named:
         for law in laws.check(entry.codec) if measurable(entry.codec) else []:
             if not law.holds:
                 problems.append(f"{entry.name}: breaks the law '{law.name}': {law.note}")
-        for role in entry.roles:
-            for setup in trainings(role, SHORT):
-                run = setup.coded(entry.codec, entry.feedback)
-                ids = [run_id(cell) for cell in seeds([run], count, SEED)]
-                if absent := [run_name for run_name in ids if run_name not in board.scores]:
-                    problems.append(
-                        f"{entry.name} as {role}, {setup.name}: {ROWS} has no row {absent[0]}, "
-                        "which this code's training would have; train it with --train"
-                    )
+    for name, cell in entry_cells(named, count).items():
+        if name not in board.scores:
+            where = f"{cell.name} as {cell.setup.role}, {cell.setup.name}, seed {cell.run.seed}"
+            problems.append(
+                f"{where}: {ROWS} has no row {name}, which this code's training would have; train "
+                "it with --train"
+            )
     return problems

@@ -20,6 +20,7 @@ from commsweep.reporting.claim import (
 )
 from commsweep.reporting.figure import COLUMN, INK, legend, logarithmic, look, styled
 from commsweep.reporting.table import Cell, Table
+from commsweep.reporting.words import without_empty
 from commsweep.reporting.worth import Kept
 from commsweep.scoring import ROLES
 from commsweep.scoring.laws import Law
@@ -116,24 +117,22 @@ class Card:
 
     def _messages(self) -> Table:
         summaries = self.messages, self.rival
-        answers = any(summary.worth != "-" for summary in summaries)
-        header = ["codec", "bytes of float32", "error", "bias", "cosine", "bits a byte"]
-        header += ["worth kept, forecast"] * answers
+        header = ["codec", "bytes of float32", "error", "bias [interval]", "cosine", "bits a byte"]
+        header += ["worth kept, forecast"]
+        rows: list[list[Cell | str]] = [
+            [
+                summary.codec,
+                percent(summary.share),
+                f"{summary.error:.3f}",
+                summary.bias_text,
+                f"{summary.cosine:.3f}",
+                f"{summary.entropy:.2f}",
+                summary.worth,
+            ]
+            for summary in summaries
+        ]
         title = f"Real messages of three networks, early and late: {self.role}"
-        table = Table("messages", title, header)
-        for summary in summaries:
-            table.rows.append(
-                [
-                    summary.codec,
-                    percent(summary.share),
-                    f"{summary.error:.3f}",
-                    summary.bias_text,
-                    f"{summary.cosine:.3f}",
-                    f"{summary.entropy:.2f}",
-                    *[summary.worth] * answers,
-                ]
-            )
-        return table
+        return Table("messages", title, *without_empty(header, rows))
 
     def _speeds(self) -> Table:
         table = Table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import shorten
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from commsweep.scoring.samples import samples
 SHAPES = ((4, 24), (8, 3, 6, 6), (2, 5, 64), (1, 1), (3, 1))
 SEED = 7
 DRAWS_OF_REAL = 32
+MOST = 300  # letters of what was seen: an error may hold a whole tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def check(name: str) -> list[Law]:
         try:
             outcomes.append(Law(law, True, test(name) or ""))
         except (Broken, UserError) as problem:
-            outcomes.append(Law(law, False, str(problem)))
+            outcomes.append(Law(law, False, shorten(str(problem), MOST)))
     return outcomes
 
 

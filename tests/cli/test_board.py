@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from commsweep.cli.main import main
-from commsweep.config import override
+from commsweep.config import override, run_id
 from commsweep.registry import preset
 from commsweep.scoring import board as boards
 from commsweep.scoring import speed
@@ -53,11 +53,29 @@ def test_a_board_is_trained_written_and_checked(capsys):
     assert Path("board/measures.json").read_text() == measures
     assert len(json.loads(measures)) == 2
     assert main([*ask, "--check", "mine.py:Half"]) == 0
-    assert "one seed gives the same loss" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 of 1 trainings repeated with the same loss; 0 were not tried" in said
     rows.loc[rows.codec == "mine.py:Half", "loss"] = 0.0
     rows.to_csv("board/rows.csv", index=False)
     assert main([*ask, "--check", "mine.py:Half"]) == 1
-    assert "recorded loss 0.0, this training's -" in capsys.readouterr().out
+    assert "recorded loss 0, this training's -" in capsys.readouterr().out
+    pd.concat([rows, rows]).to_csv("board/rows.csv", index=False)
+    assert main([*ask, "--check", "mine.py:Half"]) == 2
+    assert "two rows have the id" in capsys.readouterr().err
+
+
+def test_the_trainings_to_repeat_follow_from_all_rows_of_an_entry():
+    entry = boards.Entry("sign", "ef", ("gradients", "activations"))
+    cells = boards.entry_cells([entry], 3)
+    scores = {name: boards.Score(0.5, 1.0) for name in cells}
+    board = boards.Board(Path(), [entry], scores, {})
+    drawn = [cell.run for cell in boards.draw(board, cells, 6)]
+    assert len(drawn) == len(set(map(run_id, drawn))) == len(cells)
+    firsts = set()
+    for loss in range(40):
+        scores[next(iter(cells))] = boards.Score(float(loss), 1.0)
+        firsts.add(run_id(boards.draw(board, cells, 1)[0].run))
+    assert firsts == set(cells)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,10 @@ def test_rows_are_kept_and_follow_from_the_code(tmp_path, monkeypatch):
     )
     (tmp_path / "entries.csv").write_text(HEADER + "mine.py:Half,none,gradients\n")
     board = boards.read(Path())
-    assert "rows.csv has no row" in boards.check(board, "mine.py:Half", 1)[0]
+    assert (
+        "rows.csv has no row"
+        in boards.check(board, boards.entries_named(board, "mine.py:Half"), 1)[0]
+    )
     cells = boards.cells(board, ["gradients"], 1, boards.SHORT)
     assert [cell.name for cell in cells.values()] == [
         boards.DENSE,
@@ -109,11 +112,16 @@ def test_rows_are_kept_and_follow_from_the_code(tmp_path, monkeypatch):
     boards.write_rows(Path(), lines)
     boards.write_rows(Path(), [line | {"loss": 9.0} for line in lines])
     assert set(pd.read_csv("rows.csv").loss) == {1.25}
-    assert boards.check(boards.read(Path()), "mine.py:Half", 1) == []
+
+    def checked() -> list[str]:
+        board = boards.read(Path())
+        return boards.check(board, boards.entries_named(board, "mine.py:Half"), 1)
+
+    assert checked() == []
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# changed\n")
-    assert "rows.csv has no row" in boards.check(boards.read(Path()), "mine.py:Half", 1)[0]
+    assert "rows.csv has no row" in checked()[0]
     with pytest.raises(UserError, match="'mine.py:Hal' is no entry .* did you mean"):
-        boards.check(board, "mine.py:Hal", 1)
+        boards.check(board, boards.entries_named(board, "mine.py:Hal"), 1)
 
 
 def test_a_line_says_what_the_row_says():
