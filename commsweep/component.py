@@ -103,7 +103,7 @@ class Component(nn.Module):
         """Return what it adds to the record of an evaluation."""
         return {}
 
-    def sent_bytes(self) -> dict[str, int]:
+    def sent_bytes(self) -> dict[str, float]:
         """Return the bytes that it has sent so far, by what they are called in the record of a
         point (`training/points.py`). Asking changes nothing.
         """

@@ -230,7 +230,7 @@ class Boundaries(NamedModules[Boundary], Component):
     def evaluation(self) -> dict[str, Any]:
         return self.sent_bytes()
 
-    def sent_bytes(self) -> dict[str, int]:
+    def sent_bytes(self) -> dict[str, float]:
         """Bytes sent so far, both ways."""
         return {"bytes": sum(b["fwd"] + b["bwd"] for b in self.ledger().values())}
 

@@ -404,10 +404,10 @@ class Exchange(nn.Module):
         address = message.Address(self.digest, step)
         sum_ = hops.Hops(self.collectives, compressors, draw, address)
         summed = sum_.reduce(self.spec.collective, grads)
-        for index, nbytes in zip(bucket, summed.nbytes, strict=True):
+        for index, counts in zip(bucket, summed.sent, strict=True):
             self.messages[index] += 1
-            for count in nbytes:
-                self.ledger.sent(index, count)
+            for count in counts:
+                self.ledger.sent_parts(index, count)
         return lambda: summed.means
 
     def _message(

@@ -34,12 +34,13 @@ Draw = Callable[[int, int, int], int]
 
 @dataclass
 class Summed:
-    """The mean of the learners' gradients, a layer each, and the bytes of the learners here: of
-    each layer by hop, one message after the other.
+    """The mean of the learners' gradients, a layer each, and what the learners here have sent: of
+    each layer by hop, one message after the other, in n-ths of a byte for n learners (of a tree
+    every learner counts the mean, which is no whole number of bytes).
     """
 
     means: list[Tensor]
-    nbytes: list[list[int | Tensor]] = field(default_factory=list)
+    sent: list[list[int | Tensor]] = field(default_factory=list)
 
 
 class Hops:
@@ -55,7 +56,7 @@ class Hops:
         """codes: of each layer. draw: the seed of a message by layer, learner and hop."""
         self.collectives, self.codes, self.draw, self.address = collectives, codes, draw, address
         self.hop = 0
-        self.nbytes: list[list[int | Tensor]] = [[] for _ in codes]
+        self.sent: list[list[int | Tensor]] = [[] for _ in codes]
 
     def reduce(self, collective: str, grads: list[list[Tensor]]) -> Summed:
         """Return the mean of the gradients [learner here][layer], as all learners have it."""
@@ -67,7 +68,7 @@ class Hops:
         back = [
             mean.reshape(-1)[: s.numel()].view(s) for mean, s in zip(means, shapes, strict=True)
         ]
-        return Summed(back, self.nbytes)
+        return Summed(back, self.sent)
 
     def _ring(self, shares: list[list[Tensor]]) -> list[Tensor]:
         n, learners_here = self.collectives.learners, self.collectives.here
@@ -78,7 +79,7 @@ class Hops:
         ]
         following = [[(learner + 1) % n] for learner in range(n)]
         for hop in range(n - 1):
-            arrived = self._pass_on(sums, following)
+            arrived = self._pass_on(sums, following, n)
             sums = []
             for learner, row, came in zip(learners_here, layer_parts, arrived, strict=True):
                 at = (learner - 1 - hop) % n
@@ -101,20 +102,22 @@ class Hops:
         for learner, outbox in zip(learners_here, outboxes, strict=True):
             for to, messages in outbox.items():
                 if to != learner:
-                    self._count(messages)
+                    self._count(messages, n)
         rows = self._to_all(
             [[summed(column) for column in zip(*rows, strict=True)] for rows in arrived]
         )
         return [torch.stack(list(column)) for column in zip(*rows, strict=True)]
 
     def _tree(self, shares: list[list[Tensor]]) -> list[Tensor]:
+        # Each learner sends one message, all of one length; n - 1 travel up and n - 1 down. So each
+        # counts 2 (n - 1) / n of its own.
         n, learners_here = self.collectives.learners, self.collectives.here
         sums, distance = [list(row) for row in shares], 1
         while distance < n:
             to: list[list[int]] = [[] for _ in range(n)]
             for learner in range(distance, n, 2 * distance):
                 to[learner] = [learner - distance]
-            arrived = self._pass_on(sums, to)
+            arrived = self._pass_on(sums, to, 2 * (n - 1))
             for at, _ in enumerate(learners_here):
                 if arrived[at]:
                     sums[at] = [v + y for v, y in zip(sums[at], arrived[at], strict=True)]
@@ -130,10 +133,10 @@ class Hops:
         ]
 
     def _pass_on(
-        self, tensors: list[list[Tensor]], to: Sequence[Sequence[int]]
+        self, tensors: list[list[Tensor]], to: Sequence[Sequence[int]], times: int
     ) -> list[list[Tensor]]:
         """Send the tensors of each learner to some others or none; what arrives at the learners
-        here.
+        here. times: what a message counts, in n-ths of it.
         """
         learners_here = self.collectives.here
         outboxes = [self._messages(k, row) for k, row in zip(learners_here, tensors, strict=True)]
@@ -141,7 +144,7 @@ class Hops:
         self.hop += 1
         for learner, messages in zip(learners_here, outboxes, strict=True):
             if to[learner]:
-                self._count(messages)
+                self._count(messages, times)
         return arrived
 
     def _to_all(self, tensors: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -151,7 +154,7 @@ class Hops:
         arrived = self.collectives.share(messages, self.address, WHAT, even=True).wait()
         self.hop += 1
         for row in messages:
-            self._count(row, receivers)
+            self._count(row, receivers * self.collectives.learners)
         return arrived
 
     def _from_root(self, tensors: list[list[Tensor]]) -> list[Tensor]:
@@ -165,9 +168,10 @@ class Hops:
         if arrived is None:  # at the root
             arrived = [sent.arrive() for sent in messages[0]]
         if 0 in learners_here:
-            self._count(messages[0], n - 1)
+            self._count(messages[0], 2 * (n - 1))
         return arrived
 
-    def _count(self, messages: list[Message], times: int = 1) -> None:
-        for row, sent in zip(self.nbytes, messages, strict=True):
+    def _count(self, messages: list[Message], times: int) -> None:
+        """Count messages, `times` n-ths of each."""
+        for row, sent in zip(self.sent, messages, strict=True):
             row.append(sent.nbytes * times)

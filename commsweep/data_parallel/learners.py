@@ -167,7 +167,7 @@ class Learners(Component):
         """Bytes of the exchange; empty without one."""
         return {"gradients": {} if self.exchange is None else self.exchange.ledger.totals()}
 
-    def sent_bytes(self) -> dict[str, int]:
+    def sent_bytes(self) -> dict[str, float]:
         """Bytes that the learners here have sent up so far; nothing without an exchange."""
         if self.exchange is None:
             return {}

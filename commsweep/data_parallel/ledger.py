@@ -31,8 +31,10 @@ class Ledger:
         # whether each message is counted once for everyone that gets it
         self.direct = spec.sharded is not None or spec.collective != "exact"
         # bytes on the way of a dense byte, where every hop is counted: of a ring
-        n = spec.learners
-        self.wire = 2 * (n - 1) / n if spec.collective != "exact" else 1
+        n, every_hop = spec.learners, spec.collective != "exact"
+        self.wire = 2 * (n - 1) / n if every_hop else 1
+        # `up` is counted in parts of a byte, as every hop of n learners may have n-ths of one
+        self.parts = n if every_hop else 1
         self._seen, self._seen_steps = [0] * len(layers), 0
 
     def sent(
@@ -46,10 +48,16 @@ class Ledger:
         """A message for a layer left a learner; `entries`: its entries, where each learner chooses
         its places among `of` (0: all of the layer).
         """
-        self.up[index] = self.up[index] + nbytes
+        self.up[index] = self.up[index] + nbytes * self.parts
         self.kept[index] = self.kept[index] + entries
         self.coded[index] += messages
         self.entries[index] += messages * (of or self.layers[index].shape.numel())
+
+    def sent_parts(self, index: int, count: int | Tensor) -> None:
+        """A hop's message for a layer left a learner; count: its n-ths of a byte."""
+        self.up[index] = self.up[index] + count
+        self.coded[index] += 1
+        self.entries[index] += self.layers[index].shape.numel()
 
     def dense(self, index: int, messages: int, itemsize: int = 0) -> None:
         """A layer travelled as it is, from so many learners; a server sends the mean back so, too.
@@ -57,7 +65,8 @@ class Ledger:
         """
         layer = self.layers[index]
         nbytes = (itemsize or layer.itemsize) * layer.shape.numel()
-        self.up[index] = self.up[index] + round(messages * nbytes * self.wire)
+        parts = 2 * (self.parts - 1) if self.parts > 1 else 1  # of n learners on a ring
+        self.up[index] = self.up[index] + messages * nbytes * parts
         self.plain[index] += messages
         if self.spec.exchange == "server":
             self.down[index] = self.down[index] + nbytes
@@ -92,7 +101,7 @@ class Ledger:
         their places, at the mean density of their compressed messages. kept: that density over all
         layers whose entries are counted; absent where none are.
         """
-        up = [int(nbytes) / max(1, self.steps) / self.here for nbytes in self.up]
+        up = [int(count) / self.parts / max(1, self.steps) / self.here for count in self.up]
         dense = [layer.dense_bytes for layer in self.layers]
         down = self._down()
         n = self.spec.learners
@@ -158,9 +167,11 @@ class Ledger:
 
     def rates(self) -> dict[str, float]:
         """Every layer's compression rate since the last call (waits for the device)."""
-        up, steps = [int(nbytes) for nbytes in self.up], max(1, self.steps - self._seen_steps)
+        up, steps = [int(count) for count in self.up], max(1, self.steps - self._seen_steps)
         out = {
-            layer.name: layer.dense_bytes * steps * self.here / max(1, current - before)
+            layer.name: layer.dense_bytes
+            * (steps * self.here * self.parts)
+            / max(1, current - before)
             for layer, current, before in zip(self.layers, up, self._seen, strict=True)
             if not layer.dense
         }
@@ -168,14 +179,15 @@ class Ledger:
         return out
 
     @property
-    def up_bytes(self) -> int:
-        """Bytes that the learners have sent up so far (waits for the device)."""
-        return sum(int(nbytes) for nbytes in self.up)
+    def up_bytes(self) -> float:
+        """Bytes that the learners here have sent up so far (waits for the device)."""
+        return sum(int(count) for count in self.up) / self.parts
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return {
-            "up": [int(nbytes) for nbytes in self.up],
+            "parts": self.parts,
+            "up": [int(count) for count in self.up],
             "down": [int(nbytes) for nbytes in self.down],
             "steps": self.steps,
             "places": self.places,
@@ -212,6 +224,10 @@ class Ledger:
             state[key] for key in ("up", "down", "kept", "coded", "steps")
         )
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
+        if state.get("parts", 1) != self.parts:  # of an earlier version: in bytes
+            self.up, self._seen = (
+                [count * self.parts for count in counts] for counts in (self.up, self._seen)
+            )
         self.plain = state.get("plain", [self.steps * self.here - n for n in self.coded])
         self.places = state["places"]
         self.entries = state.get(

@@ -455,7 +455,7 @@ class Trainer:
         loss = points.loss(gathered)
         sent = {"bytes": sum(gathered(self._bytes()))}
         if self.learners.exchange is not None:
-            sent["gradient_bytes"] = self.ledger().up_bytes
+            sent["gradient_bytes"] = round(self.ledger().up_bytes)
         if self.records:
             record = points.record(self.step, scores[self.world - 1], loss, seconds)
             self.folder.append(record | sent, POINTS)

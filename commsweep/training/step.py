@@ -333,7 +333,7 @@ class Task(pl.LightningModule):
             for key, nbytes in component.sent_bytes().items()
         }
         reports = [sent] if self.gather is None else self.gather(sent)
-        record |= {key: sum(report[key] for report in reports) for key in sent}
+        record |= {key: round(sum(report[key] for report in reports)) for key in sent}
         self._log({f"point_{key}": value for key, value in record.items() if key != "step"})
         self.seconds["eval"] += time.perf_counter() - began
         return record

@@ -8,6 +8,8 @@ import pytest
 
 from commsweep.config import Execution, override
 from commsweep.config.execution import LearnerWiring
+from commsweep.config.override import parse_gradients
+from commsweep.data_parallel.ledger import Ledger
 from commsweep.processes import ddp
 from commsweep.store import POINTS
 from commsweep.training.run import execute
@@ -118,3 +120,13 @@ def test_flops_do_not_depend_on_how_a_batch_is_shared_out(store):
         )
         spent.append(execute(run, store, Execution("cpu"))["flops"]["total"])
     assert spent[0] == spent[1] == spent[2]
+
+
+def test_what_hops_say_of_themselves_is_a_mean_over_the_learners():
+    """Bytes at boundaries are summed up; a hop's are of a learner."""
+    ledger = Ledger([], parse_gradients({"learners": 2, "exchange": "allgather"}), 2)
+    reports = [
+        {"boundaries": {"a": {"fwd": n}}, "gradients": {"up": 0, "inside": 4.0 * n}} for n in (1, 3)
+    ]
+    totals = ddp.totals_of(reports, ledger)
+    assert totals["boundaries"] == {"a": {"fwd": 4}} and totals["gradients"]["inside"] == 8.0
