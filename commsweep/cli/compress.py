@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from commsweep.cli.options import folder, whole_number, writable
-from commsweep.config.compressors.spelling import spelled
+from commsweep.config.compressors.spelling import spelled, unknown
 from commsweep.errors import UserError
 
 
@@ -102,9 +102,14 @@ def _compress(args: argparse.Namespace) -> int:
 
 def _settings(text: str) -> dict[str, Any]:
     """Return the settings that a word or JSON means. Raises UserError where they are none."""
+    is_json = text.lstrip().startswith(("{", "[", '"'))
+    settings: Any = None
     try:
-        settings = None if text.lstrip().startswith(("{", "[", '"')) else spelled(text)
-        if settings is None:
+        if not is_json:
+            settings = spelled(text)
+            if settings is None:
+                raise UserError(f"--spec {unknown(text[:60])}")
+        else:
             settings = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UserError(

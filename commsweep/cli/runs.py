@@ -13,12 +13,21 @@ from commsweep.cli.explain import meaning
 from commsweep.cli.options import check_roles, count, folder, number, whole_number
 from commsweep.config import Execution, Run, flatten, override, record, run_id
 from commsweep.config.execution import MODES, check_device
+from commsweep.config.override import parse
 from commsweep.data import sources
 from commsweep.errors import UserError, notice
 from commsweep.lean_imports import loading
 from commsweep.registry import grouped, preset, presets
 from commsweep.store import DIVERGED, FAILED, FINISHED, Busy, Row, Store
 
+CODECS = """codecs in one word, behind their feedback: topk:0.1  ef+topk:0.1  mxfp4  eden:2
+  uniform:4,scale=group,rounding=stochastic   ef21,key=sample+topk:0.1   codec.py:Class,k=4
+where they go:
+  commsweep run digits fwd=topk:0.1 bwd=uniform:8            every boundary, forward and backward
+  commsweep run digits fwd=topk:0.1 at.layer1.fwd=uniform:4  another one at a boundary
+  commsweep run digits at.1.fwd=topk:0.1                     at the first boundary, by its number
+  commsweep run digits grad.learners=4 grad=ef+topk:0.01     between learners
+their kinds: commsweep explain fwd.compressor.kind"""
 POINTS = 10  # along a training, where nothing else is said
 SWEPT_ROLES = ("activations", "gradients", "learners")
 
@@ -33,6 +42,8 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
             "Execute one run: a preset with some settings changed. A finished run is shown, not "
             "repeated; an interrupted one continues from its checkpoint."
         ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=CODECS,
     )
     run.add_argument("preset", help="a preset (commsweep presets lists them)")
     run.add_argument(
@@ -40,7 +51,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         nargs="*",
         default=[],
         metavar="KEY=VALUE",
-        help="for instance fwd.compressor.ratio=0.05",
+        help="for instance fwd=topk:0.05, bwd=ef+topk:0.1, at.layer1.fwd=uniform:4, epochs=3",
     )
     run.add_argument(
         "--wandb",
@@ -324,7 +335,7 @@ def _execute(run: Run, store: Store, how: Execution) -> Row:
 def _presets(args: argparse.Namespace) -> int:
     presets_by_name = presets()
     if args.preset is None or args.preset not in presets_by_name:
-        groups = grouped("experiments", "PRESETS", args.preset or "")
+        groups = _with_word(args.preset or "")
         if not groups:
             preset(args.preset or "")  # says which is meant
         if args.json:
@@ -341,11 +352,27 @@ def _presets(args: argparse.Namespace) -> int:
         print(json.dumps({name: record(run) for name, run in named.items()}))
         return 0
     lines = [
+        (f"{key}={word}", "a codec in one word; its settings follow")
+        for key, word in named[args.preset].codecs.items()
+    ]
+    lines += [
         (f"{key}={value}", meaning(named[args.preset], key))
         for key, value in _settings(named[args.preset])
     ]
     print("\n".join(f"{line:44} {meaning}" if meaning else line for line, meaning in lines))
     return 0
+
+
+def _with_word(word: str) -> dict[str, dict[str, Run]]:
+    """Return the presets by group that have a word in their name, their group, or in what they
+    train.
+    """
+    groups: dict[str, dict[str, Run]] = {}
+    for title, group in grouped("experiments", "PRESETS").items():
+        for name, run in group.items():
+            if not word or word.lower() in f"{name} {title} {_in_words(run)}".lower():
+                groups.setdefault(title, {})[name] = run
+    return groups
 
 
 def _in_words(run: Run) -> str:
@@ -501,6 +528,9 @@ def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
     lines = [f"run {row['id']}: {row['status']}{recorded}"]
     lines += [f"  {row['error']}"] if row.get("error") else []
     lines += [f"  measured elsewhere, taken from {row['adopted']}"] if row.get("adopted") else []
+    words = parse(row["run"]).codecs
+    if words:
+        lines.append("  codecs                " + " ".join(f"{k}={v}" for k, v in words.items()))
     metrics = row["metrics"]
     for mode, title in _INFERENCE:
         if f"test_{mode}_acc" in metrics:

@@ -243,8 +243,9 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=V1,V2",
         help=(
-            "settings to vary, such as fwd.compressor.ratio=0.1,0.05; KEY+KEY=... gives "
-            "both the same values; several axes make every combination"
+            "settings to vary, such as fwd=topk:0.1,ef+topk:0.1 or at.layer1.fwd=topk:0.1,mxfp4 "
+            "or epochs=2,4; KEY+KEY=... gives both the same values; several axes make every "
+            "combination"
         ),
     )
     add_codecs(parser)

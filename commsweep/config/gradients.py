@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from commsweep.config.base import Spec, by_kind
 from commsweep.config.compressors import GradientCompressor, kinds, values_fit
 from commsweep.config.compressors.base import control_fits, group_fits
 from commsweep.config.compressors.dense import NoCompressorSpec
+from commsweep.config.compressors.spelling import codec, in_words
 from commsweep.config.compressors.values.cast import CastSpec
 from commsweep.config.compressors.values.levels import E3M0Spec, StatisticalSpec
 from commsweep.config.compressors.values.quantize import FixedPointSpec, UniformSpec
@@ -132,6 +133,19 @@ class Gradients(Spec):
         ),
     ] = "exact"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _word_is_a_codec(cls, values: Any) -> Any:
+        if not isinstance(values, str):
+            return values
+        settings: dict[str, Any] = codec(values)
+        return settings | {"exchange": exchange_of(settings["compressor"])}
+
+    @property
+    def word(self) -> str:
+        """The codec in one word."""
+        return in_words(self.compressor, self.feedback)
+
     def __hash__(self) -> int:
         # of the text: `layers` is a dict, which has no hash
         return hash(self.model_dump_json())
@@ -139,6 +153,23 @@ class Gradients(Spec):
     def compressor_of(self, group: str) -> GradientCompressor:
         """The compressor of a group of `layers`; of "", of all other layers."""
         return self.layers[group].compressor if group else self.compressor
+
+
+def exchange_of(compressor: dict[str, Any] | None) -> str:
+    """Return the exchange of learners that is taken where none is set: allreduce where messages of
+    these settings of a compressor add up on the way, else allgather.
+
+    None: of codecs that are compared with each other, which all take allgather, so that their bytes
+    mean the same.
+    """
+    if compressor is None:
+        return "allgather"
+    try:
+        spec = TypeAdapter(GradientCompressor).validate_python(compressor)
+    except ValidationError:  # which the validation of the whole says
+        return "allreduce"
+    adds_up = spec.summable and getattr(spec, "values", None) is None
+    return "allreduce" if adds_up else "allgather"
 
 
 def check_gradients(grad: Gradients, batch_size: int) -> None:

@@ -15,12 +15,15 @@ from pydantic.fields import FieldInfo
 
 from commsweep.config.base import Spec, kinds_of
 from commsweep.config.compressors.base import Compression
-from commsweep.config.compressors.spelling import spelled
-from commsweep.config.gradients import Gradients, check_gradients
+from commsweep.config.compressors.spelling import codec, separated, spelled
+from commsweep.config.gradients import Gradients, check_gradients, exchange_of
 from commsweep.config.links import Link, Links
 from commsweep.config.renames import current_name, current_names
 from commsweep.config.run import Run, links_fit, record
+from commsweep.config.training import boundary_names
 from commsweep.errors import UserError, nearest, notice
+
+CODECS = ("fwd", "bwd", "grad")  # what takes a codec in one word
 
 
 def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
@@ -41,6 +44,16 @@ def parse_gradients(settings: dict[str, Any]) -> Gradients:
     except ValueError as error:
         raise UserError(str(error)) from None
     return spec
+
+
+def in_codec(word: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of a codec in one word, by "compressor" and "feedback". Raises UserError
+    on a word that names none.
+    """
+    try:
+        return codec(word)
+    except ValueError as error:
+        raise UserError(f"codec {error}") from None
 
 
 def parse_links(settings: Links | dict[str, Any], where: str = "") -> Links:
@@ -70,10 +83,12 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     Changing a `kind` (or `name`) to one with other parameters drops those of the old one, so
     {"fwd.compressor.kind": "uniform", "fwd.compressor.bits": 4} works whatever stood there before.
     Naming a setting of an absent section opens that section; setting the section itself to null
-    closes it. Raises UserError on unknown names.
+    closes it. A codec in one word, {"fwd": "ef+topk:0.1"}, sets compressor and feedback. Learners'
+    messages that cannot be added up on the way take grad.exchange=allgather, where none is set.
+    Raises UserError on unknown names.
     """
     tree, kind = record(run), type(run)
-    changes = {_current(key): value for key, value in changes.items()}
+    changes = _with_codecs({_current(key): value for key, value in changes.items()})
     for key, value in changes.items():
         if _literal(value) is None and (
             conflict := next((change for change in changes if change.startswith(f"{key}.")), None)
@@ -93,7 +108,46 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     ):
         _set(tree, key, _literal(changes[key]), kind, changes)
     _evaluate_last(tree, changes)
+    _choose_exchange(tree, changes)
     return parse(tree, kind)
+
+
+def _with_codecs(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return changes with codecs in one word, fwd=ef+topk:0.1, as the settings that they mean."""
+    written: dict[str, Any] = {}
+    for key, value in changes.items():
+        if key.rpartition(".")[2] not in CODECS or not isinstance(_literal(value), str):
+            written[key] = value
+            continue
+        for part in ("compressor", "feedback"):
+            for other in (f"{key}.{part}", f"{key}.{part}.kind"):
+                if other in changes:
+                    raise UserError(f"{key}={value} and {other} both say the {part}; give one")
+        try:
+            settings = codec(value)
+        except ValueError as error:
+            raise UserError(f"{key}={error}") from None
+        written[f"{key}.compressor"] = separated(value)[0]
+        for name, setting in settings["feedback"].items():
+            written.setdefault(f"{key}.feedback.{name}", setting)
+    return written
+
+
+def _choose_exchange(tree: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Let learners' messages that cannot be added up on the way be gathered, where nobody has said
+    how they travel.
+    """
+    grad = tree.get("grad")
+    if not isinstance(grad, dict) or "grad.exchange" in changes or grad.get("sharded") is not None:
+        return
+    if grad.get("exchange") != "allreduce" or grad.get("collective", "exact") != "exact":
+        return
+    groups = grad.get("layers") or {}
+    compressors = [grad.get("compressor"), *(group.get("compressor") for group in groups.values())]
+    if any(
+        exchange_of(compressor or {"kind": "none"}) == "allgather" for compressor in compressors
+    ):
+        grad["exchange"] = "allgather"
 
 
 def _in_full(key: str, word: str) -> dict[str, Any] | None:
@@ -137,8 +191,11 @@ def _set(
     tree: dict[str, Any], key: str, value: Any, kind: type[Run], names_given: Iterable[str]
 ) -> None:
     *path, leaf = key.split(".")
+    if path[:1] == ["at"] and len(path) > 1:
+        path[1] = _boundary(path[1], tree)
+        key = ".".join([*path, leaf])
     if path[:1] == ["at"] and len(path) < 3:
-        raise UserError(f"'{key}': write at.BOUNDARY.fwd.compressor.ratio=0.1 or the like")
+        raise UserError(f"'{key}': write at.BOUNDARY.fwd=topk:0.1 or the like")
     node, spec, field, names = tree, kind, None, iter(path)
     for piece in names:
         parent, field = field, spec.model_fields.get(piece)
@@ -218,6 +275,24 @@ def _set(
     if field and leaf == field.discriminator and _member(field, {leaf: value}) is not spec:
         node.clear()
     node[leaf] = value
+
+
+def _boundary(name: str, tree: dict[str, Any]) -> str:
+    """Return a boundary's name, where it is given by its number from 1 on."""
+    model = tree.get("model", {})
+    names = boundary_names(model)
+    if not name.isdigit() or name in (names or ()):
+        return name
+    if names is None:
+        raise UserError(
+            f"at.{name}: the boundaries of model.name={model.get('name')} have no numbers before "
+            "it is loaded; name the block before it, as at.block9"
+        )
+    if not 0 < int(name) <= len(names):
+        raise UserError(
+            f"at.{name}: the boundaries are 1 to {len(names)} ({', '.join(names) or 'none'})"
+        )
+    return names[int(name) - 1]
 
 
 def _like(key: str, options: list[str]) -> str:

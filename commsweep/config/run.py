@@ -167,6 +167,16 @@ class Run(Spec):
         """The links of the boundary at a cut."""
         return self.at.get(cut.replace(".", "_"), Links(fwd=self.fwd, bwd=self.bwd))
 
+    @property
+    def codecs(self) -> dict[str, str]:
+        """The codecs of the messages in one word each, by the setting that takes it: "fwd", "bwd",
+        "grad", "at.layer1.fwd"; without those that leave messages as they are everywhere.
+        """
+        words = {"fwd": self.fwd.word, "bwd": self.bwd.word, "grad": self.grad.word}
+        for cut, links in self.at.items():
+            words |= {f"at.{cut}.fwd": links.fwd.word, f"at.{cut}.bwd": links.bwd.word}
+        return {key: word for key, word in words.items() if word != "none" or key.startswith("at.")}
+
     def scores_alike(self, epoch: int) -> bool:
         """Return whether an evaluation after this epoch is the same with compression on and off."""
         return all(

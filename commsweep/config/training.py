@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -82,6 +82,20 @@ class TextModel(Spec):
     @classmethod
     def _as_the_model_has(cls, tied: bool | None) -> bool | None:
         return False if tied is False else None
+
+
+def boundary_names(model: dict[str, Any]) -> list[str] | None:
+    """Return the names of a model's boundaries, in their order, by its settings; None where only
+    the loaded model has them.
+    """
+    name, stages = model.get("name"), model.get("stages", 4)
+    if name in GPT2_SIZES or name in GRUS:
+        blocks = (GPT2_SIZES.get(name) or GRU_SIZE)[0]
+        size = blocks // stages if isinstance(stages, int) and 0 < stages <= blocks else blocks
+        return [f"block{last}" for last in range(size - 1, blocks - 1, size)]
+    if name == "pretrained":
+        return None
+    return [str(cut).replace(".", "_") for cut in model.get("cuts", ())]
 
 
 class ImageSet(Spec):

@@ -2,7 +2,7 @@
 DistributedDataParallel.
 
     ddp = torch.nn.parallel.DistributedDataParallel(model)
-    hook = CompressionHook(model, {"kind": "topk", "ratio": 0.01}, {"kind": "ef"})
+    hook = CompressionHook(model, "ef+topk:0.01")
     hook.attach(ddp)  # then the loop as it was; hook.totals()["up"] is what a learner sent a step
     torch.save(hook.state_dict(), path)  # what was remembered, beside model and optimizer
 
@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from commsweep.collectives import Processes, gathered_states, needs_group
-from commsweep.config.override import parse_gradients
+from commsweep.config.override import in_codec, parse_gradients
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.errors import UserError
 
@@ -56,8 +56,9 @@ class CompressionHook(nn.Module):
         scaler: torch.amp.GradScaler | None = None,
         **gradients: Any,
     ) -> None:
-        """compressor ("topk:0.1", or its settings), feedback, gradients: as of a Run's `grad`, such
-        as exchange="server", or collective="ring" for sums that travel in codes.
+        """compressor ("topk:0.1", with its feedback "ef+topk:0.1", or settings), feedback,
+        gradients: as of a Run's `grad`, such as exchange="server", or collective="ring" for sums
+        that travel in codes.
         group: the process group that DistributedDataParallel was given (None: of all processes).
         scaler: of the loss, if there is one.
 
@@ -66,6 +67,8 @@ class CompressionHook(nn.Module):
         super().__init__()
         exact = gradients.get("collective", "exact") == "exact"
         settings = {"exchange": "allgather" if exact else "allreduce", "compressor": compressor}
+        if isinstance(compressor, str):
+            settings |= in_codec(compressor)
         settings |= gradients | ({"feedback": feedback} if feedback else {})
         # what is misspelt is said whatever else is missing
         spec = parse_gradients({"learners": 2} | settings)

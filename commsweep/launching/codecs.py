@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from commsweep.config import Run, override
+from commsweep.config.compressors.spelling import separated
+from commsweep.config.gradients import exchange_of
 from commsweep.errors import UserError
 
 # Where a role's messages have their settings.
@@ -27,20 +29,16 @@ def listed(text: str) -> list[str]:
     return codecs
 
 
-def separated(codec: str) -> tuple[str, str]:
-    """Return (the codec, its feedback): of "ef+topk:0.1" ("topk:0.1", "ef")."""
-    feedback, plus, name = codec.partition("+")
-    if not plus or ":" in feedback or "=" in feedback:
-        return codec, NO_FEEDBACK
-    return name.strip(), feedback.strip()
-
-
 def changes(role: str, codec: str, feedback: str = NO_FEEDBACK, prefix: str = "") -> dict[str, Any]:
-    """Return the settings of a codec in a role. prefix: "at.layer1." of one boundary, "" of all."""
+    """Return the settings of a codec in a role. prefix: "at.layer1." of one boundary, "" of all.
+
+    Learners' messages differ from what `override` makes of grad=CODEC: all codecs of a comparison
+    are gathered and code vectors, too, so that their bytes mean the same.
+    """
     side = f"{prefix}{SIDES[role]}"
-    settings: dict[str, Any] = {f"{side}.compressor": codec, f"{side}.feedback.kind": feedback}
-    if side == "grad" and codec != DENSE:  # the exchange that every codec can use
-        settings |= {"grad.exchange": "allgather", "grad.compress_vectors": True}
+    settings: dict[str, Any] = {side: codec if feedback == NO_FEEDBACK else f"{feedback}+{codec}"}
+    if side == "grad" and codec != DENSE:
+        settings |= {"grad.exchange": exchange_of(None), "grad.compress_vectors": True}
     return settings
 
 

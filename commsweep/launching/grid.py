@@ -10,6 +10,7 @@ from typing import Any
 from commsweep.config import Run, flatten, override, record, run_id
 from commsweep.config.base import by_kind
 from commsweep.config.compressors import CompressorSpec, GradientCompressor
+from commsweep.config.compressors.spelling import listed
 from commsweep.errors import UserError, notice
 
 # Seeds from this one on are for tuning rates, never for evidence.
@@ -69,7 +70,7 @@ def axes(settings: Iterable[str]) -> dict[str, list[Any]]:
         try:
             axis_values[key] = json.loads(f"[{values}]")
         except ValueError:
-            axis_values[key] = values.split(",")
+            axis_values[key] = listed(values)
     return axis_values
 
 

@@ -299,7 +299,9 @@ def header(text):
             "{kind: topk}",
             "neither a compressor in a word, as topk:0.1, nor JSON",
         ),
-        (np.ones(3, np.float32), "3", "or a JSON object"),
+        (np.ones(3, np.float32), "3", "no compressor '3' (write topk:0.1"),
+        (np.ones(3, np.float32), "mxfp8", "did you mean 'mxfp8_e4m3' or 'mxfp8_e5m2'?"),
+        (np.ones(3, np.float32), "[3]", "or a JSON object"),
         (np.ones(3, np.float32), '{"kind": "topq"}', "did you mean 'topk'"),
         (np.ones(3, np.int64), '{"kind": "topk"}', "pass a floating-point tensor"),
         (
@@ -514,10 +516,10 @@ def test_a_full_disk_is_one_line_and_the_run_continues_later(capsys, tmp_path, m
 
     original = storing.RunFolder.append
 
-    def full(self, metrics):
+    def full(self, metrics, file=storing.METRICS):
         if metrics["epoch"] == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        original(self, metrics)
+        original(self, metrics, file)
 
     with monkeypatch.context() as patch:
         patch.setattr(storing.RunFolder, "append", full)

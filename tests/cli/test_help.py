@@ -24,11 +24,13 @@ def test_every_command_stands_in_one_group(capsys):
 
 
 def test_presets_and_sweeps_are_found_by_a_word(capsys):
-    assert main(["presets", "k-fac"]) == 2
-    assert "unknown preset 'k-fac'" in capsys.readouterr().err
+    assert main(["presets", "k--fac"]) == 2
+    assert "unknown preset 'k--fac'" in capsys.readouterr().err
     assert main(["presets", "kfac"]) == 0
     out = capsys.readouterr().out
     assert "digits_kfac" in out and "K-FAC" in out and "resnet18" not in out
+    assert main(["presets", "gpt2"]) == 0  # by what they train
+    assert "sotu_nano " in capsys.readouterr().out
     assert main(["presets"]) == 0
     assert all(name in capsys.readouterr().out for name in ("gpt2_mst",))
     assert main(["sweep", "list", "mst"]) == 0

@@ -6,13 +6,25 @@ import json
 from typing import Any
 
 import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import nn
 
+import commsweep as cs
 from commsweep.config import Run, flatten, override, record, run_id
+from commsweep.config.base import kinds_of
+from commsweep.config.compressors import CompressorSpec
+from commsweep.config.compressors.base import Compression
+from commsweep.config.compressors.own import OwnCodeSpec
+from commsweep.config.compressors.spelling import codec, in_words
+from commsweep.config.feedback import FeedbackSpec
+from commsweep.config.links import Link
 from commsweep.config.override import parse, parse_gradients
 from commsweep.config.run import canonical
 from commsweep.errors import UserError
+from commsweep.launching.grid import axes, product
 from commsweep.registry import preset, presets
-from tests.helpers import linked, tiny
+from tests.helpers import COMPRESSORS, FEEDBACKS, linked, tiny
 
 # Another valid value for every setting of a Run with TopK and AQ-SGD forward, uniform and EF
 # backward, signs between learners.
@@ -252,3 +264,110 @@ def test_a_kind_stands_for_its_section_in_a_record():
 def test_a_value_that_cannot_be_meant_is_one_line(changes, message):
     with pytest.raises(UserError, match=message):
         override(preset("synthetic"), changes)
+
+
+def assert_word(spec, feedback=None) -> str:
+    word = in_words(spec, feedback)
+    read = codec(word)
+    assert type(spec).model_validate(read["compressor"]) == spec, word
+    if feedback is not None:
+        assert type(feedback).model_validate(read["feedback"]) == feedback, word
+    return word
+
+
+def test_every_codec_has_one_word_that_means_its_settings():
+    crossing = TypeAdapter(CompressorSpec)
+    for settings in COMPRESSORS:
+        spec = crossing.validate_python(settings)
+        for remembered in ({"kind": "none"}, *FEEDBACKS):
+            assert_word(spec, TypeAdapter(FeedbackSpec).validate_python(remembered))
+    for spec in kinds_of(Compression):  # what only learners send has every default, too
+        if spec is not OwnCodeSpec:
+            assert_word(spec())
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"kind": "topk"}, "topk:0.1"),
+        ({"kind": "mx", "format": "nvfp4", "rounding": "stochastic"}, "nvfp4,rounding=stochastic"),
+        (
+            {"kind": "topk", "ratio": 0.2, "values": {"kind": "uniform", "bits": 3}},
+            "topk:0.2,values.kind=uniform,values.bits=3",
+        ),
+    ],
+)
+def test_a_word_says_what_differs_from_the_kind(settings, word):
+    spec = TypeAdapter(CompressorSpec).validate_python(settings)
+    assert assert_word(spec) == word
+
+
+def test_a_codec_in_one_word_is_taken_wherever_settings_are():
+    spelt = override(preset("synthetic"), {"fwd": "ef,key=sample+topk:0.05", "at.2.bwd": "mxfp4"})
+    full = {
+        "fwd.compressor.kind": "topk",
+        "fwd.compressor.ratio": 0.05,
+        "fwd.feedback.kind": "ef",
+        "fwd.feedback.key": "sample",
+        "at.layer2.bwd.compressor.kind": "mx",
+        "at.layer2.bwd.compressor.format": "mxfp4",
+    }
+    assert spelt == override(preset("synthetic"), full)
+    assert spelt.codecs == {
+        "fwd": "ef,key=sample+topk:0.05",
+        "at.layer2.fwd": "ef,key=sample+topk:0.05",
+        "at.layer2.bwd": "mxfp4",
+    }
+    again = parse(record(preset("synthetic")) | {"fwd": "ef,key=sample+topk:0.05"})
+    assert again.fwd == spelt.fwd and Run(fwd="sign").fwd == Link(compressor={"kind": "sign"})
+    assert axes(["fwd=topk:0.1,scope=last,ef+sign,codec.py:A,k=2"]) == {
+        "fwd": ["topk:0.1,scope=last", "ef+sign", "codec.py:A,k=2"]
+    }
+    grid = product(preset("synthetic"), axes(["fwd=topk:0.1,ef+topk:0.1", "at.1.fwd=none,sign"]))
+    assert len({run_id(run) for run in grid}) == 4
+    net = nn.Sequential(nn.Linear(3, 3))
+    inserted = cs.insert(net, {"0": {"fwd": "ef+sign"}}, torch.ones(1, 3), 2)
+    assert inserted.links()["0"].fwd.word == "ef+sign"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"fwd": "topkk:0.1"}, "no compressor 'topkk'; did you mean 'topk'"),
+        ({"fwd": "eff+topk:0.1"}, "no feedback 'eff'; did you mean 'ef'"),
+        ({"fwd": "mxfp8"}, "did you mean 'mxfp8_e4m3' or 'mxfp8_e5m2'"),
+        ({"fwd": "topk:0.1", "fwd.compressor": "sign"}, "both say the compressor; give one"),
+        ({"fwd": "ef+sign", "fwd.feedback.kind": "ef21"}, "both say the feedback; give one"),
+        ({"at.4.fwd": "sign"}, "the boundaries are 1 to 3"),
+        ({"fwd": "dgc+topk:0.1"}, "fwd.feedback"),
+    ],
+)
+def test_a_mistake_in_a_codec_is_one_line(changes, line):
+    with pytest.raises(UserError, match=line) as raised:
+        override(preset("synthetic"), changes)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "exchange"),
+    [
+        ({"grad": "topk:0.1"}, "allgather"),
+        ({"grad.compressor": "topk:0.1", "grad.feedback": "ef"}, "allgather"),
+        ({"grad": "topk:0.1", "grad.exchange": "server"}, "server"),
+        ({"grad": "uniform:8"}, "allgather"),
+        ({"grad": "powersgd"}, "allreduce"),
+        ({"grad": "uniform:8", "grad.collective": "ring"}, "allreduce"),
+        (
+            {
+                "grad": "randomk:0.1",
+                "grad.layers.fc.match": ["fc.*"],
+                "grad.layers.fc.compressor.kind": "topk",
+            },
+            "allgather",
+        ),
+    ],
+)
+def test_learners_gather_what_does_not_add_up_where_nothing_is_said(changes, exchange):
+    run = override(preset("synthetic"), {"grad.learners": 2} | changes)
+    assert run.grad.exchange == exchange
+    assert record(run)["grad"]["exchange"] == exchange  # and is hashed

@@ -706,7 +706,10 @@ def test_accordion_is_mild_while_gradients_change():
             "times grad.local_steps=16 does not divide data.batch_size=32",
         ),
         ({"grad.learners": 3}, "grad.learners=3 does not divide data.batch_size=32"),
-        ({"grad.compressor.kind": "topk"}, "grad.exchange=allreduce adds messages up on the way"),
+        (
+            {"grad.compressor.kind": "topk", "grad.exchange": "allreduce"},
+            "grad.exchange=allreduce adds messages up on the way",
+        ),
         (
             {"grad.compressor.kind": "cltk", "grad.exchange": "server"},
             "grad.exchange=server has no leader",

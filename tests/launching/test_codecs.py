@@ -72,7 +72,7 @@ def test_a_search_chooses_among_the_codecs_only():
     names = {f"{prefix}gradients": "sign" for prefix in ("", *(f"at.{c}." for c in found.cuts))}
     alone = search.based(preset("digits"), ["sign", "topk:0.1"], ["gradients"])
     places = alone.suggest(optuna.trial.FixedTrial(names), per_boundary=True)
-    assert len(places) == 2 * len(found.cuts)
+    assert len(places) == len(found.cuts)
     override(alone.base, places)
 
 
