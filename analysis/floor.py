@@ -1,4 +1,4 @@
-"""Ours: what is a message worth, and how much of it does a compressor keep? Claims Z1 to Z10.
+"""Ours: what is a message worth, and how much of it does a compressor keep? Claims Z1 to Z13.
 
 The worth of a message is what a training loses when nothing travels: the score of the control minus
 that of dense. What a setting keeps of it is 100 % for dense, 0 % for nothing, and below 0 % for a
@@ -215,10 +215,51 @@ def z10(frame: pd.DataFrame) -> Claim:
     )
 
 
+def _of_optimizers(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The runs of an optimizer in a sweep that has two of them."""
+    both = frame["optim.kind"].nunique() > 1
+    return frame[frame["optim.kind"] == kind] if both else frame.iloc[:0]
+
+
+def z11(frame: pd.DataFrame) -> Claim:
+    """Harm with AdamW at dense's best rate."""
+    adamw, arms = _of_optimizers(frame, "adamw"), [(1.0, TOP_10), (-1.0, ZERO)]
+    return Claim(
+        "Z11",
+        "On a nano GPT-2 with AdamW at dense's best rate TopK 10 % of activation gradients is "
+        f"worse than sending none (by more than {LARGE:g} nats).",
+        gain(adamw, "TopK 10 % over nothing, AdamW", arms, below=-LARGE),
+    )
+
+
+def z12(frame: pd.DataFrame) -> Claim:
+    """Harm with Muon."""
+    muon, arms = _of_optimizers(frame, "muon"), [(1.0, TOP_10), (-1.0, ZERO)]
+    return Claim(
+        "Z12",
+        f"With Muon TopK 10 % costs little beside sending none (within {LARGE:g} nats).",
+        gain(muon, "TopK 10 % over nothing, Muon", arms, within=LARGE),
+    )
+
+
+def z13(frame: pd.DataFrame) -> Claim:
+    """Two EDEN bits with both optimizers."""
+    eden, effects = _backward("eden", bits=2), []
+    for kind in ("adamw", "muon"):
+        runs = _of_optimizers(frame, kind)
+        effects += over_share(runs, f"EDEN 2 bits, {kind}", eden, HALF, above=0.0)
+    return Claim(
+        "Z13",
+        "Two EDEN bits of activation gradients keep more than half of their worth with either "
+        "optimizer.",
+        effects,
+    )
+
+
 # When each claim was written down, and the commit that first held it.
 REGISTERED = {f"Z{number}": ("2026-11-27T14:02:54+00:00", "bacd491") for number in range(1, 9)}
 REGISTERED |= {f"Z{number}": ("2026-11-27T16:37:21+00:00", "d17cb4c") for number in (9, 10)}
-CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8, z9, z10]
+CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13]
 
 
 # Figures.

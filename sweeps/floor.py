@@ -132,6 +132,24 @@ def floor_images() -> list[Run]:
     return seeds(arms, 3)
 
 
+def floor_optimizers() -> list[Run]:
+    """Is the harm AdamW's? The nano GPT-2 with AdamW at dense's best rate and with Muon, gradients
+    and activations apart, 400 steps, five new seeds. Activations' control sends nothing back
+    either.
+    """
+    runs: list[Run] = []
+    for optimizer in ({"optim.lr": 0.01}, {"optim.kind": "muon"}):
+        base = override(preset("sotu_nano"), STEPS_400 | optimizer)
+        nothing = {"kind": "zero"}
+        arms = [kept_share(0.1), code(2, "stochastic"), EDEN]
+        runs += [base, pair(base, None, nothing), pair(base, nothing, nothing)]
+        for arm in arms:
+            runs += [pair(base, None, arm), pair(base, arm)]
+        for side, run in (("bwd", pair(base, None, arms[0])), ("fwd", pair(base, arms[0]))):
+            runs.append(override(run, {f"{side}.feedback.kind": "ef"}))
+    return seeds(runs, 5, 60)
+
+
 SWEEPS = {
     "floor_text": floor_text,
     "floor_gru": floor_gru,
@@ -140,4 +158,5 @@ SWEEPS = {
     "floor_rates": floor_rates,
     "floor_sgd": floor_sgd,
     "floor_images": floor_images,
+    "floor_optimizers": floor_optimizers,
 }
