@@ -259,6 +259,7 @@ def z13(frame: pd.DataFrame) -> Claim:
 # When each claim was written down, and the commit that first held it.
 REGISTERED = {f"Z{number}": ("2026-11-27T14:02:54+00:00", "bacd491") for number in range(1, 9)}
 REGISTERED |= {f"Z{number}": ("2026-11-27T16:37:21+00:00", "d17cb4c") for number in (9, 10)}
+REGISTERED |= {f"Z{number}": ("2026-11-29T11:33:38+00:00", "f8ba22d") for number in (11, 12, 13)}
 CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13]
 
 
