@@ -14,6 +14,7 @@ import json
 import multiprocessing as mp
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -26,12 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep import input_digests
+from commsweep.child import die_with_parent
 from commsweep.config import Execution, Run, override, run_id
 from commsweep.config.run import canonical
 from commsweep.config.training import GPT2_SIZES, TextModel
 from commsweep.errors import UserError, nearest, notice
 from commsweep.launching import codecs
-from commsweep.launching.executors.local import FORKS
+from commsweep.launching.executors.local import forked
 from commsweep.launching.views.optuna import journal_storage
 from commsweep.lean_imports import loading
 from commsweep.registry import preset, presets
@@ -439,8 +441,7 @@ def serve(
     """Serve as a worker process of a search; it ends with its launcher, whose other end of the pipe
     closes then.
     """
-    import signal
-
+    die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     execution = replace(
@@ -482,26 +483,8 @@ def run(
         if is_alone:
             revive(study)
         receiver, sender = mp.Pipe()
-        processes = [
-            FORKS.Process(
-                target=serve,
-                daemon=True,
-                args=(
-                    sender,
-                    search,
-                    study_name,
-                    goal,
-                    storage,
-                    str(store.root),
-                    execution,
-                    trials,
-                    count,
-                ),
-            )
-            for _ in range(count)
-        ]
-        for process in processes:
-            process.start()
+        job = (sender, search, study_name, goal, storage, str(store.root), execution)
+        processes = [forked(serve, (*job, trials, count)) for _ in range(count)]
         sender.close()
         try:
             while any(process.is_alive() for process in processes):

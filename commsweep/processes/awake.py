@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from commsweep.processes.supervisor import die_with_parent
+from commsweep.child import die_with_parent
 
 LEAST = "19"  # the nice value that weighs least
 

@@ -30,10 +30,11 @@ from itertools import count
 from pathlib import Path
 from struct import Struct
 
+from commsweep.child import die_with_parent
 from commsweep.config.execution import MTU, Cable, bucket
 from commsweep.errors import UserError, notice
 from commsweep.processes.awake import awake
-from commsweep.processes.supervisor import die_with_parent, wake_in_time
+from commsweep.processes.supervisor import wake_in_time
 
 CHAIN = "COMMSWEEP_CHAIN"  # tells a process the name of the chain or star it is in
 STAR = "COMMSWEEP_STAR"  # that it is a star

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commsweep.child import die_with_parent
 from commsweep.errors import UserError
 from commsweep.lean_imports import loading
 from commsweep.store import RunFolder, write_json
@@ -93,14 +94,6 @@ def explain(fault: BaseException) -> str:
         return "the link to a neighbour broke; start again to continue from the last checkpoint"
     first = str(fault).strip().splitlines()
     return f"{type(fault).__name__}: {first[0] if first else ''}"
-
-
-def die_with_parent(number: int) -> None:
-    """Ask the kernel to send this process a signal when its parent dies, so that none is left
-    behind.
-    """
-    with suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(1, number)
 
 
 def wake_in_time() -> None:

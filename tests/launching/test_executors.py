@@ -20,7 +20,8 @@ import pytest
 
 from commsweep.cli.main import main
 from commsweep.config import Execution, run_id
-from commsweep.launching.executors import slurm
+from commsweep.errors import UserError
+from commsweep.launching.executors import local, slurm
 from commsweep.launching.executors.job import Interrupts
 from commsweep.launching.launch import launch, register
 from commsweep.store import Store
@@ -321,3 +322,60 @@ def test_sigterm_ends_a_launch_as_a_second_ctrl_c_does():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert not interrupts.asked and signal.getsignal(signal.SIGTERM) is before
+
+
+def children(pid: int) -> dict[int, str]:
+    """The processes that a process has started, and theirs, with their command lines."""
+    found: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                child = int(path.parent.name)
+                command = (path.parent / "cmdline").read_bytes().decode()
+                found |= {child: command} | children(child)
+    return found
+
+
+def launched(root: Path) -> subprocess.Popen:
+    """A launch of two cells in a process of its own."""
+    words = ["sweep", "launch", "two", "--base", "synthetic", "--axis", "epochs=60,80"]
+    words += ["--seeds", "1", "--workers", "2", "--store", str(root)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "commsweep", *words], stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True], ids=["importing", "training"])
+def test_a_killed_server_of_workers_is_started_again(tmp_path, busy):
+    launch = launched(tmp_path)
+    wait_for(lambda: any("forkserver" in line for line in children(launch.pid).values()))
+    if busy:
+        wait_for(lambda: list(tmp_path.glob("[0-9a-f]*/log.txt")))
+    server = next(pid for pid, line in children(launch.pid).items() if "forkserver" in line)
+    os.kill(server, signal.SIGKILL)
+    said = launch.communicate(timeout=120)[1]
+    assert launch.returncode == 0 and "Traceback" not in said, said
+    assert [row["status"] for row in Store(tmp_path).rows()] == ["finished"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True], ids=["importing", "training"])
+def test_nothing_goes_on_when_the_launcher_is_killed(tmp_path, busy):
+    launch = launched(tmp_path)
+    wait_for(lambda: any("forkserver" in line for line in children(launch.pid).values()))
+    if busy:
+        wait_for(lambda: list(tmp_path.glob("[0-9a-f]*/log.txt")))
+    left = [pid for pid, line in children(launch.pid).items() if "forkserver" in line]
+    launch.kill()
+    launch.communicate()
+    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in left), 5)
+
+
+def test_a_server_that_is_killed_at_every_start_is_one_line(monkeypatch):
+    def dies(process) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(local.FORKS.Process, "start", dies)
+    with pytest.raises(UserError, match="was killed 3 times while it started"):
+        local.forked(print, ())

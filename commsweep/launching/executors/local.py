@@ -23,11 +23,13 @@ from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
 
+from commsweep import child
 from commsweep.config import Run, record, run_id
 from commsweep.errors import UserError, reason
 from commsweep.launching.executors.job import Interrupts, Job, Launched, record_end
 from commsweep.store import FAILED, OOM, TIMEOUT, Busy, Store
 
+LOST = 255  # multiprocessing's exit code of a process whose server has not said one
 TRIES = 3  # times that a cell is begun which something ends without an outcome
 LISTEN = 1.0  # seconds between looks at a stop that comes from elsewhere
 
@@ -110,6 +112,24 @@ FORKS = mp.get_context("forkserver")
 FORKS.set_forkserver_preload(["commsweep.launching.executors.warm"])
 
 
+def forked(target: Callable[..., None], args: tuple[Any, ...]) -> Any:
+    """Return a started worker process, which ends with this one. Raises UserError where the server
+    is killed again and again.
+    """
+    child.begin_server()
+    for _ in range(TRIES):
+        process = FORKS.Process(target=target, daemon=True, args=args)
+        try:
+            process.start()
+            return process
+        except (EOFError, ConnectionError):  # the server was killed at this moment
+            continue
+    raise UserError(
+        f"the server of the workers was killed {TRIES} times while it started; is there memory "
+        "for another process?"
+    )
+
+
 @dataclass
 class _Setting:
     """The state that all workers of a launch share."""
@@ -147,7 +167,12 @@ class _Worker:
             self.ready = True
         except (EOFError, ConnectionResetError):
             self.process.join()
-            answer = self._finish_cell(*self._cause()) if self.run else self._unborn()
+            if self.run is not None and self.process.exitcode == LOST:
+                # The server died, which its workers end with: the cell is no cause of that.
+                self.setting.job.notice("the server of the workers was killed: starting another")
+                answer = {"status": "interrupted"}
+            else:
+                answer = self._finish_cell(*self._cause()) if self.run else self._unborn()
         if not self.process.is_alive():
             self._start()
         self.run, self.deadline = None, math.inf
@@ -176,19 +201,11 @@ class _Worker:
         self.pipe, theirs = mp.Pipe()
         job = self.setting.job
         gpu = _gpu(self.number // job.per_gpu) if job.execution.device == "auto" else None
-        self.process = FORKS.Process(
-            target=_serve,
-            daemon=True,
-            args=(
-                theirs,
-                str(job.store.root),
-                job.execution,
-                self.setting.threads,
-                gpu,
-                self.setting.stop,
-            ),
+        root = str(job.store.root)
+        self.process = forked(
+            _serve,
+            (theirs, root, job.execution, self.setting.threads, gpu, self.setting.stop),
         )
-        self.process.start()
         theirs.close()
 
     def _overdue(self) -> dict[str, Any]:
@@ -259,6 +276,7 @@ def _serve(
     pipe: Connection, root: str, execution: Any, threads: int, gpu: str | None, stop: Any
 ) -> None:
     """A worker's life: one cell after another until the launcher hangs up."""
+    child.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if gpu is not None:
