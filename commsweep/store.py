@@ -47,9 +47,56 @@ CONTINUABLE = (OOM, TIMEOUT, FAILED)  # their checkpoint is kept, and a retry co
 
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True)]
-Text = Annotated[str, Field(strict=True)]
+Amount = Annotated[Number, Field(ge=0)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=2**63)]
+
+
+def printable(text: str) -> str:
+    """Return a text of others on one line, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _is_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it has letters that a terminal would obey")
+    return text
+
+
+Words = Annotated[str, Field(strict=True)]
+Text = Annotated[Words, AfterValidator(_is_printable)]
 Numbers = dict[Text, Number]
+
+
+def _has(*names: str, unless_empty: bool = True) -> Any:
+    """Return a check that a dictionary has these keys."""
+
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        lost = [name for name in names if name not in values]
+        if lost and (values or not unless_empty):
+            raise ValueError(f"no {', no '.join(lost)} in it")
+        return values
+
+    return AfterValidator(check)
+
+
+def _look(look: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(look["boundary"], str):
+        raise ValueError("its boundary is no name")
+    if look["direction"] not in ("fwd", "bwd"):
+        raise ValueError("its direction is neither fwd nor bwd")
+    for name, value in look.items():
+        if name not in ("boundary", "direction") and isinstance(value, str):
+            raise ValueError(f"its {name} is no number")
+    return look
+
+
+def _scores(metrics: dict[str, float]) -> dict[str, float]:
+    for name, value in metrics.items():
+        if name.endswith("_acc") and not 0 <= value <= 1:
+            raise ValueError(f"{name} {value:g} is no accuracy, which lies between 0 and 1")
+        if name.endswith("_ppl") and value < 0:
+            raise ValueError(f"{name} {value:g} is no perplexity, which is not below 0")
+    return metrics
 
 
 def _outcome(text: str) -> str:
@@ -71,25 +118,32 @@ class Row(TypedDict, total=False):
     schema: Whole
     id: Required[Text]
     status: Required[Annotated[Text, AfterValidator(_outcome)]]
-    error: Annotated[Text, Field(max_length=10_000)] | None
+    error: Annotated[Words, Field(max_length=10_000), AfterValidator(printable)] | None
     run: Required[dict[str, Any]]  # the Run, read back from the objects that ran
-    metrics: Required[Numbers]
+    metrics: Required[Annotated[Numbers, AfterValidator(_scores)]]
     steps: Whole
     # bytes each way, dense bytes, calls and samples, by cut
-    boundaries: dict[Text, dict[Text, Whole]]
-    bytes: (
-        Numbers  # of all boundaries: a step each way, in total, and as a share of the dense bytes
-    )
-    gradients: Numbers  # bytes of the learners' exchange; empty without one
-    kfac: Numbers  # of runs with K-FAC: its factors, and bytes of them a learner sends a step
+    boundaries: dict[Text, Annotated[dict[Text, Whole], _has("fwd", "bwd", unless_empty=False)]]
+    # of all boundaries: a step each way, in total, and as a share of the dense bytes
+    bytes: Annotated[dict[Text, Amount], _has("ratio")]
+    # bytes of the learners' exchange; empty without one
+    gradients: Annotated[dict[Text, Amount], _has("up")]
+    # of runs with K-FAC: its factors, and bytes of them a learner sends a step
+    kfac: Annotated[dict[Text, Amount], _has("factors_up")]
     flops: dict[Text, Number | None]  # of runs with masks: by part, and as shares of the dense run
     masks: Numbers
-    speed: Numbers
+    speed: dict[Text, Amount]
     memory_bytes: dict[Text, Whole]  # of simulated runs: what was remembered
     # what compression did to messages, by boundary and direction
-    diagnosis: list[dict[Text, Text | Number | None]]
+    diagnosis: list[
+        Annotated[
+            dict[Text, Text | Number | None],
+            _has("boundary", "direction", unless_empty=False),
+            AfterValidator(_look),
+        ]
+    ]
     device: Text
-    seconds: Required[dict[Text, Annotated[Number, Field(ge=0)]]]
+    seconds: Required[dict[Text, Amount]]
     when: Annotated[Text, AfterValidator(_moment)]
     environment: dict[Text, Text]  # what the last bits depend on: processor, torch, commit
     inputs: dict[Text, Text]  # digests of what was loaded: data, weights
@@ -109,6 +163,7 @@ ROW = TypeAdapter(Row)
 RUN = tuple(name for name, field in Run.model_fields.items() if field.default is not None)
 
 
+RUN_FILES = ("run.json", "done.json")  # one of which a run folder has
 METRICS, DIAGNOSIS = "metrics.jsonl", "diagnosis.jsonl"  # a line an evaluation
 POINTS = "points.jsonl"  # a line a point along the training
 
@@ -222,11 +277,10 @@ class RunFolder:
             row = read_json(path)
         except FileNotFoundError:
             return None
-        if row.get("schema") != SCHEMA and "schema" in row:
-            raise Damaged(
-                path, f"it is of schema {row['schema']}, and this commsweep reads {SCHEMA}"
-            )
-        _check(row, path)
+        if "schema" in row and row["schema"] != SCHEMA:
+            schema = row["schema"]
+            raise Damaged(path, f"it is of schema {schema}, and this commsweep reads {SCHEMA}")
+        row = _check(row, path)
         if row["id"] != self.path.name:
             raise Damaged(path, f"it is of run {row['id']}")
         row["run"] = current_names(row["run"])
@@ -391,8 +445,26 @@ class Store:
 
     def ids(self) -> list[str]:
         """Ids of all run folders, finished or not."""
-        files = (*self.root.glob("[!.]*/run.json"), *self.root.glob("[!.]*/done.json"))
-        return sorted({path.parent.name for path in files})
+        return [
+            name
+            for name in sorted(self._folders())
+            if any(os.path.isfile(f"{self.root}/{name}/{file}") for file in RUN_FILES)
+        ]
+
+    def _folders(self) -> Iterator[str]:
+        """Names of the folders of the store. One that is a link is none: it may lead out of the
+        store, or round in a circle.
+        """
+        if not self.root.is_dir():
+            return
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry.name
+                elif entry.is_symlink():
+                    notice(f"'{entry.path}' is a link, which a store does not follow; copy the run")
 
     def rows(self) -> list[Row]:
         """The outcomes of all runs that have one, by id. A damaged file is named on stderr and left
@@ -411,14 +483,10 @@ class Store:
         look at each folder.
         """
         stamps: dict[str, tuple[int, int]] = {}
-        if not self.root.is_dir():
-            return stamps
-        with os.scandir(self.root) as entries:
-            for entry in entries:
-                if not entry.name.startswith("."):
-                    with suppress(OSError):
-                        state = os.stat(f"{entry.path}/done.json")
-                        stamps[entry.name] = (state.st_mtime_ns, state.st_size)
+        for name in self._folders():
+            with suppress(OSError):
+                state = os.stat(f"{self.root}/{name}/done.json")
+                stamps[name] = (state.st_mtime_ns, state.st_size)
         return stamps
 
     def unnamed(self) -> list[str]:
@@ -528,12 +596,12 @@ class Store:
         return "running" if folder.busy() else "interrupted"
 
 
-def _check(row: dict[str, Any], path: str) -> None:
-    """Raise Damaged unless this is a row whose settings are those of its id; the message names the
-    field.
+def _check(row: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return a row as it may be shown. Raises Damaged, which names the field, unless this is a row
+    whose settings are those of its id.
     """
     try:
-        ROW.validate_python(row)
+        row = {**row, **ROW.validate_python(row)}
     except ValidationError as error:
         lost = [str(error["loc"][0]) for error in error.errors() if error["type"] == "missing"]
         if lost:
@@ -543,17 +611,24 @@ def _check(row: dict[str, Any], path: str) -> None:
         raise Damaged(
             path, f"{where} is {str(first['input'])[:40]!r}: {first['msg'].lower()}"
         ) from None
+    if "schema" not in row:
+        raise Damaged(path, f"it says no schema, and this commsweep reads {SCHEMA}")
+    if row["status"] == FINISHED and not row["metrics"]:
+        raise Damaged(path, "it is finished and has no metrics")
+    if row["status"] in UNFINISHED and row["metrics"]:
+        raise Damaged(path, f"it is {row['status']} and has metrics, which only a finished run has")
     if lost := [f"run.{key}" for key in RUN if key not in row["run"]]:
         raise Damaged(path, f"no {', no '.join(lost[:3])} in it")
     named = row.get("run_id", row["id"])
     if text_id(row["run"]) == named:
-        return
+        return row
     try:
         expected = run_id(parse(row["run"]))  # the same values may be written in another way
     except UserError as error:
         raise Damaged(path, str(error)) from None
     if expected != named:
         raise Damaged(path, f"its settings are those of run {expected}, not of {named}")
+    return row
 
 
 def _measured(key: str, value: Any) -> bool:
@@ -619,11 +694,21 @@ def read_json(path: Path | str, mend: str = "") -> dict[str, Any]:
     """An object of a file. Raises Damaged when it is none; `mend` says what to do then."""
     try:
         with open(path, "rb") as handle:
-            content = json.loads(handle.read())
+            content = json.loads(handle.read(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise Damaged(path, str(error), mend) from None
     if not isinstance(content, dict):
         raise Damaged(path, "no JSON object", mend)
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError where a key stands in it twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:40]!r} stands in it twice")
     return content
 
 

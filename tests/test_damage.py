@@ -59,6 +59,19 @@ EDITS = {
     "seconds below zero": (("seconds",), {"train": -3.0}, "seconds.train is '-3.0'"),
     "a status that is none": (("status",), "great", "status is 'great': value error, none of"),
     "an endless error": (("error",), "x" * 20_000, "at most 10000 characters"),
+    "no share of bytes": (("bytes",), {"total": 1}, "no ratio in it"),
+    "no bytes back": (("boundaries", "layer1"), {"fwd": 1, "x": 2}, "no bwd in it"),
+    "a diagnosis of nothing": (("diagnosis",), [{"x": None}], "no boundary, no direction in it"),
+    "factors without a name": (("kfac",), {"x": 1.0}, "no factors_up in it"),
+    "gradients without a name": (("gradients",), {"x": 1.0}, "no up in it"),
+    "more than all right": (("metrics", "test_on_acc"), 7.0, "between 0 and 1"),
+    "an endless accuracy": (("metrics", "test_on_acc"), 1e300, "between 0 and 1"),
+    "finished without scores": (("metrics",), {}, "it is finished and has no metrics"),
+    "diverged with scores": (("status",), "diverged", "diverged and has metrics"),
+    "steps without end": (("steps",), 10**40, "steps is"),
+    "steps below zero": (("steps",), -3, "steps is '-3'"),
+    "a speed below zero": (("speed",), {"samples_per_second": -1.0}, "speed.samples_per_second"),
+    "another schema": (("schema",), 4, "it is of schema 4"),
     "no number": (("metrics", "test_on_loss"), float("nan"), "metrics.test_on_loss is 'nan'"),
 }
 
@@ -89,6 +102,42 @@ def test_an_edited_row_is_named_by_file_and_field_and_the_rest_is_listed(what, s
         assert "Traceback" not in err
         if command == ["list"]:
             assert other.path.name in out and "damaged" in out and said in err
+
+
+def test_a_row_without_a_schema_or_with_a_key_twice_is_damaged(store, capsys):
+    folder = recorded(store)
+    text = (folder.path / "done.json").read_text()
+    for edited, said in (
+        (text.replace('"schema"', '"scheme"', 1), "it says no schema"),
+        (text.replace('"steps"', '"metrics": {},\n "steps"', 1), "'metrics' stands in it twice"),
+    ):
+        (folder.path / "done.json").write_text(edited)
+        with pytest.raises(Damaged, match=said):
+            folder.row()
+
+
+def test_an_error_of_others_is_one_line_without_what_a_terminal_obeys(store, capsys):
+    run = tiny(seed=3)
+    folder = store.folder(run_id(run))
+    folder.begin(run, {})
+    folder.finish(outcome(run, "failed", error="a\nb\x1b[2Jc"))
+    assert main(["show", run_id(run), "--store", str(store.root)]) == 0
+    out = capsys.readouterr().out
+    assert "a b [2Jc" in out and "\x1b" not in out
+
+
+def test_links_in_a_store_are_not_followed(store, tmp_path, capsys):
+    """Neither out of it nor round in a circle."""
+    recorded(store)
+    elsewhere = Store(tmp_path / "elsewhere")
+    other = recorded(elsewhere, tiny(seed=1))
+    (store.root / other.path.name).symlink_to(other.path)
+    (store.root / "circle").symlink_to(store.root)
+    (store.root / "loop").symlink_to(store.root / "loop")
+    assert main(["list", "--store", str(store.root)]) == 0
+    out, err = capsys.readouterr()
+    assert other.path.name not in out and "is a link, which a store does not follow" in err
+    assert len(store.rows()) == 1
 
 
 def test_an_evaluation_that_is_no_number_costs_only_itself(store, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -500,7 +501,7 @@ def _show(args: argparse.Namespace) -> int:
             + "  ".join(
                 f"{key} {entry[key]:.3g}"
                 for key in ("error", "bias", "cosine", "energy", "remembered", "silent", "entropy")
-                if key in entry
+                if entry.get(key) is not None
             )
         )
     print("\n".join(f"  {key} = {value}" for key, value in flatten(row["run"]).items()))
@@ -536,12 +537,12 @@ def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
         if f"test_{mode}_acc" in metrics:
             lines.append(
                 f"  {title:21} test accuracy {100 * metrics[f'test_{mode}_acc']:.2f} %, loss "
-                f"{metrics[f'test_{mode}_loss']:.4f}"
+                f"{metrics.get(f'test_{mode}_loss', math.nan):.4f}"
             )
         if f"test_{mode}_ppl" in metrics:
             lines.append(
                 f"  {title:21} test perplexity {metrics[f'test_{mode}_ppl']:.3f}, loss "
-                f"{metrics[f'test_{mode}_loss']:.4f} a token"
+                f"{metrics.get(f'test_{mode}_loss', math.nan):.4f} a token"
             )
     for boundary, sent in row.get("boundaries", {}).items():
         steps = max(1, row["steps"])
@@ -551,23 +552,21 @@ def _describe(row: Mapping[str, Any], path: Path, repeated: bool) -> str:
             + (f" (dense: {sent['fwd_dense'] / steps:,.0f})" if "fwd_dense" in sent else "")
         )
     if row.get("boundaries"):
-        lines.append(
-            f"  traffic               {100 * row['bytes']['ratio']:.2f} % of dense at the "
-            "boundaries"
-        )
+        ratio = row.get("bytes", {}).get("ratio", math.nan)
+        lines.append(f"  traffic               {100 * ratio:.2f} % of dense at the boundaries")
     if sent := row.get("gradients"):
         lines.append(
             f"  gradients             {sent['up']:,.0f} bytes up a step and learner, a rate of "
-            f"{sent['rate']:.1f}"
+            f"{sent.get('rate', 1.0):.1f}"
         )
     if sent := row.get("kfac"):
         also = {
             "inverses": sent.get("inverses_balanced"),
-            "preconditioned gradients": sent["preconditioned"],
+            "preconditioned gradients": sent.get("preconditioned"),
         }
         lines.append(
-            f"  K-FAC                 {sent['factors']} factors, {sent['factors_up']:,.0f} "
-            "bytes up a step and learner"
+            f"  K-FAC                 {sent.get('factors', 0):.0f} factors, "
+            f"{sent['factors_up']:,.0f} bytes up a step and learner"
             + "".join(f", {n:,.0f} of {kind}" for kind, n in also.items() if n)
         )
     if "relative" in (spent := row.get("flops", {})):

@@ -351,8 +351,9 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
             "messages",
         }
         for key in sorted(measures):
-            values = [entry[key] for entry in looks_at_side if key in entry]
-            out[f"diagnosis.{side}.{key}"] = sum(values) / len(values)
+            values = [entry[key] for entry in looks_at_side if entry.get(key) is not None]
+            if values:
+                out[f"diagnosis.{side}.{key}"] = sum(values) / len(values)
     for cut, sent in row.get("boundaries", {}).items():
         out |= {
             f"boundary.{cut}.{side}": sent[side] / max(1, row.get("steps") or 0)

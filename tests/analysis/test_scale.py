@@ -44,7 +44,7 @@ def filled(tmp_path, beyond=False, width_power=-0.5, largest_power=None):
             lost = worth * share(run, power) / 100
         looks = []
         if name_of(run) != "none":
-            looks = [{"direction": "bwd", "error": ERRORS[name_of(run)]}]
+            looks = [{"boundary": "block0", "direction": "bwd", "error": ERRORS[name_of(run)]}]
         metrics = {"test_on_loss": 1.5 + lost, "test_off_loss": 1.5 + lost}
         store.folder(run_id(run)).begin(run, {})
         row: Any = outcome(run, metrics=metrics, diagnosis=looks)

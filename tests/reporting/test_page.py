@@ -95,7 +95,7 @@ def test_what_a_store_holds_is_text_on_the_page(store, tmp_path):
     for place, name in enumerate(sorted(store.stamps())[:2]):
         path = store.folder(name).path / "done.json"
         row = json.loads(path.read_text())
-        row |= {"error": evil, "status": "failed"} if place else {"error": evil}
+        row |= {"error": evil, "status": "failed", "metrics": {}} if place else {"error": evil}
         row["run"]["data"]["name"] = row["run"]["data"]["name"] if place else f"sotu{evil}"
         path.write_text(json.dumps(row))
     text = report.write(store.root, "demo-text", tmp_path / "out").page.read_text()
