@@ -68,7 +68,9 @@ def _by_sample(compressor: Compressor, x: Tensor) -> bool:
         return False
     if spec.kind == "mx":  # whose blocks reach over samples, and NVFP4's scale over all
         return spec.format != "nvfp4" and x.numel() % spec.block == 0
-    return spec.kind == "cast" or (spec.kind == "uniform" and spec.scale != "tensor")
+    # scales of a tensor and of a channel reach over samples
+    by_row = spec.kind == "uniform" and spec.scale not in ("tensor", "channel")
+    return spec.kind == "cast" or by_row
 
 
 def arrive_together(messages: list[Message]) -> list[Tensor]:
@@ -603,8 +605,15 @@ def _even(message: Message) -> bool:
 
 
 def mean(tensors: list[Tensor]) -> Tensor:
-    """The mean in the order given; of one, itself."""
-    return tensors[0] if len(tensors) == 1 else summed(tensors).div_(len(tensors))
+    """The mean in the order given; of one, itself. Sums of 16 bits are made in 32, because that of
+    many learners may be none of 16.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    kind = tensors[0].dtype
+    if kind in (torch.float16, torch.bfloat16):
+        return summed([tensor.float() for tensor in tensors]).div_(len(tensors)).to(kind)
+    return summed(tensors).div_(len(tensors))
 
 
 def summed(tensors: Sequence[Tensor]) -> Tensor:

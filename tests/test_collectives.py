@@ -120,3 +120,10 @@ def test_all_layers_of_a_joint_compressor_go_in_two_rounds():
     assert asked == [5, 5]
     assert all(same_bits(a, b) for a, b in zip(merged[ours], merged[plain], strict=True))
     assert ours.ledger.totals() == plain.ledger.totals()
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_mean_of_learners_is_one_where_their_sum_is_none(kind):
+    """Four times 40,000 is infinite in float16."""
+    tensors = [torch.full((3,), 40_000.0, dtype=kind) for _ in range(4)]
+    assert torch.equal(mean(tensors), tensors[0]) and mean(tensors[:1]) is tensors[0]

@@ -319,6 +319,11 @@ def _collective_fits(grad: Gradients) -> None:
         )
     if grad.learners == 1:
         raise ValueError(f"{where} has no effect with one learner; set grad.learners")
+    if getattr(grad.compressor, "scale", None) == "channel":
+        raise ValueError(
+            f"{where} sums parts of flat layers, in which every entry would be a channel: set "
+            "grad.compressor.scale=group"
+        )
     refused = {
         f"grad.exchange={grad.exchange}": grad.exchange != "allreduce",
         f"grad.feedback.kind={grad.feedback.kind}": grad.feedback.kind != "none",

@@ -183,7 +183,7 @@ class CompressionHook(nn.Module):
         if buffer.is_sparse:
             raise UserError(_sparse("a parameter"))
         views = {
-            self.places[id(p)]: grad
+            self.places[id(p)]: _as_it_lies(p, grad)
             for p, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
         }
         if self._sums:
@@ -325,6 +325,15 @@ class CompressionHook(nn.Module):
         self._changed, self._skips = [], True
         for view in views:
             view.fill_(torch.inf)
+
+
+def _as_it_lies(p: Tensor, grad: Tensor) -> Tensor:
+    """Return a gradient of a bucket as the parameter lies in memory: a transposed one, or one in
+    channels_last, is not contiguous, and a bucket holds it in the order of its memory.
+    """
+    if p.is_contiguous() or torch.empty_like(p, device="meta").stride() != p.stride():
+        return grad  # the second: with gaps, which no bucket has
+    return grad.as_strided(p.shape, p.stride(), grad.storage_offset())
 
 
 def _sparse(name: str) -> str:

@@ -75,7 +75,12 @@ def layers(
             return True
         if matrices:  # the rest has an optimizer of its own
             return p.dim() != 2 or names[id(p)] == "embedding"
-        return all_dense or p.dim() == 0 or (p.dim() < 2 and not spec.compress_vectors)
+        return (
+            all_dense
+            or p.dim() == 0
+            or p.numel() == 0
+            or (p.dim() < 2 and not spec.compress_vectors)
+        )
 
     layers = [
         Layer(

@@ -25,6 +25,7 @@ from commsweep.config.compressors.joint import AdaCompSpec
 from commsweep.config.compressors.lowrank import PowerSGDSpec
 from commsweep.config.compressors.qsgd import QSGDSpec
 from commsweep.config.compressors.sparse import TopKSpec
+from commsweep.config.compressors.spelling import spelled
 from commsweep.config.compressors.thresholds import PeriodicSpec
 from commsweep.config.compressors.values.levels import NaturalSpec, OneBitSpec, SignSpec, TernSpec
 from commsweep.config.compressors.values.quantize import FixedPointSpec
@@ -39,7 +40,8 @@ from commsweep.config.feedback import (
     NoFeedbackSpec,
     ResidueSpec,
 )
-from commsweep.config.gradients import AccordionSpec, Gradients, RampSpec
+from commsweep.config.gradients import AccordionSpec, Gradients, RampSpec, exchange_of
+from commsweep.config.override import parse_gradients
 from commsweep.config.training import ImageModel
 from commsweep.data_parallel.exchange import Exchange
 from commsweep.data_parallel.joint import build
@@ -1083,3 +1085,15 @@ def test_cltk_hands_over_what_it_counts(store):
     (row,) = ddp.execute([(run, LearnerWiring())], store, HOW)
     handed = sum(one["gradients"] for one in row["transport"])
     assert handed / row["steps"] / 2 == pytest.approx(row["gradients"]["up"], abs=1 * 30)
+
+
+@pytest.mark.parametrize("word", ["topk:0.1", "uniform:4", "eden:2", "powersgd"])
+def test_an_empty_parameter_travels_as_it_is(word):
+    """Compressors of rows and scales have nothing to begin with."""
+    net = nn.Linear(4, 3)
+    net.register_parameter("empty", nn.Parameter(torch.zeros(0, 4)))
+    spec = {"learners": 2, "compressor": word, "exchange": exchange_of(spelled(word))}
+    exchange = Exchange(parse_gradients(spec), net, 0)
+    grads = [[torch.ones_like(p) for p in net.parameters()] for _ in range(2)]
+    arrived = exchange.begin(grads, 0, 0, range(3))()
+    assert [arrived[at].shape for at in range(3)] == [p.shape for p in net.parameters()]

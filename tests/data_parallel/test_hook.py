@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from commsweep.collectives import Processes
-from commsweep.data_parallel.hook import CompressionHook
+from commsweep.data_parallel.hook import CompressionHook, _as_it_lies
 from commsweep.errors import UserError
 from tests.helpers import spawned
 
@@ -68,7 +68,8 @@ def _train(rank, port, said, halves, by_host=False, card=None):
     device = f"cuda:{rank % torch.cuda.device_count()}" if card else "cpu"
     net, kept = model().to(device), None
     for steps in halves:  # each half begins from what a checkpoint of the last one would hold
-        ddp = nn.parallel.DistributedDataParallel(net)
+        # a bucket a layer, which are made anew in another order after the first step
+        ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-4)
         hook = CompressionHook(net, **EF)
         hook.attach(ddp)
         if kept is not None:
@@ -348,6 +349,15 @@ def _on_a_group(rank, port, said):
 def test_a_hook_works_on_the_group_it_was_given_and_on_no_other():
     told = spawned(_on_a_group, 3, answers=3)
     assert (True, "") in told and sum("different process groups" in line for _, line in told) == 2
+
+
+def test_a_gradient_is_taken_as_its_parameter_lies():
+    """A bucket holds that of a transposed parameter in the order of its memory."""
+    for p in (torch.zeros(3, 4).t(), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        grad = torch.randn(p.shape)
+        in_memory = torch.empty_like(p).copy_(grad)
+        bucket = torch.as_strided(in_memory, (p.numel(),), (1,)).clone()
+        assert torch.equal(_as_it_lies(p, bucket.view(p.shape)), grad)
 
 
 def test_without_processes_there_is_no_hook():

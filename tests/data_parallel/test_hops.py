@@ -89,7 +89,12 @@ def test_sums_are_those_of_a_loop_over_learners(collective, code):
         assert torch.equal(mean, by_hand(collective, code, rows)), (n, entries)
 
 
-@pytest.mark.parametrize("code", [code for code in CODES if "rounding" not in code], ids=str)
+CHANNELS = {"kind": "uniform", "bits": 4, "scale": "channel"}
+
+
+@pytest.mark.parametrize(
+    "code", [*(code for code in CODES if "rounding" not in code), CHANNELS], ids=str
+)
 def test_learners_that_are_coded_as_one_batch_get_the_same_bits(monkeypatch, code):
     """Of parts of whole blocks, MX is coded as one batch; of others, and NVFP4, each by itself."""
     for entries in (64, 33):
@@ -155,6 +160,7 @@ def test_every_kind_that_can_be_coded_again_is_summed():
         ),
         ({"grad.compressor": "uniform:4,coding=rans"}, "needs a code of one length"),
         ({"grad.learners": 1}, "has no effect with one learner"),
+        ({"grad.compressor": "uniform:8,scale=channel"}, "set grad.compressor.scale=group"),
         ({"grad.exchange": "server"}, "grad.exchange=server does not go with it"),
         ({"grad.feedback": "ef"}, "grad.feedback.kind=ef does not go with it"),
         ({"grad.compressor": "sign", "grad.vote": True}, "grad.vote does not go with it"),
