@@ -88,13 +88,6 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _advise(args: argparse.Namespace) -> int:
-    from commsweep.config.execution import Wiring
-    from commsweep.processes import pipeline
-    from commsweep.registry import calibration, calibration_plan
-    from commsweep.timing import advice
-    from commsweep.timing.measured_pipelines import network_of
-    from commsweep.timing.timeline.pipelines import bandwidth_text, latency_text
-
     if args.model is not None:
         return bottleneck.print_answer(args)
     if args.gpus is not None or args.link is not None:
@@ -112,10 +105,18 @@ def _advise(args: argparse.Namespace) -> int:
         raise UserError("say what the links are: --bandwidth 100Mbit, or --links FILE")
     if args.links and args.latency:
         raise UserError("--links says what each link is; leave out --latency")
+    run = override(preset(args.preset), changes(args.settings))
+    from commsweep.config.execution import Wiring
+    from commsweep.processes import pipeline
+    from commsweep.registry import calibration, calibration_plan
+    from commsweep.timing import advice
+    from commsweep.timing.measured_pipelines import network_of
+    from commsweep.timing.timeline.pipelines import bandwidth_text, latency_text
+
     network = network_of(
         Wiring(bandwidth=args.bandwidth or 0.0, latency=args.latency, links=args.links)
     )
-    store, run = Store(args.store), override(preset(args.preset), changes(args.settings))
+    store = Store(args.store)
     fitted = [pipeline.folder_of(store, *measurement).path.name for measurement in calibration()]
     if args.ratios:
         return _ratios(args, store, run, network, fitted)

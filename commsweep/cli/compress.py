@@ -48,13 +48,14 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _compress(args: argparse.Namespace) -> int:
+    settings = _settings(args.spec)
+    writable(args.output, file=True)
     import numpy as np
     import torch
 
     from commsweep import compressors
 
-    writable(args.output, file=True)
-    compressor = compressors.build(_settings(args.spec))
+    compressor = compressors.build(settings)
     if compressor.spec.shares_mask:
         raise UserError(
             "--spec: forward_mask sends a gradient where the forward message kept the "

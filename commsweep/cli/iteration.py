@@ -87,6 +87,9 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
 
 
 def _iteration(args: argparse.Namespace) -> int:
+    from commsweep.timing import networks
+
+    networks.check(args.network)
     from commsweep.registry import provided
     from commsweep.timing.timeline.iterations import ALGORITHMS
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from commsweep.cli.options import check_roles, count, folder, number, writable
 from commsweep.cli.runs import execution, execution_options
+from commsweep.config.compressors.spelling import spelled, unknown
 from commsweep.errors import UserError
 from commsweep.scoring import ROLES
 from commsweep.store import Store
@@ -84,6 +85,13 @@ def _score(args: argparse.Namespace) -> int:
     check_roles(roles, ROLES)
     if len(set(args.codecs)) < len(args.codecs):
         raise UserError(f"{' '.join(args.codecs)}: a codec is named twice; name it once")
+    for text in args.codecs:
+        try:
+            known = spelled(text) is not None
+        except ValueError as error:
+            raise UserError(f"codec {error}") from None
+        if not known:
+            raise UserError(f"codec {unknown(text)}")
     writable(args.out)
     began = time.monotonic()
     cards = _examined(args.codecs, roles, quiet=args.json)

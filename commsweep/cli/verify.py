@@ -52,13 +52,13 @@ def add_commands(commands: argparse._SubParsersAction, _shared: argparse.Argumen
 
 
 def _verify(args: argparse.Namespace) -> int:
+    rows = _published(args.folder, args.sweep)
     from tqdm import tqdm
 
     from commsweep.config.override import parse
     from commsweep.store import Store
     from commsweep.training.run import execute
 
-    rows = _published(args.folder, args.sweep)
     metric = "test_on_acc" if "test_on_acc" in rows[0]["metrics"] else "test_on_loss"
     spread = _spread(rows, metric)
     sample = random.Random(args.draw).sample(rows, min(args.runs, len(rows)))
