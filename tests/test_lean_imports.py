@@ -81,3 +81,17 @@ def test_nobody_who_reads_is_no_traceback():
     line = f"{sys.executable} -m commsweep explain | head -1"
     told = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert told.stdout and told.stderr == ""
+
+
+def test_content_and_reporting_load_no_torch():
+    """A report of recorded runs, and all papers, tables and figures, need none."""
+    program = (
+        "import pkgutil, sys\n"
+        "import analysis, commsweep.reporting as reporting\n"
+        "from commsweep.registry import papers, sweeps\n"
+        "papers(), sweeps()\n"
+        "for module in pkgutil.iter_modules(reporting.__path__):\n"
+        "    __import__(f'commsweep.reporting.{module.name}')\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -19,6 +19,7 @@ from commsweep.boundary.channel import Boundary, Channel, Step
 from commsweep.boundary.diagnosis import MessageStatistics
 from commsweep.boundary.message_sizes import crossed, message_shapes
 from commsweep.component import Component, Moment, Pass
+from commsweep.config.feedback import sample_keyed
 from commsweep.config.links import Link, Links
 from commsweep.config.override import parse_links
 from commsweep.errors import UserError, nearest, reason
@@ -300,7 +301,7 @@ class Inserted(Boundaries):
             cut
             for cut, links_at in links.items()
             for link in (links_at.fwd, links_at.bwd)
-            if feedback.sample_keyed(link.feedback)
+            if sample_keyed(link.feedback)
         ]
         self.hooks.append(model.register_forward_pre_hook(self._entered, with_kwargs=True))
 
@@ -411,11 +412,7 @@ def insert(
                 "commsweep builds; choose another compressor"
             )
         keyed = next(
-            (
-                link.feedback.kind
-                for link in (link.fwd, link.bwd)
-                if feedback.sample_keyed(link.feedback)
-            ),
+            (link.feedback.kind for link in (link.fwd, link.bwd) if sample_keyed(link.feedback)),
             None,
         )
         if keyed and n_samples < 1:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from commsweep import compressors
 from commsweep.compressors.sparse import ForwardMask
 from commsweep.config import Run
+from commsweep.config.feedback import sample_keyed
 from commsweep.config.links import Links
 from commsweep.errors import UserError
 from commsweep.feedback import boundaries as feedback
@@ -85,7 +86,7 @@ def memory_bytes(
     total = {"slot": 0, "sample": 0}
     for cut, cut_links in links.items():
         for link in (cut_links.fwd, cut_links.bwd):
-            kind = "sample" if feedback.sample_keyed(link.feedback) else "slot"
+            kind = "sample" if sample_keyed(link.feedback) else "slot"
             total[kind] += feedback.memory_bytes(link.feedback, shapes[cut], batch_size, n_samples)
     return total
 

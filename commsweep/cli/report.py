@@ -52,6 +52,16 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
         help="of a running sweep: write tables and page anew so often, and judge the claims once "
         "all cells have an outcome",
     )
+    report.add_argument(
+        "--figures",
+        type=formats,
+        default=(),
+        metavar="FORMATS",
+        help="formats of figures beside PNG: pdf, svg, or both, with a comma (default: none)",
+    )
+    report.add_argument(
+        "--figure", default="", metavar="NAME", help="draw this figure only, and no page"
+    )
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
     findings_parser = commands.add_parser(
@@ -79,6 +89,15 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     claims.set_defaults(command=_claims)
 
 
+def formats(text: str) -> tuple[str, ...]:
+    """Formats of figures, with commas between them."""
+    names = words(text)
+    for name in names:
+        if name not in ("png", "pdf", "svg"):
+            raise argparse.ArgumentTypeError(f"'{name}' is none of png, pdf, svg")
+    return tuple(name for name in dict.fromkeys(names) if name != "png")
+
+
 def _report(args: argparse.Namespace) -> int:
     from commsweep.registry import label
     from commsweep.reporting import interim_looks, report
@@ -88,15 +107,19 @@ def _report(args: argparse.Namespace) -> int:
     writable(args.out or Path("out") / name)
     if args.watch is not None:
         _watch(args, name)
+    from tqdm import tqdm
+
+    bar = tqdm(desc="figures", unit="figure", disable=args.json or None, leave=False)
     written = report.write(
         args.store,
         name,
         args.out or Path("out") / name,
-        page=not args.no_page,
+        page=not args.no_page and not args.figure,
         papers=args.papers,
         mine=args.claims,
-        scale=args.scale,
+        figures=report.Figures(args.scale, args.figures, args.figure, lambda name: bar.update()),
     )
+    bar.close()
     if args.json:
         print(
             json.dumps(
@@ -118,7 +141,7 @@ def _report(args: argparse.Namespace) -> int:
         )
     print(
         f"tables   {written.folder / 'tables'} (md, tex, csv)\n"
-        f"figures  {written.folder / 'figures'} (png, pdf, svg)\n"
+        f"figures  {written.folder / 'figures'} ({', '.join(('png', *args.figures))})\n"
         f"claims   {written.folder / 'claims.md'}\n"
         f"rows     {written.folder / 'rows.csv'}"
         + (f"\npage     {written.page}" if written.page else "")
@@ -168,7 +191,7 @@ def _findings(args: argparse.Namespace) -> int:
 
 
 def _claims(args: argparse.Namespace) -> int:
-    from commsweep.registry import label
+    from commsweep.registry import label, sweeps
     from commsweep.reporting import interim_looks
     from commsweep.reporting.claim import deciding, markdown
     from commsweep.reporting.report_parts import all_claims
@@ -178,6 +201,8 @@ def _claims(args: argparse.Namespace) -> int:
     frame = load(args.store, name)
     args.papers = interim_looks.papers(args.store, name, args.papers)
     verdicts = all_claims(frame, args.papers, args.claims, interim_looks.read(args.store, name))
+    if name not in sweeps() and not args.claims:
+        verdicts = [claim.explored() for claim in verdicts]
     interim_looks.note(args.store, name, verdicts)
     print(
         json.dumps([claim.record() for claim in verdicts])

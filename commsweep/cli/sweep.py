@@ -27,7 +27,7 @@ from commsweep.cli.runs import (
 )
 from commsweep.config import Execution, Run, record, run_id
 from commsweep.data import sources
-from commsweep.errors import UserError, nearest
+from commsweep.errors import UserError, nearest, notice
 from commsweep.launching import codecs
 from commsweep.launching.grid import axes, opened, product, seeds, setting, union
 from commsweep.launching.launch import EXECUTORS, added, adopt, launch, missing, register, set_aside
@@ -429,6 +429,7 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
     for start in codecs.runs(run, named, roles) if named else [run]:
         runs += product(start, {**opened(start, varied), **varied})
     runs = union(runs)
+    _note_ends(runs)
     if "seed" not in [name for axis in varied for name in axis.split("+")]:
         runs = seeds(runs, args.seeds or 1, run.seed)
     elif args.seeds is not None:
@@ -440,6 +441,25 @@ def _cells(args: argparse.Namespace, store: Store) -> tuple[str, list[Run]]:
         args.name or f"{base}-{sha256(' '.join(map(run_id, runs)).encode()).hexdigest()[:6]}",
         runs,
     )
+
+
+def _note_ends(runs: list[Run]) -> None:
+    """Say where a grid of codecs has no dense run or no control: it has no worth and no verdicts
+    then.
+    """
+    sides = {"fwd", "bwd"} & {side for run in runs for side in run.codecs}
+    if not sides:
+        return
+    words = {"a dense run (none)": "none", "a control that sends nothing (zero)": "zero"}
+    for side in sorted(sides):
+        sent = {run.codecs.get(side, "none") for run in runs}
+        lost = [text for text, word in words.items() if word not in sent]
+        if lost and len(sent) > 1:
+            notice(
+                f"the grid has no {' and no '.join(lost)} in {side}: what codecs keep of a "
+                f"message's worth is not known without; add to --axis {side}=none,zero,... or use "
+                "--codecs, which has both"
+            )
 
 
 def _probe(args: argparse.Namespace) -> Callable[[Run], float]:

@@ -164,3 +164,8 @@ if TYPE_CHECKING:
 else:
     FeedbackSpec = Annotated[union(Correction, "crosses"), Field(discriminator="kind")]
     GradientFeedback = Annotated[union(Correction, "exchanged"), Field(discriminator="kind")]
+
+
+def sample_keyed(spec: Correction) -> bool:
+    """Return whether the memory holds one row a training sample (else one a batch slot)."""
+    return spec.kind == "aqsgd" or getattr(spec, "key", "slot") == "sample"

@@ -19,7 +19,14 @@ from commsweep.compressors import Compressor, message
 from commsweep.compressors.base import channels_last
 from commsweep.compressors.kernels import gpu
 from commsweep.config.base import Implementations
-from commsweep.config.feedback import AQSGDSpec, EF21Spec, EFMixedSpec, EFSpec, FeedbackSpec
+from commsweep.config.feedback import (
+    AQSGDSpec,
+    EF21Spec,
+    EFMixedSpec,
+    EFSpec,
+    FeedbackSpec,
+    sample_keyed,
+)
 from commsweep.feedback.memory import AnyMemory, Keys, MappedMemory, Memory
 
 FEEDBACKS = Implementations()
@@ -245,11 +252,6 @@ class Visited(nn.Module):
 
     def _apply(self, fn, recurse: bool = True):
         return self
-
-
-def sample_keyed(spec: FeedbackSpec) -> bool:
-    """Return whether the memory holds one row a training sample (else one a batch slot)."""
-    return spec.kind == "aqsgd" or getattr(spec, "key", "slot") == "sample"
 
 
 def buffer_dtype(spec: FeedbackSpec) -> torch.dtype:

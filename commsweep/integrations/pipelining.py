@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from commsweep.boundary.insert import Boundaries
 from commsweep.collectives import needs_group
 from commsweep.compressors import message as wire
+from commsweep.config.feedback import sample_keyed
 from commsweep.config.links import Links
 from commsweep.config.override import parse_links
 from commsweep.errors import UserError
-from commsweep.feedback.boundaries import sample_keyed
 from commsweep.feedback.memory import Keys
 from commsweep.processes.engine import Side, Stage, Turn
 

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from commsweep import input_digests
 from commsweep.config import Execution, Run, own, run_id
 from commsweep.config.execution import Cable, LearnerWiring
+from commsweep.config.feedback import sample_keyed
 from commsweep.config.links import Link, Links
 from commsweep.config.override import parse
 from commsweep.config.training import OwnModel
 from commsweep.errors import Diverged, UserError
-from commsweep.feedback.boundaries import sample_keyed
 from commsweep.lean_imports import leaving
 from commsweep.processes import launcher, supervisor
 from commsweep.store import (

@@ -19,7 +19,7 @@ from commsweep.config import Execution, Run
 from commsweep.config.execution import Cable, Wiring
 from commsweep.errors import UserError
 from commsweep.lean_imports import leaving
-from commsweep.processes import launcher, stages, supervisor
+from commsweep.processes import launcher, supervisor
 from commsweep.store import Busy, Row, RunFolder, Store, read_json, write_json
 
 MODULE = "commsweep.processes.pipeline"
@@ -45,6 +45,8 @@ def execute(
     Raises UserError when a stage fails or is silent for `patience` seconds; the same call continues
     from the last checkpoint that all stages have.
     """
+    from commsweep.processes import stages  # torch, which a reader of recorded runs does not need
+
     stages.check(run, execution)
     stages.check_schedule(run, wiring)
     folder.make()

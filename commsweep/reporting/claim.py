@@ -275,6 +275,13 @@ class Claim:
         written, ran = map(datetime.fromisoformat, (self.registered, self.first_run))
         return f"registered, commit {self.commit}" if written < ran else EXPLORED
 
+    def explored(self) -> Claim:
+        """Return the claim without its registration, which is of the sweep that it was made for: of
+        other runs, some of its arms only perhaps, it is explored.
+        """
+        self.registered = self.commit = ""
+        return self
+
     @property
     def counted(self) -> str:
         """Return how many of its effects hold: "2 of 3 hold, 1 does not"."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from textwrap import fill
@@ -181,14 +181,17 @@ def named(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
         )
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG, PDF and SVG."""
+FORMATS = ("png", "pdf", "svg")
+
+
+def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a figure in these formats, and close it."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "pdf", "svg")]
+    paths = [folder / f"{name}.{suffix}" for suffix in formats]
     with plt.rc_context(STYLE):  # the salt of SVG names is read when the file is written
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-            figure.set_layout_engine("none")  # the same places in all three, found once
+            figure.set_layout_engine("none")  # the same places in all, found once
     plt.close(figure)
     return paths
 

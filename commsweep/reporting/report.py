@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commsweep.errors import UserError
+from commsweep.errors import UserError, nearest
 from commsweep.registry import sweeps
 from commsweep.reporting import results
 
@@ -97,6 +97,20 @@ class More:
     figures: list[tuple[str, Figure, str]]
 
 
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a report.
+
+    scale: of vertical axes, "log" or "linear" ("": each figure's own). formats: beside PNG, "pdf"
+    and "svg". only: the name of the one to draw ("": all). drawn: hears of each by its name.
+    """
+
+    scale: str = ""
+    formats: tuple[str, ...] = ()
+    only: str = ""
+    drawn: Callable[[str], object] = lambda name: None
+
+
 def write(
     store: Path,
     sweep: str,
@@ -106,18 +120,17 @@ def write(
     mine: str = "",
     additional: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None,
     running: int = 0,
-    scale: str = "",
+    figures: Figures | None = None,
 ) -> Report:
-    """Tables (md, tex, csv), figures (png, pdf, svg), claims (md, json) and report.html of one
-    sweep.
+    """Tables (md, tex, csv), figures (png), claims (md, json) and report.html of one sweep.
 
     papers: whose tables, figures and claims (none: of all that have runs; of a sweep of one's own,
     only claims with enough seeds to be judged). mine: a function of one's own that makes the
     claims. additional: makes what else belongs there, of the runs and their curves; it comes first,
     claims by their names. running: seconds after which the page loads itself anew, of a sweep that
-    goes on: nothing is judged then, because every look at a verdict counts. scale: of vertical
-    axes, "log" or "linear" (none: each figure's own). Raises UserError when the sweep is unknown to
-    the store or none of its runs is finished.
+    goes on: nothing is judged then, because every look at a verdict counts. figures: how
+    they are drawn, and which. Raises UserError when the sweep is unknown to the store, none of its
+    runs is finished, or no figure has the name.
     """
     frame = results.load(store, sweep)
     if not (frame.status == "finished").any():
@@ -140,6 +153,8 @@ def write(
         claims = report_parts.all_claims(frame, papers, mine)
         if sweep not in sweeps() and not papers and not mine:
             claims = [judged for judged in claims if judged.has_seeds]
+        if sweep not in sweeps() and not mine:
+            claims = [judged.explored() for judged in claims]
         claims = extra.claims + claims
     if additional:
         claims.sort(key=lambda claim: claim.name)
@@ -156,10 +171,20 @@ def write(
             ("csv", table.csv()),
         ):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
-    drawn = extra.figures + list(report_parts.all_figures(frame, curves, papers))
-    if scale:
+    drawn = []
+    wish = figures or Figures()
+    for drawing in (*extra.figures, *report_parts.all_figures(frame, curves, papers, wish.only)):
+        drawn.append(drawing)
+        wish.drawn(drawing[0])
+    if wish.only and not drawn:
+        names = report_parts.figure_names(frame, papers)
+        raise UserError(
+            f"--figure {wish.only}: no figure of this report has this name, or it shows nothing"
+            f"{nearest(wish.only, names)} (figures: {', '.join(names)})"
+        )
+    if wish.scale:
         for _, figure_, _ in drawn:
-            figure.rescale(figure_, scale)
+            figure.rescale(figure_, wish.scale)
     notes = (results.uneven(frame), results.mixed_surroundings(frame))
     report.note = " ".join(note for note in notes if note)
     counts = frame.status.value_counts()
@@ -181,7 +206,7 @@ def write(
         _text(folder / "claims.json", json.dumps(content, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
     pictures = [
-        (name, figure.save(figure_, folder / "figures", name)[0], caption)
+        (name, figure.save(figure_, folder / "figures", name, ("png", *wish.formats))[0], caption)
         for name, figure_, caption in drawn
     ]
     if page:

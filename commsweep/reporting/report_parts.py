@@ -14,7 +14,7 @@ from commsweep.config import own
 from commsweep.errors import UserError, nearest
 from commsweep.registry import is_shipped, papers
 from commsweep.reporting.claim import Claim, Looks, adjust, date
-from commsweep.reporting.figure import GENERAL
+from commsweep.reporting.figure import GENERAL, Draw
 from commsweep.reporting.results import scale
 from commsweep.reporting.table import Table, settings_table
 
@@ -97,17 +97,31 @@ def all_claims(
     return adjust(date(claims, frame), interim)
 
 
-def all_figures(
-    frame: pd.DataFrame, curves: pd.DataFrame, only: Collection[str] = ()
-) -> Iterator[tuple[str, Figure, str]]:
-    """(name, figure, caption) of every figure that has something to show, drawn."""
+def _drawings(frame: pd.DataFrame, only: Collection[str]) -> list[tuple[str, Draw, pd.DataFrame]]:
+    """(name, how it is drawn, of which rows) of every figure."""
     drawings = [(name, draw, frame) for name, draw in GENERAL.items()]
     drawings += [
         (prefix + name, draw, rows)
         for prefix, rows, paper in _present(frame, only)
         for name, draw in paper.FIGURES.items()
     ]
-    for name, draw, rows in drawings:
+    return drawings
+
+
+def figure_names(frame: pd.DataFrame, only: Collection[str] = ()) -> list[str]:
+    """The names of all figures of a report."""
+    return [name for name, _, _ in _drawings(frame, only)]
+
+
+def all_figures(
+    frame: pd.DataFrame, curves: pd.DataFrame, only: Collection[str] = (), named: str = ""
+) -> Iterator[tuple[str, Figure, str]]:
+    """(name, figure, caption) of every figure that has something to show, drawn; of the one of this
+    name, where there is one.
+    """
+    for name, draw, rows in _drawings(frame, only):
+        if named and name != named:
+            continue
         done = rows[rows.status == "finished"]
         drawn = (
             draw(rows, curves[curves.id.isin(rows.id)] if len(curves) else curves)

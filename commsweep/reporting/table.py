@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
@@ -184,11 +185,29 @@ Column = tuple[list[str], list[str]]  # lines of a head, and of each row one
 
 def _column(head: str, texts: list[str], most: int) -> Column:
     """Return a column with its head in lines no wider than its texts, or than a word of the head.
-    Texts beyond `most` characters end in dots.
+    Texts beyond `most` characters end in dots; where they would look alike then, the dots stand
+    where they begin to differ.
     """
-    texts = [text if len(text) <= most else f"{text[: most - 3]}..." for text in texts]
+    texts = shortened(texts, most)
     widest = max([8, *map(len, texts), *map(len, head.split())])
     return textwrap.wrap(head, widest), texts
+
+
+def shortened(texts: list[str], most: int) -> list[str]:
+    """Return texts of at most `most` characters, in which those that differ still do, where that is
+    possible.
+    """
+    cut = [text if len(text) <= most else f"{text[: most - 3]}..." for text in texts]
+    out = []
+    for text, short in zip(texts, cut, strict=True):
+        alike = [other for other, theirs in zip(texts, cut, strict=True) if theirs == short]
+        if len(set(alike)) > 1 and len(text) > most:
+            same = len(os.path.commonprefix(alike))  # noqa: RUF071 (letters, not folders)
+            head = max(0, min(same, most // 3))
+            tail = text[same : same + most - head - 3]
+            short = f"{text[:head]}...{tail}"
+        out.append(short)
+    return out
 
 
 def _width(column: Column) -> int:

@@ -101,10 +101,15 @@ def test_sweep_report_and_claims_end_to_end(capsys, tmp_path):
     )
     for kind in ("md", "tex", "csv"):
         assert (out_dir / "tables" / f"topk.{kind}").exists()
-    assert all(
-        (out_dir / "figures" / f"{name}.pdf").exists()
-        for name in ("convergence", "bytes", "on_off")
-    )
+    drawn = {path.name for path in (out_dir / "figures").iterdir()} - {"captions.md"}
+    assert {"convergence.png", "bytes.png", "on_off.png"} <= drawn
+    assert all(name.endswith(".png") for name in drawn)  # other formats on demand
+    words = ("report", "smoke", "--store", store, "--out", out_dir)
+    code, _, err = call(capsys, *words, "--figure", "bytes", "--figures", "pdf,svg")
+    drawn = {path.name for path in (out_dir / "figures").iterdir()} - {"captions.md"}
+    assert code == 0 and drawn == {"bytes.png", "bytes.pdf", "bytes.svg"}
+    assert "did you mean 'bytes'" in error(capsys, *words, "--figure", "byts")
+    assert "'gif' is none of png, pdf, svg" in error(capsys, *words, "--figures", "gif")
     code, out, _ = call(capsys, "claims", "smoke", "--store", store, "--json")
     assert {claim["verdict"] for claim in json.loads(out)} == {"not enough runs"}
     code, out, _ = call(capsys, "sweep", "plan", "demo", "--store", store, "--probe", "--json")

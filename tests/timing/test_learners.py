@@ -95,7 +95,7 @@ def row(network, fusion="after", placement="everywhere", kfac=True, late=1.0, ru
             },
             "timing": timing,
             "cores": 2,
-            "gradients": {"dense": 4.0 * GRADIENT},
+            "gradients": {"up": 4.0 * GRADIENT, "dense": 4.0 * GRADIENT},
         }
     )
 
